@@ -175,5 +175,11 @@ def _wrong(name: str, value: str) -> str | None:
         return None if re.fullmatch(r"([BR]{1,2}:)?(SIG)?[A-Z0-9]+(@\d+)?", value) else "a signal is written USR1@300"
     if name == "array":
         good = r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?"
-        return None if re.fullmatch(good, value) else "an array is written 0-9 or 1,3,5, with %4 for four at a time"
+        if not re.fullmatch(good, value):
+            return "an array is written 0-9 or 1,3,5, with %4 for four at a time"
+        spans = [re.match(r"(\d+)-(\d+)", part) for part in value.split(",")]
+        backwards = next((span[0] for span in spans if span and int(span[1]) > int(span[2])), None)
+        if backwards or re.search(r":0+(?:[,%]|$)|%0+$", value):
+            return f"{backwards} ends before it begins" if backwards else "a step and a number at a time are above 0"
+        return None
     return None

@@ -15,7 +15,7 @@ from surefit.core.errors import ConfigError
 from surefit.facts.directives import Slip, slips_in, variables_in
 from surefit.facts.installs import Install, installs_in
 from surefit.facts.setup import Place, Setup
-from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, split_commands
+from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, options_alone, split_commands
 
 MAX_BYTES = 200_000
 """More is no batch script, and its rest is not read."""
@@ -46,6 +46,8 @@ COMMANDS = {
 """Training tools → the subcommands with which they start processes themselves."""
 ON_EVERY_GPU = ("llamafactory-cli", "llamafactory", "lmf", "axolotl", "trl")
 """Those that start a process on each GPU that they see, where they are told nothing."""
+UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0**2}
+"""Unit of memory, as sbatch writes it → MiB."""
 TRAINING = re.compile(r"train|tun|sft|dpo|grpo|lora|rank", re.IGNORECASE)
 """The name of a script that trains."""
 _TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
@@ -122,6 +124,8 @@ class JobScript:
         miscounts: (the command's part, what is wrong with it, line) of counts of GPUs that give something else.
         lacking: (argument, script, line) of arguments that the launched script's parser does not have.
         spreads: the script that is launched uses several GPUs in one process.
+        options_alone: (line, option) of lines that begin with an option and continue no other line.
+        folders_made: the folders that the script makes, as it writes them with its constants put in.
     """
 
     path: str = ""
@@ -147,6 +151,8 @@ class JobScript:
     miscounts: tuple[tuple[str, str, int], ...] = ()
     lacking: tuple[tuple[str, str, int], ...] = ()
     spreads: bool = False
+    options_alone: tuple[tuple[int, str], ...] = ()
+    folders_made: tuple[str, ...] = ()
 
     @property
     def launch(self) -> Launch | None:
@@ -208,6 +214,10 @@ def read_job_script(path: Path | str) -> JobScript:
         reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
         installs=tuple(installs_in(commands, shell)),
         miscounts=tuple(_miscounts(text)),
+        options_alone=options_alone(text),
+        folders_made=tuple(
+            word for each in expanded if each.words[:1] == ("mkdir",) for word in each.words[1:] if word[0] != "-"
+        ),
     )
 
 
@@ -380,6 +390,22 @@ def _cpus_per_node(options: Mapping[str, str], tasks: int | None, gpus: int | No
     if per_task and tasks:
         return per_task * tasks
     return per_gpu * gpus if per_gpu and gpus else None
+
+
+def memory_mib(script: JobScript) -> float | None:
+    """Return the memory that a job asks for on each node, in MiB; None where it does not say, or asks for all of it.
+
+    A number without a unit is one of MiB.
+    """
+    for name, count in (
+        ("mem", 1),
+        ("mem-per-cpu", script.cpus_per_node or script.tasks_per_node or 1),
+        ("mem-per-gpu", script.gpus_per_node),
+    ):
+        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([KMGT]?)B?", script.options.get(name, ""), re.IGNORECASE)
+        if found and count:
+            return float(found[1]) * UNITS_MIB[found[2].upper()] * count or None
+    return None
 
 
 def minutes_of(text: str) -> float | None:

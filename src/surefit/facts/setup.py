@@ -62,6 +62,7 @@ class Setup:
         lora_r, lora_alpha, lora_dropout, rslora, target_modules, modules_to_save: as PEFT names them.
         target_pattern: the one name that PEFT is given as a text, which it matches with whole names of modules.
         new_tokens: tokens are added to the vocabulary.
+        tokens_past_embedding: what is added to the vocabulary while the embedding keeps its size: "200", "[PAD]".
         trainable_tokens: PEFT's trainable_token_indices are given: single rows of the embedding are trained.
         base_model, base_revision: what the adapter belongs to.
         merge_into: the base the adapter will be merged into: original, dequantized or quantized; None: no merge ahead.
@@ -73,7 +74,10 @@ class Setup:
         collator: the data collator's class.
         pad_is_eos: the padding token is made the end-of-sequence token.
         truncation_side: left or right, where rows over max_length are cut.
+        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would.
         chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
+        tokenizer_name: the model whose tokenizer is loaded, where that is said apart from base_model.
+        padding_learnt: the labels are a copy of padded ids, padding included.
         eos_token: the token that the tool is told to end answers with.
         dataloader_workers: processes that load data, per rank.
 
@@ -99,6 +103,7 @@ class Setup:
         parallel: none, dp (torch.nn.DataParallel), device_map, zero1, or one of SureFit's modes.
         processes, machines: over all machines; processes_per_machine. gpus: GPUs asked for, per machine.
         fsdp_version, fsdp_state_dict, fsdp_offload, fsdp_efficient_loading, fsdp_sync_states.
+        fsdp_layers: the classes of the layers that FSDP wraps, by name.
         find_unused_parameters: DDP's switch.
         on_cpu: the run is told to use no GPU.
 
@@ -144,6 +149,7 @@ class Setup:
     target_pattern: str | None = None
     modules_to_save: tuple[str, ...] | None = None
     new_tokens: bool | None = None
+    tokens_past_embedding: str | None = None
     trainable_tokens: bool | None = None
     base_model: str | None = None
     base_revision: str | None = None
@@ -158,7 +164,10 @@ class Setup:
     collator: str | None = None
     pad_is_eos: bool | None = None
     truncation_side: str | None = None
+    columns_left_out: Mapping[str, str] | None = None
     chat_template: str | None = None
+    tokenizer_name: str | None = None
+    padding_learnt: bool | None = None
     eos_token: str | None = None
     dataloader_workers: int | None = None
 
@@ -205,6 +214,7 @@ class Setup:
     fsdp_offload: bool | None = None
     fsdp_efficient_loading: bool | None = None
     fsdp_sync_states: bool | None = None
+    fsdp_layers: tuple[str, ...] | None = None
     find_unused_parameters: bool | None = None
     on_cpu: bool | None = None
 

@@ -16,6 +16,8 @@ _ASSIGNED = re.compile(
     r"\s*(?:(?:export|readonly|local|declare(?:\s+-\w+)?)\s+)?([A-Za-z_]\w*)="
     r"(\"[^\"]*\"|'[^']*'|\$\(\(.*?\)\)|\$\(.*\)|`[^`]*`|[^\s;&|]*)"
 )
+_CASE = re.compile(r"\s*-[^\s()]*(?:\s*\|\s*-[^\s()]*)*\s*\)")
+"""A line of `case` that begins with an option as its pattern: `--model)`."""
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-([^{}$]*))?\}|([A-Za-z_]\w*))")
 _REPLACED = re.compile(r"\$\{([A-Za-z_]\w*)//([^/{}$*?\[]+)/([^{}$]*)\}")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
@@ -94,6 +96,49 @@ def split_commands(text: str) -> tuple[list[Command], tuple[int, ...]]:
             heredoc = _HEREDOC.search(line)
             until = heredoc[2] if heredoc else None
     return commands, tuple(broken)
+
+
+def options_alone(text: str) -> tuple[tuple[int, str], ...]:
+    """Return (line, its first word) of lines that begin with an option and continue no other line.
+
+    Left out is what stands inside brackets (an array), inside quotes of several lines, or in a here-document.
+    """
+    found: list[tuple[int, str]] = []
+    quote, depth, continued, until = "", 0, False, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.rstrip("\r")
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        alone = not quote and depth == 0
+        if alone and line.lstrip().startswith("#"):
+            continued = False  # a comment ends the command that the line above would have continued
+            continue
+        option = re.match(r"\s*(--?[A-Za-z][\w-]*)", line)
+        if option and alone and not continued and not _CASE.match(line):
+            found.append((number, option[1]))
+        heredoc = _HEREDOC.search(line)
+        until = heredoc[2] if heredoc and alone else ""
+        quote, depth = _open_at_end(line, quote, depth)
+        continued = line.endswith("\\") or _is_broken(line)
+    return tuple(found)
+
+
+def _open_at_end(line: str, quote: str, depth: int) -> tuple[str, int]:
+    """Return the quote and the number of brackets that are open behind a line."""
+    escaped = False
+    for place, letter in enumerate(line):
+        if escaped or (letter == "\\" and quote != "'"):
+            escaped = not escaped
+        elif quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'`":
+            quote = letter
+        elif letter == "#" and (place == 0 or line[place - 1].isspace()):
+            break
+        else:
+            depth = max(0, depth + (letter in "({") - (letter in ")}"))
+    return quote, depth
 
 
 def _is_broken(line: str) -> bool:

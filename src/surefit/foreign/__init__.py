@@ -11,6 +11,7 @@ A Python script and a requirements file are read too: the first by its syntax tr
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from surefit.config.load import read_text
@@ -125,4 +126,20 @@ def read(path: Path, tool: str | None = None) -> Foreign:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    return read_config(path, tool)
+    found = read_config(path, tool)
+    return _with_scripts(found) if tool == "accelerate" else found
+
+
+def _with_scripts(found: Foreign) -> Foreign:
+    """What an Accelerate config says, with the model of the one script that is launched with it."""
+    from surefit.foreign.joined import scripts_under, together
+    from surefit.foreign.python import read_python
+
+    scripts = set(scripts_under(found.path))
+    if len(scripts) != 1:
+        return found
+    try:
+        setup = read_python(scripts.pop()).setup
+    except ConfigError:
+        return found
+    return replace(found, setup=together(found.setup, [(setup, ("base_model", "base_revision"))]))

@@ -20,7 +20,7 @@ FSDP_KEYS = frozenset(
     f"fsdp_config.fsdp_{name}"
     for name in (
         "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "min_num_params",
-        "reshard_after_forward", "sharding_strategy", "transformer_layer_cls_to_wrap", "use_orig_params",
+        "reshard_after_forward", "sharding_strategy", "use_orig_params",
     )
 )  # fmt: skip
 DEEPSPEED_KEYS = frozenset(
@@ -80,6 +80,7 @@ KEYS: dict[str, To] = {
     "use_cpu": To(c.switch, None, "on_cpu"),
     "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
     "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
     "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
     "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
     "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),

@@ -103,6 +103,9 @@ KEYS: dict[str, To] = {
     "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
     "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
     "fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "tokenizer_config": To(c.text, None, "tokenizer_name"),
 } | {
     key: to
     for key, to in hf.KEYS.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from typing import Any
 
@@ -42,9 +43,115 @@ def _no_adapter(kind: str, plugins: bool) -> bool:
     return kind not in known and (not plugins or bool(get_close_matches(kind, known, cutoff=0.8)))
 
 
+def _loss_types(flat: dict[str, Any]) -> tuple[int, int]:
+    """How many losses and weights of them DPO is given; 0 where it is given none."""
+    counts = [
+        len(value) if isinstance(value, list) else int(value is not None)
+        for value in (flat.get("dpo_loss_type"), flat.get("dpo_loss_weights"))
+    ]
+    return counts[0], counts[1]
+
+
+def _generations(flat: dict[str, Any]) -> int | None:
+    """The completions of a prompt under GRPO, where the file says how many."""
+    section = flat.get("trl")
+    number = section.get("num_generations") if isinstance(section, dict) else flat.get("trl.num_generations")
+    return number if flat.get("rl") == "grpo" and whole(number, 0) else None
+
+
+def _splits_group(flat: dict[str, Any]) -> bool:
+    """Whether the completions of a step do not make up whole groups (check_grpo_batch_size_divisibility)."""
+    section, number = flat.get("trl"), _generations(flat)
+    given = section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
+    factors = [given] if given is not None else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
+    sizes = [1 if factor is None else factor for factor in factors]
+    return bool(number) and all(map(whole, sizes)) and math.prod(sizes) % (number or 1) != 0
+
+
+def _shards(flat: dict[str, Any]) -> bool:
+    return not off(flat.get("fsdp")) or any(key.startswith("fsdp_config") for key in flat)
+
+
+CROSS_ENTROPIES = "cut_cross_entropy chunked_cross_entropy liger_cross_entropy liger_fused_linear_cross_entropy"
 KERNELS = "lora_mlp_kernel lora_qkv_kernel lora_o_kernel"
 AXOLOTL: tuple[Rule, ...] = (
     one("warmup_steps", "warmup_ratio"),
+    (
+        lambda flat: any(_loss_types(flat)) and flat.get("rl") != "dpo",
+        "dpo_loss_type dpo_loss_weights",
+        "rl: dpo beside it",
+    ),
+    (
+        lambda flat: flat.get("rl") == "dpo" and _loss_types(flat)[1] not in (0, _loss_types(flat)[0]),
+        "dpo_loss_weights",
+        "a weight for each entry of dpo_loss_type",
+    ),
+    (
+        lambda flat: (_generations(flat) or 2) < 2,
+        "trl trl.num_generations",
+        "num_generations of 2 or more: in a group of one, no completion is better than the others",
+    ),
+    (
+        _splits_group,
+        "! trl trl.num_generations",
+        "num_generations that divides the completions of a step (micro_batch_size × gradient_accumulation_steps)",
+    ),
+    (
+        lambda flat: flat.get("rl") == "simpo" and not off(flat.get("warmup_ratio")),
+        "warmup_ratio",
+        "warmup_steps beside rl: simpo",
+    ),
+    (
+        lambda flat: flat.get("rl") == "kto" and not off(flat.get("sample_packing")),
+        "sample_packing",
+        "no sample_packing beside rl: kto",
+    ),
+    (
+        lambda flat: (
+            flat.get("rl") in ("dpo", "kto", "orpo", "ipo")
+            and str(flat.get("fsdp_version")) == "2"
+            and any(not off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8))
+        ),
+        "! load_in_4bit load_in_8bit",
+        "weights that are not quantised beside rl and fsdp_version: 2",
+    ),
+    (
+        lambda flat: flat.get("optimizer") == "muon" and not off(flat.get("deepspeed")),
+        "optimizer deepspeed",
+        "another optimizer beside DeepSpeed",
+    ),
+    (
+        lambda flat: flat.get("optimizer") == "muon" and _shards(flat) and not _is_version_2(flat),
+        "optimizer",
+        "fsdp_version: 2 beside muon",
+    ),
+    (
+        lambda flat: not off(flat.get("relora")) and (not off(flat.get("deepspeed")) or _shards(flat)),
+        "relora",
+        "neither DeepSpeed nor FSDP beside it",
+    ),
+    (
+        lambda flat: not off(flat.get("relora")) and flat.get("lr_scheduler") == "one_cycle",
+        "lr_scheduler",
+        "another schedule than one_cycle beside relora",
+    ),
+    (
+        lambda flat: sum(not off(flat.get(key)) for key in CROSS_ENTROPIES.split()) > 1,
+        CROSS_ENTROPIES,
+        "one of the cross entropies",
+    ),
+    (
+        lambda flat: (
+            not off(flat.get("batch_size"))
+            and off(flat.get("micro_batch_size"))
+            and off(flat.get("gradient_accumulation_steps"))
+        ),
+        "batch_size",
+        "micro_batch_size or gradient_accumulation_steps beside it",
+    ),
+    one("do_causal_lm_eval", "eval_sample_packing"),
+    one("unfrozen_parameters", "peft_layers_to_transform"),
+    one("pretraining_dataset", "include_tokens_per_second"),
     one("saves_per_epoch", "save_steps"),
     one("evals_per_epoch", "eval_steps"),
     one("test_datasets", "val_set_size"),

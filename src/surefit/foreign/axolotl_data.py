@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from surefit.facts.thinking import FIELDS
 from surefit.foreign import hf
 from surefit.foreign.draft import Draft
 from surefit.foreign.known import keys
+from surefit.foreign.paths import first_rows
 from surefit.foreign.values import is_placeholder, kinds, misfit
 
 LOADERS = ("json", "csv", "parquet", "text", "arrow")
@@ -125,9 +127,37 @@ def _judge(draft: Draft, key: str, at: str, entry: dict[str, Any]) -> None:
         expected = misfit(name, kind, value)
         if expected and not is_placeholder(value, kind):
             draft.refuse_part(key, f"{at}.{name}", value, expected)
+    roles = _untrained(entry, draft)
+    if roles:
+        given = entry.get("roles_to_train")
+        draft.refuse_part(key, f"{at}.roles_to_train", given, f"roles that the rows have ({', '.join(sorted(roles))})")
     kind = entry.get("type")
     if isinstance(kind, str) and not _is_type(kind):
         draft.refuse_part(key, f"{at}.type", kind, f"a type of rows that Axolotl has ({_types_like(kind)})")
+
+
+ROLES = {
+    "human": "user", "user": "user", "assistant": "assistant", "gpt": "assistant", "system": "system", "tool": "tool"
+}  # fmt: skip
+"""Role in the rows → role in the template, where `roles` is not given (0.19.0, prompt_strategies/chat_template.py)."""
+
+
+def _untrained(entry: dict[str, Any], draft: Draft) -> set[str]:
+    """The roles of the rows on this machine, where none of them is one of `roles_to_train`."""
+    trained, mapped = entry.get("roles_to_train"), entry.get("roles")
+    source = source_of(entry)
+    if not isinstance(trained, list) or not trained or source is None or entry.get("type") != "chat_template":
+        return set()
+    names = {name: role for role, given in mapped.items() for name in given} if isinstance(mapped, dict) else ROLES
+    properties = entry.get("message_property_mappings")
+    field = properties.get("role", "role") if isinstance(properties, dict) else entry.get("message_field_role", "role")
+    column = entry.get("field_messages", "messages")
+    file = next((path for path in (Path(source), draft.path.parent / source) if path.is_file()), None)
+    turns = [
+        turn for row in (first_rows(file) if file else ()) for turn in row.get(column) or () if isinstance(turn, dict)
+    ]
+    found = {names.get(role, role) for turn in turns if isinstance(role := turn.get(field), str)}
+    return found if found and not found & {names.get(role, role) for role in trained} else set()
 
 
 def _is_type(kind: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 from surefit.config.modes import MODES
 from surefit.foreign.draft import Draft
+from surefit.foreign.known import keys as key_names
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
 """(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
@@ -89,8 +90,27 @@ TRAINER: tuple[Rule, ...] = (
     ),
     (lambda flat: not off(flat.get("fsdp")) and not off(flat.get("deepspeed")), "fsdp deepspeed", "only one of them"),
 )
+
+
+def _losses(flat: dict[str, Any]) -> list[Any]:
+    losses = flat.get("loss_type", "sigmoid")
+    return losses if isinstance(losses, list) else [losses]
+
+
 TRL: tuple[Rule, ...] = (
     *TRAINER,
+    (
+        lambda flat: isinstance(flat.get("loss_weights"), list) and len(flat["loss_weights"]) != len(_losses(flat)),
+        "loss_weights",
+        "a weight for each entry of loss_type",
+    ),
+    (
+        lambda flat: "exo_pair" in _losses(flat) and flat.get("label_smoothing") == 0,
+        "label_smoothing",
+        "a number above 0 beside loss_type: exo_pair",
+    ),
+    one("sync_ref_model", "precompute_ref_log_probs"),
+    one("generation_batch_size", "steps_per_generation"),
     one("load_in_8bit", "load_in_4bit"),
     (
         lambda flat: flat.get("max_length", ...) is None and flat.get("packing") is True,
@@ -115,6 +135,11 @@ def _trains(flat: dict[str, Any]) -> bool:
 
 def _is_stage(flat: dict[str, Any], *stages: str) -> bool:
     return (flat.get("stage") or "sft") in stages
+
+
+def _entries(value: Any) -> int:
+    """How many entries a list has, or a text with commas."""
+    return len(value) if isinstance(value, list) else str(value).count(",") + 1
 
 
 def _evaluates_nothing(flat: dict[str, Any]) -> bool:
@@ -223,6 +248,47 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         )
         for key in ("use_galore", "use_apollo", "use_badam")
     ),
+    (
+        lambda flat: (
+            flat.get("stage") == "ppo" and flat.get("reward_model_type") == "lora" and not _is_kind(flat, "lora")
+        ),
+        "reward_model_type finetuning_type",
+        "finetuning_type: lora beside reward_model_type: lora",
+    ),
+    *(
+        (
+            lambda flat, kind=kind: (
+                not off(flat.get(f"{kind}_layerwise")) and flat.get("gradient_accumulation_steps", 1) != 1
+            ),
+            f"{kind}_layerwise gradient_accumulation_steps",
+            f"gradient_accumulation_steps: 1 beside {kind}_layerwise",
+        )
+        for kind in ("galore", "apollo")
+    ),
+    (
+        lambda flat: flat.get("stage") == "ppo" and not off(flat.get("shift_attn")),
+        "shift_attn",
+        "no shift_attn beside stage: ppo",
+    ),
+    (
+        lambda flat: flat.get("stage") == "ppo" and not off(flat.get("resume_from_checkpoint")),
+        "resume_from_checkpoint",
+        "it left out: the stage ppo begins anew",
+    ),
+    (
+        lambda flat: (
+            not off(flat.get("interleave_probs"))
+            and not off(flat.get("dataset"))
+            and _entries(flat["interleave_probs"]) != _entries(flat["dataset"])
+        ),
+        "interleave_probs",
+        "a share for each data set",
+    ),
+    (
+        lambda flat: off(flat.get("dataset")) and _numeric(flat.get("val_size")) > LEAST_SHARE,
+        "val_size",
+        "a dataset beside val_size",
+    ),
     one("use_galore", "use_apollo"),
     one("use_galore", "use_badam"),
     one("use_apollo", "use_badam"),
@@ -295,6 +361,27 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "no quantization_bit in an export: an adapter is not merged into quantised weights",
     ),
 )
+GENERATION_KEYS = (
+    "max_new_tokens max_length top_p top_k num_beams repetition_penalty length_penalty do_sample temperature"
+)
+LLAMAFACTORY_IGNORED: tuple[Ignored, ...] = (
+    (
+        lambda flat: (
+            _trains(flat)
+            and off(flat.get("predict_with_generate"))
+            and off(flat.get("do_predict"))
+            and flat.get("stage") != "ppo"
+        ),
+        GENERATION_KEYS,
+        "it is an argument of generation, and nothing is generated; rows are cut at cutoff_len",
+    ),
+    (
+        lambda flat: _trains(flat) and not _is_stage(flat, "dpo", "kto"),
+        "pref_beta pref_loss pref_ftx dpo_label_smoothing simpo_gamma",
+        "it belongs to the stages dpo and kto",
+    ),
+)
+"""LLaMA-Factory 0.9.5: hparams/generating_args.py, hparams/finetuning_args.py."""
 ZERO3: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("quantization_bit") == 8,
@@ -354,6 +441,11 @@ DEEPSPEED: tuple[Rule, ...] = (
 )
 ACCELERATE: tuple[Rule, ...] = (
     (
+        lambda flat: "distributed_type" not in flat and flat.get("compute_environment") != "AMAZON_SAGEMAKER",
+        "! num_processes num_machines mixed_precision compute_environment",
+        "distributed_type in the file: NO, MULTI_GPU, FSDP or DEEPSPEED",
+    ),
+    (
         lambda flat: (
             whole(flat.get("machine_rank"), 0)
             and whole(flat.get("num_machines"), 2)
@@ -379,6 +471,27 @@ ACCELERATE: tuple[Rule, ...] = (
         "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_cpu_ram_efficient_loading",
         "fsdp_sync_module_states: true beside fsdp_cpu_ram_efficient_loading",
     ),
+)
+NOT_BESIDE_FILE = key_names("""
+    gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device
+    offload_param_nvme_path offload_optimizer_nvme_path zero3_save_16bit_model
+""")
+"""What Accelerate 1.15 (utils/dataclasses.py, _deepspeed_config_checks) does not take beside a DeepSpeed file."""
+
+
+def _with_deepspeed_file(flat: dict[str, Any]) -> bool:
+    return _upper(flat, "distributed_type") == "DEEPSPEED" and not off(
+        flat.get("deepspeed_config.deepspeed_config_file")
+    )
+
+
+ACCELERATE += tuple(
+    (
+        lambda flat, key=key: _with_deepspeed_file(flat) and flat.get(key) is not None,
+        key,
+        f"{key.rpartition('.')[2]} in the DeepSpeed file: beside deepspeed_config_file it is refused",
+    )
+    for key in ("mixed_precision", *sorted(f"deepspeed_config.{name}" for name in NOT_BESIDE_FILE))
 )
 ACCELERATE_IGNORED: tuple[Ignored, ...] = (
     (
@@ -475,8 +588,9 @@ def trl(draft: Draft) -> None:
 
 
 def llamafactory(draft: Draft) -> None:
-    """Judge what LLaMA-Factory's parser does not take together."""
+    """Judge what LLaMA-Factory's parser does not take together, and what it does not use."""
     apply(draft, LLAMAFACTORY)
+    apply_ignored(draft, LLAMAFACTORY_IGNORED)
     mode = MODES.get(draft.setup.get("parallel") or "single")
     if mode is not None and mode.zero_stage == 3:
         apply(draft, ZERO3)

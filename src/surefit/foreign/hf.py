@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,8 @@ KEYS: dict[str, To] = {
     "fsdp_config.offload_params": To(c.switch, None, "fsdp_offload"),
     "fsdp_config.cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
     "fsdp_config.sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
 }
 KEYS |= {
     key.replace("gradient_", "activation_"): to for key, to in KEYS.items() if key.startswith("gradient_checkpointing")
@@ -343,15 +345,19 @@ def tracked(draft: Draft) -> None:
         draft.reach("report_to")
 
 
-def sharding(draft: Draft) -> None:
-    """`fsdp` and `deepspeed`: how the model is spread over processes."""
+def sharding(draft: Draft, computed: Collection[str] | None = frozenset()) -> None:
+    """`fsdp` and `deepspeed`: how the model is spread over processes.
+
+    Args:
+        computed: arguments that are given and whose values are not known; None: any of them may be.
+    """
     if draft.flat.get("fsdp"):
         draft.say("parallel", "fsdp", "fsdp")
         draft.judge("fsdp")
         if "offload" in str(draft.flat["fsdp"]):
             draft.say("fsdp_offload", True, "fsdp")
     if draft.flat.get("deepspeed"):
-        _judge_deepspeed(draft)
+        _judge_deepspeed(draft, computed)
         stage = zero_stage(draft.flat["deepspeed"], draft.path.parent)
         if stage is not None:
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
@@ -374,14 +380,20 @@ DEEPSPEED_PAIRS = (
 """(key of a DeepSpeed config, the argument that it must agree with): transformers 5.23, trainer_config_process."""
 
 
-def _judge_deepspeed(draft: Draft) -> None:
-    """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto"."""
+def _judge_deepspeed(draft: Draft, computed: Collection[str] | None) -> None:
+    """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto".
+
+    What the file leaves out has a default, which has to agree as well: one micro batch a step, and no other type than
+    the one that is switched on.
+    """
     config = deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
     for theirs, keys in DEEPSPEED_PAIRS:
         value: Any = config
         for name in theirs.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         key = next((key for key in keys if draft.says(key)), None)
+        if key is None and computed is not None and not set(keys) & set(computed):
+            _judge_default(draft, theirs, value)
         if key is None or value in (None, "auto") or isinstance(value, str):
             continue
         try:
@@ -394,6 +406,26 @@ def _judge_deepspeed(draft: Draft) -> None:
                 f"{draft.flat[key]} here, and {theirs} is {value} in the DeepSpeed config",
                 f'write "auto" as {theirs}, or the same value',
             )
+
+
+OTHER_TYPE = {"fp16.enabled": "bf16", "bf16.enabled": "fp16"}
+
+
+def _judge_default(draft: Draft, theirs: str, value: Any) -> None:
+    """A value of the DeepSpeed config for which the file has no key of its own."""
+    other = OTHER_TYPE.get(theirs)
+    if other and value is True and draft.flat.get(other) in (True, "true"):
+        draft.refuse_with(
+            other,
+            f"it is on here, and the DeepSpeed config switches {theirs} on",
+            f'write "auto" as {theirs} and {other}.enabled',
+        )
+    elif theirs == "gradient_accumulation_steps" and type(value) is int and value > 1:
+        draft.refuse_with(
+            "deepspeed",
+            f"{theirs} is {value} in the DeepSpeed config, and 1 here, where the file does not say it",
+            f'write "auto" as {theirs} there, or {theirs}: {value} here',
+        )
 
 
 def held_out(draft: Draft, *keys: str) -> None:

@@ -85,6 +85,19 @@ def launched_script(launch: Launch, path: Path) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
+def scripts_under(config: Path) -> Iterator[Path]:
+    """Return the Python scripts that launch lines beside an Accelerate config, or above it, start with this config."""
+    here = config.resolve()
+    for folder in (here.parent, here.parent.parent):
+        for path in _shell_scripts(folder):
+            job = _job(path)
+            for launch in job.launches if job else ():
+                name = launch.flags.get("config_file") if launch.tool == "accelerate" else None
+                if name and any((base / name).resolve() == here for base in _bases(path)):
+                    script = launched_script(launch, path)
+                    yield from [script] if script else []
+
+
 def spreads(script: Path | None) -> bool:
     """Whether a script uses several GPUs in one process, by its text."""
     if script is None:

@@ -13,6 +13,7 @@ from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
+from surefit.foreign.paths import first_rows
 
 LORA_KEYS = (
     "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_rslora", "use_dora",
@@ -39,6 +40,12 @@ ROLES = (
     "rejected", "kto_tag",
 )  # fmt: skip
 """What `columns` of a data set may name (0.9.5, data/parser.py)."""
+TAGS = {
+    "role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+    "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system",
+}  # fmt: skip
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+"""What `tags` and `columns` name where an entry has none; where it has some, only those hold (DatasetAttr.join)."""
 NAMED = 8
 """Data sets that a message lists."""
 KEYS = hf.KEYS | {
@@ -293,6 +300,8 @@ def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dic
     """
     for name in names:
         entry = info.get(name)
+        if isinstance(entry, dict):
+            _left_out(draft, key, name, entry, folder)
         if name not in info:
             near = did_you_mean(name, list(info))
             draft.refuse_with(
@@ -302,7 +311,7 @@ def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dic
             )
         elif not isinstance(entry, dict):
             draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO} is no mapping", "name its file in it")
-        elif problem := _wrong_entry(entry, folder):
+        elif problem := _wrong_entry(entry, folder) or _wrong_stage(draft, entry) or _wrong_tags(entry, folder):
             draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO}: {problem[0]}", problem[1])
 
 
@@ -324,6 +333,74 @@ def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
         if role not in known:
             return f"columns has no {role!r}{did_you_mean(role, known)}", f"its keys are {', '.join(known)}"
     return None
+
+
+RANKED = ("rm", "dpo")
+"""Stages that learn from pairs."""
+
+
+def _wrong_stage(draft: Draft, entry: dict[str, Any]) -> tuple[str, str] | None:
+    """(what is wrong with an entry for this stage, what to do): `_get_merged_dataset` (0.9.5, data/loader.py)."""
+    stage, ranking = draft.flat.get("stage") or "sft", entry.get("ranking") is True
+    if draft.flat.get("do_train") is not True:
+        return None
+    columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
+    if stage in RANKED and not ranking:
+        return f"stage: {stage} needs ranking: true, and the entry does not say it", "write ranking: true into it"
+    if stage not in RANKED and ranking:
+        return f"ranking is true, and stage: {stage} takes no pairs", "name rows with one answer each"
+    missing = [name for name in ("chosen", "rejected") if ranking and not (columns or {}).get(name)]
+    if missing:
+        return f"columns names no {' and no '.join(missing)}", "name the columns of both answers"
+    if stage == "kto" and not (columns or {}).get("kto_tag"):
+        return "columns names no kto_tag, which stage: kto reads", "name the column that says true or false"
+    return None
+
+
+def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
+    """(what is wrong with the tags of an entry, what to do), by the first rows of its file."""
+    file = entry.get("file_name")
+    if entry.get("formatting") not in ("sharegpt", "openai") or not isinstance(file, str):
+        return None
+    columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else None
+    tags = entry.get("tags") if isinstance(entry.get("tags"), dict) else None
+    names = TAGS if tags is None else {name: tags.get(name) for name in TAGS}
+    column = "conversations" if columns is None else columns.get("messages")
+    lists = [row.get(column) for row in first_rows(Path(folder) / file)]
+    turns = [turn for turn in lists if isinstance(turn, list) and turn and isinstance(turn[0], dict)]
+    if not turns:
+        return None
+    for tag in ("role_tag", "content_tag"):
+        if all(names[tag] not in turn[0] for turn in turns):
+            there = ", ".join(map(str, turns[0][0]))
+            return (
+                f"{tag} is {names[tag] or 'not given'}, and the turns of {file} have {there}",
+                f"write tags with {tag}",
+            )
+    first = {
+        next((role for each in turn if (role := each.get(names["role_tag"])) != names["system_tag"]), None)
+        for turn in turns
+    }
+    if not first & {names["user_tag"], names["observation_tag"], None}:
+        said = ", ".join(sorted(map(str, first)))
+        return (
+            f"user_tag is {names['user_tag'] or 'not given'}, and the rows of {file} begin with {said}",
+            "write tags with user_tag and assistant_tag: rows that begin otherwise are skipped",
+        )
+    return None
+
+
+def _left_out(draft: Draft, key: str, name: str, entry: dict[str, Any], folder: str) -> None:
+    """Columns with a text that `columns` does not name: given columns take the place of all defaults."""
+    columns, file = entry.get("columns"), entry.get("file_name")
+    if entry.get("formatting", "alpaca") != "alpaca" or not isinstance(columns, dict) or not isinstance(file, str):
+        return
+    rows = first_rows(Path(folder) / file)
+    for role, column in COLUMNS.items():
+        named = role in columns or column in columns.values() or (role == "response" and entry.get("ranking"))
+        if not named and any(isinstance(row.get(column), str) and row[column].strip() for row in rows):
+            draft.setup.setdefault("columns_left_out", {})[column] = f"{name}: {role}"
+            draft.places["columns_left_out"] = draft.place(key)
 
 
 def set_names(value: Any) -> list[str]:

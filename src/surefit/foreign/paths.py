@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os.path
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,8 @@ KEYS = keys("""
 """)
 ENDINGS = (".json", ".jsonl", ".yaml", ".yml", ".parquet", ".csv", ".tsv", ".txt", ".jinja", ".arrow")
 COUNTED_BYTES = GIB
+SAMPLED_ROWS, SAMPLED_CHARACTERS = 50, 400_000
+"""Rows of a file, and characters of it, that are looked at for their columns."""
 LEVELS = 6
 """Folders above the file's own from which a path may be meant: examples are started from their repository's root."""
 
@@ -52,6 +56,23 @@ def _is_missing(name: str, path: Path) -> bool:
     plain = not os.path.dirname(name.removeprefix("./"))
     folders = {os.path.dirname(file) for file in (wanted[:2] if plain else wanted)}
     return any(os.path.isdir(folder) for folder in folders)
+
+
+def first_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the first rows of a JSON or JSON Lines file on this machine; none where it cannot be read."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(SAMPLED_CHARACTERS).lstrip("\ufeff \t\r\n")
+    except (OSError, ValueError):
+        return rows
+    place, decoder = int(text.startswith("[")), json.JSONDecoder()
+    with contextlib.suppress(ValueError, RecursionError):
+        while len(rows) < SAMPLED_ROWS:
+            place += len(text[place:]) - len(text[place:].lstrip(" ,\t\r\n"))
+            row, place = decoder.raw_decode(text, place)
+            rows += [row] if isinstance(row, dict) else []
+    return rows
 
 
 def count_rows(path: Path) -> int | None:

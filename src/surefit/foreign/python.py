@@ -23,10 +23,12 @@ from surefit.foreign.python_calls import (
     read_call,
 )
 from surefit.foreign.python_conflicts import read_conflicts, read_groups
+from surefit.foreign.python_faults import read_faults
 from surefit.foreign.python_models import read_models
 from surefit.foreign.python_rows import LENGTHS, read_rows
 from surefit.foreign.python_script import Notes, read_arguments, read_loads, unusable
 from surefit.foreign.python_source import Imported, Scope, Source, parse, slip
+from surefit.foreign.python_tokens import read_tokens
 from surefit.foreign.releases import Judge
 from surefit.foreign.requirements import asked_beside
 from surefit.foreign.result import Foreign
@@ -84,6 +86,8 @@ def read_python(path: Path) -> Foreign:
     read_models(notes, source, calls)
     read_rows(notes, source, calls, judge)
     read_conflicts(notes, source, calls)
+    read_faults(notes, source, calls, judge)
+    read_tokens(notes, source, calls)
     _read_batch(notes, source, calls)
     _read_generation(notes, source)
     _read_trackers(notes, source)

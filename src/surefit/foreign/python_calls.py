@@ -30,6 +30,7 @@ FIRST = dict.fromkeys((*ARGUMENTS, *OTHER_STAGES), ("output_dir",)) | dict.fromk
     **{f"{name}.from_pretrained": _FAST_FIRST for name in FAST},
     **{name: ("model",) for name in OTHER_TRAINERS if name != "PPOTrainer"}, UNSLOTH_LORA: ("model",),
     "PeftModel.from_pretrained": ("model", "model_id"), "get_peft_model": ("model", "peft_config"),
+    "DataCollatorForLanguageModeling": ("tokenizer", "mlm", "mlm_probability"),
     "prepare_model_for_kbit_training": ("model",), "prepare_model_for_int8_training": ("model",),
 }  # fmt: skip
 """Callable → the names of its first parameters."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.foreign import trl
 from surefit.foreign.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, Call
 from surefit.foreign.python_script import Notes
-from surefit.foreign.python_source import Source
+from surefit.foreign.python_source import Scope, Source
 from surefit.foreign.releases import NEWEST
 
 FOUR_BIT_TYPES = ("fp4", "nf4")
@@ -108,13 +109,45 @@ def _read_unused(notes: Notes, call: Call) -> None:
         notes.place(key, name, call.lines[name])
 
 
+END_TOKENS = {
+    "</s>": r"llama-?2|mistral|vicuna|tinyllama", "<|endoftext|>": r"gpt2|pythia|gpt-neo|falcon|phi-2|phi-1",
+    "<|end_of_text|>": r"llama-?3(\.\d)?-\d+b(?!-instruct)", "<|eot_id|>": r"llama-?3(\.\d)?-\d+b-instruct",
+    "<|im_end|>": r"qwen[\d.]+-[\d.]+b-instruct",
+}  # fmt: skip
+"""Token → names of the models whose end-of-sequence token it is."""
+
+
 def pads_with_eos(source: Source) -> int | None:
     """The line at which the tokenizer's padding token is made its end-of-sequence token, if nothing else sets it."""
     lines = []
-    for node, _ in source.each(ast.Assign):
+    for node, scope in source.each(ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Attribute) and target.attr in ("pad_token", "pad_token_id"):
-                same = isinstance(node.value, ast.Attribute) and node.value.attr == target.attr.replace("pad", "eos")
+                same = _is_end(source, node.value, scope, target.attr.replace("pad", "eos"))
                 model = isinstance(target.value, ast.Attribute) and target.value.attr in ("config", "generation_config")
                 lines += [] if model else [node.lineno if same else None]
+    for node, scope in source.each(ast.Call):
+        given = _padding_given(source, node, scope)
+        if given is not None:
+            lines.append(given.lineno if _is_end(source, given, scope, "eos_token") else None)
     return lines[0] if lines and None not in lines else None
+
+
+def _is_end(source: Source, node: ast.expr, scope: Scope, attribute: str) -> bool:
+    """Whether a value is the tokenizer's end-of-sequence token: its attribute, or a token of that use."""
+    same = isinstance(node, ast.Attribute) and node.attr == attribute
+    value = None if isinstance(node, ast.Attribute) else source.value(node, scope)
+    models = END_TOKENS.get(value) if isinstance(value, str) else None
+    return same or (models is not None and re.search(models, source.text.lower()) is not None)
+
+
+def _padding_given(source: Source, node: ast.Call, scope: Scope) -> ast.expr | None:
+    """The padding token that a tokenizer is loaded with, or given among special tokens."""
+    name = getattr(node.func, "attr", "")
+    if name == "from_pretrained" and "Tokenizer" in (source.origin(node.func, scope) or ""):
+        return next((each.value for each in node.keywords if each.arg == "pad_token"), None)
+    if name == "add_special_tokens" and node.args:
+        inside, _ = source.expression(node.args[0], scope)
+        pairs = zip(inside.keys, inside.values, strict=True) if isinstance(inside, ast.Dict) else ()
+        return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "pad_token"), None)
+    return None

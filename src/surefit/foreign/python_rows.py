@@ -59,6 +59,7 @@ def read_rows(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> 
     if line is not None:
         notes.say("pad_is_eos", True, "pad_token", line)
     _read_labels(notes, source, functions)
+    _read_padding(notes, source, functions, [call for call in calls if call.kind in TRAINERS])
     _read_filters(notes, source, functions)
     _read_lengths(notes, source)
     for function in functions:
@@ -139,14 +140,33 @@ def _copied(node: ast.AST) -> int | None:
     return None
 
 
+def _name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _copied_from(node: ast.ListComp) -> ast.expr:
+    """What a comprehension copies row by row (`[ids[:] for ids in x]`), or itself where it does something else."""
+    if len(node.generators) != 1 or node.generators[0].ifs:
+        return node
+    each, target = node.elt, node.generators[0].target
+    if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Slice):
+        each = each.value
+    elif isinstance(each, ast.Call):
+        each = each.func.value if isinstance(each.func, ast.Attribute) else next(iter(each.args), each)
+    same = isinstance(each, ast.Name) and isinstance(target, ast.Name) and each.id == target.id
+    return node.generators[0].iter if same else node
+
+
 def _is_ids(node: ast.expr) -> bool:
     """`x["input_ids"]`, or a copy of it."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("copy", "clone"):
         node = node.func.value
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "list" and node.args:
+    elif isinstance(node, ast.Call) and _name_of(node.func) in ("list", "deepcopy") and node.args:
         node = node.args[0]
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         node = node.value
+    elif isinstance(node, ast.ListComp):
+        node = _copied_from(node)
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "input_ids"
     return (isinstance(node, ast.Name) and node.id == "input_ids") or (
@@ -173,6 +193,38 @@ def _read_labels(notes: Notes, source: Source, functions: list[Mapped]) -> None:
     written = any(_templates(each.node) or _writes_turns(each.node) for each in functions)
     if copies and not anywhere and written:
         _all_learnt(notes, "data_collator", notes.places["collator"].line)
+
+
+KEEPS_LABELS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding", "")
+"""transformers' collators that leave labels as they are; without a name: the Trainer's own."""
+
+
+def _read_padding(notes: Notes, source: Source, functions: list[Mapped], trainers: list[Call]) -> None:
+    """Labels that are a copy of padded ids, where nothing masks the padding afterwards."""
+    masked = (
+        any(_is_ignored(node) for node, _ in source.nodes) or "IGNORE" in source.text or "ignore_index" in source.text
+    )
+    if masked or len(trainers) != 1 or trainers[0].kind not in ("Trainer", "Seq2SeqTrainer") or trainers[0].open:
+        return
+    given = trainers[0].given.get("data_collator")
+    inside = source.before(*given, trainers[0].line) if given else None
+    function = inside[0].func if inside and isinstance(inside[0], ast.Call) else inside[0] if inside else None
+    origin = (source.origin(function, inside[1]) or "?") if function is not None and inside else ""
+    if origin and not (origin.startswith("transformers.") and origin.rpartition(".")[2] in KEEPS_LABELS):
+        return
+    for function_ in functions:
+        copied = _copied(function_.node)
+        if copied and any(_pads(source, each, function_.scope) for each in ast.walk(function_.node)):
+            notes.say("padding_learnt", True, "labels", copied)
+            return
+
+
+def _pads(source: Source, node: ast.AST, scope: Scope) -> bool:
+    """Whether a call pads what it tokenizes."""
+    if not isinstance(node, ast.Call):
+        return False
+    given = next((each.value for each in node.keywords if each.arg == "padding"), None)
+    return given is not None and source.value(given, scope) in (True, "max_length", "longest")
 
 
 def _all_learnt(notes: Notes, name: str, line: int | None) -> None:
@@ -274,7 +326,7 @@ def _read_lengths(notes: Notes, source: Source) -> None:
 
 def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
     """The columns that a function reads of rows that come straight from a file on this machine."""
-    file = _local_file(source, function.over, function.at, function.line)
+    file = local_file(source, function.over, function.at, function.line)
     if file is None:
         return
     guarded = {_looked_for(each) for each in ast.walk(function.node)}
@@ -321,7 +373,7 @@ def _column(node: ast.AST, row: str) -> str | None:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
-def _local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str | None:
+def local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str | None:
     """The one file that `load_dataset("json", data_files=…)` reads, where an expression is its only split."""
     inside, at, line = source.before(node, scope, line)
     split = None
@@ -368,12 +420,12 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
     if split is not None and isinstance(parted, ast.Call) and getattr(parted.func, "attr", "") == "train_test_split":
         inside, at, line = parted, there, above
     if not isinstance(inside, ast.Call) or not isinstance(inside.func, ast.Attribute) or depth > 9:
-        return _local_file(source, node, scope, line + 1), True
+        return local_file(source, node, scope, line + 1), True
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
     repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
     same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
     if not same:
-        return _local_file(source, node, scope, line + 1), True
+        return local_file(source, node, scope, line + 1), True
     if inside.func.attr != "filter" and any(source.value(each.value, at) is not False for each in batched):
         return None, True  # a batch may become more rows
     file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)

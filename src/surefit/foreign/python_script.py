@@ -325,7 +325,7 @@ def _finish(call: Call, draft: Draft) -> None:
     """What several of the Trainer's arguments say together, as far as none of them is computed."""
     draft.whole_run = False
     hf.warmup(draft, "warmup_steps")
-    hf.sharding(draft)
+    hf.sharding(draft, None if call.open else call.computed)
     for steps, strategy, default in (("eval_steps", "eval_strategy", "no"), ("save_steps", "save_strategy", "steps")):
         old = "evaluation_strategy" if strategy == "eval_strategy" else strategy
         if call.open or call.computed & {strategy, old}:
@@ -343,6 +343,8 @@ def _finish(call: Call, draft: Draft) -> None:
         draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], why)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:
         draft.setup.pop("epochs", None)
+    elif draft.setup.get("max_steps"):
+        draft.without_effect(["num_train_epochs"], "max_steps takes its place")
     if call.kind == "SFTConfig":
         _finish_sft(draft)
     generates = call.kind.startswith("Seq2Seq") and call.known.get("predict_with_generate") is True

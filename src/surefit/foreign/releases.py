@@ -7,11 +7,14 @@ newest release that its requirements admit, and without requirements by the newe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
 
 from surefit.facts.pins import compatible
 
@@ -55,10 +58,49 @@ def _spans(written: Mapping[str, str], package: str) -> dict[str, tuple[tuple[in
     return found
 
 
+@lru_cache(maxsize=1)
+def _asked_table() -> Mapping[str, Any]:
+    """schemas/requirements.json, which scripts/package_requirements.py writes from the packages' metadata."""
+    found: dict[str, Any] = json.loads((TABLE.parent / "requirements.json").read_text(encoding="utf-8"))
+    return found
+
+
 def requirements_of(package: str, version: str) -> tuple[str, ...]:
-    """What a release asks of others ("transformers>=4.46.0"); empty where it is not in the table."""
+    """What a release asks of others ("transformers>=4.46.0"); empty where it is not in the tables."""
     minor = ".".join(version.split(".")[:2])
-    return tuple(table()["requires"].get(package, {}).get(minor, "").split())
+    known = _exact_requirements(package, version)
+    named = {_package(text) for text in known}
+    general = table()["requires"].get(package, {}).get(minor, "").split()
+    return (*known, *(text for text in general if _package(text) not in named))
+
+
+def _exact_requirements(package: str, version: str) -> tuple[str, ...]:
+    """What a release asks for; one between two in the table asks for what both of them do."""
+    releases = _asked_table()["requires"].get(package, {})
+    if version in releases:
+        return tuple(releases[version].split())
+    try:
+        wanted = Version(version)
+        older = [text for known, text in releases.items() if Version(known) < wanted][-1:]
+        newer = [text for known, text in releases.items() if Version(known) > wanted][:1]
+    except InvalidVersion:
+        return ()
+    return tuple(text for text in older[0].split() if text in newer[0].split()) if older and newer else ()
+
+
+def _package(text: str) -> str:
+    return re.split(r"[<>=!~\[]", text)[0].replace("_", "-")
+
+
+def least_python(package: str, versions: str) -> str | None:
+    """The Python that every release needs which these versions admit; None where that is not known.
+
+    >>> least_python("trl", "==0.19.1"), least_python("trl", ">=0.9"), least_python("a-package", "")
+    ('3.9', None, None)
+    """
+    known = _asked_table()["python"].get(package, {}) if versions else {}
+    needed = [python for release, python in known.items() if not compatible(versions, f"<{release}")]
+    return needed[-1] if needed else None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -23,14 +24,15 @@ from surefit.facts.job_script import read_job_script
 from surefit.facts.pins import compatible, exact
 from surefit.facts.setup import Place, Setup
 from surefit.facts.stack import StackFacts, stack_facts
-from surefit.foreign.releases import requirements_of
+from surefit.foreign.releases import least_python, requirements_of
 from surefit.foreign.result import Foreign, Lost
 
 NAMES = re.compile(
     r"(.*[-_.])?(requirements|constraints)([-_.].*)?\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
 )
 BESIDE = re.compile(
-    r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)"
+    r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)|"
+    r"setup\.py|Pipfile"
 )
 """Files beside a script that may say which releases it is for, and are no requirements by their name."""
 USUAL = ("uv.lock", "poetry.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
@@ -43,6 +45,8 @@ EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)=([\w.!+*]+)=\S+")
 INLINE = re.compile(r"^# /// script$(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 CONDA = {"pytorch": "torch"}
 """conda's name → that of the package index."""
+PINNED = re.compile(r"[A-Za-z][\w.-]*(\[[\w,.-]*\])?\s*([<>=!~]=|[<>])\s*\d")
+"""A requirement with versions, as setup.py lists them."""
 NO_NUMBER = re.compile(r"\d{19}")
 OPTION = re.compile(r"-{1,2}[A-Za-z]")
 TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
@@ -80,6 +84,7 @@ def read_requirements(path: Path) -> Foreign:
     setup = Setup("requirements", places={name: Place(name, str(path), pin.line) for name, pin in first.items()})
     stack = _stack(always, wheels=_has_index(lost))
     problems += _contradictions(path, always)
+    problems += _too_old_python(path, always)
     return Foreign("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
 
 
@@ -154,8 +159,12 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
     if _is_shell(path):
         return _of_installs(read_job_script(path).installs)
     text = read_text(path)
-    if path.suffix == ".py":
-        lines: Iterable[tuple[str, int, bool]] = _of_header(text)
+    if path.name == "setup.py":
+        lines: Iterable[tuple[str, int, bool]] = _of_setup(text)
+    elif path.name == "Pipfile":
+        lines = _of_pipfile(text)
+    elif path.suffix == ".py":
+        lines = _of_header(text)
     elif path.suffix == ".lock":
         lines = _of_lock(text)
     elif path.suffix == ".toml":
@@ -181,6 +190,7 @@ def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
                 problems.append(_unreadable(path, written, line, error))
             else:
                 lost.append(Lost(written, line, written, "it names no package and version"))
+    problems += _conda_slips(text, path) if path.suffix in (".yml", ".yaml") else ()
     if not pins and not problems:
         raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
     return pins, problems, lost
@@ -247,6 +257,26 @@ def _of_header(text: str) -> Iterator[tuple[str, int, bool]]:
     with suppress(ValueError, RecursionError):
         for written in _texts(tomllib.loads(body).get("dependencies")):
             yield written, _line_of(text, re.escape(written)), True
+
+
+def _of_setup(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The requirements in the lists of a setup.py that name a package with its versions, extras not told apart."""
+    with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        for node in ast.walk(ast.parse(text)):
+            for each in node.elts if isinstance(node, ast.List) else ():
+                if isinstance(each, ast.Constant) and isinstance(each.value, str) and PINNED.match(each.value):
+                    yield each.value, each.lineno, True
+
+
+def _of_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
+    """The packages of a Pipfile; those for development need not hold together with the rest."""
+    with suppress(ValueError, RecursionError):
+        tree = tomllib.loads(text)
+        for name, asked in _table(tree, "packages").items():
+            versions = asked.get("version") if isinstance(asked, dict) else asked
+            if isinstance(versions, str):
+                line = _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
+                yield f"{name}{'' if versions == '*' else versions}", line, True
 
 
 def _of_lock(text: str) -> Iterator[tuple[str, int, bool]]:
@@ -435,6 +465,58 @@ def _known_to_ask(name: str, version: str) -> Iterator[str]:
         yield f"torch==2.{minor}.*"
     elif name == "tensorboard" and major == 2 and minor in (10, 11):
         yield "protobuf<3.20" if minor == 10 else "protobuf<4"
+
+
+def _too_old_python(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
+    """A Python that none of the releases of a package that is asked for runs on."""
+    text = read_text(path) if path.suffix in (".yml", ".yaml", ".toml") else ""
+    python, line = _python_asked(text, path)
+    needs = ((pin, least_python(pin.package, pin.versions)) for pin in pins)
+    late = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
+    for pin, least in sorted(late, key=lambda each: Version(each[1]), reverse=True)[:1]:
+        yield ConfigError(
+            f"{pin.package}{pin.versions} needs Python {least} or newer, and python{python} is asked for",
+            code="E3950", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
+        )  # fmt: skip
+
+
+def _python_asked(text: str, path: Path) -> tuple[str, int]:
+    """(the versions of Python that a conda or project file admits, the line that says so)."""
+    if path.suffix == ".toml":
+        tree = tomllib.loads(text)
+        poetry = _table(_table(_table(tree, "tool"), "poetry"), "dependencies").get("python")
+        asked = _table(tree, "project").get("requires-python")
+        found = asked if isinstance(asked, str) else _of_poetry(poetry) if isinstance(poetry, str) else ""
+        return found, _line_of(text, r"^\s*(requires-)?python\s*=")
+    for entry in _entries(compose_yaml(text), "dependencies") if text else ():
+        name, versions = _of_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
+        if name == "python" and re.match(r"[<>=!~]", versions):
+            return versions, entry.start_mark.line + 1
+    return "", 1
+
+
+SECTIONS = ("name", "channels", "dependencies", "variables", "prefix", "platforms", "category", "platform")
+"""What stands at the top of a conda environment's file, or of conda-lock's."""
+
+
+def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
+    """Packages that stand where conda does not look for them."""
+    tree = compose_yaml(text)
+    pairs = tree.value if isinstance(tree, yaml.MappingNode) else ()
+    for key, _ in pairs:
+        if key.value not in SECTIONS and key.value in ("pip", "packages", "requirements", "conda", "deps"):
+            yield ConfigError(
+                f"conda knows no {key.value} at the top of an environment's file: nothing of it is installed",
+                code="E3951", path=path, line=key.start_mark.line + 1, field=str(key.value),
+                help="write it as the last entry of dependencies: `- pip: [NAME==VERSION, …]`",
+            )  # fmt: skip
+    for entry in _entries(tree, "dependencies"):
+        for key, listed in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            if key.value == "pip" and not isinstance(listed, yaml.SequenceNode):
+                yield ConfigError(
+                    "pip needs a list of requirements", code="E3952", path=path, line=key.start_mark.line + 1,
+                    field="pip", help="write each below it, as an entry of its own",
+                )  # fmt: skip
 
 
 def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:

@@ -15,6 +15,8 @@ from surefit.foreign import convert as c
 from surefit.foreign.axolotl_data import is_plain_split
 from surefit.foreign.draft import Draft, To, Tool
 from surefit.foreign.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.foreign.releases import NAMES, Judge, table
+from surefit.foreign.requirements import asked_beside
 from surefit.foreign.values import trl_commands
 
 LORA_KEYS = (
@@ -108,6 +110,7 @@ def _finish(draft: Draft) -> None:
     hf.finish(draft)
     _data(draft)
     _adapter(draft)
+    _by_release(draft)
     _stage(draft)
     _loss(draft)
     hf.held_out(draft, "test_split_size")
@@ -140,6 +143,34 @@ def _stage(draft: Draft) -> None:
             draft.deprecated[key] = instead
             draft.mapped.add(key)
         draft.gone.clear()
+
+
+PINNED = ("TrainingArguments", "ModelConfig", "SFTConfig")
+"""The classes whose arguments a file for `trl sft` has."""
+
+
+def _by_release(draft: Draft) -> None:
+    """Judge the keys by the releases that the requirements beside the file pin, where they pin some."""
+    asked, files = asked_beside(draft.path)
+    judge = Judge(asked, files)
+    if not {"trl", "transformers"} & judge.bounds.keys():
+        return
+    stages = _preferences(draft) or any(key in TRL_STAGES for key in draft.flat)
+    classes = [name for name in table()["classes"] if name.endswith("Config")] if stages else []
+    for key in filter(draft.says, list(draft.flat)):
+        verdicts = {judge.takes(name, key): name for name in (*classes, *PINNED)}
+        if {"taken", "deprecated"} & verdicts.keys():
+            if key in draft.gone:
+                del draft.gone[key]
+                draft.mapped.add(key)
+        elif "not yet" in verdicts and key not in draft.refused:
+            name = verdicts["not yet"]
+            package = table()["classes"][name]["package"]
+            draft.refuse_with(
+                key,
+                f"{NAMES[package]} {judge.release(package)} does not take it: it came with {judge.since(name, key)}",
+                f"take it out, or ask for the later release in {files.get(package, 'the requirements')}",
+            )
 
 
 GENERATIONS = {"GRPOConfig": 8, "RLOOConfig": 2}

@@ -211,8 +211,11 @@ def test_a_file_that_is_not_there(tmp_path) -> None:
 
 
 def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path) -> None:
-    (tmp_path / "acc.yaml").write_text(ACCELERATE + "  deepspeed_config_file: gone.json\n")
-    for named, place in (("gone.yaml", ""), ("acc.yaml", "named in acc.yaml:12 deepspeed_config.")):
+    (tmp_path / "acc.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 2\nnum_machines: 1\n"
+        "deepspeed_config:\n  deepspeed_config_file: gone.json\n"
+    )
+    for named, place in (("gone.yaml", ""), ("acc.yaml", "named in acc.yaml:6 deepspeed_config.")):
         with pytest.raises(ConfigError) as caught:
             adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path / named}}}"))
         key = "deepspeed" if place else "accelerate"

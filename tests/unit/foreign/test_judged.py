@@ -73,7 +73,7 @@ def test_one_process_that_sees_several_gpus(line: str, gpus: int | None, paralle
 
 
 def test_gpu_ids_that_are_a_list_are_wrong() -> None:
-    (problem,) = reading(ACCELERATE + "gpu_ids: [0, 1]\n").problems
+    (problem,) = reading(ACCELERATE + "distributed_type: MULTI_GPU\ngpu_ids: [0, 1]\n").problems
     assert problem.field == "gpu_ids"
 
 

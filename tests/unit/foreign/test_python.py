@@ -34,7 +34,7 @@ model = AutoModelForCausalLM.from_pretrained(
     "org/model", quantization_config=quantization, torch_dtype="bfloat16", device_map="auto", max_memory={0: "20GiB"}
 )
 arguments = SFTConfig(
-    output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=4, num_train_epochs=3,
+    output_dir="out", per_device_train_batch_size=4, gradient_accumulation_steps=4,
     max_steps=400, learning_rate=2e-4, warmup_steps=10, eval_strategy="steps", eval_steps=50, save_strategy="steps",
     save_steps=100, save_total_limit=2, load_best_model_at_end=True, metric_for_best_model="eval_loss", bf16=True,
     fp16=False, max_length=1024, packing=False, optim="adamw_torch", lr_scheduler_type="cosine", report_to="none",

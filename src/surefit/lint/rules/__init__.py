@@ -21,7 +21,7 @@ FAMILIES = {
     "PRC": "precision",
     "SCH": "schedule",
     "SEC": "security",
-    "SLM": "slurm slurm_syntax",
+    "SLM": "slurm slurm_syntax slurm_launch",
     "STK": "stack requirements",
     "TPL": "template reasoning",
     "TRK": "tracker",

@@ -249,6 +249,34 @@ def value_out_of_range(setup: Setup) -> Iterator[Finding]:
         yield Finding(field=key, message=f"{setup.name(key)}: expected {expected}", help=f"write {expected}")
 
 
+@rule("ARG035", "column-left-out", severity="warning")
+def column_left_out(setup: Setup) -> Iterator[Finding]:
+    """A column of the rows is not read, because the list of columns does not name it.
+
+    ## What it does
+    In a dataset_info.json of LLaMA-Factory: looks for `columns` without `prompt`, `query` or `response`, where the rows
+    have a text in the column that these mean by default (`instruction`, `input`, `output`).
+
+    ## Why it is bad
+    Given columns replace all defaults: the text of every row is left out of its prompt, and nothing says so.
+
+    ## Example
+    `"columns": {"prompt": "instruction", "response": "output"}` for rows with an `input`.
+
+    ## Fix
+    Name the column, or take it out of the rows.
+
+    ## Evidence
+    LLaMA-Factory 0.9.5, data/parser.py: `DatasetAttr.join` sets every column that is not named to None.
+    """
+    for column, role in (setup.columns_left_out or {}).items():
+        yield Finding(
+            field="columns_left_out",
+            message=f"the rows have a text in {column!r}, and columns does not name it ({role}): it is left out",
+            help=f'add "{role.rpartition(": ")[2]}": "{column}" to columns',
+        )
+
+
 def _where_it_belongs(setup: Setup, key: str) -> str:
     if setup.tool == "trl":
         return "leave it in only for a script of your own that takes it"

@@ -361,3 +361,34 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
             + found[1],
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
+
+
+@rule("LAB022", "padding-in-the-labels", severity="warning")
+def padding_in_the_labels(setup: Setup) -> Iterator[Finding]:
+    """The labels are a copy of the padded tokens, padding included.
+
+    ## What it does
+    In a Python script: looks for a function that pads its rows and copies `input_ids` to `labels`, where the collator
+    leaves labels as they are and nothing writes -100.
+
+    ## Why it is bad
+    The loss is taken on the padding, too. In rows that are mostly padding it falls fast while little is learnt, and the
+    model learns to go on with padding.
+
+    ## Example
+    `tokenizer(text, padding="max_length")`, `labels = input_ids.copy()`, and `default_data_collator`.
+
+    ## Fix
+    `DataCollatorForLanguageModeling(tokenizer, mlm=False)` without labels of your own, or -100 where the attention mask
+    is 0.
+
+    ## Evidence
+    transformers, data/data_collator.py: `default_data_collator` passes labels on; PyTorch's cross entropy leaves out
+    -100 only.
+    """
+    if setup.padding_learnt:
+        yield Finding(
+            field="padding_learnt",
+            message="the labels are a copy of padded ids, and nothing takes the padding out of the loss",
+            help="leave the labels to DataCollatorForLanguageModeling(tokenizer, mlm=False), or write -100 there",
+        )

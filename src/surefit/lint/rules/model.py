@@ -10,8 +10,10 @@ from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.all_linear import closed_to_lora, ends_with
 from surefit.facts.budget import OUTPUT_HEADS
 from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.families import family_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, open_copy, original_of
+from surefit.facts.module_names import HEADS, layers_of
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import known_tokens
@@ -355,6 +357,113 @@ def _one_name(target: str, setup: Setup, model: ModelFacts) -> Iterator[Finding]
         if target in known
         else f"write all-linear, or several of {', '.join(known)}",
     )
+
+
+@rule("MOD028", "target-modules-of-another-model", severity="error")
+def target_modules_of_another_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """The names in `target_modules` are those of another type of model.
+
+    ## What it does
+    Where the model is not on this machine: compares the names with the linear layers of the type of model that its
+    name stands for (Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-NeoX and some twenty more), if none of them is among
+    these. One plain name that PEFT is given as a text matches no layer of any model. Models that are here: MOD008.
+
+    ## Why it is bad
+    PEFT stops with "Target modules … not found in the base model", after the model has been downloaded and loaded.
+
+    ## Example
+    `target_modules: [q_proj, v_proj]` for `EleutherAI/pythia-410m`, whose layer is called `query_key_value`.
+
+    ## Fix
+    Write `all-linear`, or the names the finding lists.
+
+    ## Evidence
+    The same error as MOD008's; the names are those of transformers' modeling files.
+    """
+    if context.model is not None or setup.adapter not in ("lora", "dora"):
+        return
+    if setup.base_model and setup.target_pattern and setup.target_pattern not in (*HEADS, *OUTPUT_HEADS):
+        yield Finding(
+            field="target_pattern",
+            message=f"PEFT takes the one name {setup.target_pattern!r} as a regular expression for whole names of "
+            "modules, and none is called just so",
+            help=f"write all-linear, or '.*{setup.target_pattern}' if the model has layers of this name",
+        )
+    layers = layers_of(setup.base_model)
+    names = [name.rpartition(".")[2] for name in setup.target_modules or ()]
+    plain = all(name.isidentifier() for name in names) and not {"all-linear", "custom"} & set(
+        setup.target_modules or ()
+    )
+    if layers is not None and names and plain and not layers.linear.union(HEADS) & set(names):
+        yield Finding(
+            field="target_modules",
+            message=f"no linear layer of {setup.base_model} is called {' or '.join(map(repr, names))}",
+            help=f"write all-linear, or choose from {', '.join(sorted(layers.linear))}",
+        )
+
+
+@rule("MOD029", "tokenizer-of-another-model", severity="warning")
+def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
+    """The tokenizer is that of another family of models than the one that is trained.
+
+    ## What it does
+    Compares the family in the tokenizer's name (Llama 2, Llama 3, Qwen, Mistral, Gemma, Phi…) with that in the model's,
+    in a script that loads one of each and gives the embedding no new size, and in Axolotl's `tokenizer_config`.
+
+    ## Why it is bad
+    A token's number means another piece of text to the model, or is past the end of its embedding: the run stops with
+    an index error, or trains on what reads as noise.
+
+    ## Example
+    `AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B")` beside a Llama 3.1.
+
+    ## Fix
+    Load the tokenizer by the model's own name.
+
+    ## Evidence
+    The vocabularies have 128,256 (Llama 3.1), 151,936 (Qwen2.5), 32,000 (Llama 2) and 256,000 (Gemma) entries.
+    """
+    if not setup.tokenizer_name or not setup.base_model:
+        return
+    theirs, ours = family_of(setup.tokenizer_name), family_of(setup.base_model)
+    if theirs and ours and theirs != ours:
+        yield Finding(
+            field="tokenizer_name",
+            message=f"the tokenizer is {setup.tokenizer_name}, of the family {theirs}, and the model is "
+            f"{setup.base_model}, of {ours}",
+            help=f"load the tokenizer of {setup.base_model}",
+        )
+
+
+@rule("MOD030", "embedding-not-resized", severity="warning")
+def embedding_not_resized(setup: Setup) -> Iterator[Finding]:
+    """Tokens are added to the tokenizer, and the model's embedding keeps its size.
+
+    ## What it does
+    In a Python script that adds tokens and nowhere calls `resize_token_embeddings`: compares their number with the rows
+    that models of this type have to spare (27 in Pythia, some 270 in Qwen2.5 and Qwen3, none in Llama and GPT-2). A
+    padding token counts where models of this type do not have it already.
+
+    ## Why it is bad
+    The new numbers are past the end of the embedding: "index out of range", or a failed assertion on the GPU.
+
+    ## Example
+    `tokenizer.add_special_tokens({"pad_token": "[PAD]"})` for GPT-2.
+
+    ## Fix
+    `model.resize_token_embeddings(len(tokenizer))` behind it.
+
+    ## Evidence
+    transformers' documentation of `add_tokens`: "you should make sure to also resize the token embedding matrix".
+    """
+    if setup.tokens_past_embedding:
+        added = setup.name("tokens_past_embedding")
+        yield Finding(
+            field="tokens_past_embedding",
+            message=f"{added} makes tokens ({setup.tokens_past_embedding}), and the script never calls "
+            "resize_token_embeddings",
+            help="call model.resize_token_embeddings(len(tokenizer)) behind it, or use tokens that the model has",
+        )
 
 
 @rule("MOD009", "model-size-unknown", severity="info")

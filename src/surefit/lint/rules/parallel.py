@@ -9,6 +9,7 @@ from surefit.config.modes import MODES
 from surefit.config.schema import Config
 from surefit.config.world import data_ranks
 from surefit.facts.model import ModelFacts
+from surefit.facts.module_names import LAYER_CLASSES, layers_of
 from surefit.facts.setup import Setup
 from surefit.facts.sharding import sharing_obstacle
 from surefit.lint.rule import Finding, LintContext, named_by, rule
@@ -436,3 +437,34 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
             message=f"{model.name} cannot be trained with {field}: {size}: {why}",
             help="choose a number that divides them, or another parallel.mode",
         )
+
+
+@rule("PAR024", "layer-class-of-another-model", severity="error")
+def layer_class_of_another_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
+    """FSDP is told to wrap layers of a class that this model does not have.
+
+    ## What it does
+    Compares `fsdp_transformer_layer_cls_to_wrap` with the decoder layer's class in the type of model that is trained,
+    by its config.json or else by its name. For an Accelerate config the model is that of the script which a launch line
+    beside it starts. Names that are no decoder layer of a known model are left alone.
+
+    ## Why it is bad
+    The run stops with "Could not find the transformer layer class … in the model", after the weights are loaded.
+
+    ## Example
+    `fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer` for `mistralai/Mistral-7B-v0.3`.
+
+    ## Fix
+    Write the class that the finding names, or leave the key out: transformers knows its models' own.
+
+    ## Evidence
+    Accelerate 1.15, utils/dataclasses.py, `set_auto_wrap_policy`.
+    """
+    layers = layers_of(setup.base_model, context.model.model_type if context.model else None)
+    for name in setup.fsdp_layers or () if layers else ():
+        if layers and name in LAYER_CLASSES and name != layers.layer_class:
+            yield Finding(
+                field="fsdp_layers",
+                message=f"{setup.base_model} has no layers of the class {name}: they are {layers.layer_class}",
+                help=f"write {layers.layer_class}, or leave the key out",
+            )

@@ -234,7 +234,8 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
 
     ## What it does
     In a job of several nodes: looks for anything that starts processes on the others (srun, mpirun, ssh…), and compares
-    the number of machines given to torchrun or accelerate with that of the nodes.
+    the number of machines given to torchrun or accelerate with that of the nodes. In a job of one node, which is not
+    an array: looks for a launch on several machines.
 
     ## Why it is bad
     A batch script runs on the first node only: without srun the others stay idle, and the launcher waits for them. With
@@ -251,7 +252,10 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
     Lightning-AI/pytorch-lightning#8707: a run on two nodes that froze until `srun` was put before it.
     """
     launch, nodes = job.launch, job.nodes
-    if launch is None or not nodes or nodes < 2:
+    if launch is None or not nodes:
+        return
+    if nodes < 2:
+        yield from _too_many_machines(job)
         return
     if not job.reaches_nodes:
         message, help_ = f"{launch.tool} starts on the first of {nodes} nodes only", "put srun before it"
@@ -267,6 +271,23 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
     else:
         return
     yield Finding(path=job.path, line=launch.lines.get("nnodes", launch.line), message=message, help=help_)
+
+
+def _too_many_machines(job: JobScript) -> Iterator[Finding]:
+    """Find the launch on several machines in a job of one node, unless several such jobs make up the machines."""
+    launch = job.launch
+    if launch is None or "nodes" not in job.options or "array" in job.options:
+        return
+    rank = next((launch.flags[name] for name in ("node_rank", "machine_rank") if name in launch.flags), "0")
+    if (launch.machines or 0) > 1 and rank in ("0", "$SLURM_NODEID", "$SLURM_PROCID"):
+        flag = next((name for name in ("nnodes", "num_machines", "num_nodes") if name in launch.flags), "nnodes")
+        yield Finding(
+            path=job.path,
+            line=launch.lines.get(flag, launch.line),
+            message=f"{launch.tool} is told {launch.machines} machines with --{flag}, and --nodes asks for one: it "
+            "waits for machines that never come",
+            help=f"write #SBATCH --nodes={launch.machines}, or --{flag}=1",
+        )
 
 
 @rule("SLM008", "option-after-a-command", severity="warning")

@@ -23,6 +23,18 @@ FIRST_FOR_NUMPY_2 = {
 """The first releases that were built for NumPy 2, of what a training run imports: numpy/numpy#26191."""
 CORE = ("transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface-hub")
 FAMILY = (*CORE, "trl", "safetensors", "torch", "numpy")
+TOOLS = ("axolotl", "llamafactory", "unsloth")
+BUILT_UPON = (
+    "bitsandbytes",
+    "xformers",
+    "torchvision",
+    "torchao",
+    "liger-kernel",
+    "deepspeed",
+    "triton",
+    "unsloth-zoo",
+)
+"""What those pin beside the libraries of `FAMILY`; compared in requirements only."""
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 BITS = ("nf4", "fp4", "int8")
 MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -192,7 +204,8 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
 
     ## What it does
     Compares transformers, peft, accelerate, datasets, tokenizers and huggingface-hub (and trl, where another tool is
-    used) with what each requires of the others in its own metadata. No table of ours is involved.
+    used) with what each requires of the others in its own metadata. In a requirements file the pinned releases of
+    these, of Axolotl, LLaMA-Factory and Unsloth are compared with what their metadata on the package index says.
 
     ## Why it is bad
     transformers refuses to be imported; the others fail later, at an argument or an import that moved.
@@ -207,7 +220,10 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
     Three of five published reports on fine-tuning fixed deprecated imports and changed arguments before training.
     """
     packages = CORE if setup.tool == "surefit" else (*CORE, "trl")
-    for unmet in stack.unmet(packages, FAMILY) if _uses(context, setup, stack) else ():
+    others = FAMILY
+    if stack.pinned:
+        packages, others = (*packages, *TOOLS), (*FAMILY, *BUILT_UPON)
+    for unmet in stack.unmet(packages, others) if _uses(context, setup, stack) else ():
         yield _of(unmet, stack)
 
 

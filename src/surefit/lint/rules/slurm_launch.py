@@ -1,0 +1,243 @@
+"""SLM: memory, log files, devices and launchers' options that do not fit together."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from surefit.core.units import bytes_text
+from surefit.facts.job_script import JobScript, memory_mib
+from surefit.lint.rule import Finding, rule
+
+LEAST_MIB = 2048
+"""RAM that a process with PyTorch and CUDA needs before it holds a single weight."""
+NAMES = {"%x": "$SLURM_JOB_NAME", "%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", "%A": "$SLURM_ARRAY_JOB_ID"}
+NAMES |= {"%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
+"""Patterns in the names of log files → the variables that the job has for them."""
+APART = {
+    "accelerate": (
+        (("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they choose different kinds of launch"),
+
+    ),
+    "deepspeed": (
+        (("include", "num_gpus"), "the launcher takes a list of GPUs or their number"),
+        (("include", "num_nodes"), "the launcher takes a list of nodes or their number"),
+        (("exclude", "num_gpus"), "the launcher takes a list of GPUs or their number"),
+        (("exclude", "num_nodes"), "the launcher takes a list of nodes or their number"),
+        (("include", "exclude"), "the launcher takes one of the two lists"),
+    ),
+}  # fmt: skip
+"""Launcher → (options of which it takes one at a time, why)."""
+
+
+@rule("SLM042", "memory-too-small", severity="error")
+def memory_too_small(job: JobScript) -> Iterator[Finding]:
+    """The job asks for less memory than a training process needs to start.
+
+    ## What it does
+    Reads `--mem`, `--mem-per-cpu` and `--mem-per-gpu` of a job that trains; a number without a unit is one of
+    megabytes.
+
+    ## Why it is bad
+    SLURM kills the job while it imports PyTorch or loads the model: "oom-kill event" and no message of the script's
+    own.
+
+    ## Example
+    `#SBATCH --mem=240`, which is 240 MB and was meant as 240 GB.
+
+    ## Fix
+    Write the unit: `--mem=240G`.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html#OPT_mem: "Default units are megabytes".
+    """
+    asked = memory_mib(job)
+    if job.launch is None or asked is None or asked >= LEAST_MIB:
+        return
+    name = next(each for each in ("mem", "mem-per-cpu", "mem-per-gpu") if each in job.options)
+    written = job.options[name]
+    yield Finding(
+        path=job.path,
+        line=job.line(name),
+        message=f"--{name}={written} comes to {bytes_text(round(asked * 2**20))} on a node, less than PyTorch needs",
+        help=f"write --{name}={written}G" if written.isdecimal() else "ask for several gigabytes",
+    )
+
+
+@rule("SLM043", "log-folder-absent", severity="warning")
+def log_folder_absent(job: JobScript) -> Iterator[Finding]:
+    """The job's output goes to a folder that is not there when the job starts.
+
+    ## What it does
+    Looks at the folders of `--output` and `--error`: one with a pattern such as %j in its name, one that the script
+    itself makes, and a relative one that lies neither here nor beside the script.
+
+    ## Why it is bad
+    SLURM opens the file before the first line of the script runs, and makes no folder: the job fails at once, and
+    writes no message anywhere.
+
+    ## Example
+    `#SBATCH --output=logs/%x/%j.out` with `mkdir -p logs/$SLURM_JOB_NAME` in the script.
+
+    ## Fix
+    Make the folder before `sbatch`, and leave patterns to the name of the file.
+
+    ## Evidence
+    https://slurm.schedmd.com/sbatch.html, --output: the batch script's standard output is connected "directly to the
+    file name specified"; no directory is created.
+    """
+    made = {os.path.normpath(re.sub(r"\$\{(\w+)\}", r"$\1", folder)) for folder in job.folders_made}
+    said: set[str] = set()
+    for name in ("output", "error"):
+        folder = os.path.dirname(job.options.get(name, ""))
+        if not folder or folder.startswith("/dev") or folder in said:
+            continue
+        said.add(folder)
+        meant = os.path.normpath(re.sub(r"%\d*[xjJAau]", lambda found: NAMES[f"%{found[0][-1]}"], folder))
+        if re.search(r"%\d*[A-Za-z]", folder):
+            why = "its name is only known once the job runs"
+        elif any(each == meant or each.startswith(f"{meant}/") for each in made):
+            why = "the script makes it when the file is already opened"
+        elif _is_absent(folder, job):
+            why = "it is not there"
+        else:
+            continue
+        yield Finding(
+            path=job.path,
+            line=job.line(name),
+            message=f"--{name} writes into the folder {folder}, which SLURM does not make: {why}",
+            help="make the folder before sbatch, and leave %j and the like to the name of the file",
+        )
+
+
+def _is_absent(folder: str, job: JobScript) -> bool:
+    """Whether a relative folder lies neither here nor beside the script or above it."""
+    if os.path.isabs(folder) or "$" in folder or folder.startswith("~") or "chdir" in job.options:
+        return False
+    here = Path(job.path).resolve().parent
+    return not any((base / folder).is_dir() for base in (Path.cwd(), here, *list(here.parents)[:3]))
+
+
+@rule("SLM044", "devices-hidden", severity="error")
+def devices_hidden(job: JobScript) -> Iterator[Finding]:
+    """The script lets its processes see other GPUs than it starts processes for, or has.
+
+    ## What it does
+    Counts the devices in a constant CUDA_VISIBLE_DEVICES and compares them with the processes of the launch, and its
+    numbers with the GPUs that the job asks for.
+
+    ## Why it is bad
+    The processes beyond the list stop with "invalid device ordinal"; a number that the job was not given is a GPU that
+    is not there, or another job's.
+
+    ## Example
+    `export CUDA_VISIBLE_DEVICES=0,1` above `torchrun --nproc_per_node=4`.
+
+    ## Fix
+    Leave the variable out: SLURM sets it.
+
+    ## Evidence
+    https://slurm.schedmd.com/gres.html: SLURM sets CUDA_VISIBLE_DEVICES to the GPUs of the job.
+    """
+    launch, value = job.launch, job.variables.get("CUDA_VISIBLE_DEVICES")
+    if launch is None or value is None or not re.fullmatch(r"\d{1,3}(,\d{1,3})*,?", value[0]):
+        return
+    devices = [int(number) for number in value[0].strip(",").split(",")]
+    count = launch.per_node or 0
+    if launch.tool != "deepspeed" and count > len(devices):  # which leaves the variable aside where it is told a number
+        message = (
+            f"{launch.tool} starts {count} processes on a node, and CUDA_VISIBLE_DEVICES shows them {len(devices)}"
+        )
+    elif job.gpus_per_node and max(devices) >= job.gpus_per_node:
+        message = (
+            f"CUDA_VISIBLE_DEVICES names device {max(devices)}, and the job has {job.gpus_per_node} GPUs on a node"
+        )
+    else:
+        return
+    yield Finding(
+        path=job.path,
+        line=value[1],
+        field="CUDA_VISIBLE_DEVICES",
+        message=message,
+        help="leave CUDA_VISIBLE_DEVICES to SLURM, or name a GPU for each process",
+    )
+
+
+@rule("SLM045", "line-continues-nothing", severity="error")
+def line_continues_nothing(job: JobScript) -> Iterator[Finding]:
+    """A line begins with an option, and the line above it has ended its command.
+
+    ## What it does
+    Looks for lines that begin with `-` outside of brackets, quotes and here-documents, where the line before them does
+    not end in a backslash, or is a comment.
+
+    ## Why it is bad
+    The run starts without the options of this line and those below it, and the shell then looks for a command called
+    `--per_device_train_batch_size`.
+
+    ## Example
+    `--learning_rate 1e-5` without a backslash behind it, and `--num_train_epochs 3` on the next line.
+
+    ## Fix
+    End the line above with a backslash; take comments and empty lines out of the command.
+
+    ## Evidence
+    Bash's manual, "Escape Character": only a backslash right before the line break continues a line.
+    """
+    for line, option in job.options_alone[:1]:
+        yield Finding(
+            path=job.path,
+            line=line,
+            message=f"{option} begins a command of its own: line {line - 1} does not continue",
+            help=f"end line {line - 1} with a backslash; a comment or an empty line there ends the command, too",
+        )
+
+
+@rule("SLM046", "launcher-options-apart", severity="error")
+def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
+    """A launcher is given options that it does not take together.
+
+    ## What it does
+    Compares the options of accelerate, deepspeed and torchrun with what each takes one at a time, and their number of
+    processes with what `--multi_gpu` needs.
+
+    ## Why it is bad
+    The launcher stops before any process starts; torchrun's `--standalone` makes every machine wait for itself.
+
+    ## Example
+    `deepspeed --num_gpus 4 --include localhost:0,1 train.py`, `accelerate launch --multi_gpu --use_fsdp train.py`.
+
+    ## Fix
+    Take one of them out.
+
+    ## Evidence
+    DeepSpeed 0.19, launcher/runner.py: "Cannot specify num_nodes/gpus with include/exclude". Accelerate 1.15,
+    commands/launch.py: "You can only use one of `--cpu`, `--multi_gpu`, `--tpu`, `--use_deepspeed`, `--use_fsdp`".
+    """
+    for launch in job.launches:
+        for together, why in APART.get(launch.tool, ()):
+            given = [name for name in together if name in launch.flags]
+            if len(given) > 1:
+                yield Finding(
+                    path=job.path,
+                    line=launch.lines.get(given[1], launch.line),
+                    message=f"{launch.tool} does not take --{given[0]} and --{given[1]} together: {why}",
+                    help=f"take --{given[0]} or --{given[1]} out",
+                )
+                break
+        if launch.tool == "torchrun" and "standalone" in launch.flags and (launch.machines or 1) > 1:
+            yield Finding(
+                path=job.path,
+                line=launch.lines.get("standalone", launch.line),
+                message=f"--standalone is for one machine, and --nnodes is {launch.machines}: each waits on itself",
+                help="write --rdzv_backend=c10d --rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT in its place",
+            )
+        if launch.tool == "accelerate" and "multi_gpu" in launch.flags and launch.processes == 1:
+            yield Finding(
+                path=job.path,
+                line=launch.lines.get("num_processes", launch.line),
+                message="--multi_gpu needs two processes or more, and --num_processes is 1",
+                help="take --multi_gpu out, or start a process for each GPU",
+            )
