@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
+from surefit.facts.job_script import read_job_script
 from surefit.foreign.python_source import COMPUTED, STEPS, option, parse
+from surefit.foreign.requirements import asked_beside
+
+LOCK = 'version = 1\n\n[[package]]\nname = "transformers"\nversion = "4.40.2"\n'
+RANGE = '[project]\nname = "x"\nversion = "1"\ndependencies = ["transformers>=4.38"]\n'
+PINNED = RANGE.replace(">=4.38", "==4.40.2")
+CONDA = "dependencies:\n  - pip\n  - pip:\n    - transformers==4.40.2\n"
 
 
 def chosen(script: str, name: str, passed: dict[str, set[str | None]] | None = None) -> Any:
@@ -77,3 +84,42 @@ def test_values_that_double_are_given_up(entry: str) -> None:
     name = next(node for node, _ in reversed(source.nodes) if getattr(node, "id", "") == "x30")
     assert source.value(name, source.module) is COMPUTED
     assert STEPS < source.evaluated[0] < 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("beside", "file"),
+    [
+        pytest.param({"uv.lock": LOCK, "pyproject.toml": RANGE}, "uv.lock", id="W1-lock"),
+        pytest.param(
+            {"requirements.txt": "transformers==4.40.2\n", "pyproject.toml": RANGE}, "requirements.txt", id="W1-pin"
+        ),
+        pytest.param(
+            {"requirements.txt": "transformers>=4.38\n", "pyproject.toml": PINNED}, "pyproject.toml", id="W1-pin-later"
+        ),
+        pytest.param(
+            {"requirements.txt": "transformers>=4.38\n", "conda-list.yml": CONDA}, "conda-list.yml", id="W1-conda"
+        ),
+    ],
+)
+def test_an_exact_pin_counts_before_a_range(beside: dict[str, str], file: str) -> None:
+    Path(".git").mkdir()
+    for name, text in beside.items():
+        Path(name).write_text(text)
+    Path("train.py").write_text("import transformers\n")
+    versions, source = asked_beside(Path("train.py"))
+    assert (versions["transformers"].strip("="), source["transformers"]) == ("4.40.2", file)
+
+
+@pytest.mark.parametrize(
+    ("command", "redirected"),
+    [
+        pytest.param("pip install -q vllm>/dev/null 2>&1", False, id="V2-10-null"),
+        pytest.param("pip install vllm>install.log", False, id="V2-10-log"),
+        pytest.param("pip install bitsandbytes>=0.43", True, id="V2-10-version"),
+        pytest.param("pip install torch>2.4", True, id="V2-10-greater"),
+    ],
+)
+def test_a_redirection_is_no_version(command: str, redirected: bool) -> None:
+    Path("run.sh").write_text(f"#!/bin/bash\n{command}\n")
+    installs = read_job_script(Path("run.sh")).installs
+    assert any(install.redirected for install in installs) is redirected

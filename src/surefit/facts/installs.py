@@ -12,7 +12,7 @@ _TOKEN = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
 _INSTALLS = re.compile(
     r"^(?:RUN\s+|sudo\s+|!|%)*(?:(?:\S*/)?python[\d.]*\s+-m\s+)?(?:uv\s+)?(pip[\d.]*|conda|mamba|micromamba)\s+install\s"
 )
-_UNQUOTED = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w,.-]+\])?)([<>])(=?\S+)")
+_UNQUOTED = re.compile(r"([A-Za-z0-9][\w.-]*(?:\[[\w,.-]+\])?)([<>])(=?\d\S*)")
 _VALUED = frozenset({
     "-r", "--requirement", "-c", "--constraint", "-e", "--editable", "-f", "--find-links", "-i", "--index-url",
     "--extra-index-url", "-t", "--target", "--python", "-p", "-n", "--name", "--prefix", "--channel", "--timeout",

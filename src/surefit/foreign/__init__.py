@@ -90,10 +90,10 @@ def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
     """What to write in place of keys that stand at the top of a file and belong into SureFit's sections."""
     places = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
     return ConfigError(
-        f"{UNKNOWN}: a SureFit config without its sections",
+        f"{UNKNOWN}, and its keys lack the sections of a SureFit config",
         code="E3550",
         path=path,
-        help=f"write each key in its section, such as `train: {{learning_rate: 2e-4}}` ({places}); "
+        help=f"if it is meant for SureFit, write each key in its section, such as `train: {{learning_rate: 2e-4}}` ({places}); "
         "`surefit init` writes a whole config",
     )
 

@@ -103,19 +103,22 @@ def asked_beside(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """What the requirements of a script's project ask for: its own header, and the files beside it and above it.
 
     Returns:
-        Package → its versions, and package → the name of the file that says so. Of files with other than the usual
-        names that contradict each other, the newest exact pin counts.
+        Package → its versions, and package → the name of the file that says so. An exact pin counts before a range;
+        of several, the first in the order of `USUAL`, and of files with other names the newest.
     """
     asked: dict[str, str] = {}
     source: dict[str, str] = {}
-    for file in [path, *sorted(_files_beside(path.resolve().parent), key=lambda file: file.name not in USUAL)]:
+    for file in [path, *sorted(_files_beside(path.resolve().parent), key=_rank)]:
         for pin in _pins_of(file):
             known = asked.get(pin.package)
-            if pin.versions and (
-                known is None or (source[pin.package] not in USUAL and _is_newer(pin.versions, known))
-            ):
+            open_to_newer = known is None or exact(known) is None or source[pin.package] not in USUAL
+            if pin.versions and open_to_newer and (known is None or _is_newer(pin.versions, known)):
                 asked[pin.package], source[pin.package] = pin.versions, file.name
     return asked, source
+
+
+def _rank(file: Path) -> int:
+    return USUAL.index(file.name) if file.name in USUAL else len(USUAL)
 
 
 def _is_newer(versions: str, known: str) -> bool:

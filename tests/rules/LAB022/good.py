@@ -9,7 +9,7 @@ tokenizer = AutoTokenizer.from_pretrained("openai-community/gpt2")
 
 def encode(row):
     ids = tokenizer(row["text"], truncation=True, padding="max_length", max_length=256)
-    ids["labels"] = [t if seen else -100 for t, seen in zip(ids["input_ids"], ids["attention_mask"])]
+    ids["labels"] = [t if seen else -100 for t, seen in zip(ids["input_ids"], ids["attention_mask"], strict=True)]
     return ids
 
 
