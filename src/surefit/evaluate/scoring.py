@@ -197,8 +197,9 @@ def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[li
         numbers = [places[answer.row["where"]] for answer in answers]
         if len(set(numbers)) == len(numbers):
             return sorted(zip(answers, numbers, strict=True), key=lambda pair: pair[1]), "where"
-    index = [answer.row.get("index") for answer in answers]  # the number of the row, as `surefit predict` writes it
-    if all(type(number) is int for number in index) and sorted(index) == list(range(len(rows))):
+    # The number of the row, as `surefit predict` writes it.
+    index = [number for answer in answers if type(number := answer.row.get("index")) is int]
+    if len(index) == len(answers) and sorted(index) == list(range(len(rows))):
         return sorted(zip(answers, index, strict=True), key=lambda pair: pair[1]), "index"
     if len(answers) != len(rows):
         raise DataError(
