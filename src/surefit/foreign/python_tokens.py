@@ -33,7 +33,15 @@ CLASSES = {
     "conll2003": 9, "wnut_17": 13,
 }  # fmt: skip
 """Data set, with its configuration → classes of its labels, as their cards on the hub say."""
-OWNERS: tuple[str, ...] = ("fancyzhx", "dair-ai", "stanfordnlp", "nyu-mll", "cardiffnlp", "aps", "cornell-movie-review-data")
+OWNERS: tuple[str, ...] = (
+    "fancyzhx",
+    "dair-ai",
+    "stanfordnlp",
+    "nyu-mll",
+    "cardiffnlp",
+    "aps",
+    "cornell-movie-review-data",
+)
 OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
 """Accounts on the hub that these data sets have moved to."""
 LABELED = ("ForSequenceClassification", "ForTokenClassification")
