@@ -385,7 +385,13 @@ def _markers(notes: Notes, source: Source, calls: list[Call]) -> Iterator[Config
         written = next((each.value for each in node.keywords if each.arg == key), first)
         value = source.value(written, scope) if written is not None else None
         marker = marker_of(value) if isinstance(value, str) else None
-        if marker and written is not None and marker != template and source.text.count(marker) <= value.count(marker):
+        if (
+            isinstance(value, str)
+            and marker
+            and written is not None
+            and marker != template
+            and source.text.count(marker) <= value.count(marker)
+        ):
             yield ConfigError(
                 f"{key} is {value!r}, and the chat template begins an answer with {template!r}: no label is left",
                 code="E3965", path=notes.path, line=written.lineno, field=key, help=f"write a {key} with {template}",

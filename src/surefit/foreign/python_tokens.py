@@ -33,7 +33,15 @@ CLASSES = {
     "conll2003": 9, "wnut_17": 13,
 }  # fmt: skip
 """Data set, with its configuration → classes of its labels, as their cards on the hub say."""
-OWNERS = ("fancyzhx", "dair-ai", "stanfordnlp", "nyu-mll", "cardiffnlp", "aps", "cornell-movie-review-data")
+OWNERS: tuple[str, ...] = (
+    "fancyzhx",
+    "dair-ai",
+    "stanfordnlp",
+    "nyu-mll",
+    "cardiffnlp",
+    "aps",
+    "cornell-movie-review-data",
+)
 OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
 """Accounts on the hub that these data sets have moved to."""
 LABELED = ("ForSequenceClassification", "ForTokenClassification")
@@ -162,7 +170,7 @@ def _labels_of(source: Source, calls: list[Call]) -> tuple[str, int] | None:
 
 def _count_labels(path: Path) -> int | None:
     """The classes of a JSON Lines file's whole numbers under `label`; None where it has none."""
-    labels = set()
+    labels: set[int] = set()
     try:
         with path.open(encoding="utf-8") as rows:
             for line in islice(rows, MOST_ROWS):
@@ -170,7 +178,7 @@ def _count_labels(path: Path) -> int | None:
                 label = row.get("label", row.get("labels")) if isinstance(row, dict) else None
                 if label is not None and (type(label) is not int or label < 0):
                     return None
-                labels |= {label} - {None}
+                labels |= {label} if label is not None else set()
     except (OSError, ValueError):
         return None
     return max(labels) + 1 if labels else None

@@ -219,8 +219,8 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
     ## Evidence
     Three of five published reports on fine-tuning fixed deprecated imports and changed arguments before training.
     """
-    packages = CORE if setup.tool == "surefit" else (*CORE, "trl")
-    others = FAMILY
+    packages: tuple[str, ...] = CORE if setup.tool == "surefit" else (*CORE, "trl")
+    others: tuple[str, ...] = FAMILY
     if stack.pinned:
         packages, others = (*packages, *TOOLS), (*FAMILY, *BUILT_UPON)
     for unmet in stack.unmet(packages, others) if _uses(context, setup, stack) else ():
