@@ -479,15 +479,19 @@ NOT_BESIDE_FILE = key_names("""
 """What Accelerate 1.15 (utils/dataclasses.py, _deepspeed_config_checks) does not take beside a DeepSpeed file."""
 
 
-def _with_deepspeed_file(flat: dict[str, Any]) -> bool:
-    return _upper(flat, "distributed_type") == "DEEPSPEED" and not off(
-        flat.get("deepspeed_config.deepspeed_config_file")
-    )
+def _beside_deepspeed_file(key: str) -> Callable[[dict[str, Any]], bool]:
+    """Return whether a config has this key beside a DeepSpeed file."""
+
+    def beside(flat: dict[str, Any]) -> bool:
+        deepspeed = _upper(flat, "distributed_type") == "DEEPSPEED"
+        return deepspeed and not off(flat.get("deepspeed_config.deepspeed_config_file")) and flat.get(key) is not None
+
+    return beside
 
 
 ACCELERATE += tuple(
     (
-        lambda flat, key=key: _with_deepspeed_file(flat) and flat.get(key) is not None,
+        _beside_deepspeed_file(key),
         key,
         f"{key.rpartition('.')[2]} in the DeepSpeed file: beside deepspeed_config_file it is refused",
     )
