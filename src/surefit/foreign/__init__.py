@@ -93,8 +93,8 @@ def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
         f"{UNKNOWN}, and its keys lack the sections of a SureFit config",
         code="E3550",
         path=path,
-        help=f"if it is meant for SureFit, write each key in its section, such as `train: {{learning_rate: 2e-4}}` ({places}); "
-        "`surefit init` writes a whole config",
+        help="if it is meant for SureFit, write each key in its section, such as `train: {learning_rate: 2e-4}` "
+        f"({places}); `surefit init` writes a whole config",
     )
 
 
