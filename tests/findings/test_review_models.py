@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefit import recipes
 from surefit.config.schema import GateSection
+from surefit.core.errors import ConfigError, GateError, ModelError
+from surefit.core.rundir import file_sha256, read_json, write_json
 from surefit.evaluate.gate import judge
-from surefit.evaluate.stats import (
-    aggregate_intervals,
-    paired_aggregates,
-    paired_bootstrap,
-    rows_to_rule_out,
-)
+from surefit.evaluate.stats import aggregate_intervals, paired_aggregates, paired_bootstrap, rows_to_rule_out
+from surefit.merge.adapter_file import Update, read_adapter
+from surefit.merge.combine import Combined, _factors, combine
+from surefit.merge.export import _finish, read_export
+from surefit.merge.fold import fold, rounding_error
+from surefit.merge.stream import misfits
+from surefit.model.finite import why_not_finite
+from surefit.model.quantize import Float8Linear
+from surefit.model.streamed import FromFiles
 from surefit.task import mean_scores
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCRIPT = Path(__file__).parents[2] / "benchmarks/adapter_matrix.py"
+_spec = importlib.util.spec_from_file_location("adapter_matrix", SCRIPT)
+assert _spec is not None
+assert _spec.loader is not None
+matrix = sys.modules.get("adapter_matrix") or importlib.util.module_from_spec(_spec)
+if "adapter_matrix" not in sys.modules:
+    sys.modules["adapter_matrix"] = matrix
+    _spec.loader.exec_module(matrix)
 
 Rows = list[dict[str, float]]
 
@@ -169,3 +191,229 @@ def test_rows_that_are_alike_are_still_found(wrong: int) -> None:
 )
 def test_four_equal_rows_prove_little_on_any_scale(score: float, bounds: tuple[float, float]) -> None:
     assert aggregate_intervals([{"b": score}] * 4, bleu)["bleu"] == pytest.approx(bounds, abs=0.05)
+
+
+def exact_fold(base: torch.Tensor, update: Update) -> float:
+    merged = base.clone()
+    fold(merged, update)
+    return rounding_error(base, update, merged)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["W10-float32", "W10-bfloat16"])
+def test_a_negative_alpha_has_the_same_bound(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    # Factors so large beside the weight that the rounding of the sum is nearly all there is.
+    base, a, b = 1e-6 * torch.randn(32, 32), torch.randn(4, 32), torch.randn(32, 4)
+    same = [exact_fold(sign * base.to(dtype), Update(a, sign * b, 8.0)) for sign in (1.0, -1.0)]
+    negated = exact_fold(base.to(dtype), Update(a, -b, -8.0))
+    assert negated == pytest.approx(same[0])
+    assert max(*same, negated) <= 1
+
+
+def adapter_of(folder: Path, change: Any = None, seed: int = 1, base: str = "llama", **settings: Any) -> Any:
+    """An adapter as PEFT's `save_pretrained` writes it, with trained factors, and what its model answers."""
+    place = folder.parent / f"base of {base}"
+    if not place.exists():
+        matrix.made_base(base, place.parent / f"made {base}")[0].rename(place)
+    with matrix.quiet():
+        saved = matrix.train(base, place, matrix.Option(settings, change=change), folder, seed=seed)
+    return place, saved
+
+
+def test_w10_an_adapter_with_a_negative_alpha_is_merged(tmp_path: Path) -> None:
+    place, saved = adapter_of(tmp_path / "a", lora_alpha=-8)
+    with matrix.quiet():
+        found = matrix.merged(place, saved.adapter, tmp_path / "out")
+    torch.testing.assert_close(found, saved.logits, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("base", ["llama", "llama tied", "gpt2 tied"], ids=lambda base: f"W9-{base}")
+def test_adapters_of_the_embedding_as_peft_saves_them_are_summed(tmp_path: Path, base: str) -> None:
+    place, first = adapter_of(tmp_path / "a", base=base, target_modules=["{q}", "{embed}"])
+    _, second = adapter_of(tmp_path / "b", base=base, seed=2, target_modules=["{embed}"], r=2, use_rslora=True)
+    if "gpt2" not in base:
+        assert any("base_layer" in name for name in load_file(first.adapter / matrix.WEIGHTS)), "the base's, too"
+    parts = ((first.adapter, 1.0), (second.adapter, -0.5))
+    with matrix.quiet():
+        found = matrix.merged(place, Path(), tmp_path / "out", Combined("cat", parts))
+        wanted = matrix.both_active(place, parts)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    assert read_json(tmp_path / "out/certificate.json")["passed"]
+
+
+def test_w9_an_embedding_that_is_not_the_bases_is_still_an_error(tmp_path: Path) -> None:
+    def moved(directory: Path) -> None:
+        tensors = load_file(directory / matrix.WEIGHTS)
+        name = next(name for name in tensors if "base_layer" in name)
+        tensors[name][3, 4] += 2**-10
+        matrix.save_file(tensors, directory / matrix.WEIGHTS, metadata={"format": "pt"})
+
+    place, first = adapter_of(tmp_path / "a", moved, target_modules=["{embed}"])
+    both = Combined("cat", ((first.adapter, 1.0), (first.adapter, 0.5)))
+    with pytest.raises(GateError) as caught:
+        combine(FromFiles(matrix.section_of(place), place, "cpu"), both, tmp_path)
+    assert caught.value.code == "E6400"
+
+
+def zeroed(*parts: str) -> Any:
+    def change(directory: Path) -> None:
+        tensors = load_file(directory / matrix.WEIGHTS)
+        tensors = {k: torch.zeros_like(v) if any(part in k for part in parts) else v for k, v in tensors.items()}
+        matrix.save_file(tensors, directory / matrix.WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def test_w11_a_layer_without_an_update_is_merged_and_noted(tmp_path: Path) -> None:
+    place, saved = adapter_of(tmp_path / "a", zeroed("layers.1.self_attn.v_proj.lora_B"))
+    _, other = adapter_of(tmp_path / "b", seed=2)
+    both = Combined("cat", ((saved.adapter, 1.0), (other.adapter, 0.5)))
+    with matrix.quiet():
+        found = matrix.merged(place, saved.adapter, tmp_path / "out")
+        wanted = matrix.both_active(place, ((saved.adapter, 1.0),))
+        matrix.merged(place, Path(), tmp_path / "sum", both)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    certificate = read_json(tmp_path / "out/certificate.json")
+    assert (certificate["passed"], certificate["not_trained"]) == (True, ["model.layers.1.self_attn.v_proj"])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(["lora_B"], id="W11-all zero"),
+        pytest.param(["layers.1.self_attn.v_proj.lora_"], id="W11-both factors of one are lost"),
+    ],
+)
+def test_an_adapter_without_any_update_is_an_error(tmp_path: Path, parts: list[str]) -> None:
+    place, saved = adapter_of(tmp_path / "a", zeroed(*parts))
+    with matrix.quiet(), pytest.raises(GateError) as caught:
+        matrix.merged(place, saved.adapter, tmp_path / "out")
+    assert caught.value.code == "E6019"
+    assert not (tmp_path / "out/merged").exists()
+
+
+def test_w11_a_run_expects_every_layer_to_be_trained(tmp_path: Path) -> None:
+    place, saved = adapter_of(tmp_path / "a", zeroed("layers.1.self_attn.v_proj.lora_B"))
+    model = FromFiles(matrix.section_of(place), place, "cpu").model
+    layers = {f"model.layers.{n}.self_attn.{name}" for n in (0, 1) for name in ("q_proj", "v_proj")}
+    adapter = read_adapter(saved.adapter)
+    assert (len(misfits(adapter, model, layers)), len(misfits(adapter, model))) == (1, 0)
+
+
+@pytest.mark.parametrize("way", ["cat", "svd", "linear"], ids=lambda way: f"W29-{way}")
+def test_adapters_that_cancel_out_are_an_error(tmp_path: Path, way: str) -> None:
+    place, saved = adapter_of(tmp_path / "a")
+    base = FromFiles(matrix.section_of(place), place, "cpu")
+    with pytest.raises(ConfigError) as caught:
+        combine(base, Combined(way, ((saved.adapter, 1.0), (saved.adapter, -1.0))), tmp_path)
+    assert caught.value.field == "--with"
+    assert combine(base, Combined(way, ((saved.adapter, 1.0), (saved.adapter, -0.5))), tmp_path).is_dir()
+
+
+@pytest.mark.parametrize("ranks", [(4, 4), (2, 7), (40, 4)], ids=lambda ranks: f"W12-{ranks}")
+def test_svd_is_the_best_approximation_of_the_sum(ranks: tuple[int, int]) -> None:
+    """Also where the ranks together are more than the layer has inputs."""
+    torch.manual_seed(0)
+    parts = [(Update(torch.randn(r, 40), torch.randn(64, r), 2.0), w) for r, w in zip(ranks, (0.5, -0.7), strict=True)]
+    a, b = _factors("svd", parts)
+    total = sum(weight * 2.0 * (part.b.double() @ part.a.double()) for part, weight in parts)
+    left, values, right = torch.linalg.svd(total, full_matrices=False)
+    rank = max(ranks)
+    wanted = (left[:, :rank] * values[:rank]) @ right[:rank]
+    assert len(a) == rank
+    torch.testing.assert_close(b.double() @ a.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+class Peak(TorchDispatchMode):
+    """The most numbers that any tensor has."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(tensor, torch.Tensor):
+                self.most = max(self.most, tensor.numel())
+        return found
+
+
+def test_w12_svd_never_makes_the_sum() -> None:
+    parts = [(Update(torch.randn(4, 3000), torch.randn(5000, 4), 2.0), 1.0)] * 2
+    with Peak() as peak:
+        _factors("svd", parts)
+    assert peak.most <= 8 * 5000
+
+
+@pytest.mark.parametrize(
+    ("value", "where"), [(float("nan"), "scale"), (float("inf"), "scale"), (-float("inf"), "scale")],
+    ids=["W7-NaN", "W7-infinity", "W7-minus infinity"],
+)  # fmt: skip
+def test_a_float8_weight_that_is_not_finite_is_named(value: float, where: str) -> None:
+    layer = torch.nn.Linear(16, 16)
+    layer.weight.data[3, 5] = value
+    error = why_not_finite(torch.nn.Sequential(Float8Linear.of(layer)), "bfloat16")
+    assert error.code == "E5353"
+    assert "of 0." in error.message
+    sound = torch.nn.Sequential(Float8Linear.of(torch.nn.Linear(16, 16)))
+    assert why_not_finite(sound, "bfloat16").code == "E5352"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["W7-e4m3", "W7-e5m2"])
+def test_a_model_stored_in_float8(dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(4, 4)
+    layer.weight = torch.nn.Parameter(torch.tensor([[float("nan")] + [1.0] * 3] * 4).to(dtype), requires_grad=False)
+    error = why_not_finite(layer, "bfloat16")
+    assert (error.code, "4 of 16 values of weight" in error.message) == ("E5353", True)
+
+
+def test_w7_the_scales_of_nf4() -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    weight = torch.ones(64, 64)
+    weight[0, 0] = float("nan")
+    for nested in (False, True):
+        data, state = bitsandbytes.functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=nested)
+        layer = torch.nn.Linear(4, 4, bias=False)
+        layer.weight = torch.nn.Parameter(data, requires_grad=False)
+        layer.weight.quant_state = state
+        assert why_not_finite(layer, "bfloat16").code == "E5353", nested
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        pytest.param("chat_template.jinja", None, id="W8-a file"),
+        pytest.param("additional_chat_templates/tool_use.jinja", None, id="W8-a named template"),
+        pytest.param("../outside.json", "E6015", id="W8-above"),
+        pytest.param("additional_chat_templates/../../outside.json", "E6015", id="W8-above, by a folder"),
+        pytest.param("{outside}", "E6015", id="W8-absolute"),
+        pytest.param("link.json", "E6015", id="W8-a link"),
+        pytest.param("linked/outside.json", "E6015", id="W8-a linked folder"),
+        pytest.param("additional_chat_templates", "E6015", id="W8-a folder"),
+        pytest.param("missing.json", "E6015", id="W8-missing"),
+    ],
+)
+def test_an_export_is_files_below_its_folder(tmp_path: Path, name: str, code: str | None) -> None:
+    export, outside = tmp_path / "export", tmp_path / "outside.json"
+    (export / "additional_chat_templates").mkdir(parents=True)
+    outside.write_text("x")
+    (export / "link.json").symlink_to(outside)
+    (export / "linked").symlink_to(tmp_path)
+    for file in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (export / file).write_text("x")
+    about = {"bytes": 1, "sha256": file_sha256(outside)}
+    write_json(export / "export.json", {"files": {name.format(outside=outside): about}})
+    if code is None:
+        assert read_export(export)["files"].keys() == {name}
+        return
+    with pytest.raises(ModelError) as caught:
+        read_export(export)
+    assert caught.value.code == code
+
+
+def test_w8_what_is_exported_with_a_named_template_is_read_again(tmp_path: Path) -> None:
+    source = SimpleNamespace(certificate={"passed": True, "merged_sha256": "a"})
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+    manifest = _finish(tmp_path, "hub", source, source.certificate, lambda certificate, directory: "a card")
+    assert "additional_chat_templates/tool_use.jinja" in manifest["files"]
+    assert read_export(tmp_path) == manifest
