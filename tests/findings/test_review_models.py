@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -16,20 +18,26 @@ import torch
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import surefit
 from surefit import recipes
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, GateError, ModelError
-from surefit.core.rundir import file_sha256, read_json, write_json
+from surefit.core.rundir import RunDir, file_sha256, read_json, write_json
+from surefit.core.units import MIB
 from surefit.evaluate.gate import judge
 from surefit.evaluate.stats import aggregate_intervals, paired_aggregates, paired_bootstrap, rows_to_rule_out
+from surefit.facts.named_templates import TEMPLATE_DIR
 from surefit.merge.adapter_file import Update, read_adapter
 from surefit.merge.combine import Combined, _factors, combine
 from surefit.merge.export import _finish, read_export
 from surefit.merge.fold import fold, rounding_error
+from surefit.merge.serving import Beside, adapter_commands, card_commands, model_commands
 from surefit.merge.stream import misfits
 from surefit.model.finite import why_not_finite
 from surefit.model.quantize import Float8Linear
 from surefit.model.streamed import FromFiles
+from surefit.plan.process import ASSUMED, for_another_process, process_bytes
+from surefit.report.model_card import About, model_card
 from surefit.task import mean_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -417,3 +425,77 @@ def test_w8_what_is_exported_with_a_named_template_is_read_again(tmp_path: Path)
     manifest = _finish(tmp_path, "hub", source, source.certificate, lambda certificate, directory: "a card")
     assert "additional_chat_templates/tool_use.jinja" in manifest["files"]
     assert read_export(tmp_path) == manifest
+
+
+class Held:
+    """A program's own data."""
+
+    def __init__(self, mib: int) -> None:
+        self.pages = bytearray(mib * MIB)
+        for start in range(0, len(self.pages), 4096):
+            self.pages[start] = 1
+
+
+def test_w15_a_plan_does_not_count_what_the_program_that_plans_has() -> None:
+    importlib.import_module("peft")
+    before = process_bytes()
+    held = Held(900)
+    in_this_process = process_bytes()
+    with for_another_process():
+        in_another = process_bytes()
+    assert len(held.pages) > 0
+    assert in_this_process[0] >= before[0] + 850 * MIB, "surefit.train runs beside it"
+    assert in_another[:2] == ASSUMED
+    assert "as measured" in in_this_process[2]
+    assert "as measured" not in in_another[2]
+    assert process_bytes()[2] == "as measured"
+
+
+def test_w15_the_python_interface_plans_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def planned_run(run: Any, **options: Any) -> Any:
+        held = Held(900)
+        seen.append(process_bytes()[:2] if held.pages else None)
+        return {"estimate": None, "time": None, "disk_total_bytes": None, "does_not_fit": []}
+
+    monkeypatch.setattr("surefit.stages.planning.planned_run", planned_run)
+    monkeypatch.setattr("surefit.api.prepare", lambda target: None)
+    monkeypatch.setattr("surefit.api._target", lambda target: target)
+    surefit.plan("c.yaml")
+    assert seen == [ASSUMED]
+
+
+@pytest.mark.parametrize("place", ["a run", "it's", "$HOME/x", "plain"], ids=lambda place: f"W21-{place}")
+def test_commands_survive_a_shell(place: str) -> None:
+    beside = Beside({"r": 8}, f"{place}/b", f"{place}/a", stops=[2], generation=f"{place}/g", neutral=False,
+                    template=f"{place}/t")  # fmt: skip
+    found, _ = adapter_commands(beside)
+    vllm, sglang = (shlex.split(lines[0]) for lines in found.values())
+    for words, option in ((vllm, "--lora-modules"), (sglang, "--lora-paths")):
+        assert words[words.index(option) + 1] == f"adapter={place}/a"
+        assert words[words.index("--chat-template") + 1] == f"{place}/t"
+        assert f"{place}/b" in words
+    assert vllm[vllm.index("--generation-config") + 1] == f"{place}/g"
+    assert json.loads(vllm[vllm.index("--override-generation-config") + 1])["temperature"] == 0
+    assert shlex.split(model_commands(f"{place}/m", {})["vLLM"][0])[2] == f"{place}/m"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("hub", 1), ("adapter", 1), ("gguf", 0)], ids=["W16-whole", "W16-adapter", "W16-GGUF"]
+)
+def test_the_card_prints_the_notes_of_its_commands(tmp_path: Path, kind: str, said: int) -> None:
+    export = tmp_path / "export"
+    (export / TEMPLATE_DIR).mkdir(parents=True)
+    for file in ("chat_template.jinja", f"{TEMPLATE_DIR}/tool_use.jinja"):
+        (export / file).write_text("{{ messages }}")
+    if kind == "adapter":
+        settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "base_model_name_or_path": "org/base"}
+        write_json(export / "adapter_config.json", settings)
+    else:
+        write_json(export / "config.json", {"architectures": ["LlamaForCausalLM"]})
+    _, notes = card_commands(export, "org/base")
+    about = About("one", recipes.get("sft"), "org/base", "org/base", None, [], kind)
+    card = model_card(RunDir(tmp_path / "run"), about, {"passed": True, "reason": "", "checks": []}, export)
+    assert len(notes) == 1
+    assert sum(note in card for note in notes) == said
