@@ -299,7 +299,7 @@ def merged(place: Path, adapter: Path, out: Path, combined: Combined | None = No
     """The logits of what SureFit merges."""
     out.mkdir(exist_ok=True)
     if combined is not None:
-        adapter = combine(FromFiles(section_of(place), place, "cpu").model, combined, out)
+        adapter = combine(FromFiles(section_of(place), place, "cpu"), combined, out)
     tokenizer = str(adapter) if (adapter / "tokenizer_config.json").exists() else None
     files = (out / "merged", out / "certificate.json")
     job = MergeJob(section_of(place), adapter, *files, tokenizer=tokenizer, combined=combined)

@@ -114,16 +114,18 @@ def check(target: Target) -> CheckReport:
 
 
 def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan:
-    """Say what the run needs, and whether it fits.
+    """Say what the run needs, and whether it fits: in a process of its own, on a CPU without what this one has in RAM.
 
     Args:
         gpu: instead of the one that is here, e.g. "h100"; `hardware.gpu`.
         quick: by arithmetic alone; otherwise the run is simulated, which imports torch.
     """
+    from surefit.plan.process import for_another_process
     from surefit.stages.planning import planned_run
 
     config = target if gpu is None else _config(target).changed({"hardware.gpu": gpu})
-    document = planned_run(prepare(_target(config)), quick=quick, needs_rows=True)
+    with for_another_process():
+        document = planned_run(prepare(_target(config)), quick=quick, needs_rows=True)
     estimate, time = document["estimate"] or {}, document["time"] or {}
     return Plan(
         estimate.get("verdict"), estimate.get("low_bytes"), estimate.get("high_bytes"), time.get("total_seconds"),

@@ -122,7 +122,7 @@ def test_r1_the_certificate_compares_with_the_sum_of_the_adapters_own_files(base
     with matrix.quiet():
         strong = matrix.train("llama", place, matrix.OPTIONS["rslora"], tmp_path / "rs")
         combined = Combined("cat", ((strong.adapter, 1.0), (plain.adapter, 0.5)))
-        adapter = combine(FromFiles(matrix.section_of(place), place, "cpu").model, combined, tmp_path)
+        adapter = combine(FromFiles(matrix.section_of(place), place, "cpu"), combined, tmp_path)
         settings = read_json(adapter / matrix.CONFIG)
         for key in ("lora_alpha", "alpha_pattern"):
             value = settings[key]
@@ -280,14 +280,14 @@ def test_ways_that_are_no_sum_keep_each_adapters_scaling(bases, tmp_path):
     with matrix.quiet():
         other = matrix.train("llama", place, matrix.OPTIONS["plain"], tmp_path / "rs", seed=1)
         matrix.setting(use_rslora=True, lora_alpha=4)(other.adapter)  # 4 / √4 is 8 / 4
-        model = FromFiles(matrix.section_of(place), place, "cpu").model
+        base = FromFiles(matrix.section_of(place), place, "cpu")
         for way in ("linear", "ties", "magnitude_prune", "svd", "cat"):
             made = []
             for number, path in enumerate((plain.adapter, other.adapter)):
                 out = tmp_path / f"{way}{number}"
                 out.mkdir()
                 both = Combined(way, ((plain.adapter, 1.0), (path, -0.5)))
-                made.append(load_file(combine(model, both, out) / matrix.WEIGHTS))
+                made.append(load_file(combine(base, both, out) / matrix.WEIGHTS))
             assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items()), way
 
 

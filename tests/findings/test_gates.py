@@ -59,7 +59,7 @@ def verdict(base: Rows, tuned: Rows, **gate: Any) -> dict[str, Any]:
         pytest.param([1] * 500 + [0] * 4500, [1] * 460 + [0] * 4540, {"margin": 0.0}, "failed", id="TA5-no margin"),
         pytest.param([0] * 4, [1] * 4, {"not_worse_than": None, "min": 0.8}, "cannot tell", id="TA5-min on four rows"),
         pytest.param([0] * 90, [1] * 90, {"not_worse_than": None, "min": 0.8}, "passed", id="TA5-min on ninety"),
-        pytest.param([0] * 4, [1] * 3 + [0], {"not_worse_than": None, "min": 0.8}, "failed", id="TA5-below min"),
+        pytest.param([0] * 4, [0] * 4, {"not_worse_than": None, "min": 0.8}, "failed", id="TA5-below min"),
         pytest.param([0] * 60, [1] * 60, {"min": 0.999, "margin": 0.01}, "cannot tell", id="TA5-min decides, too"),
     ],
 )  # fmt: skip
@@ -68,10 +68,10 @@ def test_the_outcome(base: list[int], tuned: list[int], gate: dict[str, Any], ou
     assert (found["outcome"], found["passed"]) == (outcome, outcome == "passed")
 
 
-def test_a_gate_that_cannot_tell_says_what_could_have_been_seen() -> None:
+def test_a_gate_that_cannot_tell_says_what_it_does_not_rule_out() -> None:
     reason = verdict(scored(*[1] * 5, *[0] * 5), scored(1, *[0] * 9))["reason"]
-    assert "43.4 points" in reason  # what `surefit compare` says of the same rows
-    assert "754 such rows" in reason  # 10 rows × (43.4 / 5)²
+    assert " 5 points" in reason
+    assert "about" not in reason, "more rows that differ as these do show a loss"
 
 
 @pytest.mark.parametrize("both", [0.0, 1.0], ids=["TA5-tasks at zero", "TA5-tasks at one"])

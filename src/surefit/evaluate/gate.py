@@ -1,12 +1,13 @@
 """The gate: whether the tuned model may pass, for pipelines that look at an exit code.
 
-It has three outcomes. `min` is about the score: a mean below it fails. `not_worse_than` is a test of non-inferiority on
-the same rows, against the base, a baseline of the recipe or what another run ships: the interval of the difference must
-not reach below -margin. What the rows cannot show, because there are too few of them or no comparable scores, is
-neither: the gate cannot tell. A run of several tasks passes when every task does, unless the gate names one metric.
+It has three outcomes. `min` is about the score: it fails where the whole interval lies below. `not_worse_than` is a
+test of non-inferiority on the same rows, against the base, a baseline of the recipe or what another run ships: the
+interval of the difference must not reach below -margin. What the rows cannot show, because there are too few of them or
+no comparable scores, is neither: the gate cannot tell. A run of several tasks passes when every task does, unless the
+gate names one metric.
 
     mean >= min, low end of its interval >= min - margin       passed       low end of tuned - reference >= -margin
-    mean < min                                                  failed       else, whole interval below zero
+    whole interval below min                                    failed       else, whole interval below zero
     else                                                        cannot tell  else
 
 The default margin of 5 points is what a usual held-out set can show: to rule out a loss of `margin` between models that
@@ -17,7 +18,6 @@ row's difference. With one row in five won or lost, s = √0.2, and that is 628 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import BASELINE, Answers, base_of, read_run, read_variant, same_rows, shipped
 from surefit.evaluate.estimates import estimates
 from surefit.evaluate.paired import Rows, differences
-from surefit.evaluate.stats import Paired, detectable, spread_of_difference
+from surefit.evaluate.stats import Paired, rows_to_rule_out
 from surefit.task import TaskRecipe, rows_of
 
 Outcome = Literal["passed", "failed", "cannot tell"]
@@ -88,14 +88,15 @@ def _document(gate: GateSection, score: str, conditions: Sequence[Condition]) ->
 def _at_least(least: float, margin: float, found: Mapping[str, Any]) -> Condition:
     """Whether a score is high enough, and whether there are enough rows to say so."""
     asked = f"at least {least:g} is required"
-    if found["mean"] < least:
-        return Condition("failed", asked)
     low, high = found["ci95"]
+    if high < least:
+        return Condition("failed", asked)
+    span = f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows"
+    if found["mean"] < least:
+        return Condition("cannot tell", f"{asked}, and {span} reaches it: score more rows")
     if low >= least - margin:
         return Condition("passed", asked)
-    span = (
-        f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows reaches below {least:g} by more than the margin of {margin:g}"
-    )
+    span += f" reaches below {least:g} by more than the margin of {margin:g}"
     return Condition("cannot tell", f"{asked}, and {span}: score more rows, or set evaluate.gate.margin")
 
 
@@ -130,23 +131,20 @@ def _not_worse(
         return Condition("passed", text)
     if found.high < 0:
         return Condition("failed", text)
-    return Condition("cannot tell", f"{text}: {_power(gate, recipe, metric, rows, found)}")
+    return Condition("cannot tell", f"{text}: {_more_rows(gate, recipe, metric, rows, found)}")
 
 
-def _power(gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[Rows, Rows], found: Paired) -> str:
-    """What these rows could have shown, and how many would show a loss of the margin.
+def _more_rows(gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[Rows, Rows], found: Paired) -> str:
+    """Say that these rows do not rule out a loss of the margin, and how many rows that differ as they do would.
 
-    With several tasks and one mean over them there is no standard deviation of a row's difference.
+    With several tasks and one mean over them there is no difference of a row.
     """
     n = found.wins + found.losses + found.ties
-    loss = f"a loss of more than {100 * gate.margin:g} points (evaluate.gate.margin) cannot be ruled out"
-    if recipe.parts:
-        return f"{loss} with {n:,} rows"
-    seen = detectable(spread_of_difference(*rows, metric, recipe.aggregate), n, gate.confidence)
-    able = f"would find a true difference of {100 * min(seen, 1):.1f} points four times in five"
-    needed = math.ceil(n * (seen / gate.margin) ** 2) if gate.margin else None
-    more = f"; about {max(needed, n + 1):,} such rows would tell" if needed else ""
-    return f"{loss}: {n:,} rows {able}{more}"
+    loss = f"{n:,} rows do not rule out a loss of more than {100 * gate.margin:g} points (evaluate.gate.margin)"
+    needed = None
+    if not recipe.parts:
+        needed = rows_to_rule_out(*rows, metric, recipe.aggregate, gate.margin, gate.confidence)
+    return f"{loss}; about {needed:,} rows that differ as these do would" if needed and needed > n else loss
 
 
 def _reference(

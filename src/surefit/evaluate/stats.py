@@ -19,7 +19,9 @@ Which interval, and why (docs/compare.md has the coverage of each, measured; ben
   A value never seen in n rows may still have a share of up to u = z²/(n + z²) (Wilson's upper limit for 0 of n), and
   the interval reaches to where the mean m of scores in [0, 1] would be if that share lay at either bound:
   [m − u·m, m + u·(1 − m)]. 4 rows with Smatch 0.8: u = 3.84/7.84 = 0.49, so [0.408, 0.898]. The same for corpus
-  scores, and for paired differences with Bonett & Price's ± z√2/(n + 2), that of rows which all tie.
+  scores, between the bounds that `scale_of` takes them to have, and for paired differences with Bonett & Price's
+  ± z√2/(n + 2), that of rows which all tie. Whether all rows but one are alike is seen in the resamples: one row in n
+  is missing from (1 − 1/n)ⁿ of them, 25 to 37 %, and two rows from at most 13.5 %.
 
 Everything is deterministic for a given seed. The interval speaks about *these* rows as a sample of such rows; it does
 not know about another training seed.
@@ -27,6 +29,7 @@ not know about another training seed.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -50,7 +53,9 @@ FEW = 2
 differences. (For means, whose quantiles are corrected for skewness, one such row is enough: measured.)"""
 _FEW_VALUES = 16
 _NEARLY_EQUAL = 0.01  # of the largest difference: rows that hardly differ carry no information
+_ALIKE = 0.2  # share of resamples that are equal, between 13.5 % with two rows that differ and 25 % with one
 _GROUPS = 1_000
+_MOST_ROWS = 10**9  # more than anyone scores
 _CHUNK = 20_000_000  # random numbers held at once: 160 MB
 
 
@@ -103,7 +108,9 @@ def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -
         low, high = _all_equal(mean, len(sample), _z(confidence), 0.0, 1.0)
     else:
         low, high = _quantiles(_resampled_means(sample, seed), len(sample), confidence, _skewness(sample))
-        low, high = _few_differ(sample, mean, low, high, confidence, few=1)
+        if sample.max() - sample.min() <= _NEARLY_EQUAL:
+            lowest, highest = _all_equal(mean, len(sample), _z(confidence), 0.0, 1.0)
+            low, high = min(low, lowest), max(high, highest)
     return Interval(mean, low, high, len(sample))
 
 
@@ -213,11 +220,9 @@ def spread_of_difference(
     before: Sequence[Scores], after: Sequence[Scores], metric: str, aggregate: Callable[[Sequence[Scores]], Scores]
 ) -> float:
     """The standard deviation of what one row adds to a metric's difference."""
-    if aggregate is mean_scores:
-        pairs = [(old[metric], new[metric]) for old, new in zip(before, after, strict=True) if metric in old]
-        return float(np.std([new - old for old, new in pairs]))
-    old_values, new_values = (_pseudo_values(rows, aggregate)[metric] for rows in (before, after))
-    return float((new_values - old_values).std() * math.sqrt(len(before) / len(old_values)))
+    differences = _row_differences(before, after, metric, aggregate)
+    groups = 1.0 if aggregate is mean_scores else math.sqrt(len(before) / len(differences))
+    return float(differences.std() * groups)
 
 
 def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
@@ -236,6 +241,66 @@ def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
         return min(1.0, 6 / n)
     normal = NormalDist()
     return (normal.inv_cdf((1 + confidence) / 2) + normal.inv_cdf(POWER)) * spread / math.sqrt(n)
+
+
+def rows_to_rule_out(
+    before: Sequence[Scores],
+    after: Sequence[Scores],
+    metric: str,
+    aggregate: Callable[[Sequence[Scores]], Scores],
+    margin: float,
+    confidence: float = 0.95,
+) -> int | None:
+    """Return how many rows, if they differ as these do, give an interval of the difference that ends at -margin.
+
+    Returns:
+        None where no number does: the difference itself is a loss of the margin or more.
+
+    Rows which all tie: z√2 / (n + 2) = 0.05 with n = 53.4.
+
+    >>> same = [{"exact_match": 1.0}] * 20
+    >>> rows_to_rule_out(same, same, "exact_match", mean_scores, margin=0.05)
+    54
+    """
+    differences = _row_differences(before, after, metric, aggregate)
+    mean = float(differences.mean())
+    if mean <= -margin or margin <= 0:
+        return None
+    binary = bool(np.isin(differences, (-1.0, 0.0, 1.0)).all())
+    z, rows_each = _z(confidence), len(before) / len(differences) if aggregate is not mean_scores else 1.0
+    if not binary and differences.min() == differences.max():  # see `_all_equal`
+        return math.ceil(rows_each * z**2 * ((1 + mean) / (margin + mean) - 1))
+    differ = float((np.abs(differences) > _NEARLY_EQUAL * np.abs(differences).max()).mean())
+    if aggregate is not mean_scores:
+        differ = sum(row != other for row, other in zip(before, after, strict=True)) / len(before)
+    squares = float((differences**2).mean())
+    size = squares / differ if differ else 1.0
+
+    def low(n: int) -> float:
+        """Return the low end of the interval on n such rows, as `_of_differences` has it."""
+        center = mean * n / (n + 2)
+        variance = (squares * n + 2 * size) / (n + 2) - center**2
+        if binary:
+            return center - z * math.sqrt(variance / (n + 2))
+        return center - _t((1 + confidence) / 2, round(differ * n) + 1) * math.sqrt(variance / (n + 1))
+
+    most = 1
+    while low(most) < -margin:
+        most *= 2
+        if most > _MOST_ROWS:
+            return None
+    return math.ceil(rows_each * bisect.bisect_left(range(most), -margin, lo=most // 2, key=low))
+
+
+def _row_differences(
+    before: Sequence[Scores], after: Sequence[Scores], metric: str, aggregate: Callable[[Sequence[Scores]], Scores]
+) -> Floats:
+    """Return what each row, or group of rows, adds to a metric's difference."""
+    if aggregate is mean_scores:
+        pairs = [(old[metric], new[metric]) for old, new in zip(before, after, strict=True) if metric in old]
+        return np.array([new - old for old, new in pairs])
+    old_values, new_values = (_pseudo_values(rows, aggregate)[metric] for rows in (before, after))
+    return new_values - old_values
 
 
 def _pseudo_values(rows: Sequence[Scores], aggregate: Callable[[Sequence[Scores]], Scores]) -> dict[str, Floats]:
@@ -266,15 +331,41 @@ def aggregate_intervals(
     [0.000, 0.490]
     """
     resampled, whole = resampled_aggregates(rows, aggregate, seed), aggregate(rows)
-    alone = [aggregate([row]) for row in rows]
     found = {}
     for name, values in resampled.items():
         low, high = _quantiles(values, len(rows), confidence)
-        own = np.array([scores[name] for scores in alone if name in scores])
-        found[name] = (
-            _few_differ(own, whole[name], low, high, confidence, n=len(rows)) if name in whole else (low, high)
-        )
+        if _rows_are_alike(values, len(rows)):
+            lowest, highest = _all_equal(whole[name], len(rows), _z(confidence), *scale_of(whole[name]))
+            low, high = min(low, lowest), max(high, highest)
+        found[name] = (low, high)
     return found
+
+
+def scale_of(score: float) -> tuple[float, float]:
+    """Return the bounds that a corpus score is taken to have: 0 and 1, or -1 and 1 for one below zero, such as a
+    correlation; 0 and 100 for one above 1, such as BLEU; beyond these as far as the score is from zero to either side.
+
+    >>> scale_of(0.5), scale_of(-0.2), scale_of(28.4), scale_of(250.0)
+    ((0.0, 1.0), (-1.0, 1.0), (0.0, 100.0), (0.0, 500.0))
+    """
+    if abs(score) <= 1:
+        return (-1.0 if score < 0 else 0.0), 1.0
+    if score > 0:
+        return 0.0, 100.0 if score <= 100 else 2 * score
+    return 2 * score, 0.0
+
+
+def _rows_are_alike(resampled: Floats, n: int) -> bool:
+    """Tell whether fewer than `FEW` of n rows differ from the others, by the scores of resamples.
+
+    The lowest or the highest of these is then the score without the row that differs, in as many as do not have it. The
+    rows' own values would not tell: many scores need two rows, or are the same of any one row.
+    """
+    if not len(resampled):
+        return False
+    tolerance = _NEARLY_EQUAL / n
+    ends = (resampled <= resampled.min() + tolerance).mean(), (resampled >= resampled.max() - tolerance).mean()
+    return bool(max(ends) >= _ALIKE or np.ptp(resampled) <= _NEARLY_EQUAL / math.sqrt(n))
 
 
 def percentiles(resampled: Floats, confidence: float = 0.95) -> tuple[float, float]:
@@ -356,26 +447,6 @@ def _wilson(share: float, n: int, z: float) -> tuple[float, float]:
 def _all_equal(value: float, n: int, z: float, lowest: float, highest: float) -> tuple[float, float]:
     unseen = z * z / (n + z * z)
     return value - unseen * max(0.0, value - lowest), value + unseen * max(0.0, highest - value)
-
-
-def _few_differ(
-    sample: Floats, mean: float, low: float, high: float, confidence: float, *, few: int = FEW, n: int | None = None
-) -> tuple[float, float]:
-    """An interval, widened where fewer than `few` rows differ from the commonest value: resampling them says nothing of
-    values that were not seen.
-
-    Args:
-        sample: the rows' own values.
-        mean: their mean, or the corpus score.
-        low, high: what resampling says.
-        n: rows, where some have no value of their own.
-    """
-    values, counts = np.unique(sample, return_counts=True)
-    commonest = values[counts.argmax()] if len(values) else 0.0
-    if (np.abs(sample - commonest) > _NEARLY_EQUAL).sum() >= few:
-        return low, high
-    lowest, highest = _all_equal(mean, n or len(sample), _z(confidence), 0.0, 1.0)
-    return min(low, lowest), max(high, highest)
 
 
 def _z(confidence: float) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from peft.utils.merge_utils import dare_linear, dare_ties, magnitude_prune, task_arithmetic, ties
 from safetensors.torch import save_file
-from transformers import PreTrainedModel
 
 from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import write_json
@@ -28,6 +27,7 @@ from surefit.merge.adapter_file import AdapterFile, Update, parameter_of, read_a
 from surefit.merge.stream import misfits
 from surefit.model.adapter import CONFIG, WEIGHTS
 from surefit.model.identity import adapter_identity
+from surefit.model.streamed import FromFiles, cast
 
 EXACT = "cat"
 WAYS = (EXACT, "linear", "ties", "dare_ties", "dare_linear", "magnitude_prune", "svd")
@@ -36,6 +36,8 @@ best approximation of the adapters' rank. The others combine A and B separately,
 al. 2023) and dare (Yu et al. 2024) leave out what is small or at odds, and need adapters of one rank."""
 DENSITY = 0.5
 """The share of each adapter that ties, dare and magnitude_prune keep."""
+CANCELED = 1e-6
+"""The share of the adapters' updates that float32 factors leave of a sum which is zero."""
 SPARSE = {"ties": ties, "dare_ties": dare_ties, "dare_linear": dare_linear, "magnitude_prune": magnitude_prune}
 
 
@@ -71,33 +73,42 @@ class Combined:
         return {"way": self.way, "exact_sum": self.way == EXACT, "adapters": adapters}
 
 
-def combine(model: PreTrainedModel, combined: Combined, directory: Path, density: float = DENSITY) -> Path:
+def combine(base: FromFiles, combined: Combined, directory: Path) -> Path:
     """Write the combination of adapters as one that PEFT reads; returns its directory.
 
     Args:
-        model: their base; its weights are not looked at.
-        combined: at least two adapters.
+        combined: at least two adapters of this base.
         directory: an empty folder.
 
     Raises:
         GateError: an adapter that does not fit the base, or is more than factors beside linear layers and embeddings.
-        ConfigError: these adapters cannot be combined in this way.
+        ConfigError: these adapters cannot be combined in this way, or their combination changes nothing.
     """
-    adapters = [(_summable(path, model), weight) for path, weight in combined.adapters]
-    layers = [name for name, _ in model.named_modules() if any(name in adapter.updates for adapter, _ in adapters)]
+    adapters = [(_summable(path, base), weight) for path, weight in combined.adapters]
+    modules = dict(base.model.named_modules())
+    layers = [name for name in modules if any(name in adapter.updates for adapter, _ in adapters)]
     tensors: dict[str, torch.Tensor] = {}
     ranks: dict[str, int] = {}
+    canceled = True
     with torch.random.fork_rng():
         torch.manual_seed(0)  # dare drops at random: the same adapters shall give the same model
         for name in layers:
-            parts = [(each.updates[name], weight) for each, weight in adapters if name in each.updates]
-            a, b = _factors(combined.way, parts, density)
+            parts = [(adapter.updates[name], weight) for adapter, weight in adapters if name in adapter.updates]
+            a, b = _factors(combined.way, parts)
+            canceled = canceled and _is_canceled(a, b, parts)
             ranks[name] = len(a)
             module = f"{PREFIX}{name}"
-            if isinstance(model.get_submodule(name), torch.nn.Embedding):  # PEFT holds both transposed
+            if isinstance(modules[name], torch.nn.Embedding):  # PEFT holds both transposed
                 tensors |= {f"{module}.lora_embedding_A": b.T, f"{module}.lora_embedding_B": a.T}
             else:
                 tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+    if canceled:
+        raise ConfigError(
+            f"the adapters cancel out: their combination ({combined.way}) is zero in every layer",
+            code="E6800",
+            field="--with",
+            help="give them other weights: ADAPTER:0.5",
+        )
     target = directory / "combined"
     target.mkdir()
     save_file({k: v.contiguous() for k, v in tensors.items()}, target / WEIGHTS, metadata={"format": "pt"})
@@ -105,21 +116,21 @@ def combine(model: PreTrainedModel, combined: Combined, directory: Path, density
     return target
 
 
-def _summable(path: Path, model: PreTrainedModel) -> AdapterFile:
+def _summable(path: Path, base: FromFiles) -> AdapterFile:
     """Read an adapter, and require that it is nothing but factors that can be summed."""
     adapter = read_adapter(path)
     config = adapter.config
-    beyond = {
-        "use_dora": "DoRA gives every output a length of its own, and two lengths have no sum",
+    not_summed = {
+        "use_dora": "DoRA magnitudes cannot be added",
         "lora_bias": "its factors have biases",
         "bias": "it has trained biases",
-        "modules_to_save": "it has whole modules (modules_to_save), which replace the base's and have no sum",
-        "trainable_token_indices": "it has trained rows of single tokens, which replace the base's and have no sum",
+        "modules_to_save": "it has whole modules (modules_to_save), which replace the base's and cannot be added",
+        "trainable_token_indices": "it has trained rows of single tokens, which replace the base's and cannot be added",
     }
-    found = next(((key, reason) for key, reason in beyond.items() if not is_off(config.get(key))), None)
-    if found is None and (adapter.replaced or adapter.base or adapter.rows or adapter.added):
-        first = next(iter([*adapter.replaced, *adapter.base, *adapter.rows, *adapter.added]))
-        found = ("", f"it holds {first} as a whole, beside its factors")
+    found = next(((key, reason) for key, reason in not_summed.items() if not is_off(config.get(key))), None)
+    whole = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
+    if found is None and whole:
+        found = ("", f"it holds {whole[0]} as a whole, beside its factors, and it is not the base's")
     if found is not None:
         key, reason = found
         raise GateError(
@@ -137,7 +148,7 @@ def _summable(path: Path, model: PreTrainedModel) -> AdapterFile:
             field="target_parameters",
             help="combine adapters of linear layers and embeddings, or merge one alone",
         )
-    if problems := misfits(adapter, model):
+    if problems := misfits(adapter, base.model):
         raise GateError(
             f"the adapter does not fit the base: {problems[0]}",
             code="E6005",
@@ -147,16 +158,45 @@ def _summable(path: Path, model: PreTrainedModel) -> AdapterFile:
     return adapter
 
 
-def _factors(way: str, parts: Sequence[tuple[Update, float]], density: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _changed_in_base(adapter: AdapterFile, base: FromFiles) -> Iterator[str]:
+    """Yield which tensors that PEFT would load into the base are not bit for bit the base's: beside the factors of an
+    embedding, `save_pretrained` saves its matrix as it was."""
+    for name, tensor in adapter.base.items():
+        stored = base.names.get(name)
+        if stored is None:
+            yield name
+            continue
+        dtype = base.model.get_parameter(name).dtype
+        ours, theirs = (cast(base.model, name, each, dtype) for each in (base.weights.read(stored), tensor))
+        if not torch.equal(ours, theirs):
+            yield name
+
+
+def _is_canceled(a: torch.Tensor, b: torch.Tensor, parts: Sequence[tuple[Update, float]]) -> bool:
+    """Tell whether the product of combined factors is zero, next to the updates that it is made of."""
+    sizes = [abs(update.scaling * weight) * _norm_of_product(update.a, update.b) for update, weight in parts]
+    return _norm_of_product(a, b) <= CANCELED * math.fsum(sizes)
+
+
+def _norm_of_product(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the Frobenius norm of B A from the factors' triangles, (r, r), and not from the product."""
+    triangles = [torch.linalg.qr(each.double(), mode="r").R for each in (b, a.T)]
+    return float(torch.linalg.matrix_norm(triangles[0] @ triangles[1].T))
+
+
+def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return A and B of one layer, whose product is its update, in float32."""
     scaled = [(update.a.double(), update.b.double(), update.scaling * weight) for update, weight in parts]
     if way == EXACT:
         return torch.cat([a for a, _, _ in scaled]).float(), torch.cat([s * b for _, b, s in scaled], dim=1).float()
     if way == "svd":
         rank = max(len(a) for a, _, _ in scaled)
-        total = torch.stack([s * (b @ a) for a, b, s in scaled]).sum(0)
-        left, values, right = torch.linalg.svd(total, full_matrices=False)
-        return right[:rank].float(), (left[:, :rank] * values[:rank]).float()
+        # The sum is B A of all factors beside one another. With B = Q_b R_b and Aᵀ = Q_a R_a its singular values are
+        # those of R_b R_aᵀ, which is as small as the ranks: the sum itself may have 10⁸ numbers.
+        b_q, b_r = torch.linalg.qr(torch.cat([s * b for _, b, s in scaled], dim=1))
+        a_q, a_r = torch.linalg.qr(torch.cat([a for a, _, _ in scaled]).T)
+        left, values, right = torch.linalg.svd(b_r @ a_r.T, full_matrices=False)
+        return (right[:rank] @ a_q.T).float(), (b_q @ (left[:, :rank] * values[:rank])).float()
     if len({len(a) for a, _, _ in scaled}) > 1:
         ranks = " and ".join(str(len(a)) for a, _, _ in scaled)
         raise ConfigError(
@@ -168,7 +208,7 @@ def _factors(way: str, parts: Sequence[tuple[Update, float]], density: float) ->
     # Each factor gets the square root of weight · scaling; a negative sign stands on one side, or it would be lost.
     roots = torch.tensor([math.sqrt(abs(s)) for _, _, s in scaled])
     signs = torch.tensor([math.copysign(1.0, s) for _, _, s in scaled])
-    mix = task_arithmetic if way == "linear" else partial(SPARSE[way], density=density)
+    mix = task_arithmetic if way == "linear" else partial(SPARSE[way], density=DENSITY)
     a = mix([a.float() for a, _, _ in scaled], roots * signs)
     return a, mix([b.float() for _, b, _ in scaled], roots)
 

@@ -300,7 +300,8 @@ def read_export(directory: Path) -> dict[str, Any]:
     manifest: dict[str, Any] = read_json(directory / MANIFEST)
     for name, about in manifest["files"].items():
         file = directory / name
-        if Path(name).name != name or not file.is_file() or file.is_symlink():
+        inside = not Path(name).is_absolute() and file.resolve() == directory.resolve() / name  # no link, no ".."
+        if not inside or not file.is_file():
             raise ModelError(
                 f"{name} is in {MANIFEST} and not a file here", code="E6015", path=directory, help="export it again"
             )

@@ -37,7 +37,7 @@ def fold(matrix: torch.Tensor, update: Update) -> None:
 def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, parts: Sequence[Update] = ()) -> float:
     """The largest error of a merged weight, as a share of the rounding error that `fold` may make: at most 1.
 
-    The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · scaling · |B| |A|) (Higham,
+    The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · |scaling| · |B| |A|) (Higham,
     §3.5): its first term is the rounding to the dtype, its second the sum in float32. DoRA scales the sum, with three
     roundings more.
 
@@ -66,7 +66,7 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, p
             factors = (part.b[rows].to(matrix.device).double(), part.a.to(matrix.device).double())
             exact = torch.addmm(exact, *factors, alpha=part.scaling)
         # Only a bound: float32 is exact enough for it.
-        terms = torch.mm(b.float().abs(), a.float().abs()).mul_(update.scaling * (len(a) + 2))
+        terms = torch.mm(b.float().abs(), a.float().abs()).mul_(abs(update.scaling) * (len(a) + 2))
         roundings = 2
         if update.magnitude is not None:
             lengths = _lengths(update, rows, exact, matrix.dtype)

@@ -33,7 +33,7 @@ from surefit.merge.certify import Check, Logits
 from surefit.merge.combine import Combined
 from surefit.merge.dequantize import as_computed_with, as_stored
 from surefit.merge.experts import with_experts
-from surefit.merge.stream import Merge, misfits, require_in_files, resized_vocabulary
+from surefit.merge.stream import CHANGES_NOTHING, Merge, misfits, not_trained, require_in_files, resized_vocabulary
 from surefit.model.adapter import adapted_modules, adapted_stacks
 from surefit.model.identity import (
     RECORD,
@@ -59,6 +59,7 @@ OTHER_BASE = (
     "name the base that it was trained beside with --base; where that is this one, save the adapter again with "
     "PeftModel.save_pretrained"
 )
+UNTRAINED = "name the adapter as it was saved after training"
 Into = Literal["auto", "original", "dequantized"]
 """What an adapter that was trained beside a quantised base is merged into; auto is dequantized there."""
 
@@ -248,6 +249,7 @@ class _Certifying:
         self.resized = resized_vocabulary(adapter, streamed.model, tokens)
         if self.resized is not None:
             streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
+        self.about["not_trained"] = not_trained(adapter)
         if job.combined is not None:
             self.about["combined"] = job.combined.as_dict()
         expected = None
@@ -269,9 +271,9 @@ class _Certifying:
         self.require(
             Check(
                 "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
-                "factors for every layer, finite, of its shape, not zero; a row for every new token",
+                "factors for every layer, finite, of its shape, not all zero; a row for every new token",
             ),
-            help=None if record is not None else OTHER_BASE,
+            help=None if record is not None else UNTRAINED if CHANGES_NOTHING in " ".join(problems) else OTHER_BASE,
         )  # fmt: skip
         if record is not None:
             self.require(

@@ -63,7 +63,7 @@ def served(target: Path) -> Served:
     facts = _facts(directory, config)
     length = facts["context length"]
     quantised = (config.get("quantization_config") or {}).get("quant_method")
-    commands = model_commands(shlex.quote(str(directory)), facts)
+    commands = model_commands(str(directory), facts)
     notes = _notes(directory, facts, quantised)
     if quantised is None:
         commands["Ollama"] = _ollama(directory, length, [name for name, _ in _stops(directory, config) if name])
@@ -161,17 +161,33 @@ def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]
     """Return the commands that serve a whole model: server → lines.
 
     Args:
-        place: the model's directory, as a shell takes it.
+        place: the model's directory.
         facts: `dtype` and `context length`; what is not in it is left to the server.
     """
-    dtype, length = facts.get("dtype", "auto"), facts.get("context length", "auto")
-    limit = {"vLLM": "", "SGLang": ""}
-    if length != "auto":
-        limit = {"vLLM": f" --max-model-len {length}", "SGLang": f" --context-length {length}"}
-    return {
-        "vLLM": [f"vllm serve {place} --dtype {dtype}{limit['vLLM']} --generation-config vllm"],
-        "SGLang": [f"python -m sglang.launch_server --model-path {place} --dtype {dtype}{limit['SGLang']}"],
-    }
+    return {"vLLM": [_vllm(place, facts)], "SGLang": [_sglang(place, facts)]}
+
+
+def _vllm(
+    place: str, facts: Mapping[str, str], adapter: Sequence[str] = (), generation: Sequence[str] = ("vllm",)
+) -> str:
+    """Return vLLM's command; `adapter` are its arguments for one, `generation` those of --generation-config."""
+    limit = _unless_auto("--max-model-len", facts)
+    return shlex.join(
+        ["vllm", "serve", place, *adapter, "--dtype", facts.get("dtype", "auto"), *limit, "--generation-config",
+         *generation]
+    )  # fmt: skip
+
+
+def _sglang(place: str, facts: Mapping[str, str], adapter: Sequence[str] = ()) -> str:
+    """Return SGLang's command; `adapter` are its arguments for one."""
+    limit = _unless_auto("--context-length", facts)
+    server = ["python", "-m", "sglang.launch_server", "--model-path", place]
+    return shlex.join([*server, *adapter, "--dtype", facts.get("dtype", "auto"), *limit])
+
+
+def _unless_auto(option: str, facts: Mapping[str, str]) -> list[str]:
+    length = facts.get("context length", "auto")
+    return [] if length == "auto" else [option, length]
 
 
 @dataclass(frozen=True)
@@ -180,10 +196,10 @@ class Beside:
 
     Attributes:
         settings: its adapter_config.json.
-        base, adapter: as a shell takes them.
+        base, adapter: the base's name or directory, and the adapter's directory.
         facts: of the merged model, or none.
         stops: the tokens that end an answer. The base's own files may have fewer.
-        generation: a directory whose generation_config.json has these stop tokens, as a shell takes it.
+        generation: a directory whose generation_config.json has these stop tokens.
         neutral: whether that file has nothing but them.
         template: the chat template's file.
         tool_template: the file of its template for requests with tools, where it has one beside the usual one.
@@ -201,18 +217,25 @@ class Beside:
 
     @property
     def rank(self) -> int:
-        ranks: list[int] = [self.settings["r"], *(self.settings.get("rank_pattern") or {}).values()]
-        return max(ranks)
+        return int(self.settings["r"])
+
+    def arguments(self, largest_rank: int, option: str) -> list[str]:
+        """Return a server's arguments for the adapter, under the name that a request gives as `model`."""
+        return ["--enable-lora", "--max-lora-rank", str(largest_rank), option, f"adapter={self.adapter}"]
+
+    def template_arguments(self) -> list[str]:
+        """Return the chat template's arguments: servers know one, the base's, where they are given no other."""
+        return ["--chat-template", self.template] if self.template else []
 
 
 def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
     """Return the commands for the base with an adapter beside it, and what they cannot do.
 
     Returns:
-        (server → lines, without the servers that would refuse this adapter or answer wrongly; notes that name them).
+        (server → lines, without the servers that do not take this adapter or would answer wrongly; notes about them).
     """
     commands, notes = {}, []
-    for server, made in (("vLLM", _vllm), ("SGLang", _sglang)):
+    for server, made in (("vLLM", _vllm_beside), ("SGLang", _sglang_beside)):
         reasons = _not_served(server, beside)
         if reasons:
             why = "; ".join(reasons)
@@ -224,26 +247,20 @@ def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
                      "with --url")  # fmt: skip
     if beside.template and beside.tool_template and commands:
         notes.append(f"--chat-template is one template for every request, and requests with tools have another: give "
-                     f"the server {beside.tool_template} where every request has tools, or serve the merged model with "
-                     "vLLM, which chooses by the request")  # fmt: skip
+                     f"the server {shlex.quote(beside.tool_template)} where every request has tools, or serve the "
+                     "merged model with vLLM, which chooses by the request")  # fmt: skip
     return commands, notes
 
 
 def _not_served(server: str, beside: Beside) -> list[str]:
-    """Why a server refuses an adapter, or answers as if it were another one."""
+    """Return why a server does not serve an adapter of a run, or answers as if it were another one."""
     settings, reasons = beside.settings, []
     if settings.get("use_dora"):
         reasons.append("it has no DoRA")
-    if not is_off(settings.get("modules_to_save")):
-        reasons.append("it reads factors only, and no whole modules (modules_to_save)")
     if not is_off(settings.get("trainable_token_indices")):
         reasons.append(
             "it reads factors only, and no rows of tokens; the base's vocabulary lacks those that were added"
         )
-    if not is_off(settings.get("bias")) or settings.get("lora_bias"):
-        reasons.append("it reads factors only, and no biases")
-    if server == "vLLM" and not (is_off(settings.get("rank_pattern")) and is_off(settings.get("alpha_pattern"))):
-        reasons.append("it scales every layer by the one lora_alpha / r, and leaves out rank_pattern and alpha_pattern")
     if server == "vLLM" and beside.rank > RANKS[-1]:
         reasons.append(f"its largest rank is {RANKS[-1]}, and this one's is {beside.rank}")
     if server == "SGLang" and settings.get("use_rslora"):
@@ -253,50 +270,35 @@ def _not_served(server: str, beside: Beside) -> list[str]:
     return reasons
 
 
-def _vllm(beside: Beside) -> str:
-    allowed = next(each for each in RANKS if each >= beside.rank)
-    line = model_commands(beside.base, beside.facts)["vLLM"][0]
-    line = line.replace(" --dtype", f" --enable-lora --max-lora-rank {allowed} --lora-modules {_named(beside)} --dtype")
+def _vllm_beside(beside: Beside) -> str:
+    allowed = next(rank for rank in RANKS if rank >= beside.rank)
+    generation = ["vllm"]
     if beside.generation is not None:
         # By default the stop tokens are the base's; the settings for sampling in the same file are not the run's.
-        plain = "" if beside.neutral else f" --override-generation-config {shlex.quote(json.dumps(GREEDY))}"
-        line = line.replace("--generation-config vllm", f"--generation-config {beside.generation}{plain}")
-    return line + _template(beside)
+        generation = [beside.generation]
+        generation += [] if beside.neutral else ["--override-generation-config", json.dumps(GREEDY)]
+    adapter = beside.arguments(allowed, "--lora-modules")
+    return _vllm(beside.base, beside.facts, adapter, [*generation, *beside.template_arguments()])
 
 
-def _sglang(beside: Beside) -> str:
-    line = model_commands(beside.base, beside.facts)["SGLang"][0]
-    line = line.replace(
-        " --dtype", f" --enable-lora --max-lora-rank {beside.rank} --lora-paths {_named(beside)} --dtype"
-    )
+def _sglang_beside(beside: Beside) -> str:
+    adapter = beside.arguments(beside.rank, "--lora-paths")
     if beside.stops:
-        override = shlex.quote(json.dumps({"eos_token_id": list(beside.stops)}))
-        line += f" --json-model-override-args {override}"
-    return line + _template(beside)
-
-
-def _named(beside: Beside) -> str:
-    """The adapter under the name that a request gives as `model`."""
-    (place,) = shlex.split(beside.adapter)
-    return shlex.quote(f"adapter={place}")
-
-
-def _template(beside: Beside) -> str:
-    """Servers know one template, the base's, where they are given no other."""
-    return f" --chat-template {beside.template}" if beside.template else ""
+        adapter += ["--json-model-override-args", json.dumps({"eos_token_id": list(beside.stops)})]
+    return _sglang(beside.base, beside.facts, [*adapter, *beside.template_arguments()])
 
 
 def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping[str, str]) -> Beside:
     settings = read_json(run.adapter / "adapter_config.json")
-    templates = {name: shlex.quote(str(file)) for name, file in template_files(run.adapter).items()}
+    templates = {name: str(file) for name, file in template_files(run.adapter).items()}
     stops = [number for _, number in _stops(merged, config)]
     return Beside(
         settings=settings,
-        base=shlex.quote(model_path(settings["base_model_name_or_path"])),
-        adapter=shlex.quote(str(run.adapter)),
+        base=model_path(settings["base_model_name_or_path"]),
+        adapter=str(run.adapter),
         facts=facts,
         stops=stops,
-        generation=shlex.quote(str(merged)) if stops and (merged / GENERATION_CONFIG).is_file() else None,
+        generation=str(merged) if stops and (merged / GENERATION_CONFIG).is_file() else None,
         neutral=False,
         template=templates.get(DEFAULT),
         tool_template=templates.get(TOOL_USE),
@@ -318,7 +320,7 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
     templates = {name: f"{PLACE}/{file.relative_to(directory)}" for name, file in template_files(directory).items()}
     beside = Beside(
         settings=read_json(directory / "adapter_config.json"),
-        base=shlex.quote(base),
+        base=base,
         adapter=PLACE,
         stops=stops,
         generation=PLACE if stops else None,

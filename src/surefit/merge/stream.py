@@ -32,6 +32,7 @@ from surefit.model.vocabulary import ends
 
 SAMPLED = 16
 """Of the rows of a matrix that is as `fold` makes it, one in so many is compared with float64 arithmetic."""
+CHANGES_NOTHING = "the adapter changes nothing"
 OnFile = Callable[[int, int], None]
 """(files done, files)."""
 
@@ -277,7 +278,8 @@ def misfits(
     """What of an adapter does not belong to this model, or was never trained.
 
     Args:
-        expected: the layers it must have factors for, where that is known.
+        expected: the layers it must have trained factors for, where that is known. Elsewhere a layer without an update
+            is no problem, unless all are.
         rows: matrix of the vocabulary → the new tokens whose rows it must have.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -293,8 +295,16 @@ def misfits(
             problems.append(f"{name} is no layer of the model")
         elif tuple(weight.mT.shape if parameter in swapped else weight.shape) != shape:
             problems.append(f"{name} has factors for shape {shape}, the layer has {tuple(weight.shape)}")
-        elif not bool(update.b.any()) and update.magnitude is None:
-            problems.append(f"{name}: lora_B is all zero, this layer was not trained")
+    untrained = not_trained(adapter)
+    if expected is not None:
+        problems += [f"{name}: lora_B is all zero, this layer was not trained" for name in untrained]
+    elif untrained and len(untrained) == len(adapter.changed):
+        problems.append(f"{CHANGES_NOTHING}: B·A is zero in each of its {len(untrained)} layers")
+    problems += [
+        f"{name}: lora_A and lora_B are all zero, their values are lost"
+        for name in untrained
+        if not (adapter.updates[name].a.any() or adapter.updates[name].b.any())
+    ]
     problems += without_factors({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
     for name in (*adapter.replaced, *adapter.base, *adapter.rows):
         if name not in parameters:
@@ -316,6 +326,13 @@ def misfits(
         if adapter.rows.get(f"{module}.weight", ([],))[0] != ids:
             problems.append(f"{module} has not the rows of all {len(ids)} new tokens")
     return problems
+
+
+def not_trained(adapter: AdapterFile) -> list[str]:
+    """Return the layers whose update is zero, since lora_B is as it was initialized (or lora_A, where another tool
+    starts with that): those of a vision tower, where an adapter of all linear layers was trained on text alone."""
+    plain = {name: update for name, update in adapter.updates.items() if update.magnitude is None}
+    return [name for name, update in plain.items() if not (bool(update.a.any()) and bool(update.b.any()))]
 
 
 def _not_saved(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:

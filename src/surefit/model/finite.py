@@ -44,11 +44,25 @@ def why_not_finite(model: torch.nn.Module, dtype: str) -> ModelError:
 
 
 def _not_finite(model: torch.nn.Module) -> Iterator[tuple[str, int, int, int]]:
-    """(name, NaN values, infinite values, values) of each parameter that has any."""
-    for name, parameter in model.named_parameters():
+    """Yield (name, NaN values, infinite values, values) of each weight, or scale of quantized weights, that has any."""
+    for name, tensor in _weights_and_scales(model):
         # Of a tensor that is shared out between processes, this one's part.
-        values = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        if not values.is_floating_point() or bool(torch.isfinite(values).all()):
+        values = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if not values.is_floating_point():
+            continue
+        values = values.float() if values.itemsize == 1 else values  # of float8, isfinite knows nothing
+        if bool(torch.isfinite(values).all()):
             continue
         nan, infinite = (int(count) for count in (torch.isnan(values).sum(), torch.isinf(values).sum()))
         yield name.removeprefix("base_model.model.").replace(".base_layer.", "."), nan, infinite, values.numel()
+
+
+def _weights_and_scales(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every parameter, and what its numbers are multiplied by where they are quantized."""
+    for name, parameter in model.named_parameters():
+        yield name, parameter
+        state = getattr(parameter, "quant_state", None)  # of bitsandbytes; its scales are quantized in turn
+        if state is not None:
+            nested = [state.state2.absmax, state.offset] if state.nested else []
+            yield from ((f"{name} (scale)", scale) for scale in (state.absmax, *nested))
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(".scale") or name == "scale")

@@ -58,21 +58,16 @@ def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -
     return load_to_answer(section.model_copy(update=saved), hardware)
 
 
-def load_adapted(
-    section: ModelSection, directory: Path, hardware: HardwareLike, resized: Resized | None = None
-) -> PeftModel:
+def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
     """A freshly loaded base model with a run's adapter beside its weights, in evaluation mode.
 
     The factors keep the dtype of the base, as in training (see `add_adapter`).
-
-    Args:
-        resized: the size of the adapter's vocabulary, where it is another than the base's.
 
     Raises:
         ModelError: the base's weights are missing or damaged.
         GateError: the adapter is not one for this base.
     """
-    return with_adapter(load_resized(section, hardware, resized), directory)
+    return with_adapter(load_to_answer(section, hardware), directory)
 
 
 def load_resized(section: ModelSection, hardware: HardwareLike, resized: Resized | None) -> PreTrainedModel:

@@ -158,7 +158,6 @@ def _estimate(
         if closed is None:
             return None, why
         needed = training = closed
-        needed = training = closed
         found = {
             "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None,
             "keeps_freed_memory": False, "first_step": None,

@@ -2,17 +2,20 @@
 
 `surefit train` plans in the process that trains, and `surefit plan` imports the same libraries for its simulation, so
 what either has when the simulation is done is what a step will find there. Which libraries are installed decides it:
-transformers, PEFT and PyTorch import some of the others.
+transformers, PEFT and PyTorch import some of the others. A program that plans through the Python interface has data of
+its own, which a run that it starts with `surefit.train` will have beside it, and another process will not.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 
 from surefit.core.malloc import give_back
-from surefit.core.units import KIB, MIB
+from surefit.core.units import KIB, MIB, bytes_text
 
 ASSUMED = (500 * MIB, 740 * MIB)
 """Where nothing has been imported yet, or the system does not say what a process has: 597 MiB before the weights are
@@ -22,12 +25,27 @@ LATER = (-30 * MIB, 130 * MIB)
 that only a step with numbers reads come."""
 
 
-def process_bytes() -> tuple[int, int, bool]:
-    """Return what the process will take at least and at most, and whether that is measured."""
+_for_another_process: ContextVar[bool] = ContextVar("for_another_process", default=False)
+
+
+@contextmanager
+def for_another_process() -> Iterator[None]:
+    """Plan for a process to come in this block: what the program that calls has in memory is not the run's."""
+    token = _for_another_process.set(True)
+    try:
+        yield
+    finally:
+        _for_another_process.reset(token)
+
+
+def process_bytes() -> tuple[int, int, str]:
+    """Return what the process will take at least and at most, and how that is known."""
     resident = _resident() if "torch" in sys.modules and "peft" in sys.modules else None
     if resident is None:
-        return *ASSUMED, False
-    return resident + LATER[0], resident + LATER[1], True
+        return *ASSUMED, "assumed"
+    if _for_another_process.get() and resident > ASSUMED[1]:
+        return *ASSUMED, f"assumed: the {bytes_text(resident)} of the program that plans are not counted"
+    return resident + LATER[0], resident + LATER[1], "as measured"
 
 
 def _resident() -> int | None:

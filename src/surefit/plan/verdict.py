@@ -98,7 +98,7 @@ def need(
     pieces: float = 0.0,
     *,
     kept: bool = False,
-    process: tuple[int, int, bool] = (*ASSUMED, False),
+    process: tuple[int, int, str] = (*ASSUMED, "assumed"),
 ) -> Need:
     """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
 
@@ -109,11 +109,11 @@ def need(
         sharing: how several processes share the run.
         pieces: what fragmentation may add on a GPU that the estimate does not know, as a share.
         kept: on a CPU malloc keeps what is freed.
-        process: on a CPU what the process takes at least and at most, and whether that is measured.
+        process: on a CPU what the process takes at least and at most, and how that is known.
     """
     cpu = kind == "cpu"
     margin, (least, most) = (CPU_MARGIN[how], process[:2]) if cpu else (MARGIN[how], CONTEXT)
-    what = f"the process itself{', as measured' if process[2] else ', assumed'}" if cpu else "the CUDA context"
+    what = f"the process itself, {process[2]}" if cpu else "the CUDA context"
     if sharing is not None and sharing.processes > 1 and not cpu:
         further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
         least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]

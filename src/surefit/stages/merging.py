@@ -193,8 +193,7 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
         adapter, combined = target, None
         if options.others:
             combined = Combined(options.combine, ((target, 1.0), *map(_weighted, options.others)))
-            model = FromFiles(base, base_directory(base), hardware.kind).model
-            adapter = combine(model, combined, Path(folder))
+            adapter = combine(FromFiles(base, base_directory(base), hardware.kind), combined, Path(folder))
         yield (
             MergeJob(
                 base, adapter, output.merged, output.certificate, None, into, own_tokenizer, combined  # type: ignore[arg-type]

@@ -79,7 +79,8 @@ def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
         ({"min": 0.7}, [0] * 400, [1] * 300 + [0] * 100, "passed", "0.750; at least 0.7 is required"),
         ({"min": 0.7}, [0] * 4, [1, 1, 1, 0], "cannot tell", "right of merged is 0.750; at least 0.7 is required"),
         ({"min": 0.7, "margin": 0.5}, [0] * 4, [1, 1, 1, 0], "passed", "at least 0.7"),
-        ({"min": 0.8}, [0] * 4, [1, 1, 1, 0], "failed", "right of merged is 0.750; at least 0.8 is required"),
+        ({"min": 0.8}, [0] * 4, [1, 1, 1, 0], "cannot tell", "right of merged is 0.750; at least 0.8 is required"),
+        ({"min": 0.8}, [0] * 40, [1] * 20 + [0] * 20, "failed", "right of merged is 0.500; at least 0.8 is required"),
         ({"not_worse_than": "base"}, [1] * 30 + [0] * 70, [1] * 28 + [0] * 72, "cannot tell", "-0.020 [-0.058"),
         ({"not_worse_than": "base"}, [1] * 90 + [0] * 210, [1] * 88 + [0] * 212, "passed", "-0.007 [-0.020, +0.006]"),
         (

@@ -74,7 +74,7 @@ def job(folder, **changes):
 
 def empty(folder):
     """The base without its weights."""
-    return FromFiles(job(folder).base, folder / "base", "cpu").model
+    return FromFiles(job(folder).base, folder / "base", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -276,13 +276,14 @@ def test_a_merge_that_another_tool_made_is_certified_or_not(tmp_path, tiny_token
 
 
 @pytest.mark.parametrize("way", ["cat", "linear", "ties", "magnitude_prune", "dare_linear", "dare_ties", "svd"])
-def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenizer, rows, way):
+def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenizer, rows, way, monkeypatch):
     folder = make(tmp_path, tiny_tokenizer)
     other = make(tmp_path / "other", tiny_tokenizer, r=8 if way == "cat" else 4)
     parts = [(folder / "adapter", 0.7), (other / "adapter", 0.5)]
     density = 1.0 if "dare" in way else 0.5  # dare drops at random, and the draws of PEFT are others
+    monkeypatch.setattr("surefit.merge.combine.DENSITY", density)
     combined = Combined(way, tuple(parts))
-    adapter = combine(empty(folder), combined, tmp_path, density)
+    adapter = combine(empty(folder), combined, tmp_path)
     certificate = merge_adapter(job(folder, adapter=adapter, combined=combined), Cpu(), rows)
     assert certificate["passed"]
     assert certificate["combined"]["exact_sum"] is (way == "cat")
