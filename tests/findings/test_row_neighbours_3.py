@@ -1,0 +1,141 @@
+"""Findings T1 to T12 of 2026-11-25 about rows: texts that look like nothing, prompts that are rendered already, held-out
+rows that are training rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.findings.conftest import write_rows
+from tests.findings.test_rendered_rows import CHATML, model
+
+from surefit import recipes
+from surefit.core.errors import DataError
+from surefit.data.formats import read_splits, row_converter
+from surefit.data.load import load_rows
+from surefit.recipes import get
+from surefit.stages.checking import checked
+from surefit.stages.prepare import gather
+
+Row = dict[str, Any]
+Check = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    """check(rows, held_out, template, data) → the findings about rows and templates."""
+
+    def run(
+        rows: Sequence[Row | str], held_out: Sequence[Row] = (), template: str = "", data: str = "", recipe: str = "sft"
+    ) -> list[dict[str, Any]]:
+        name = "surefit/nano"
+        if template:
+            (tmp_path / "model").mkdir(exist_ok=True)
+            name = model(tmp_path / "model", template).name
+        lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+        (tmp_path / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
+        share = "0.3"
+        if held_out:
+            share = write_rows(tmp_path / "held.jsonl", list(held_out)).name
+        (tmp_path / "run.yaml").write_text(
+            f"recipe: {recipe}\nmodel: {{name_or_path: {name}}}\n"
+            f"data: {{train: rows.jsonl, eval: {share}, max_length: 512{data}}}\noutput_dir: out\n"
+        )
+        found = checked(gather(tmp_path / "run.yaml", None))["findings"]
+        return [one for one in found if one["code"].startswith(("AUD", "DAT", "TPL0")) and one["code"] != "TPL006"]
+
+    return run
+
+
+def codes(found: list[dict[str, Any]]) -> set[str]:
+    return {one["code"] for one in found if one["severity"] != "info"}
+
+
+def pairs(answer: str = "A {n}.", prompt: str = "What is {n}?", count: int = 40, **more: Any) -> list[Row]:
+    return [{"prompt": prompt.format(n=n), "completion": answer.format(n=n)} | more for n in range(count)]
+
+
+@pytest.mark.parametrize("word", ["None", "null", " None ", "NONE", "Null", "none"])
+@pytest.mark.parametrize("skip", ["", ", bad_rows: skip"], ids=["stop", "skip"])
+def test_t1_the_text_none_is_an_answer_that_is_warned_of(check: Check, word: str, skip: str) -> None:
+    rows = pairs()
+    for row in rows[::3]:
+        row["completion"] = word
+    found = check(rows, data=skip)
+    assert [(one["code"], one["severity"]) for one in found] == [("AUD028", "warning")]
+    assert "14 of 40 rows" in found[0]["message"]
+    assert "rows.jsonl:1" in found[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "answer"),
+    [
+        pytest.param("prompt", "None", id="T1-prompt-completion"),
+        pytest.param("alpaca", "null", id="T1-alpaca"),
+        pytest.param("messages", "None", id="T1-messages"),
+        pytest.param("sharegpt", "null", id="T1-sharegpt"),
+    ],
+)
+def test_t1_in_every_layout(check: Check, layout: str, answer: str) -> None:
+    rows = [laid_out(layout, f"What is {n}?", answer if n % 3 == 0 else f"A {n}.") for n in range(40)]
+    assert codes(check(rows)) == {"AUD028"}
+    assert codes(check(rows, data=", bad_rows: skip")) == {"AUD028"}
+
+
+def laid_out(layout: str, question: str, answer: Any) -> Row:
+    if layout == "prompt":
+        return {"prompt": question, "completion": answer}
+    if layout == "alpaca":
+        return {"instruction": question, "output": answer}
+    if layout == "messages":
+        return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
+
+
+@pytest.mark.parametrize("answer", [None, "", " \n"], ids=["null", "empty", "blank"])
+@pytest.mark.parametrize("layout", ["prompt", "alpaca", "messages", "sharegpt"])
+def test_t1_what_has_no_answer_is_what_is_left_out(check: Check, layout: str, answer: Any, tmp_path: Path) -> None:
+    rows = [laid_out(layout, f"What is {n}?", answer if n < 5 else f"A {n}.") for n in range(40)]
+    assert {"DAT001"} <= codes(check(rows)) <= {"DAT001", "DAT003"}
+    assert codes(check(rows, data=", bad_rows: skip")) == set()
+    loaded = gather(tmp_path / "run.yaml", None).loaded.config
+    train, held_out = read_splits(loaded.data, get("sft"), 1)
+    assert (len(train) + len(held_out), len(train.skipped)) == (35, 5)
+
+
+@pytest.mark.parametrize("answer", [None, "", " \n"], ids=["null", "empty", "blank"])
+@pytest.mark.parametrize("name", ["function_calling", "long_summarization", "math_reasoning", "amr_parsing"])
+def test_t1_the_same_in_recipes_with_columns_of_their_own(name: str, answer: Any) -> None:
+    sample = {"function_calling": "function-calling", "long_summarization": "summaries", "amr_parsing": "amr-tiny"}
+    rows = load_rows(f"surefit/{sample.get(name, 'math-reasoning')}-train")
+    recipe = recipes.get(name)
+    column = recipe.columns_in(rows.columns)[-1]
+    convert = row_converter(rows.columns, "x", recipe, "auto")
+    assert convert(rows[0])
+    with pytest.raises(DataError):
+        convert(rows[0] | {column: answer})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param({"answer": None}, id="answer"),
+        pytest.param({"label": None}, id="label"),
+        pytest.param({"answers": "None"}, id="text"),
+        pytest.param({"answers": ""}, id="empty"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["prompt", "alpaca", "messages", "sharegpt", "text"])
+def test_t1_columns_that_hold_no_answer_are_not_counted_as_one(check: Check, layout: str, more: Row) -> None:
+    rows = [
+        ({"text": f"Row {n} goes on."} if layout == "text" else laid_out(layout, f"What is {n}?", f"A {n}.")) | more
+        for n in range(40)
+    ]
+    assert not codes(check(rows)) & {"DAT003", "DAT004", "AUD028" if layout != "text" else "DAT004"}
+
+
+def test_t1_plain_text_with_a_column_that_is_always_the_same_is_no_error(check: Check) -> None:
+    assert codes(check([{"text": f"Row {n} goes on.", "label": 1} for n in range(40)])) == set()
