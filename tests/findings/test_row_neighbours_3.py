@@ -1,5 +1,5 @@
-"""Findings T1 to T12 of 2026-11-25 about rows: texts that look like nothing, prompts that are rendered already, held-out
-rows that are training rows."""
+"""Findings T1 to T12 of 2026-11-25 about rows: texts that look like nothing, prompts that are rendered already,
+held-out rows that are training rows."""
 
 from __future__ import annotations
 
@@ -139,3 +139,61 @@ def test_t1_columns_that_hold_no_answer_are_not_counted_as_one(check: Check, lay
 
 def test_t1_plain_text_with_a_column_that_is_always_the_same_is_no_error(check: Check) -> None:
     assert codes(check([{"text": f"Row {n} goes on.", "label": 1} for n in range(40)])) == set()
+
+
+def laid(layout: str, first: int, count: int, answer: str = "A {n}.") -> list[Row]:
+    return [laid_out(layout, f"What is {n}?", answer.format(n=n)) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize("held", ["prompt", "alpaca", "messages", "sharegpt"])
+@pytest.mark.parametrize("train", ["prompt", "alpaca", "messages", "sharegpt"])
+def test_t4_held_out_rows_that_are_training_rows_are_an_error(check: Check, train: str, held: str) -> None:
+    found = check(laid(train, 0, 60), laid(held, 50, 20, "Another {n}."))
+    assert [(one["code"], one["severity"], one["field"]) for one in found] == [("AUD001", "error", "data.eval")]
+    assert "10 of 20" in found[0]["message"]
+    assert "held.jsonl:1" in found[0]["message"]
+    assert "rows.jsonl:51" in found[0]["message"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda row: row | {"prompt": row["prompt"] + " "}, id="T4-another-prompt"),
+        pytest.param(lambda row: row | {"system": "Be terse."}, id="T4-another-system-message"),
+        pytest.param(lambda row: row | {"prompt": [{"role": "user", "content": "Hi " + row["prompt"]}]}, id="T4-list"),
+    ],
+)
+def test_t4_other_prompts_are_none(check: Check, change: Callable[[Row], Row]) -> None:
+    assert codes(check(laid("prompt", 0, 60), [change(row) for row in laid("prompt", 0, 20)])) == set()
+
+
+def test_t4_prompts_of_parts_columns_and_history_are_compared_too(check: Check) -> None:
+    parts = [{"type": "text", "text": "What is 3?"}]
+    train = [*laid("prompt", 0, 40), *({"prompt": [{"role": "user", "content": parts}], "completion": "A."},)]
+    held = [{"instruction": f"What is {n}?", "input": "", "output": "B."} for n in range(3, 15)]
+    found = check(train[4:], held)
+    assert [one["code"] for one in found] == ["AUD001"]
+    assert "12 of 12" in found[0]["message"]
+    split = [{"instruction": "What is", "input": f"{n}?", "output": "B."} for n in range(12)]
+    joined = [{"prompt": f"What is\n\n{n}?", "completion": "A."} for n in range(40)]
+    assert codes(check(split * 2, joined)) >= {"AUD001"}
+
+
+def test_t4_a_few_are_a_warning(check: Check) -> None:
+    found = check(laid("messages", 0, 300), laid("messages", 299, 150))
+    assert [(one["code"], one["severity"]) for one in found] == [("AUD007", "warning")]
+
+
+def test_t4_recipes_with_columns_of_their_own(check: Check) -> None:
+    train = [{"question": f"What is {n}?", "answer": f"So it is {n}. #### {n}"} for n in range(40)]
+    found = check(train, train[5:17], recipe="math_reasoning")
+    assert "AUD001" in codes(found)
+    assert not codes(check(train[:20], train[20:], recipe="math_reasoning")) & {"AUD001", "AUD007"}
+
+
+def test_t4_rows_that_share_their_beginning_are_bounded(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("surefit.data.audit.leaks.TRAINING_ROWS", 30)
+    same = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Yes?"}]
+    rows = [{"messages": [*same, *row["messages"]]} for row in laid("messages", 0, 60)]
+    assert "AUD001" not in codes(check(rows, rows[40:55]))
+    assert "AUD001" in codes(check(rows, rows[10:25]))
