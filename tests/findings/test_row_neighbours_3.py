@@ -197,3 +197,132 @@ def test_t4_rows_that_share_their_beginning_are_bounded(check: Check, monkeypatc
     rows = [{"messages": [*same, *row["messages"]]} for row in laid("messages", 0, 60)]
     assert "AUD001" not in codes(check(rows, rows[40:55]))
     assert "AUD001" in codes(check(rows, rows[10:25]))
+
+
+ALPACA = "### Instruction:\nName a color, number {n}.\n\n### Response:\n"
+LONG_ALPACA = (
+    "Below is an instruction that describes a task, paired with an input. Write a response.\n\n### Instruction:\n"
+    "Translate.\n\n### Input:\nword {n}\n\n### Response:"
+)
+HH = "\n\nHuman: question {n}\n\nAssistant: hello\n\nHuman: another {n}\n\nAssistant:"
+VICUNA = "A chat between a user and an assistant. USER: What is {n}? ASSISTANT:"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param(ALPACA, id="T2-alpaca"),
+        pytest.param(LONG_ALPACA, id="T2-alpaca-with-input"),
+        pytest.param(HH, id="T2-hh"),
+        pytest.param(VICUNA, id="T2-vicuna"),
+        pytest.param("### Human: What is {n}?\n### Assistant:", id="T2-guanaco"),
+        pytest.param("GPT4 Correct User: What is {n}?<|end_of_turn|>GPT4 Correct Assistant:", id="T2-openchat"),
+        pytest.param("User: What is {n}?\n\nAssistant:", id="T2-user"),
+    ],
+)
+@pytest.mark.parametrize("template", ["", CHATML], ids=["nano", "chatml"])
+def test_t2_prompts_of_another_template_are_warned_of(check: Check, prompt: str, template: str) -> None:
+    found = check(pairs(prompt=prompt), template=template)
+    assert [(one["code"], one["severity"]) for one in found if one["severity"] != "info"] == [("AUD080", "warning")]
+    assert "of 40 rows" in found[0]["message"]
+    messages = [{"messages": [{"role": "user", "content": row["prompt"]}, CHAT_ANSWER]} for row in pairs(prompt=prompt)]
+    assert codes(check(messages, template=template)) >= {"AUD080"}
+
+
+CHAT_ANSWER = {"role": "assistant", "content": "Blue."}
+QUOTES = [
+    "What does this prompt of Alpaca mean? {n}\n\n### Instruction:\nName a color.\n\n### Response:\n",
+    "Why do HH's rows look like this, {n}?\n\nHuman: Hi.\n\nAssistant:",
+    "How does Vicuna end a prompt, {n}? With USER: Hi. ASSISTANT:",
+]
+
+
+@pytest.mark.parametrize("quote", QUOTES)
+def test_t2_a_few_prompts_that_quote_one_are_not(check: Check, quote: str) -> None:
+    rows = [*pairs(count=38), *pairs(prompt=quote, count=2)]
+    assert codes(check(rows)) == set()
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param("Explain what '### Instruction:' and '### Response:' do in row {n}.", id="T2-marks-in-a-sentence"),
+        pytest.param("```\n### Instruction:\nx {n}\n### Response:\n```\nWhat does this code print?", id="T2-code"),
+        pytest.param("Question: What is {n}?\nAnswer:", id="T2-a-question-with-its-answer-to-be-filled-in"),
+        pytest.param("Q: What is {n}?\nA:", id="T2-q-and-a"),
+        pytest.param("Translate to French.\nEnglish: word {n}\nFrench:", id="T2-few-shot"),
+        pytest.param("Write a dialog that begins with Human: and Assistant: about {n}.", id="T2-a-dialog"),
+    ],
+)
+def test_t2_other_prompts_are_none(check: Check, prompt: str) -> None:
+    assert codes(check(pairs(prompt=prompt))) == set()
+
+
+def test_t2_vicuna_as_plain_text(check: Check) -> None:
+    found = check([{"text": f"{VICUNA.format(n=n)} It is {n}."} for n in range(40)])
+    assert codes(found) == {"AUD045"}
+    assert codes(check([{"text": f"DENTAL ASSISTANT: Open wide, number {n}."} for n in range(40)])) == set()
+
+
+FOREIGN = [
+    "<|eot_id|>",
+    "</s>",
+    "<end_of_turn>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "<eos>",
+]
+FOREIGN += [
+    "<|return|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<turn|>",
+    "<|end_of_turn|>",
+]
+FOREIGN += ["<|eot|>", "[EOS]", "<|EOT|>", "<|im_sep|>", "<|eod_id|>"]
+
+
+@pytest.mark.parametrize("token", FOREIGN)
+def test_t3_another_family_s_end_token_is_named(check: Check, token: str) -> None:
+    for row in ({"answer": "A {n}" + token}, {"answer": "A {n}" + token + "\n"}):
+        found = [one for one in check(pairs(**row)) if one["severity"] != "info"]
+        assert [(one["code"], one["severity"]) for one in found] == [("AUD081", "warning")]
+        assert "40 of 40 rows" in found[0]["message"]
+        assert token in found[0]["message"]
+
+
+def test_t3_in_other_layouts_and_in_plain_text(check: Check) -> None:
+    assert codes(check(laid("messages", 0, 40, "A {n}<|eot_id|>"))) == {"AUD081"}
+    assert codes(check(laid("alpaca", 0, 40, "A {n}</s>"))) == {"AUD081"}
+    assert codes(check(laid("alpaca", 0, 40, "<s>A {n}</s>"))) == {"AUD081"}
+    assert codes(check([{"text": f"Row {n} goes on.</s>"} for n in range(40)])) == {"AUD081"}
+    both = [{"prompt": ALPACA.format(n=n), "completion": f"red {n}</s>"} for n in range(40)]
+    assert codes(check(both)) == {"AUD080", "AUD081"}
+
+
+def test_t3_the_tokenizer_s_own_is_said_as_before(check: Check) -> None:
+    assert codes(check(pairs(answer="A {n}<|end|>"))) == {"AUD043"}
+    assert codes(check(pairs(answer="A {n}<|im_end|>"), template=CHATML)) == {"AUD043"}
+    assert codes(check(pairs(answer="A {n}<|eot_id|>"), template=CHATML)) == {"AUD081"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param("Use <s>old {n}</s>", id="T3-html-in-a-sentence"),
+        pytest.param("A turn {n} ends with <|eot_id|>.", id="T3-in-a-sentence"),
+        pytest.param("<tool_call>{n}</tool_call>", id="T3-call"),
+        pytest.param("a {n} <|tool_calls_section_end|>", id="T3-calls"),
+        pytest.param("<p>row {n}</p>", id="T3-tag"),
+        pytest.param("list[{n}]", id="T3-brackets"),
+        pytest.param("x <| {n} |>", id="T3-operators"),
+    ],
+)
+def test_t3_other_ends_are_none(check: Check, answer: str) -> None:
+    assert "AUD081" not in codes(check(pairs(answer=answer)))
+
+
+def test_t3_a_few_answers_that_name_one_are_none(check: Check) -> None:
+    assert codes(check([*pairs(count=38), *pairs(answer="In row {n}, Llama's is <|eot_id|>", count=2)])) == set()
