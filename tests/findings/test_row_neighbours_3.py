@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.findings.conftest import write_rows
-from tests.findings.test_rendered_rows import CHATML, model
+from tests.findings.test_rendered_rows import CHATML, HEAD, model
 
 from surefit import recipes
 from surefit.core.errors import DataError
@@ -326,3 +326,71 @@ def test_t3_other_ends_are_none(check: Check, answer: str) -> None:
 
 def test_t3_a_few_answers_that_name_one_are_none(check: Check) -> None:
     assert codes(check([*pairs(count=38), *pairs(answer="In row {n}, Llama's is <|eot_id|>", count=2)])) == set()
+
+
+THINKS = (
+    HEAD + "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}<think>\n{% if m.reasoning_content %}"
+    "{{ m.reasoning_content }}{% elif '</think>' in m.content %}{{ m.content.split('</think>')[0].split('<think>')[-1] "
+    "}}{% endif %}\n</think>\n\n{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""A template that writes reasoning as Qwen 3's does, with its switch."""
+
+
+def only(found: list[dict[str, Any]], code: str) -> dict[str, Any]:
+    matching = [one for one in found if one["code"] == code]
+    assert len(matching) == 1
+    return matching[0]
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        pytest.param("<thinking>", "</thinking>", id="T8-thinking"),
+        pytest.param("<thought>", "</thought>", id="T8-thought"),
+        pytest.param("<reasoning>", "</reasoning>", id="T8-reasoning"),
+        pytest.param("<|begin_of_thought|>", "<|end_of_thought|>", id="T8-begin-of-thought"),
+        pytest.param("<scratchpad>", "</scratchpad>", id="T8-scratchpad"),
+        pytest.param("<Thought>", "</Thought>", id="T8-capital"),
+    ],
+)
+def test_t8_reasoning_in_another_tag_is_named(check: Check, opening: str, closing: str) -> None:
+    found = only(check(pairs(answer=f"{opening}\nlong {{n}}\n{closing}\n\nA."), template=THINKS), "TPL010")
+    assert f"40 of 40 sampled conversations have their reasoning in {opening}" in found["message"]
+    assert "enable_thinking" not in found["help"]
+    followed = check(pairs(answer="<think>\nlong {n}\n</think>\n\nA."), template=THINKS)
+    assert codes(followed) == set()
+
+
+def test_t8_answers_without_any_are_said_as_before(check: Check) -> None:
+    found = only(check(pairs(answer="<b>A {n}</b>"), template=THINKS), "TPL010")
+    assert "have no reasoning" in found["message"]
+    assert "enable_thinking: false" in found["help"]
+    assert codes(check(pairs(answer="<thought>long {n}</thought>A."), template=CHATML)) == set()
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "Complex_CoT", "rationale"])
+@pytest.mark.parametrize("layout", ["prompt", "alpaca"])
+def test_t10_a_column_of_reasoning_is_not_told_to_be_renamed(check: Check, layout: str, name: str) -> None:
+    rows = [row | {name: f"A long thought about row {n}."} for n, row in enumerate(laid(layout, 0, 40))]
+    found = only(check(rows, template=THINKS), "AUD047")
+    assert repr(name) in found["message"]
+    assert "rename" not in found["help"]
+    for followed in (
+        [laid_out(layout, f"What is {n}?", f"<think>\nThought {n}.\n</think>\n\nA.") for n in range(40)],
+        [
+            {"messages": [row["messages"][0], row["messages"][1] | {"reasoning_content": f"Thought {n}."}]}
+            for n, row in enumerate(laid("messages", 0, 40))
+        ],
+    ):
+        assert codes(check(followed, template=THINKS)) == set()
+
+
+def test_t11_reasoning_that_the_config_drops_is_not_asked_for(check: Check) -> None:
+    rows = pairs(answer="<think>\nlong {n}\n</think>\n\nA.")
+    found = only(check(rows, template=THINKS, data=", thinking: drop"), "TPL010")
+    assert "data.thinking: drop" in found["message"]
+    assert "train on rows with reasoning" not in found["help"]
+    assert "data.thinking: keep" in found["help"]
+    assert codes(check(rows, template=THINKS, data=", thinking: keep")) == set()

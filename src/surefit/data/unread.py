@@ -128,7 +128,7 @@ def _belongs(name: str, value: Any, text: str) -> bool:
         return key in ("mask", "masked") or value not in (True, "true", "True")
     if key in _SWITCHES:
         return True
-    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
+    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2].replace("CoT", "COT"))]
     if not words or _ABOUT.fullmatch(words[-1]) or not any(map(_OF_PROMPTS.fullmatch, words)):
         return False
     short = len(words) == 1 and _ALONE.fullmatch(words[0])

@@ -3,6 +3,7 @@ nothing reads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
@@ -10,6 +11,8 @@ from surefit.lint.rule import Finding, rule
 from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
+_REASONING = re.compile(r"reason|think|thought|cot(?![a-z])|rationale", re.IGNORECASE)
+"""In the names of columns with reasoning; no name makes a column of a layout with one answer part of it."""
 OFTEN = 0.1
 """Share of rows from which a mark is no longer one that a text quotes."""
 NAMED = 8
@@ -266,10 +269,18 @@ def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
     modelscope/ms-swift#2314, #5431.
     """
     if seen := audit.seen("unread_prompts"):
+        reasoning = all(_REASONING.search(name) for name in seen.examples)
+        way = (
+            "write it into the answer's text as <think>…</think>, or give the rows as messages with reasoning_content "
+            "in the assistant's message, or delete it"
+        )
         yield Finding(
             field="data.train",
             message=f"nothing reads {_names(seen.examples)}: the model is trained without",
-            help="join it to the text that it belongs to, rename it to a name that is read, or delete it",
+            help=way
+            if reasoning
+            else "join it to the text that it belongs to, rename it to a name that is read "
+            "(docs/data.md), or delete it",
         )
     if seen := audit.seen("unread_marks"):
         yield Finding(
