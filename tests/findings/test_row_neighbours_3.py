@@ -394,3 +394,37 @@ def test_t11_reasoning_that_the_config_drops_is_not_asked_for(check: Check) -> N
     assert "train on rows with reasoning" not in found["help"]
     assert "data.thinking: keep" in found["help"]
     assert codes(check(rows, template=THINKS, data=", thinking: keep")) == set()
+
+
+def spoken(layout: str, count: int = 40, speakers: Sequence[str] = ("Ann", "Bo"), text: str = "Hi {n}.") -> list[Row]:
+    rows = []
+    for n in range(count):
+        row = laid_out(layout, text.format(n=n, name=speakers[n % len(speakers)]), f"A {n}.")
+        row["messages" if layout == "messages" else "conversations"][0]["name"] = speakers[n % len(speakers)]
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param(spoken("messages"), {"AUD047"}, id="T9"),
+        pytest.param(spoken("sharegpt"), {"AUD047"}, id="T9-sharegpt"),
+        pytest.param(spoken("messages", speakers=["Ann"]), {"AUD046"}, id="T9-always-the-same"),
+        pytest.param(spoken("messages", text="{name}: Hi {n}."), {"AUD046"}, id="T9-in-the-text-too"),
+    ],
+)
+def test_t9_names_of_speakers_that_nothing_writes_are_said(check: Check, rows: list[Row], expected: set[str]) -> None:
+    found = [one for one in check(rows, template=CHATML) if one["code"] in ("AUD046", "AUD047")]
+    assert {one["code"] for one in found} == expected
+    assert "[].name'" in found[0]["message"]
+
+
+def test_t9_names_that_the_template_writes_are_none(check: Check) -> None:
+    writes = CHATML.replace("{{ m.role }}\n", "{{ m.role }}{% if m.name %} name={{ m.name }}{% endif %}\n", 1)
+    assert check(spoken("messages"), template=writes) == []
+    rows = laid("messages", 0, 40)
+    for row in rows:
+        result = {"role": "tool", "name": "look", "content": "21"}
+        row["messages"][:0] = [row["messages"][0], {"role": "assistant", "content": "Wait."}, result]
+    assert check(rows, template=CHATML) == []
