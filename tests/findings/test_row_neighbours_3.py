@@ -421,10 +421,19 @@ def test_t9_names_of_speakers_that_nothing_writes_are_said(check: Check, rows: l
 
 
 def test_t9_names_that_the_template_writes_are_none(check: Check) -> None:
-    writes = CHATML.replace("{{ m.role }}\n", "{{ m.role }}{% if m.name %} name={{ m.name }}{% endif %}\n", 1)
+    writes = CHATML.replace("{{ m.role }}\n", "{{ m.role }}{{ ' ' + m.name if m.name else '' }}\n", 1)
     assert check(spoken("messages"), template=writes) == []
     rows = laid("messages", 0, 40)
     for row in rows:
         result = {"role": "tool", "name": "look", "content": "21"}
         row["messages"][:0] = [row["messages"][0], {"role": "assistant", "content": "Wait."}, result]
     assert check(rows, template=CHATML) == []
+
+
+@pytest.mark.parametrize("text", ["<noinput>", " <noinput>\n", "<NoInput>"])
+def test_t12_an_input_that_stands_for_none_is_none(text: str) -> None:
+    row = {"instruction": "Name a color.", "input": text, "output": "Red."}
+    example = row_converter([*row], "x", get("sft"), "auto")(row)
+    assert example.messages[0]["content"] == "Name a color."
+    said = row_converter([*row], "x", get("sft"), "auto")(row | {"input": "What is <noinput>?"})
+    assert "What is <noinput>?" in said.messages[0]["content"]
