@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 PROMPTS = ("messages", "conversations", "prompt")
 """Columns that hold a prompt, but for Alpaca's."""
+NO_INPUT = "<noinput>"
+"""What Self-Instruct, whose rows Alpaca's are made like, writes for an input that is empty."""
 HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/shards.py)."""
 PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
@@ -129,6 +131,7 @@ def _alpaca_prompt(row: Row) -> list[Message]:
     # Dolly's name for what others call input.
     name = "context" if "context" in row and "input" not in row else "input"
     context = text(row.get(name) or "", name)
+    context = "" if context.strip().lower() == NO_INPUT else context
     question = "\n\n".join(part for part in (instruction, context) if part.strip())
     if not question:
         raise DataError("empty", code="E4013", field="instruction")

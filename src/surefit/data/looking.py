@@ -11,6 +11,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, Tally
 from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
+from surefit.data.other_templates import END, PROMPT, other_templates
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
 from surefit.data.special_tokens import (
     NO_BEGIN,
@@ -39,7 +40,7 @@ TURNS = 3_000
 """Rendered turns, each counted every time; a conversation of 200 turns has 20,000 and takes seconds alone."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
-NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN)
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, PROMPT, END)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
@@ -142,6 +143,7 @@ def look_at_examples(
         example = examples[number]
         turns += sum(count for count, _ in renderings(example)) if example.messages else 1
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
+        sights[number] += other_templates(example, tokens.all)
         if example.text is None and template and comparison:
             rendered = example if answers else _question(example)
             try:

@@ -21,7 +21,7 @@ from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf
 from surefit.facts.named_templates import template_for
 from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import as_read, has_field, how_read, thoughts_of
+from surefit.facts.thinking import as_read, has_field, how_read, other_tag, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts, encoding
 from surefit.task import Example, Message
 
@@ -53,6 +53,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         most_bytes=max(sizes, default=0),
         in_fields=sum(any(has_field(turn) for turn in learnt(example)) for example in examples),
         in_tags=sum(any(not has_field(turn) and thoughts_of(turn) for turn in learnt(example)) for example in examples),
+        other_tags=tuple(tag for example in examples if (tag := _other_tag_in(example))),
     )
     in_question = [n for n, size in enumerate(sizes) if size > max_length]
     if not in_question:
@@ -69,6 +70,12 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         first_too_long=examples.where[too_long[0]] if too_long else None,
         longest=max(lengths.values()) if too_long else 0,
     )
+
+
+def _other_tag_in(example: Example) -> str | None:
+    """The tag of the first answer that has its reasoning in another than `<think>`, and nowhere else."""
+    answers = (turn for turn in learnt(example) if not has_field(turn) and not thoughts_of(turn))
+    return next((tag for turn in answers if (tag := other_tag(str(turn.get("content") or "")))), None)
 
 
 def learnt(example: Example) -> list[Message]:

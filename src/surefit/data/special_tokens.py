@@ -34,6 +34,8 @@ _TURN = re.compile(
 Granite's, gpt-oss's, Zephyr's and Phi's."""
 _PROMPT_IN_TEXT = re.compile(r"(?:^|\n)### ?(?:Response|Assistant|Answer):|(?:^|\n)(?:Assistant|ASSISTANT|Bot):")
 """How prompts of base models ask for an answer: Alpaca's, Vicuna's."""
+_IN_ONE_LINE = re.compile(r"(?<=[\s>])ASSISTANT:(?=\s)")
+"""Vicuna's, whose turns follow each other in one line, behind `USER: `."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class SpecialTokens:
         """The chat template's own mark before an answer, or Alpaca's, in a text."""
         if self.asks and self.asks in text:
             return f"holds {self.asks!r}, with which the chat template asks for an answer"
-        found = _PROMPT_IN_TEXT.search(text)
+        found = _PROMPT_IN_TEXT.search(text) or (_IN_ONE_LINE.search(text) if "USER: " in text else None)
         return f"holds {found[0].strip()!r}" if found else None
 
 

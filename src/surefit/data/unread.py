@@ -6,13 +6,16 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly
 from surefit.data.formats import VERDICTS, row_converter, verdict
-from surefit.data.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS
+from surefit.data.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
 from surefit.facts.audit import Observation
+from surefit.facts.chat_template import SPECIAL
+from surefit.facts.template import TemplateRefused, render
 from surefit.facts.thinking import FIELDS
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, TaskRecipe
@@ -43,6 +46,8 @@ _ABOUT = re.compile(
     r"|scores?|domain|date|time|url|title|topic|level|quality|difficulty"
 )
 """Last words of names that describe a part of a row: `question_type`, `prompt_source`."""
+_SPEAKER = "[].name"
+"""How the key ends with which a turn says who speaks."""
 _SWITCHES = ("chat_template", "chat_template_kwargs")
 _MARK = re.compile(
     rf"{'|'.join((*MARKS, *PARTIAL_MARKS))}|mask(?:ed)?|(?:loss|train|labels)_mask|train_on(?:_turn)?|compute_loss"
@@ -101,13 +106,17 @@ def unread_columns(
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()
     missing: Counter[str] = Counter()
+    speakers: set[str] = set()
     for row, example in zip(sample, examples, strict=True):
         unread = {name: value for name, value in row.items() if name not in read and name.lower() not in IDENTIFIERS}
-        found = [*unread.items(), *_unread_keys(row, read, known)]
+        found = [*unread.items(), *_unread_keys(row, read, known), *_unread_names(row, read, tokenizer)]
         found = [(name, value) for name, value in found if _says_something(value)]
         counts.update({name for name, _ in found})
         text = _spaced(_texts(row[name] for name in read if name in row) if example is None else _said(example))
         missing.update({name for name, value in found if _belongs(name, value, text)})
+        speakers.update(str(value) for name, value in found if name.endswith(_SPEAKER))
+    if len(speakers) < 2:  # always the same speaker: nothing that the model could tell apart
+        missing = Counter({name: count for name, count in missing.items() if not name.endswith(_SPEAKER)})
     marks = [name for name in sorted(missing) if _MARK.fullmatch(_key(name))]
     of_prompts = [name for name in sorted(missing) if name not in marks and missing[name] > RARE * counts[name]]
     others = [name for name in sorted(counts) if name not in (*of_prompts, *marks)]
@@ -124,11 +133,13 @@ def _key(name: str) -> str:
 def _belongs(name: str, value: Any, text: str) -> bool:
     """Whether a column or key has what the model should see or be trained by, and the row's turns do not have it."""
     key = _key(name)
+    if name.endswith(_SPEAKER):
+        return _missing(str(value), text)
     if _MARK.fullmatch(key):  # a mark that says "learn this" changes nothing
         return key in ("mask", "masked") or value not in (True, "true", "True")
     if key in _SWITCHES:
         return True
-    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
+    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2].replace("CoT", "COT"))]
     if not words or _ABOUT.fullmatch(words[-1]) or not any(map(_OF_PROMPTS.fullmatch, words)):
         return False
     short = len(words) == 1 and _ALONE.fullmatch(words[0])
@@ -159,7 +170,8 @@ def _texts(values: Iterable[Any]) -> Iterator[str]:
 
 
 def _said(example: Example) -> Iterator[str]:
-    yield from _texts([example.text, example.messages, example.tools])
+    turns = [{key: value for key, value in turn.items() if key != "name"} for turn in example.messages]
+    yield from _texts([example.text, turns, example.tools])
 
 
 def _spaced(texts: Iterable[str]) -> str:
@@ -185,6 +197,34 @@ def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) 
                 if key not in _TURN_KEYS and key not in known
             )
             yield from _call_keys(turn.get("tool_calls"), f"{column}[].tool_calls[]")
+
+
+def _unread_names(
+    row: Mapping[str, Any], read: set[str], tokenizer: TokenizerFacts | None
+) -> Iterator[tuple[str, Any]]:
+    """The names of speakers, as `column[].name`, where the template does not write them; of tools it may do without."""
+    for column in ("messages", "conversations", "prompt", "completion"):
+        turns = row.get(column)
+        for turn in turns if column in read and isinstance(turns, list) else ():
+            if not isinstance(turn, Mapping) or not isinstance(turn.get("name"), str):
+                continue
+            role = SHAREGPT_ROLES.get(str(turn.get("role", turn.get("from"))))
+            if role in ("user", "assistant") and not _writes_name(tokenizer.chat_template if tokenizer else None, role):
+                yield f"{column}{_SPEAKER}", turn["name"]
+
+
+@lru_cache(maxsize=8)
+def _writes_name(template: str | None, role: str) -> bool:
+    """Whether a chat template writes the name of who speaks in this role; True where there is none to ask."""
+    if template is None:
+        return True
+    turns = [
+        {"role": one, "content": "?"} | ({"name": "Zqname"} if one == role else {}) for one in ("user", "assistant")
+    ]
+    try:
+        return "Zqname" in render(template, turns, special=SPECIAL)
+    except TemplateRefused:
+        return True
 
 
 def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,16 @@ from surefit.core.units import shortened
 SAMPLE = 500
 TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
 """Columns that hold what the model is to answer, in the order they are looked for."""
+GENERAL = (
+    (("messages",), "messages"),
+    (("conversations",), "conversations"),
+    (("prompt", "completion"), "completion"),
+    (("instruction", "output"), "output"),
+    (("text",), None),
+    (("input_ids",), None),
+)
+"""The columns of each general layout (`data.formats.LAYOUTS`, in its order), and the one with the answers: whatever
+other columns such rows have, nothing there is learnt."""
 ANSWERING = ("assistant", "gpt", "chatgpt", "model", "function_call")
 """The roles and speakers of an assistant's turns, in all layouts."""
 
@@ -120,11 +130,12 @@ def _columns(sample: Sequence[Mapping[str, Any]]) -> dict[str, ColumnFacts]:
 
 
 def target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> str | None:
-    """The column that holds the answers, looked for among `expected` first; None where none is known to."""
+    """The column that holds the answers: the layout's, or where a recipe has columns of its own, one of those
+    (`expected`); None where none is known to."""
     seen = {name for row in sample for name in row}
-    for name in ("messages", "conversations"):
-        if name in seen and not expected:
-            return name
+    for columns, target in () if expected else GENERAL:
+        if seen.issuperset(columns):
+            return target
     candidates = [name for name in TARGETS if name in expected] or list(TARGETS)
     return next((name for name in candidates if name in seen), None)
 
@@ -142,8 +153,8 @@ def answer_of(row: Mapping[str, Any], target: str) -> Any:
 
 
 def is_null(value: Any) -> bool:
-    """Null, or the text that null becomes when it is written into a prompt."""
-    return value is None or (isinstance(value, str) and value.strip() in ("null", "None"))
+    """Return whether there is no value. The text "None" is one: a label, or damage that AUD028 names."""
+    return value is None
 
 
 def is_blank(value: Any) -> bool:

@@ -22,6 +22,7 @@ class ExampleFacts:
         longest: tokens that the longest of them has at least.
         in_fields: those in which an answer has reasoning in a field of its own (`facts.thinking.FIELDS`).
         in_tags: those in which an answer has it in its content, before `</think>`.
+        other_tags: of those in which an answer has it in another tag, that tag.
         most_bytes: of text in one of them; a token covers at least one. 0 where it is not known.
     """
 
@@ -36,4 +37,5 @@ class ExampleFacts:
     most_bytes: int = 0
     in_fields: int = 0
     in_tags: int = 0
+    other_tags: tuple[str, ...] = ()
     prompts: int = 0

@@ -34,6 +34,12 @@ recipients, Google's, Cohere's, Mistral's, ByteDance's, MiniMax's, Upstage's. Th
 _DIVIDED = [re.compile(rf"\s*(?:{re.escape(start)})?(.*?){end}", re.DOTALL) for start, end in _FORMS.items()]
 _DIVIDED.append(re.compile(r"\s*analysis(.*?)assistantfinal", re.DOTALL))  # gpt-oss's, its special tokens removed
 _ENDS = re.compile(r"(?:<\|(?:return|end|END_RESPONSE|END_TEXT|END_OF_TURN_TOKEN)\|>)+\s*\Z")
+_OTHER_TAG = re.compile(
+    r"<(think(?:ing|_process)|thoughts?|reason(?:ing)?|reflection|scratchpad|analysis|cot|chain_of_thought|"
+    r"\|begin_of_thought\||seed:think|mm:think)>",
+    re.IGNORECASE,
+)
+"""Tags around reasoning that chat templates with `<think>` do not know."""
 _MARK = "surefit"
 
 
@@ -105,6 +111,19 @@ def thoughts_of(message: Mapping[str, Any]) -> str:
         return next(value for name in FIELDS if isinstance(value := message.get(name), str) and value.strip())
     thoughts, _ = split_thoughts(str(message.get("content") or ""))
     return thoughts if thoughts.strip() else ""
+
+
+def other_tag(text: str) -> str | None:
+    """Return the tag with which an answer begins its reasoning, where it is another than `<think>` and is closed.
+
+    >>> other_tag("<thought>\\nlong\\n</thought>\\n4"), other_tag("<think>long</think>4"), other_tag("4 <cot>")
+    ('<thought>', None, None)
+    """
+    found = _OTHER_TAG.match(text.lstrip()[:40])
+    if found is None:
+        return None
+    closing = "<|end_of_thought|>" if found[1].startswith("|") else f"</{found[1]}>"
+    return found[0] if closing in text else None
 
 
 def without_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:

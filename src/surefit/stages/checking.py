@@ -70,7 +70,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     if audit is None and shared.seen:
         audit = AuditFacts(loaded.config.data.train, 0, 0)
     if audit is not None:
-        audit = replace(audit, observations={**audit.observations, **rendered}, others=shared.seen)
+        seen = {**audit.observations, **rendered, **_leaks(found, others)}
+        audit = replace(audit, observations=seen, others=shared.seen)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -122,6 +123,17 @@ def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskR
     several = recipe is not None and recipe.parts
     written = {} if several else {key: conventions_of(each, config.recipe) for key, each in others.items()}
     return replace(sample_audit(rows, config.recipe), conventions=written)
+
+
+def _leaks(found: Gathered, others: Mapping[str, Rows]) -> dict[str, Observation]:
+    """Scored rows whose prompt is in the training rows, where both were read whole."""
+    from surefit.data.audit.leaks import LEAK, leaks
+
+    if found.rows is None or found.recipe is None:
+        return {}
+    scored = {key: rows for key, rows in others.items() if not key.startswith("data.mix.")}
+    seen = leaks(found.rows, scored, found.recipe, found.loaded.config.data.format)
+    return {} if seen is None else {LEAK: seen}
 
 
 def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:

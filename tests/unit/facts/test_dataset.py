@@ -44,11 +44,11 @@ def test_columns_nulls_blanks_and_duplicates() -> None:
     rows = [row(0), row(1, None), row(2, "  "), row(3, "null"), row(0), {"query": None}]
     facts = dataset_facts("d", rows, lambda n: f"d.jsonl:{n + 1}")
     assert facts.target == "answers"
-    assert (facts.target_null, facts.target_blank, facts.first_bad) == (3, 1, "d.jsonl:2")
+    assert (facts.target_null, facts.target_blank, facts.first_bad) == (2, 1, "d.jsonl:2")
     assert facts.duplicates == 1
     assert list(facts.columns) == ["query", "answers"]
     column = facts.columns["answers"]
-    assert (column.present, column.null, column.blank) == (5, 2, 1)
+    assert (column.present, column.null, column.blank) == (5, 1, 1)
     assert (facts.columns["query"].present, facts.columns["query"].null) == (6, 1)
 
 

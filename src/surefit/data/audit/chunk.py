@@ -20,6 +20,7 @@ from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
 from surefit.data.formats import row_converter
 from surefit.data.messages import trained_on
 from surefit.data.near_duplicates import Hashes, text_keys
+from surefit.data.other_templates import other_templates
 from surefit.data.rendered import Comparison, Segments, unclosed_thoughts
 from surefit.data.show import segments
 from surefit.data.thinking import thinking_as
@@ -184,6 +185,7 @@ class Looker:
             if example is None:
                 continue
             sights = [*self.tokens.sights(example), *unclosed_thoughts(example)]
+            sights += other_templates(example, self.tokens.all)
             if example.text is None and self.tokenizer and self.tokenizer.chat_template:
                 sights += self.comparison.losses(example, self._segments(example))
             for name, what in sights:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from surefit.facts.dataset import TARGETS
+from surefit.facts.dataset import GENERAL, TARGETS
 
 ANSWERS = (*TARGETS, "code", "gold", "reference_summary", "highlights", "canonical_solution")
 """Columns that hold an answer, in the order they are looked for."""
@@ -31,6 +31,9 @@ def answer(row: Mapping[str, Any]) -> tuple[str, Any]:
     for turn in reversed(turns(row)):
         if _role(turn) == "assistant":
             return ("messages" if "messages" in row else "conversations"), turn.get("content", turn.get("value"))
+    for columns, target in GENERAL:
+        if target and row.keys() >= set(columns):
+            return target, row[target]
     return next(((name, row[name]) for name in ANSWERS if name in row), ("", None))
 
 

@@ -12,7 +12,9 @@ from surefit.core.units import shortened
 from surefit.data.detectors import Sighting
 from surefit.data.detectors.parts import answer, answer_text
 
-_PLACEHOLDER = re.compile(r"\s*(?:nan|<na>|n/?a|#n/a|undefined|\[object object\]|tbd|todo|-)\s*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"\s*(?:nan|<na>|n/?a|#n/a|null|none|undefined|\[object object\]|tbd|todo|-)\s*", re.IGNORECASE
+)
 _SUMMARIES = ("summary", "reference_summary", "highlights", "abstract")
 _SOURCES = ("text", "document", "article", "report", "original_text", "dialogue", "judgement", "bill")
 _QUOTE = re.compile(r"\s*[\[({]+\s*'")
@@ -21,7 +23,7 @@ _MOST_CHARACTERS = 20_000
 
 
 class EmptyWords:
-    """A text that stands for nothing at all; "null" and "None" are counted by the audit itself."""
+    """A text that stands for nothing at all, such as "None"; what has no text is counted by the audit itself."""
 
     names = ("placeholder",)
 

@@ -1,7 +1,9 @@
-"""AUD040 to AUD049: what becomes of rows once the chat template has rendered them, and what of them nothing reads."""
+"""AUD040 to AUD049, AUD080 and AUD081: what becomes of rows once the chat template has rendered them, and what of them
+nothing reads."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from surefit.facts.audit import AuditFacts
@@ -9,6 +11,10 @@ from surefit.lint.rule import Finding, rule
 from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
+_REASONING = re.compile(r"reason|think|thought|cot(?![a-z])|rationale", re.IGNORECASE)
+"""In the names of columns with reasoning; no name makes a column of a layout with one answer part of it."""
+OFTEN = 0.1
+"""Share of rows from which a mark is no longer one that a text quotes."""
 NAMED = 8
 """Columns that a finding names; the rest are counted."""
 
@@ -263,10 +269,18 @@ def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
     modelscope/ms-swift#2314, #5431.
     """
     if seen := audit.seen("unread_prompts"):
+        reasoning = all(_REASONING.search(name) for name in seen.examples)
+        way = (
+            "write it into the answer's text as <think>…</think>, or give the rows as messages with reasoning_content "
+            "in the assistant's message, or delete it"
+        )
         yield Finding(
             field="data.train",
             message=f"nothing reads {_names(seen.examples)}: the model is trained without",
-            help="join it to the text that it belongs to, rename it to a name that is read, or delete it",
+            help=way
+            if reasoning
+            else "join it to the text that it belongs to, rename it to a name that is read "
+            "(docs/data.md), or delete it",
         )
     if seen := audit.seen("unread_marks"):
         yield Finding(
@@ -341,4 +355,68 @@ def plain_text_without_bos(audit: AuditFacts) -> Iterator[Finding]:
         "{rows} of plain text begin without the BOS token, which the tokenizer has and does not add{first}",
         "begin the texts with it, or add it in the tokenizer: tokenizer.add_bos_token = True, then save_pretrained "
         "into a copy of the model's directory",
+    )
+
+
+@rule("AUD080", "prompts-of-another-template", severity="warning")
+def prompts_of_another_template(audit: AuditFacts) -> Iterator[Finding]:
+    """Prompts are written out in another template, and are rendered again.
+
+    ## What it does
+    Counts rows with a user or system message that marks its question as Alpaca, Vicuna, OpenChat or Anthropic's HH do
+    ("### Instruction:", "USER:", "Human:") and ends with their mark for the answer ("### Response:", "Assistant:").
+    Fires from 10 %: a few rows may ask about such a text.
+
+    ## Why it is bad
+    The model learns to answer behind both templates, and is used with one. A conversation written like that becomes a
+    single user turn, and its earlier answers the user's words.
+
+    ## Example
+    `{"prompt": "### Instruction:\\nName a color.\\n\\n### Response:\\n", "completion": "red"}`.
+
+    ## Fix
+    Give what is asked alone, and conversations as `messages`.
+
+    ## Evidence
+    https://huggingface.co/datasets/Anthropic/hh-rlhf: conversations in one text, "Human:" and "Assistant:" before each
+    turn.
+    """
+    yield from rows_found(
+        audit,
+        "prompt_of_another_template",
+        OFTEN,
+        "the prompts of {rows} are written out in another template, and are rendered again{first}",
+        "give what is asked alone, and conversations as messages: the chat template writes the marks",
+    )
+
+
+@rule("AUD081", "end-tokens-in-answers", severity="warning")
+def end_tokens_in_answers(audit: AuditFacts) -> Iterator[Finding]:
+    """Answers end with another model's token for the end of a turn.
+
+    ## What it does
+    Counts rows whose last answer, or whose plain text, ends with a token such as `<|eot_id|>`, `</s>` or
+    `<end_of_turn>` that is not a special token of this tokenizer. Fires from 10 %. The tokenizer's own are AUD043's and
+    AUD044's.
+
+    ## Why it is bad
+    For this tokenizer it is ordinary text: the model learns to write it behind every answer, before its own end. The
+    gold answers have it too, so that right answers without it are scored as wrong.
+
+    ## Example
+    `{"prompt": "…", "completion": "2<|eot_id|>"}` on Qwen, from a script for Llama 3 that adds `EOS_TOKEN`.
+
+    ## Fix
+    Take it out of the rows: the chat template writes the model's own.
+
+    ## Evidence
+    unslothai/unsloth's notebooks add `EOS_TOKEN = tokenizer.eos_token` to every row; rows that are saved so keep it
+    when the model is changed.
+    """
+    yield from rows_found(
+        audit,
+        "end_of_another_model",
+        OFTEN,
+        "the answers of {rows} end with another model's token for the end{first}",
+        "take the token out of the rows: the chat template writes the model's own",
     )

@@ -267,8 +267,9 @@ def placeholder_answers(audit: AuditFacts) -> Iterator[Finding]:
     """Answers are placeholders such as "N/A" or "nan".
 
     ## What it does
-    Counts answers that are nothing but NaN, N/A, undefined, [object Object], a to-do note or a dash, and
-    fires from 1 %. Null and empty answers have rules of their own.
+    Counts answers that are nothing but the text None, null, NaN, N/A, undefined, [object Object], a to-do note or a
+    dash, and fires from 1 %. Such a text is an answer like any other and is learnt; where a row has no text at all,
+    DAT003 says so.
 
     ## Why it is bad
     A missing value became text on its way through a spreadsheet or a data frame, and the model learns to write it.
@@ -288,5 +289,5 @@ def placeholder_answers(audit: AuditFacts) -> Iterator[Finding]:
         "placeholder",
         FREQUENT,
         "the answers of {rows} are placeholders{first}",
-        "fill them in, or drop those rows",
+        "fill them in or take those rows out of the file, unless that word is the right answer",
     )

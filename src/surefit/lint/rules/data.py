@@ -107,11 +107,12 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
     """Rows whose answer is null or empty.
 
     ## What it does
-    Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). With
+    Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). The text
+    "None" or "null" is an answer, of which AUD028 speaks. With
     `data.bad_rows: skip` it fires only if such rows are the majority, and not if DAT001 already names the first.
 
     ## Why it is bad
-    The model learns to answer nothing, or with the word "null".
+    There is nothing to learn from such a row, and training stops at it.
 
     ## Example
     `{"query": "…", "answers": null}`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from surefit.config.schema import Config
@@ -88,7 +89,8 @@ def learns_not_to_think(
 
     ## What it does
     Renders an answer without reasoning, and checks whether the model has to write `<think></think>` itself. Counts, in
-    a sample, the rows that are like that, and fires if most are.
+    a sample, the rows that are like that, and fires if most are. Reasoning in another tag (`<thinking>`, `<thought>`)
+    is none for such a template; the finding names the tag.
 
     ## Why it is bad
     The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
@@ -113,10 +115,21 @@ def learns_not_to_think(
         return
     switch = _switch(tokenizer)
     ways = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
-    yield Finding(
-        field="data.train",
-        message=f"{without} of {plural(examples.conversations, 'sampled conversation')} have no reasoning, and with "
-        f"the chat template of {_model(context)} the model has to write an empty thought before their answers: it "
-        "learns not to think",
-        help=f"{ways}train on rows with reasoning (reasoning_content)",
+    tag, count = Counter(examples.other_tags).most_common(1)[0] if examples.other_tags else ("", 0)
+    empty = (
+        f"with the chat template of {_model(context)} the model has to write an empty thought before their answers: it "
+        "learns not to think"
     )
+    of = plural(examples.conversations, "sampled conversation")
+    rows = without
+    if 2 * count > without:
+        rows = count
+        reason = f"have their reasoning in {tag}, which the template takes for the answer, and {empty}"
+        help_text = "write the reasoning as <think>…</think>, or as reasoning_content of the assistant's message"
+    elif config.data.thinking == "drop":
+        reason = f"have no reasoning (data.thinking: drop leaves none), and {empty}"
+        help_text = f"{ways}write data.thinking: keep where the rows have reasoning"
+    else:
+        reason = f"have no reasoning, and {empty}"
+        help_text = f"{ways}train on rows with reasoning (reasoning_content of the assistant's message)"
+    yield Finding(field="data.train", message=f"{rows} of {of} {reason}", help=help_text)

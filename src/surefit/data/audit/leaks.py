@@ -1,0 +1,129 @@
+"""Scored rows whose prompt is in the training rows, found in the time that `surefit check` has."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from surefit.core.errors import SureFitError
+from surefit.core.sampling import evenly
+from surefit.data.audit.sample import Tally
+from surefit.data.formats import row_converter
+from surefit.facts.audit import Observation
+from surefit.facts.dataset import GENERAL
+from surefit.task import Example, Row, TaskRecipe
+
+if TYPE_CHECKING:
+    from surefit.data.load import Rows
+
+LEAK = "leak_exact"
+"""Observation: the prompt of a scored row is that of a training row."""
+SCORED_ROWS = 1_000
+"""Rows of the scored sets that are converted, spread evenly over each."""
+TRAINING_ROWS = 2_000
+"""Training rows that are converted: those whose prompt has the first text of a scored row's; where there are more, the
+first ones."""
+
+
+def leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str) -> Observation | None:
+    """Compare the prompts of scored rows with those of the training rows, as AUD001 does with all of them.
+
+    Rows are converted only where the first text of their prompt is the same. Sources that were not read whole are left
+    out.
+
+    Returns:
+        None where nothing was compared.
+    """
+    sets = {key: rows for key, rows in scored.items() if rows.total == len(rows)}
+    if train.total > len(train) or not sets or recipe.parts:
+        return None
+    wanted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    starts: set[str | None] = set()
+    compared = dict.fromkeys(sets, 0)
+    for key, rows in sets.items():
+        convert, start = _reader(rows, recipe, fmt)
+        for number in evenly(len(rows), max(1, SCORED_ROWS // len(sets))):
+            if example := convert(rows[number]):
+                wanted[prompt_text(example)].append((key, rows.where(number)))
+                starts.add(start(rows[number]))
+                compared[key] += 1
+    found = dict(_found(train, wanted, starts, recipe, fmt))
+    leaked = [(key, where, row) for prompt, row in found.items() for key, where in wanted[prompt]]
+    tally = Tally()
+    for number, (_, _, row) in enumerate(leaked):
+        tally.add(LEAK, number, f"the prompt of {train.where(row)}")
+    detail = "; ".join(
+        f"{key}: {sum(one == key for one, _, _ in leaked):,} the same, of {count:,}" for key, count in compared.items()
+    )
+    return tally.observation(LEAK, sum(compared.values()), lambda number: leaked[number][1], detail)
+
+
+def _found(
+    train: Rows, wanted: Mapping[str, Any], starts: set[str | None], recipe: TaskRecipe, fmt: str
+) -> Iterator[tuple[str, int]]:
+    """The wanted prompts that training rows have, each with the first such row's number."""
+    convert, start = _reader(train, recipe, fmt)
+    missing, left = set(wanted), TRAINING_ROWS
+    everything = None in starts
+    for number, row in enumerate(train):
+        if not everything and (first := start(row)) is not None and first not in starts:
+            continue
+        if not left or not missing:
+            return
+        left -= 1
+        example = convert(row)
+        if example and (prompt := prompt_text(example)) in missing:
+            missing.remove(prompt)
+            yield prompt, number
+
+
+def prompt_text(example: Example) -> str:
+    """All that the model is given, as one text."""
+    prompt: list[Any] = [example.text] if example.text is not None else [example.prompt, example.tools]
+    return json.dumps(prompt, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def _reader(
+    rows: Rows, recipe: TaskRecipe, fmt: str
+) -> tuple[Callable[[Row], Example | None], Callable[[Row], str | None]]:
+    """(row → example, or None of a row that others report; row → the first text of its prompt, or None)."""
+    names = rows.columns
+    try:
+        convert = row_converter(names, rows.source, recipe, fmt)
+    except SureFitError:
+        return lambda row: None, lambda row: None
+    general = (columns for columns, _ in GENERAL if all(name in names for name in columns))
+    column = next(iter(recipe.columns_in(names) or next(general, ())), "")
+
+    def example(row: Row) -> Example | None:
+        try:
+            return convert(row)
+        except SureFitError:
+            return None
+
+    return example, lambda row: _first_text(row, column)
+
+
+def _first_text(row: Row, column: str) -> str | None:
+    """The first text of a prompt but the system message, without the white space around it; None where it is written
+    in another way."""
+    value = row.get(column)
+    if isinstance(value, list):
+        value = _first_said(value)
+    elif column == "instruction":
+        if row.get("history"):
+            return None
+        parts = (value, row.get("input", row.get("context")))
+        value = "\n\n".join(part for part in parts if isinstance(part, str) and part.strip())
+    return value.strip() if isinstance(value, str) else None
+
+
+def _first_said(turns: list[Any]) -> Any:
+    for turn in turns:
+        if not isinstance(turn, dict):
+            return None
+        if turn.get("role", turn.get("from")) not in ("system", "developer"):
+            return turn.get("content", turn.get("value"))
+    return None
