@@ -14,8 +14,8 @@ from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
 from surefit.data.formats import Examples, bad_rows_error, placed, prompt_position, split_eval
 from surefit.data.given import require_known
-from surefit.data.messages import trained_on
 from surefit.data.light_template import LightTemplate
+from surefit.data.messages import trained_on
 from surefit.data.turns import beginning_of
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.gguf import read_gguf

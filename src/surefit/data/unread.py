@@ -115,9 +115,7 @@ def read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
     return _converted(rows, recipe, fmt)[2]
 
 
-def _converted(
-    rows: Rows, recipe: TaskRecipe, fmt: str
-) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
+def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
     """A sample of the rows, the example that each becomes, and the columns that are read for it."""
     sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
     read: set[str] = set()
@@ -203,6 +201,7 @@ def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) 
 def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:
     for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         if isinstance(call, Mapping):
-            function = call["function"] if isinstance(call.get("function"), Mapping) else call
+            function = call.get("function")
+            held = [*function.items(), *call.items()] if isinstance(function, Mapping) else call.items()
             known = (*ARGUMENTS, *CALL_KEYS, "function")
-            yield from ((f"{place}.{key}", value) for key, value in function.items() if key not in known)
+            yield from ((f"{place}.{key}", value) for key, value in held if key not in known)
