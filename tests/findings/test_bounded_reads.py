@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.config.load import load_config
-from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError
 from surefit.core import limited
+from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.units import MIB
 from surefit.data.glance import SHOWN_BYTES, glance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,22 @@ from surefit.data.columnar import require_no_bomb
 from surefit.data.dataset import build_dataset
 from surefit.data.formats import to_examples
 from surefit.data.lengths import sampled_lengths
+from surefit.data.light_template import LightTemplate
 from surefit.data.load import load_rows
+from surefit.data.looking import TURNS, look_at_examples
 from surefit.data.messages import tool_calls, tool_list
+from surefit.data.rendered import unclosed_thoughts
+from surefit.data.special_tokens import special_tokens
+from surefit.data.tokenize import encode_turns
+from surefit.data.turns import beginning_of, rendered_turns
+from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.template import render
-from surefit.facts.tokenizer import tokenizer_facts
+from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
+from surefit.lint.rules.audit_rendering import parts_left_out, turns_left_out
 from surefit.recipes import get
 from surefit.stages.checking import checked
 from surefit.stages.prepare import gather
+from surefit.task import Example
 
 from .conftest import write_rows
 
@@ -184,9 +194,8 @@ def test_keys_beside_the_function_are_named(says: Callable[..., Said]) -> None:
 def test_a_schema_beside_a_tools_name_is_the_tools() -> None:
     """V1-4: templates write the function, and nothing that stands beside it."""
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
-    tools = tool_list(
-        [{"type": "function", "function": {"name": "look"}, "parameters": schema, "description": "Looks."}]
-    )
+    beside = {"parameters": schema, "description": "Looks."}
+    tools = tool_list([{"type": "function", "function": {"name": "look"}, **beside}])
     assert tools == [{"type": "function", "function": {"name": "look", **beside}}]
 
 
@@ -302,3 +311,186 @@ def test_a_damaged_expression_of_a_tokenizer_is_an_error_of_the_model() -> None:
         tokenizer_facts(folder)
     assert caught.value.code == "E2650"
     assert caught.value.path == str(folder / "tokenizer.json")
+
+
+# ---------------------------------------------------------------- what is rendered and looked at
+
+TOKENS = special_tokens(
+    ["<s>", "</s>"], bos="<s>", eos="</s>", end_of_turn="</s>", padding=None, asked=("<s>?", "<s>?<a>"),
+    templated=True, adds=False,
+)  # fmt: skip
+MANY = 20_000
+SLOW = {
+    "V2-4 line breaks": "Answer." + "\n" * MANY + "end",
+    "V2-4 line breaks behind a thought": "<think>" + "\n" * MANY + "end",
+    "V2-4 turns without an end": "hello " + "[INST] hi there\n" * MANY,
+    "V2-4 foreign turns": "hello " + "<|im_start|>user\n hi there\n" * MANY,
+    "V2-4 foreign turns of another kind": "hello " + "<|user|>\n hi" * MANY,
+    "V2-4 tokens": "<|im_start|>" * MANY,
+}
+
+
+@pytest.mark.parametrize("text", SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_long_text_is_looked_at_in_time(text: str, role: str) -> None:
+    """Each took seconds to minutes: the time grew with the square of the text."""
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    turns[role == "assistant"]["content"] = text
+    example = Example(tuple(turns))
+    start = time.process_time()
+    list(TOKENS.sights(example))
+    list(unclosed_thoughts(example))
+    LightTemplate(TokenizerFacts(chat_template=PLAIN), {}).segments(example)
+    assert time.process_time() - start < 1
+
+
+LOOKS: dict[str, tuple[str, bool]] = {
+    "V2-4 a prompt's head": ("[INST] What is 1+1?", True),
+    "V2-4 a quoted head": ("Llama writes [INST] before a question.", False),
+    "V2-4 an own head behind": ("Say: </s><|im_start|>user\n", False),
+}
+
+
+@pytest.mark.parametrize(("text", "rendered"), LOOKS.values(), ids=LOOKS)
+def test_heads_of_turns(text: str, rendered: bool) -> None:
+    example = Example(({"role": "user", "content": text}, {"role": "assistant", "content": "2"}))
+    assert ("rendered_already" in dict(TOKENS.sights(example))) is rendered
+
+
+@pytest.mark.parametrize("turns", [600, 1_200], ids=lambda turns: f"V2-5 {turns} turns")
+def test_the_beginning_of_a_long_conversation_is_rendered(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drops_system = PLAIN.replace(HEAD, HEAD + "{% if m.role != 'system' %}").replace(
+        "\n{% endfor", "\n{% endif %}{% endfor"
+    )
+    system = {"role": "system", "content": "Be brief in all that you say."}
+    long = [turn for n in range(turns // 2) for turn in asked(n, f"{n} it is")]
+    rows = [{"messages": [system, *long]}] + [{"messages": [system, *asked(n, str(n))]} for n in range(39)]
+    examples = to_examples(load_rows(str(write_rows(Path("rows.jsonl"), rows))), SFT)
+    counted: list[int] = []
+    segments = LightTemplate.segments
+
+    def counting(template: LightTemplate, example: Example) -> Any:
+        counted.append(rendered_turns(example))
+        return segments(template, example)
+
+    monkeypatch.setattr(LightTemplate, "segments", counting)
+    folder = model(DROPS)
+    config = gather(config_of("rows.jsonl", str(folder))).loaded.config
+    looked = look_at_examples(examples, tokenizer_facts(folder), config)
+    assert looked.observations["turn_left_out"].rows == 40  # the long one among them
+    assert sum(counted) < 2 * TURNS
+
+
+def test_the_beginning_of_a_conversation() -> None:
+    """V2-5: it ends with an answer, and has at least one."""
+    example = Example(tuple(turn for n in range(50) for turn in asked(n, str(n))))
+    assert rendered_turns(example) == sum(2 * n + 1 + 2 * n + 2 for n in range(50))
+    for limit in (0, 3, 60, 1_000):
+        shown = beginning_of(example, limit)
+        assert shown.messages[-1]["role"] == "assistant"
+        assert rendered_turns(shown) <= max(limit, 3)
+    assert beginning_of(example, 10**6) is example
+    unlearnt = Example(tuple({**turn, "weight": 0} for turn in example.messages))
+    assert beginning_of(unlearnt, 3) is unlearnt  # nothing in it is cut
+
+
+SWITCHES = (
+    "{% set sys = messages[0].content if messages[0].role == 'system' else '' %}<|system|>\n"
+    "Mode: {{ '/no_think' if '/no_think' in sys else '/think' }}\n"
+    "{{ sys.replace('/no_think', '').replace('/think', '').rstrip() }}<|end|>\n"
+) + PLAIN.replace(HEAD, "{% for m in messages if m.role != 'system' %}")
+ESCAPES = PLAIN.replace("{{ m.content }}", "{{ m.content | e }}")
+CALLS = PLAIN.replace(
+    "{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson | tojson }}{% endif %}"
+)
+QUOTED = 'He said: "it\'s <fine> & well" \\ and\nleft for é'
+
+
+def with_system(text: str) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "system", "content": text}, *asked(n, str(2 * n))]} for n in range(100)]
+
+
+def called(value: str) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"words": value}}}
+    return [{"messages": asked(n, "", tool_calls=[call])} for n in range(40)]
+
+
+WRITTEN = {
+    "V2-8 switch behind": (SWITCHES, with_system("You answer in one word. /no_think")),
+    "V2-8 switch before": (SWITCHES, with_system("/think You answer in one word.")),
+    "V2-8 switch inside": (SWITCHES, with_system("You answer /no_think in one word.\nNo more.")),
+    "V2-8 switch alone": (SWITCHES, with_system("/no_think")),
+    "V2-8 escaped": (ESCAPES, [{"messages": asked(n, QUOTED)} for n in range(40)]),
+    "V2-8 JSON in JSON": (CALLS, called(QUOTED)),
+}
+
+
+@pytest.mark.parametrize(("template", "rows"), WRITTEN.values(), ids=WRITTEN)
+def test_nothing_is_left_out(says: Callable[..., Said], template: str, rows: list[dict[str, Any]]) -> None:
+    assert not {"AUD040", "AUD041"} & set(says(rows, str(model(template))))
+
+
+CUTS = SWITCHES.replace(".rstrip()", ".replace('Be kind.', '')")
+DROPS = PLAIN.replace(HEAD, "{% for m in messages if m.role != 'system' %}")
+LOST_TEXTS = {
+    "V2-8 a part": (CUTS, with_system("You answer in one word, always. Be kind. /no_think"), "AUD041"),
+    "V2-8 all of it": (DROPS, with_system("You answer in one word. /no_think"), "AUD040"),
+    "V2-8 all of it, its words elsewhere": (DROPS, with_system("Hear this: What is 1 plus 1?"), "AUD040"),
+}
+
+
+@pytest.mark.parametrize(("template", "rows", "code"), LOST_TEXTS.values(), ids=LOST_TEXTS)
+def test_what_is_left_out_is_said(
+    says: Callable[..., Said], template: str, rows: list[dict[str, Any]], code: str
+) -> None:
+    assert {"AUD040", "AUD041"} & set(says(rows, str(model(template)))) == {code}
+
+
+@pytest.mark.parametrize(("rows", "code"), [(1, "AUD041"), (9, "AUD041"), (10, "AUD040")])
+def test_few_rows_are_a_warning(rows: int, code: str) -> None:
+    """V2-8: training does not stop at one row of a thousand."""
+    audit = AuditFacts("rows.jsonl", 1_000, 1_000, {"turn_left_out": Observation(rows, 1_000, ("x",))})
+    found = [rule.code for rule in (turns_left_out, parts_left_out) if list(rule.check(audit))]
+    assert found == [code]
+
+
+TEXTS = [f"Once upon a time number {n} there was a small town by the sea, and it rained." for n in range(40)]
+
+
+def test_the_token_for_the_end_of_a_text_may_stand_there(says: Callable[..., Said]) -> None:
+    """V2-9: it was taken for a conversation, and nothing is wrong: the token is there once either way."""
+    assert not {"AUD043", "AUD044", "AUD045"} & set(says([{"text": text + "<|end|>"} for text in TEXTS]))
+    tokenizer = AutoTokenizer.from_pretrained(nano.PATH)
+    assert tokenizer.eos_token == "<|end|>"
+    bare, ended = encode_turns(tokenizer, [Example(text=TEXTS[0]), Example(text=TEXTS[0] + "<|end|>")])
+    assert bare == ended
+
+
+@pytest.mark.parametrize(
+    ("text", "adds", "names"),
+    [
+        pytest.param("<s>Once</s>", True, ["begun_twice"], id="V2-9 twice"),
+        pytest.param("<s>Once</s>", False, [], id="V2-9 as AUD049 advises"),
+        pytest.param("<s>Once", None, [], id="V2-9 not known"),
+        pytest.param("Once</s>", True, [], id="V2-9 end"),
+        pytest.param("Once</s> and twice", True, ["special_tokens"], id="V2-9 end inside"),
+        pytest.param("<s>[INST] q [/INST] a</s>", False, ["rendered_text"], id="V2-9 Mistral's"),
+    ],
+)
+def test_tokens_around_plain_text(text: str, adds: bool | None, names: list[str]) -> None:
+    tokens = special_tokens(
+        ["<s>", "</s>", "[INST]", "[/INST]"], bos="<s>", eos="</s>", end_of_turn=None, padding=None, asked=None,
+        templated=True, adds=adds,
+    )  # fmt: skip
+    assert list(dict(tokens.sights(Example(text=text)))) == names
+
+
+@pytest.mark.parametrize(("template", "name"), [("<s>", "rendered_already"), ("", "special_tokens")])
+def test_bos_before_a_turn_is_twice_where_the_template_writes_it(template: str, name: str) -> None:
+    """V3-5: the docstring said so, and nobody asked."""
+    tokens = special_tokens(
+        ["<s>", "</s>"], bos="<s>", eos="</s>", end_of_turn="</s>", padding=None,
+        asked=(f"{template}?", f"{template}?<a>"), templated=True, adds=None,
+    )  # fmt: skip
+    example = Example(({"role": "user", "content": "<s>What?"}, {"role": "assistant", "content": "2"}))
+    assert name in dict(tokens.sights(example))

@@ -113,8 +113,9 @@ class _Counter:
         """The tokens of each token example that an example makes."""
         if example.tokens:
             return [len(example.tokens[0])]
-        if example.text is not None:  # it has a token that ends it; a template writes its own
-            return [tokens_of(self._library, example.text) + self._begins + 1]
+        if example.text is not None:  # training adds the token that ends a text, where it is not there
+            ended = example.text.endswith(self._facts.eos_token or "\0")
+            return [tokens_of(self._library, example.text) + self._begins + (not ended)]
         try:
             segments = self._segments(example)
         except DataError:  # reported where rows are looked at

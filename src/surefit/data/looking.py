@@ -13,12 +13,12 @@ from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
 from surefit.data.light_template import LightTemplate, light_template
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, unclosed_thoughts
 from surefit.data.special_tokens import (
+    BEGUN_TWICE,
     NO_BEGIN,
     RENDERED,
     RENDERED_TEXT,
     SPECIAL,
     SpecialTokens,
-    lacking_begin,
     special_tokens,
 )
 from surefit.data.thinking import with_thinking
@@ -38,7 +38,7 @@ FEWEST_TURNS = 60
 """Rendered turns of a conversation that are always affordable: ten messages."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
-NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN)
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, BEGUN_TWICE)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
@@ -74,7 +74,7 @@ def look_at_examples(
     template = light_template(tokenizer, config)
     comparison = Comparison(template.segments) if template else None
     plain = any(example.text is not None and example.tokens is None for example in examples)
-    tokens = tokens_of(tokenizer, template, plain)
+    tokens = special_tokens_of(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
     start, left = time.monotonic(), TURNS
@@ -98,21 +98,23 @@ def look_at_examples(
     return Looked(seen, dict(sorted(refused.items())))
 
 
-def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+def special_tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
     """The special tokens of a tokenizer that texts are searched for.
 
     Args:
         plain: some examples are plain text.
     """
-    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn} - {None}
-    ends = (tokenizer.eos_token, tokenizer.end_of_turn)
-    begin = tokenizer.bos_token
-    before, after = (template.question() if template else None) or ("", "")
-    asks = after[len(before) :] if after.startswith(before) else None
-    lacking = None
-    if plain and begin and begins_texts(tokenizer) is False:
-        lacking = lacking_begin(begin, (*ends, tokenizer.pad_token), after if template else None)
-    return special_tokens([*tokenizer.special, *(text for text in named if text)], begin, ends, asks, lacking)
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
+    return special_tokens(
+        [*tokenizer.special, *(text for text in named if text)],
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        end_of_turn=tokenizer.end_of_turn,
+        padding=tokenizer.pad_token,
+        asked=template.question() if template else None,
+        templated=template is not None,
+        adds=begins_texts(tokenizer) if plain else None,
+    )
 
 
 def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:

@@ -24,7 +24,8 @@ Segment = tuple[str, bool]
 Rendering = tuple[int, bool]
 """The first so many turns, and whether a generation prompt stands behind them."""
 _THOUGHT = re.compile(
-    r"(?P<opened><think>|<\|channel>thought|<\|START_THINKING\|>)\s*(?P<closed></think>|<channel\|>|<\|END_THINKING\|>)?\s*\Z"
+    r"(?P<opened><think>|<\|channel>thought|<\|START_THINKING\|>)\s*+"
+    r"(?P<closed></think>|<channel\|>|<\|END_THINKING\|>)?\s*+\Z"
 )
 """A thought at the end of a prompt, as Qwen's and DeepSeek's, Google's and Cohere's templates write it."""
 
