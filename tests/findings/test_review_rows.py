@@ -18,10 +18,10 @@ from surefit import nano
 from surefit.core.errors import ConfigError, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, NotTried, run_limited
 from surefit.core.units import bytes_of
-from surefit.data import columnar
+from surefit.data import columnar, dataset
 from surefit.data.columnar import require_no_bomb
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import to_examples
+from surefit.data.dataset import build_dataset, eval_key, takes_all
+from surefit.data.formats import Examples, to_examples
 from surefit.data.lengths import sampled_lengths
 from surefit.data.light_template import LightTemplate
 from surefit.data.load import load_rows
@@ -359,9 +359,6 @@ def test_heads_of_turns(text: str, rendered: bool) -> None:
 
 @pytest.mark.parametrize("turns", [600, 1_200], ids=lambda turns: f"V2-5 {turns} turns")
 def test_the_beginning_of_a_long_conversation_is_rendered(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    drops_system = PLAIN.replace(HEAD, HEAD + "{% if m.role != 'system' %}").replace(
-        "\n{% endfor", "\n{% endif %}{% endfor"
-    )
     system = {"role": "system", "content": "Be brief in all that you say."}
     long = [turn for n in range(turns // 2) for turn in asked(n, f"{n} it is")]
     rows = [{"messages": [system, *long]}] + [{"messages": [system, *asked(n, str(n))]} for n in range(39)]
@@ -494,3 +491,67 @@ def test_bos_before_a_turn_is_twice_where_the_template_writes_it(template: str, 
     )  # fmt: skip
     example = Example(({"role": "user", "content": "<s>What?"}, {"role": "assistant", "content": "2"}))
     assert name in dict(tokens.sights(example))
+
+
+# ---------------------------------------------------------------- rows that the template does not take
+
+STRICT = PLAIN.replace(HEAD, HEAD + "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}")
+
+
+def mixed_rows(count: int) -> Examples:
+    """Every 100th row begins with a system message."""
+    rows = [
+        {"messages": [*([{"role": "system", "content": "Be brief."}] if n % 100 == 7 else []), *asked(n, str(2 * n))]}
+        for n in range(count)
+    ]
+    return to_examples(load_rows(str(write_rows(Path("rows.jsonl"), rows))), SFT)
+
+
+def test_rows_are_skipped_while_they_are_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V2-6: everything was tokenised twice, and the second start took as long as the first."""
+    examples, tokenizer = mixed_rows(600), AutoTokenizer.from_pretrained(model(STRICT))
+    calls: list[int] = []
+
+    def counting(tokenizer: Any, batch: Any) -> Any:
+        calls.append(len(batch))
+        return encode_turns(tokenizer, batch)
+
+    monkeypatch.setattr(dataset, "encode_turns", counting)
+    settings: dict[str, Any] = {"max_length": 1024, "bad_rows": "skip", "cache": Path("cache")}
+    first = build_dataset(examples, tokenizer, **settings)
+    assert sum(calls) == 600 + 2 * (256 - 3)  # two batches have such rows, and are made again without them
+    calls.clear()
+    again = build_dataset(examples, tokenizer, **settings)
+    assert not calls
+    for made in (first, again):
+        assert list(made.refused) == [7, 107, 207, 307, 407, 507]
+        assert (made.stats.rows, made.stats.kept, made.stats.skipped, len(made)) == (600, 594, 6, 594)
+    kept = examples.without(again.refused)
+    assert len(kept) == 594
+    assert [line.partition(": ")[0] for line in kept.skipped] == [examples.where[n] for n in first.refused]
+    # The same tokens as without those rows, and an error of all of them where they are not to be skipped.
+    alone = build_dataset(kept, tokenizer, max_length=1024, cache=Path("other"))
+    assert [ids.tolist() for ids, _ in alone] == [ids.tolist() for ids, _ in first]
+    with pytest.raises(DataError) as caught:
+        build_dataset(examples, tokenizer, max_length=1024, source="data.eval", cache=Path("cache"))
+    assert (caught.value.code, caught.value.path) == ("E4022", "data.eval")
+
+
+def test_all_rows_refused_is_an_error() -> None:
+    """V2-6, V2-12."""
+    examples, tokenizer = mixed_rows(600), AutoTokenizer.from_pretrained(model(STRICT))
+    refused = examples.subset([n for n in range(600) if n % 100 == 7])
+    with pytest.raises(DataError) as caught:
+        build_dataset(refused, tokenizer, max_length=1024, bad_rows="skip", source="data.eval", cache=Path("cache"))
+    assert (caught.value.code, caught.value.path) == ("E4022", "data.eval")
+    with pytest.raises(DataError) as caught:
+        takes_all(refused, tokenizer, "skip", "evaluate.also.old")
+    assert (caught.value.code, caught.value.path) == ("E4022", "evaluate.also.old")
+
+
+def test_a_held_out_row_is_reported_under_its_own_key() -> None:
+    """V2-12: the rows of data.eval were called data.train's."""
+    write_rows(Path("rows.jsonl"), conversations(40))
+    for name, key in ((0.1, "data.train"), ("rows.jsonl", "data.eval")):
+        config = gather(config_of("rows.jsonl", data={"eval": name})).loaded.config
+        assert eval_key(config.data) == key

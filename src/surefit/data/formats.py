@@ -82,6 +82,13 @@ class Examples(Sequence[Example]):
         """Some of the examples, without the note of what was skipped."""
         return Examples([self.examples[i] for i in indices], [self.where[i] for i in indices], [])
 
+    def without(self, refused: Mapping[int, str]) -> Examples:
+        """The other examples; those of these numbers are named among the skipped ones, each with why it is refused."""
+        if not refused:
+            return self
+        kept = self.subset([n for n in range(len(self)) if n not in refused])
+        return replace(kept, skipped=[*self.skipped, *(f"{self.where[n]}: {why}" for n, why in refused.items())])
+
 
 def _messages_row(row: Row) -> dict[str, Any]:
     return _with_system(row, message_list(row["messages"], "messages"), "messages")
@@ -393,6 +400,11 @@ def placed(error: DataError, where: str) -> DataError:
     file, _, number = where.rpartition(":")
     path, line = (file, int(number)) if number.isdecimal() else (where, None)
     return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+
+
+def reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
+    """Return why examples cannot be used, as `Examples.without` takes it."""
+    return {n: f"{error.field}: {error.message}" if error.field else error.message for n, error in refused.items()}
 
 
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, Tally
-from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
+from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed, reasons
 from surefit.data.light_template import LightTemplate, light_template
 from surefit.data.rendered import LOST, UNCLOSED, Comparison, unclosed_thoughts
 from surefit.data.special_tokens import (
@@ -126,9 +126,7 @@ def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) 
 
 def without_refused(examples: Examples, looked: Looked) -> Examples:
     """The examples that the template takes; the others are named among the skipped."""
-    kept = examples.subset([n for n in range(len(examples)) if n not in looked.refused])
-    left_out = [f"{error.where}: {error.message}" for error in looked.refused.values()]
-    return Examples(kept.examples, kept.where, [*examples.skipped, *left_out])
+    return examples.without(reasons(looked.refused))
 
 
 def left_out(examples: Examples) -> dict[str, Observation]:

@@ -225,6 +225,16 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     ]
 
 
+def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
+    """Raises:
+    DataError, ModelError: as `encode_turns` does of conversations and of tokens; nothing is tokenised.
+    """
+    _all_segments([e for e in examples if e.text is None], tokenizer)
+    for example in examples:
+        if example.tokens:
+            _given(example.tokens, len(tokenizer))
+
+
 def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
     """Tokens that a row brings, which the tokenizer has to know."""
     ids, learnt = tokens
