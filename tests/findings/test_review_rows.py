@@ -21,13 +21,14 @@ from surefit.core.units import bytes_of
 from surefit.data import columnar, dataset
 from surefit.data.columnar import require_no_bomb
 from surefit.data.dataset import build_dataset, eval_key, takes_all
-from surefit.data.formats import Examples, to_examples
+from surefit.data.formats import Examples, split_eval, to_examples
 from surefit.data.lengths import sampled_lengths
 from surefit.data.light_template import LightTemplate
 from surefit.data.load import load_rows
 from surefit.data.looking import TURNS, look_at_examples
 from surefit.data.messages import tool_calls, tool_list
 from surefit.data.rendered import unclosed_thoughts
+from surefit.data.sources import files_of, resolve_source
 from surefit.data.special_tokens import special_tokens
 from surefit.data.tokenize import encode_turns
 from surefit.data.turns import beginning_of, rendered_turns
@@ -555,3 +556,71 @@ def test_a_held_out_row_is_reported_under_its_own_key() -> None:
     for name, key in ((0.1, "data.train"), ("rows.jsonl", "data.eval")):
         config = gather(config_of("rows.jsonl", data={"eval": name})).loaded.config
         assert eval_key(config.data) == key
+
+
+# ---------------------------------------------------------------- names of files
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("personal_development.jsonl", "training_tips.jsonl"),
+        ("model_evaluation.jsonl", "strength_training.jsonl"),
+        ("train_schedules.jsonl", "web_dev.jsonl"),
+        ("a.jsonl", "child_development.jsonl"),
+        ("alpaca.jsonl", "eval_awareness.jsonl"),
+        ("business_development.jsonl", "employee-training.jsonl", "part.jsonl"),
+        ("chat.jsonl", "unit_test.jsonl"),
+        ("developer.jsonl", "training.jsonl"),
+    ],
+    ids=lambda names: f"V2-7 {names[-1]}",
+)
+def test_topics_are_no_splits(names: tuple[str, ...]) -> None:
+    Path("rows").mkdir()
+    for name in names:
+        write_rows(Path("rows", name), [{"prompt": "a", "completion": "b"}])
+    assert [Path(file).name for file in files_of(resolve_source("rows"))] == sorted(names)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("web_dev.jsonl", "web_train.jsonl"),
+        ("unit.jsonl", "unit_test.jsonl"),
+        ("alpaca.jsonl", "alpaca_development.jsonl"),
+        ("rows.jsonl", "evaluation.jsonl"),
+        ("rows.jsonl", "development-00000-of-00002.jsonl"),
+        ("test.jsonl", "validation.jsonl"),
+        ("my_training.jsonl", "my_validation.jsonl"),
+        ("alpaca_train.jsonl", "dolly_test.jsonl"),
+    ],
+    ids=lambda names: f"V2-7-split {names[-1]}",
+)
+def test_splits_of_the_same_rows_are_told(names: tuple[str, ...]) -> None:
+    Path("rows").mkdir()
+    for name in names:
+        write_rows(Path("rows", name), [{"prompt": name, "completion": "b"}])
+    with pytest.raises(DataError) as caught:
+        files_of(resolve_source("rows"))
+    assert caught.value.code == "E4125"
+    first, second = (f"rows/{name}" for name in sorted(names))
+    # The advice, followed: both are trained on.
+    found = gather(config_of(first, data={"mix": {second: 1.0}, "eval": 0.5}))
+    assert [str(path) for rows in (found.rows, *found.mixed.values()) for path in rows.files] == [first, second]
+
+
+# ---------------------------------------------------------------- one prompt
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 19, 20, 40])
+def test_rows_of_one_prompt_stop_check_as_they_stop_training(says: Callable[..., Said], count: int) -> None:
+    """V2-11: fewer than 20 passed `check`."""
+    rows = [{"prompt": "Write a tweet.", "completion": f"Tweet {n}."} for n in range(count)]
+    found = says(rows, data={"eval": 0.5})
+    errors = [finding for finding in found.values() if finding["severity"] == "error"]
+    assert [finding["field"] for finding in errors] == ["data.eval"]
+    examples = to_examples(load_rows("rows.jsonl"), SFT)
+    with pytest.raises(DataError) as caught:
+        split_eval(examples, 0.5, 1)
+    assert caught.value.code == "E4351"
+    assert "all 1 " not in caught.value.message

@@ -578,9 +578,12 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     """
     positions = [prompt_position(example, seed) for example in examples]
     if len(set(positions)) == 1:
+        problem = f"all {len(examples):,} examples have the same prompt, and equal prompts stay together"
+        if len(examples) == 1:
+            problem = "there is one example"
+        problem += ": no share can be held out"
         raise DataError(
-            f"all {len(examples)} examples have the same prompt, and equal prompts stay together: no share of them can "
-            "be held out",
+            problem,
             code="E4351",
             field="data.eval",
             help="put some of the rows into a file of their own, and name it in data.eval",

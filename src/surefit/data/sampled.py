@@ -98,7 +98,7 @@ def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[Da
     """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are."""
     share = config.data.share
     known = len(examples) + len(examples.skipped) == total
-    if known and share and len({prompt_position(example, 0) for example in examples}) > 1:
+    if known and share:
         try:
             split_eval(examples, share, config.train.seed)
         except DataError as error:

@@ -250,7 +250,8 @@ def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> 
     """All rows have the same prompt, and a share of them is to be held out.
 
     ## What it does
-    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share.
+    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share. Where the sample is all
+    the rows, it is an error of the data (DAT001).
 
     ## Why it is bad
     Which rows are held out goes by the hash of each prompt, so that no prompt is both trained on and scored. Rows of
@@ -267,7 +268,8 @@ def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> 
     """
     if context.is_foreign or not config.data.share:
         return
-    if examples.examples >= FEW and examples.prompts == 1:
+    known = any(problem.code == "E4351" for problem in context.problems)
+    if examples.examples >= FEW and examples.prompts == 1 and not known:
         yield Finding(
             field="data.eval",
             message=f"all {examples.examples} rows that were looked at have the same prompt: no share can be held out",
