@@ -17,7 +17,7 @@ from surefit.data.given import require_known
 from surefit.data.light_template import LightTemplate
 from surefit.data.messages import trained_on
 from surefit.data.turns import beginning_of
-from surefit.facts.examples import ExampleFacts
+from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.facts.gguf import read_gguf
 from surefit.facts.thinking import has_field, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts, encoding
@@ -94,11 +94,17 @@ def _token_examples_of(example: Example, template: LightTemplate) -> float:
     return 1 + added * (len(learnt(example)) - 1) / max(1, len(learnt(shown)) - 1)
 
 
+def _one_prompt(examples: Sequence[Example]) -> bool:
+    first = examples[0]
+    return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
+
+
 def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
-    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are."""
+    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are. Of
+    `ENOUGH` rows with one prompt, a rule says it."""
     share = config.data.share
     known = len(examples) + len(examples.skipped) == total
-    if known and share:
+    if known and share and (len(examples) < ENOUGH or not _one_prompt(examples)):
         try:
             split_eval(examples, share, config.train.seed)
         except DataError as error:
