@@ -56,7 +56,7 @@ LONG = "so we add the numbers and then check the result once more. " * 20
 Said = dict[str, dict[str, Any]]
 
 
-def model(template: str, **tokens: str) -> Path:
+def model(template: str) -> Path:
     """surefit/nano with another chat template, in the folder of the test."""
     folder = Path("model")
     folder.mkdir(exist_ok=True)
@@ -606,6 +606,7 @@ def test_splits_of_the_same_rows_are_told(names: tuple[str, ...]) -> None:
     first, second = (f"rows/{name}" for name in sorted(names))
     # The advice, followed: both are trained on.
     found = gather(config_of(first, data={"mix": {second: 1.0}, "eval": 0.5}))
+    assert found.rows is not None
     assert [str(path) for rows in (found.rows, *found.mixed.values()) for path in rows.files] == [first, second]
 
 

@@ -245,8 +245,13 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
     except SureFitError:  # the check says so
         return 1.0
-    special = {name: SPECIAL[name] for name in ("bos_token", "eos_token", "pad_token")}
-    facts = TokenizerFacts(**special, chat_template=model.chat_template, tool_template=model.tool_template)
+    facts = TokenizerFacts(
+        bos_token=SPECIAL["bos_token"],
+        eos_token=SPECIAL["eos_token"],
+        pad_token=SPECIAL["pad_token"],
+        chat_template=model.chat_template,
+        tool_template=model.tool_template,
+    )
     template = LightTemplate(facts, config.model.chat_template_kwargs)
     return token_examples(with_thinking(sample, config.data.thinking), template)
 
