@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from surefit.core.errors import DataError
-from surefit.data.looking import LightTemplate
+from surefit.data.light_template import LightTemplate
 from surefit.data.rendered import LOST, Comparison
 from surefit.facts.thinking import how_read
 from surefit.facts.tokenizer import TokenizerFacts

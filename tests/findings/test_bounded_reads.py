@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.config.load import load_config
+from surefit.core import limited
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.units import MIB
@@ -112,12 +113,15 @@ def test_a_long_rendering_ends_in_time() -> None:
         render(text, [{"role": "user", "content": "word " * 20_000}] * 600)
 
 
-def test_a_limited_call() -> None:
+def test_a_limited_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_limited("math:factorial", 5) == 120
-    with pytest.raises(ExceedsLimit):
-        run_limited("math:factorial", 10**7, seconds=0)
-    with pytest.raises(ExceedsLimit):
+    with pytest.raises(ExceedsLimit) as caught:
         run_limited("os:abort")
+    assert caught.value.ended
+    monkeypatch.setattr(limited, "SECONDS", 0)
+    with pytest.raises(ExceedsLimit) as caught:
+        run_limited("math:factorial", 10**7)
+    assert not caught.value.ended
 
 
 # ---------------------------------------------------------------- tokenizers

@@ -164,7 +164,7 @@ def _sequences(run: Prepared) -> list[list[int]]:
 
 def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
-    from surefit.data.dataset import takes_all
+    from surefit.data.dataset import eval_key, takes_all
     from surefit.data.formats import read_splits
     from surefit.data.shorten import prompt_cutter
     from surefit.evaluate.estimates import estimates
@@ -178,7 +178,8 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     model, _ = reload(conversion, directory)
     tokenizer = load_tokenizer(conversion.section)
-    rows = pick("eval", takes_all(held_out, tokenizer, config.data.bad_rows), config.evaluate.max_examples)
+    usable = takes_all(held_out, tokenizer, config.data.bad_rows, eval_key(config.data))
+    rows = pick("eval", usable, config.evaluate.max_examples)
     way = ways(config, run.recipe)[0]
     respondent = LocalModel(model, tokenizer, run.recipe, prompt_cutter(config, tokenizer))
     with out.progress("scoring") as on_progress:

@@ -9,7 +9,7 @@ GIB = 1024**3
 MIB = 1024**2
 KIB = 1024
 
-_SIZE = re.compile(r"(\d+(?:[.,_]\d+)*)\s*([kmgt])(i?)(b?)", re.IGNORECASE)
+_SIZE = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.\d+)?)\s*([kmgt])(i?)(b?)", re.IGNORECASE)
 
 
 def bytes_of(text: str) -> int:
@@ -23,7 +23,7 @@ def bytes_of(text: str) -> int:
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB")
+        raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB or 1.5TB")
     number, prefix, binary, unit = found.groups()
     base = 1000.0 if unit and not binary else 1024.0
     factor: float = base ** (1 + "kmgt".index(prefix.lower()))

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -75,12 +75,14 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
     Attributes:
         path: the directory they lie in.
         stats: what became of the rows.
+        refused: examples that it was made from and cannot be tokenised: number → why.
         lengths: tokens of each example, int64.
     """
 
-    def __init__(self, path: Path, stats: Stats) -> None:
+    def __init__(self, path: Path, stats: Stats, refused: Mapping[int, str] | None = None) -> None:
         self.path = path
         self.stats = stats
+        self.refused = refused or {}
         self._ids, self._supervised, self._offsets = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
         self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
 
@@ -99,7 +101,7 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
     def counting_skipped(self, skipped: int) -> TokenDataset:
         """The same data, with the rows that were skipped on the way to it in its `stats`."""
         stats = dataclasses.replace(self.stats, rows=self.stats.rows + skipped, skipped=skipped)
-        return TokenDataset(self.path, stats)
+        return TokenDataset(self.path, stats, self.refused)
 
 
 def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]) -> str:
@@ -167,12 +169,19 @@ def open_cached(key: str, cache: Path | None) -> TokenDataset | None:
         meta = json.loads((path / "meta.json").read_bytes())
         if any((path / name).stat().st_size != size for name, size in meta["sizes"].items()):
             return None
-        return TokenDataset(path, Stats(**meta["stats"]))
+        refused = {int(number): why for number, why in meta.get("refused", {}).items()}
+        return TokenDataset(path, Stats(**meta["stats"]), refused)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: Stats) -> TokenDataset:
+def store(
+    key: str,
+    cache: Path | None,
+    kept: Sequence[tuple[Any, Any]],
+    stats: Stats,
+    refused: Mapping[int, str] | None = None,
+) -> TokenDataset:
     """Write a data set in full or not at all.
 
     Args:
@@ -180,6 +189,7 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
         cache: the cache directory, or None for the user's.
         kept: (int32 ids, uint8 mask) of each example.
         stats: their counts.
+        refused: as `TokenDataset` has them.
 
     Raises:
         MachineError: the directory cannot be written.
@@ -196,7 +206,7 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
             for name, array in zip(ARRAYS, (*arrays, offsets), strict=True):
                 np.save(temporary / f"{name}.npy", array)
             sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
-            meta = {"sizes": sizes, "stats": dataclasses.asdict(stats)}
+            meta = {"sizes": sizes, "stats": dataclasses.asdict(stats), "refused": refused or {}}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     except (MachineError, OSError) as error:
         if (there := open_cached(key, cache)) is not None:  # put there between the look and the rename
@@ -204,4 +214,4 @@ def store(key: str, cache: Path | None, kept: Sequence[tuple[Any, Any]], stats: 
         reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
         help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
         raise MachineError(reason, code="E4005", path=path, help=help_text) from error
-    return TokenDataset(path, stats)
+    return TokenDataset(path, stats, refused)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.core.limited import ExceedsLimit, run_limited
+from surefit.core.limited import MEMORY, ExceedsLimit, NotTried, run_limited
 from surefit.core.reading import library_errors
 from surefit.core.units import GIB, MIB, bytes_text
 from surefit.data.opening import raw, shown
@@ -186,7 +186,7 @@ def require_no_bomb(name: str, size: int) -> int:
         size: its bytes.
 
     Returns:
-        The bytes of its rows, or somewhat more than `BOMB_BYTES`.
+        The bytes of its rows; 0 of an Arrow file where they are known once it is read.
 
     Raises:
         DataError: they are out of all proportion to the file's.
@@ -194,11 +194,7 @@ def require_no_bomb(name: str, size: int) -> int:
     limit = max(BOMB_BYTES, BOMB_FACTOR * size)
     place, needed = shown(name), 0
     if name.lower().endswith(".arrow"):
-        try:
-            needed = run_limited(f"{__name__}:arrow_bytes", name, limit)
-        except ExceedsLimit as error:
-            problem = f"reading its {size:,} bytes {error}"
-            raise DataError(problem, code="E4653", path=place, help=_BOMB) from None
+        needed = _arrow_needs(name, size, limit)
     else:
         with _parquet(name, dictionaries=True) as (file, _):
             about = file.metadata
@@ -214,21 +210,46 @@ def require_no_bomb(name: str, size: int) -> int:
 _BOMB = "it repeats one value out of all proportion: write the rows again, or remove the file"
 
 
+def _arrow_needs(name: str, size: int, limit: int) -> int:
+    """The bytes of an Arrow file's rows, added up in a process of its own; 0 where that cannot be said.
+
+    Arrow decodes a whole batch at once, so a file of at most `MEMORY / BOMB_FACTOR` that takes more than `MEMORY` is
+    out of proportion. Of a larger one that says nothing.
+    """
+    try:
+        needed: int = run_limited(f"{__name__}:arrow_bytes", name, limit, memory=MEMORY + size)
+    except NotTried:
+        return 0
+    except ExceedsLimit as error:
+        small = BOMB_FACTOR * size <= MEMORY
+        if not (error.ended or small):
+            return 0
+        problem = (
+            f"reading its {size:,} bytes ends the process: {error}"
+            if error.ended
+            else f"reading its {size:,} bytes {error}"
+        )
+        help_text = _HELP if error.ended else _BOMB
+        raise DataError(problem, code="E4653", path=shown(name), help=help_text) from None
+    return needed
+
+
 def arrow_bytes(name: str, limit: int) -> int:
-    """Return what the rows of an Arrow file take in Python, or somewhat more than `limit`."""
+    """Return what the rows of an Arrow file take in Python, or somewhat more than `limit`; 0 where it cannot be read,
+    or a batch of it takes more memory than this process may."""
     import pyarrow as pa
 
-    with pa.memory_map(name) as file:
-        is_file = file.read(6) == b"ARROW1"
-        file.seek(0)
-        try:
+    try:
+        with pa.memory_map(name) as file:
+            is_file = file.read(6) == b"ARROW1"
+            file.seek(0)
             reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
             batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             return _bytes_of(batches, name, limit)
-        except MemoryError:
-            return limit + 1
-        except Exception:  # whoever reads it says what is wrong with it
-            return 0
+    except MemoryError:
+        return limit + 1 if limit <= MEMORY else 0
+    except Exception:  # whoever reads it says what is wrong with it
+        return 0
 
 
 def _bytes_of(batches: Iterable[Any], place: str, limit: int) -> int:
@@ -240,8 +261,11 @@ def _bytes_of(batches: Iterable[Any], place: str, limit: int) -> int:
     return needed
 
 
-def require_room(name: str) -> None:
+def require_room(name: str, needed: int | None = None) -> None:
     """Refuse a Parquet file whose rows do not fit into memory together; none is unpacked.
+
+    Args:
+        needed: what they take, as `require_no_bomb` has added it up; None adds it up here.
 
     Raises:
         DataError: they do not, or the file cannot be read.
@@ -251,11 +275,9 @@ def require_room(name: str) -> None:
         about = file.metadata
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         values = sum(group.column(number).num_values for group in groups for number in range(about.num_columns))
-        needed = about.num_rows * ROW_COST + values * VALUE_COST
-        refuse_over_room(needed, place, about.num_rows)
-        needed = 0
-        for batch in file.iter_batches(batch_size=BATCH_ROWS):
-            needed += _batch_bytes(batch, place)
+        refuse_over_room(about.num_rows * ROW_COST + values * VALUE_COST, place, about.num_rows)
+        if needed is None:
+            needed = sum(_batch_bytes(batch, place) for batch in file.iter_batches(batch_size=BATCH_ROWS))
         refuse_over_room(needed, place, about.num_rows)
 
 

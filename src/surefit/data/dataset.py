@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,15 @@ import numpy as np
 from surefit.core.errors import DataError
 from surefit.core.progress import OnProgress, silent
 from surefit.data.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
-from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
+from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed, reasons
 from surefit.data.shorten import shorten
-from surefit.data.tokenize import BATCH, encode_turns
+from surefit.data.tokenize import BATCH, encode_turns, require_encodable
 from surefit.facts.chat_template import TEMPLATE_DATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from surefit.config.schema import DataSection
 
 
 def build_dataset(
@@ -27,6 +29,8 @@ def build_dataset(
     *,
     max_length: int,
     too_long: str = "drop",
+    bad_rows: str = "error",
+    source: str = "data.train",
     cache: Path | None = None,
     on_progress: OnProgress = silent,
 ) -> TokenDataset:
@@ -38,6 +42,8 @@ def build_dataset(
         max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
         too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
             their documents (`data.shorten`).
+        bad_rows: "skip" leaves out what the chat template does not take, and counts it (`TokenDataset.refused`).
+        source: the rows' config key.
         cache: the directory of the cache; `core.env.cache_dir()` if None.
         on_progress: called after every batch with the examples done.
 
@@ -46,17 +52,23 @@ def build_dataset(
             one.
         MachineError: the cache cannot be written.
     """
-    settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE}
+    skips = bad_rows == "skip"
+    settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE} | (
+        {"skips": True} if skips else {}
+    )
     key = cache_key(examples, tokenizer, settings)
     dataset = open_cached(key, cache)
     if dataset is None:
         cut: list[int] = []
-        encoded = encode_all(examples, tokenizer, max_length, too_long, cut, on_progress)
-        kept, stats = _select(encoded, examples, max_length, too_long)
-        dataset = store(key, cache, kept, replace(stats, cut=len(cut)))
+        refused: dict[int, DataError] = {}
+        encoded = encode_all(
+            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress
+        )
+        kept, stats = _select(encoded, examples, max_length, too_long, refused, source)
+        dataset = store(key, cache, kept, replace(stats, cut=len(cut)), reasons(refused))
     else:
         on_progress(len(examples), len(examples), "from the cache")
-    return dataset.counting_skipped(len(examples.skipped))
+    return dataset.counting_skipped(len(examples.skipped) + len(dataset.refused))
 
 
 def no_rows(cache: Path | None = None) -> TokenDataset:
@@ -74,6 +86,8 @@ def encode_all(
     max_length: int,
     too_long: str,
     cut: list[int],
+    refused: dict[int, DataError] | None = None,
+    source: str = "data.train",
     on_progress: OnProgress = silent,
 ) -> Iterator[list[Encoded]]:
     """Of every example the token examples that it makes, documents cut where `too_long` says so; whatever else is too
@@ -81,18 +95,24 @@ def encode_all(
 
     Args:
         cut: takes the numbers of the examples that were cut.
+        refused: takes those that the chat template does not take, which make no token example; None stops at them.
+        source: the rows' config key.
 
     Raises:
         DataError: the template does not fit an example, or its document cannot be cut enough.
     """
-    encoded = _encode_whole(examples, tokenizer, on_progress)
+    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress)
     if too_long.startswith("truncate"):
         return _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
     return encoded
 
 
 def _encode_whole(
-    examples: Examples, tokenizer: PreTrainedTokenizerBase, on_progress: OnProgress
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    refused: dict[int, DataError] | None,
+    source: str,
+    on_progress: OnProgress,
 ) -> Iterator[list[Encoded]]:
     total, tokens = len(examples), 0
     on_progress(0, total, "")
@@ -101,16 +121,23 @@ def _encode_whole(
         try:
             encoded = encode_turns(tokenizer, batch)
         except DataError:
-            problems = [*refused_examples(tokenizer, examples).values()]
-            raise bad_rows_error(problems, total, "data.train", WAY_OUT) from None
+            if refused is None:
+                problems = [*refused_examples(tokenizer, examples).values()]
+                raise bad_rows_error(problems, total, source, WAY_OUT) from None
+            found = refused_examples(tokenizer, examples.subset(range(start, start + len(batch))))
+            rest = iter(encode_turns(tokenizer, [one for n, one in enumerate(batch) if n not in found]))
+            encoded = [[] if n in found else next(rest) for n in range(len(batch))]
+            refused.update({start + n: error for n, error in found.items()})
         tokens += sum(len(ids) for own in encoded for ids, _ in own)
         yield from encoded
         on_progress(start + len(batch), total, f"{tokens:,} tokens")
 
 
-def takes_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str) -> Examples:
+def takes_all(
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str, source: str = "data.eval"
+) -> Examples:
     """The examples, with `data.bad_rows: skip` without those that the chat template does not take: they are named among
-    the skipped ones.
+    the skipped ones. For rows that are not tokenised whole; `build_dataset` leaves them out itself.
 
     Raises:
         DataError: it takes none.
@@ -118,11 +145,14 @@ def takes_all(examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: 
     if bad_rows != "skip" or not examples:
         return examples
     refused = refused_examples(tokenizer, examples)
-    kept = [n for n in range(len(examples)) if n not in refused]
-    if not kept:
-        raise bad_rows_error([*refused.values()], len(examples), "data.train", "")
-    left_out = [f"{error.where}: {error.message}" for error in refused.values()]
-    return replace(examples.subset(kept), skipped=[*examples.skipped, *left_out])
+    if len(refused) == len(examples):
+        raise bad_rows_error([*refused.values()], len(examples), source, "")
+    return examples.without(reasons(refused))
+
+
+def eval_key(section: DataSection) -> str:
+    """Return the config key of the rows that are held out: those of `data.train`, where `data.eval` is a share."""
+    return "data.eval" if isinstance(section.eval, str) or section.prepared is not None else "data.train"
 
 
 def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
@@ -131,13 +161,13 @@ def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> 
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
         try:
-            encode_turns(tokenizer, batch)
+            require_encodable(tokenizer, batch)
             continue
         except DataError:
             pass
         for index, example in enumerate(batch, start=start):
             try:
-                encode_turns(tokenizer, [example])
+                require_encodable(tokenizer, [example])
             except DataError as error:
                 errors[index] = placed(error, examples.where[index])
     return errors
@@ -166,7 +196,12 @@ def _shortened(
 
 
 def _select(
-    encoded: Iterator[list[Encoded]], examples: Examples, max_length: int, too_long: str
+    encoded: Iterator[list[Encoded]],
+    examples: Examples,
+    max_length: int,
+    too_long: str,
+    refused: Mapping[int, DataError],
+    source: str,
 ) -> tuple[list[tuple[Any, Any]], Stats]:
     """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
     kept, long, unsupervised = [], [], 0
@@ -185,7 +220,9 @@ def _select(
             kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
     way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
     if long and too_long == "error":
-        raise bad_rows_error(long, len(long) + len(kept) + unsupervised, "data.train", way_out)
+        raise bad_rows_error(long, len(long) + len(kept) + unsupervised, source, way_out)
+    if refused and len(refused) == len(examples):
+        raise bad_rows_error([*refused.values()], len(examples), source, "")
     if not kept:
         raise DataError(
             f"no example is left: of {len(long) + unsupervised:,}, {len(long):,} are longer than max_length "
@@ -195,12 +232,12 @@ def _select(
             help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
         )
     return kept, Stats(
-        rows=len(examples),
+        rows=len(examples) - len(refused),
         kept=len(kept),
         dropped_too_long=len(long),
         dropped_unsupervised=unsupervised,
         tokens=sum(len(ids) for ids, _ in kept),
         supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
         longest=max(len(ids) for ids, _ in kept),
-        split=len(kept) + len(long) + unsupervised - len(examples),
+        split=len(kept) + len(long) + unsupervised - (len(examples) - len(refused)),
     )

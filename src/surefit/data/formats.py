@@ -84,6 +84,13 @@ class Examples(Sequence[Example]):
         """Some of the examples, without the note of what was skipped."""
         return Examples([self.examples[i] for i in indices], [self.where[i] for i in indices], [])
 
+    def without(self, refused: Mapping[int, str]) -> Examples:
+        """The other examples; those of these numbers are named among the skipped ones, each with why it is refused."""
+        if not refused:
+            return self
+        kept = self.subset([n for n in range(len(self)) if n not in refused])
+        return replace(kept, skipped=[*self.skipped, *(f"{self.where[n]}: {why}" for n, why in refused.items())])
+
 
 def _messages_row(row: Row) -> dict[str, Any]:
     return _with_system(row, message_list(row["messages"], "messages"), "messages")
@@ -398,6 +405,11 @@ def placed(error: DataError, where: str) -> DataError:
     return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
 
 
+def reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
+    """Return why examples cannot be used, as `Examples.without` takes it."""
+    return {n: f"{error.field}: {error.message}" if error.field else error.message for n, error in refused.items()}
+
+
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
     """One error for all bad rows: the only one itself, or the count with the first ones below it."""
     otherwise = f", or {way_out}" if way_out else ""
@@ -569,9 +581,12 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     """
     positions = [prompt_position(example, seed) for example in examples]
     if len(set(positions)) == 1:
+        problem = f"all {len(examples):,} examples have the same prompt, and equal prompts stay together"
+        if len(examples) == 1:
+            problem = "there is one example"
+        problem += ": no share can be held out"
         raise DataError(
-            f"all {len(examples)} examples have the same prompt, and equal prompts stay together: no share of them can "
-            "be held out",
+            problem,
             code="E4351",
             field="data.eval",
             help="put some of the rows into a file of their own, and name it in data.eval",

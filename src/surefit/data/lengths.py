@@ -10,18 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from surefit.core.errors import SureFitError
+from surefit.core.errors import DataError, SureFitError
 from surefit.core.sampling import evenly
 from surefit.data.formats import to_examples
-from surefit.data.sampled import load_tokenizer, token_examples
-from surefit.data.scored import rendered, tokens_of
+from surefit.data.light_template import LightTemplate, light_template
+from surefit.data.readers import characters
+from surefit.data.rendered import Segments
+from surefit.data.sampled import load_tokenizer, text_of, token_examples
+from surefit.data.scored import tokens_of
 from surefit.data.thinking import with_thinking
-from surefit.facts.chat_template import with_defaults
-from surefit.facts.named_templates import DEFAULT, TOOL_USE
-from surefit.facts.tokenizer import TokenizerFacts
+from surefit.data.turns import Segment, rendered_turns
+from surefit.data.unread import read_columns
+from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from surefit.config.schema import Config, DataSection
     from surefit.data.load import Rows
     from surefit.task import TaskRecipe
@@ -30,7 +35,10 @@ LARGEST, OTHERS = 16, 500
 """Rows that are tokenized: so many with the most and with the fewest characters, and others spread evenly, for the
 mean."""
 SIZED = 100_000
-"""Rows whose characters are counted at most: half a second."""
+"""Rows whose characters are counted at most."""
+TURNS, FEW_TURNS = 10_000, 20
+"""Rendered turns of the conversations that are cut into token examples, each counted every time; and of a conversation
+that is always cut."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +66,7 @@ def sampled_lengths(
     library = load_tokenizer(tokenizer.file) if tokenizer and tokenizer.file else None
     if library is None or tokenizer is None or not len(rows):
         return None
-    looked_at = evenly(len(rows), SIZED)
-    sizes = {n: _characters(rows.row(n)) for n in looked_at}
-    spread = evenly(len(rows), OTHERS)
-    largest, smallest = (pick(LARGEST, looked_at, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
-    ends = sorted({*largest, *smallest})
+    ends, spread = _ends(rows, recipe, config.data.format), evenly(len(rows), OTHERS)
     try:
         at_ends = _examples(rows.chosen(ends), recipe, config.data)
         others = _examples(rows.chosen(spread), recipe, config.data)
@@ -70,31 +74,70 @@ def sampled_lengths(
         return None
     if not others:
         return None
-    switches = config.model.chat_template_kwargs
-
-    def length(example: Example) -> int:
-        if example.tokens:
-            return len(example.tokens[0])
-        named = tokenizer.template_for(example.tools)
-        template = named and with_defaults(named, switches)
-        end = example.text is not None  # a text has a token that ends it; a template writes its own
-        return tokens_of(library, rendered(example, tokenizer, template=template, asks=False)) + end
-
-    measured = [length(one) for one in others]
-    found = [*measured, *(length(one) for one in at_ends)]
+    template = light_template(tokenizer, config)
+    count = _Counter(library, tokenizer, template)
+    found = [length for example in at_ends for length in count.lengths(example)]
+    measured = [length for example in others for length in count.lengths(example)]
+    found += measured
     shortest: int | None = min(found)
-    named = {DEFAULT: tokenizer.chat_template, TOOL_USE: tokenizer.tool_template}
-    if (
-        min(found) > config.data.max_length
-        and token_examples(others, {key: text or "" for key, text in named.items()}) > 1
-    ):
+    if count.uncut and template and min(found) > config.data.max_length and token_examples(others, template) > 1:
         shortest = None
     return SampledLengths(max(found), shortest, sum(measured) / len(measured), len({*spread, *ends}), rows.total)
 
 
+def _ends(rows: Rows, recipe: TaskRecipe, fmt: str) -> list[int]:
+    """The numbers of the rows with the most and with the fewest characters in the columns that are read, the largest
+    first."""
+    read = read_columns(rows, recipe, fmt)
+    looked_at = evenly(len(rows), SIZED)
+    sizes = {n: characters([value for name, value in rows.row(n).items() if name in read]) for n in looked_at}
+    largest, smallest = (pick(LARGEST, looked_at, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
+    return list(dict.fromkeys([*largest, *smallest]))
+
+
+class _Counter:
+    """Counts the tokens of examples as training makes them.
+
+    Attributes:
+        uncut: some conversation was counted as a whole.
+    """
+
+    def __init__(self, library: Tokenizer, facts: TokenizerFacts, template: LightTemplate | None) -> None:
+        self._library, self._facts, self._template = library, facts, template
+        self._begins = begins_texts(facts) is True
+        self._left, self.uncut = TURNS, False
+        newline, letter, both = (library.encode(text, add_special_tokens=False).ids for text in ("\n", "x", "\nx"))
+        self._piecewise = newline + letter == both  # else a text's first token depends on being the first
+
+    def lengths(self, example: Example) -> list[int]:
+        """The tokens of each token example that an example makes."""
+        if example.tokens:
+            return [len(example.tokens[0])]
+        if example.text is not None:  # training adds the token that ends a text, where it is not there
+            ended = example.text.endswith(self._facts.eos_token or "\0")
+            return [tokens_of(self._library, example.text) + self._begins + (not ended)]
+        try:
+            segments = self._segments(example)
+        except DataError:  # reported where rows are looked at
+            segments = None
+        if segments is None:
+            return [tokens_of(self._library, text_of(example, self._facts))]
+        return [self._tokens(one) for one in segments]
+
+    def _segments(self, example: Example) -> Segments | None:
+        """The token examples of a conversation; of a long one, once `TURNS` are rendered, the whole text as one."""
+        if self._template is None:
+            return None
+        if (turns := rendered_turns(example)) > max(self._left, FEW_TURNS):
+            self.uncut = True
+            return [[(self._template.whole(example), True)]]
+        self._left -= turns
+        return self._template.segments(example)
+
+    def _tokens(self, segments: Sequence[Segment]) -> int:
+        texts = [text for text, _ in segments]
+        return sum(tokens_of(self._library, text) for text in (texts if self._piecewise else ["".join(texts)]))
+
+
 def _examples(rows: Rows, recipe: TaskRecipe, section: DataSection) -> Sequence[Example]:
     return with_thinking(to_examples(rows, recipe, section.format, "skip"), section.thinking)
-
-
-def _characters(row: dict[str, object]) -> int:
-    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in row.values())

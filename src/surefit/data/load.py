@@ -131,19 +131,20 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
 def _kept(parts: Sequence[Range]) -> list[Placed]:
     """The rows of these ranges in memory, as long as there is room."""
     for one in parts:
+        needed = None
         if endings(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
-            require_no_bomb(one.file, os.path.getsize(one.file))
+            needed = require_no_bomb(one.file, os.path.getsize(one.file))
         if endings(one.file) == (".parquet", ""):
-            require_room(one.file)
+            require_room(one.file, needed)
     placed: list[Placed] = []
-    needed, limit = 0, room()
+    taken, limit = 0, room()
     for one in parts:
         for found in read_range(one):
             placed.append(found)
-            needed += ROW_COST + VALUE_COST * len(found.row) + characters(found.row)
-            if needed > limit:
+            taken += ROW_COST + VALUE_COST * len(found.row) + characters(found.row)
+            if taken > limit:
                 raise DataError(
-                    f"its first {len(placed):,} rows take {bytes_text(needed)} of memory, all that there is room for",
+                    f"its first {len(placed):,} rows take {bytes_text(taken)} of memory, all that there is room for",
                     code="E4048",
                     path=found.path,
                     line=found.line,

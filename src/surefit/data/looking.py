@@ -5,31 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError
 from surefit.data.audit.sample import EXAMPLES, Tally
-from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed
+from surefit.data.formats import WAY_OUT, Examples, bad_rows_error, placed, reasons
+from surefit.data.light_template import LightTemplate, light_template
 from surefit.data.other_templates import END, PROMPT, other_templates
-from surefit.data.rendered import LOST, UNCLOSED, Comparison, Segments, unclosed_thoughts
+from surefit.data.rendered import LOST, UNCLOSED, Comparison, unclosed_thoughts
 from surefit.data.special_tokens import (
+    BEGUN_TWICE,
     NO_BEGIN,
     RENDERED,
     RENDERED_TEXT,
     SPECIAL,
     SpecialTokens,
-    lacking_begin,
     special_tokens,
 )
 from surefit.data.thinking import with_thinking
-from surefit.data.turns import cut, refusal, renderings
+from surefit.data.turns import beginning_of, rendered_turns
 from surefit.facts.audit import Observation
-from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
-from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import as_read, how_read
 from surefit.facts.tokenizer import TokenizerFacts, begins_texts
-from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
 
 SECONDS = 0.3
@@ -37,70 +33,16 @@ SECONDS = 0.3
 LEAST = 50
 """Rows of a source that are rendered on a slow or busy machine as well."""
 TURNS = 3_000
-"""Rendered turns, each counted every time; a conversation of 200 turns has 20,000 and takes seconds alone."""
+"""Rendered turns, each counted every time. A conversation of 200 turns has 20,000 and takes seconds alone: of one with
+more than a quarter of what is left, only the beginning is rendered."""
+FEWEST_TURNS = 60
+"""Rendered turns of a conversation that are always affordable: ten messages."""
 STRIDE = 16
 """Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
-NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, PROMPT, END)
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, BEGUN_TWICE, PROMPT, END)
 """Observations that are made."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
-
-
-class LightTemplate:
-    """A model's chat template with the switches of a run.
-
-    Args:
-        facts: the tokenizer, with its template.
-        switches: `model.chat_template_kwargs`.
-    """
-
-    def __init__(self, facts: TokenizerFacts, switches: Mapping[str, Any]) -> None:
-        assert facts.chat_template is not None
-        named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
-        self.special = {name: text for name, text in named.items() if text is not None}
-        self.template = with_defaults(facts.chat_template, switches)
-        self.tools_template = with_defaults(facts.tool_template, switches) if facts.tool_template else self.template
-        self.added = facts.added
-
-    def segments(self, example: Example) -> Segments:
-        """The token examples of a conversation, as `tokenize.conversation_segments` has them.
-
-        Raises:
-            DataError: the template does not take the conversation, or it does not fit.
-        """
-        template = self.tools_template if example.tools else self.template
-        reads = how_read(template)
-        turns = [
-            as_read({key: value for key, value in turn.items() if key != "weight"}, reads) for turn in example.messages
-        ]
-        ends = ends_of_turn(template, self.special, lambda: self.added)
-        try:
-            texts = {
-                (count, asks): render(
-                    template,
-                    turns[:count],
-                    tools=example.tools,
-                    add_generation_prompt=asks,
-                    special=self.special,
-                    switches={"date_string": TEMPLATE_DATE},
-                )
-                for count, asks in renderings(example)
-            }
-        except TemplateRefused as error:
-            raise refusal(error) from None
-        return cut(example, texts, ends)
-
-    def question(self) -> tuple[str, str] | None:
-        """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
-        question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
-        try:
-            before, after = (
-                render(self.template, question, add_generation_prompt=asks, special=self.special)
-                for asks in (False, True)
-            )
-        except TemplateRefused:
-            return None
-        return before, after
 
 
 @dataclass(frozen=True)
@@ -130,22 +72,22 @@ def look_at_examples(
     """
     if tokenizer is None or not examples:
         return Looked()
-    template = LightTemplate(tokenizer, config.model.chat_template_kwargs) if tokenizer.chat_template else None
+    template = light_template(tokenizer, config)
     comparison = Comparison(template.segments) if template else None
     plain = any(example.text is not None and example.tokens is None for example in examples)
-    tokens = tokens_of(tokenizer, template, plain)
+    tokens = special_tokens_of(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
-    start, turns = time.monotonic(), 0
+    start, left = time.monotonic(), TURNS
     for number in _spread(len(examples)):
-        if (len(sights) >= LEAST or turns >= TURNS) and time.monotonic() - start > seconds:
+        if (len(sights) >= LEAST or left <= 0) and time.monotonic() - start > seconds:
             break
         example = examples[number]
-        turns += sum(count for count, _ in renderings(example)) if example.messages else 1
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
         sights[number] += other_templates(example, tokens.all)
         if example.text is None and template and comparison:
-            rendered = example if answers else _question(example)
+            rendered = beginning_of(example if answers else _question(example), max(left // 4, FEWEST_TURNS))
+            left -= rendered_turns(rendered)
             try:
                 sights[number] += comparison.losses(rendered, template.segments(rendered))
             except DataError as error:
@@ -158,21 +100,23 @@ def look_at_examples(
     return Looked(seen, dict(sorted(refused.items())))
 
 
-def tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+def special_tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
     """The special tokens of a tokenizer that texts are searched for.
 
     Args:
         plain: some examples are plain text.
     """
-    named = {tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn} - {None}
-    ends = (tokenizer.eos_token, tokenizer.end_of_turn)
-    begin = tokenizer.bos_token
-    before, after = (template.question() if template else None) or ("", "")
-    asks = after[len(before) :] if after.startswith(before) else None
-    lacking = None
-    if plain and begin and begins_texts(tokenizer) is False:
-        lacking = lacking_begin(begin, (*ends, tokenizer.pad_token), after if template else None)
-    return special_tokens([*tokenizer.special, *(text for text in named if text)], begin, ends, asks, lacking)
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
+    return special_tokens(
+        [*tokenizer.special, *(text for text in named if text)],
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        end_of_turn=tokenizer.end_of_turn,
+        padding=tokenizer.pad_token,
+        asked=template.question() if template else None,
+        templated=template is not None,
+        adds=begins_texts(tokenizer) if plain else None,
+    )
 
 
 def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:
@@ -184,9 +128,7 @@ def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) 
 
 def without_refused(examples: Examples, looked: Looked) -> Examples:
     """The examples that the template takes; the others are named among the skipped."""
-    kept = examples.subset([n for n in range(len(examples)) if n not in looked.refused])
-    left_out = [f"{error.where}: {error.message}" for error in looked.refused.values()]
-    return Examples(kept.examples, kept.where, [*examples.skipped, *left_out])
+    return examples.without(reasons(looked.refused))
 
 
 def left_out(examples: Examples) -> dict[str, Observation]:

@@ -31,6 +31,8 @@ SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 """Columns that hold a row's system message."""
 CALL_KEYS = ("name", "type", "id", "index", "call_id", "tool_call_id", "description", "strict")
 """Keys of a call beside its arguments; no model writes more of them than the name."""
+TOOL_KEYS = ("description", "parameters", "input_schema")
+"""Keys of a tool beside its name."""
 OTHER_ROLES = {
     "developer": "system",
     "human": "user",
@@ -273,29 +275,33 @@ def _tool_call(item: Any, field: str) -> dict[str, Any]:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise DataError("the tool call has no name", code="E4062", field=f"{inner}.name")
-    arguments = _arguments(function, inner)
-    call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function")}
+    arguments = _arguments({inner: function, field: item} if wrapped else {field: item})
+    call = {key: value for key, value in item.items() if wrapped and key not in ("type", "function", *ARGUMENTS)}
     return call | {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _arguments(function: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A call's arguments under the one name that it has for them; none where it has no such name.
 
+    Args:
+        places: field → object that may have them: the function and, around it, the call.
+
     Raises:
-        DataError: they are no object, stand under two names, or under a name that is not known.
+        DataError: they are no object, stand in two places, or under a name that is not known.
     """
-    stated = {name: function[name] for name in ARGUMENTS if name in function}
+    stated = {(field, name): held[name] for field, held in places.items() for name in ARGUMENTS if name in held}
     given = {
-        name: {} if value is None or value == "" else json_value(value, f"{field}.{name}")
-        for name, value in stated.items()
+        (field, name): {} if value is None or value == "" else json_value(value, f"{field}.{name}")
+        for (field, name), value in stated.items()
     }
-    filled = {name: value for name, value in given.items() if value != {}}
+    filled = [(field, name, value) for (field, name), value in given.items() if value != {}]
     if len(filled) > 1:
-        first, second, *_ = filled
-        raise DataError(
-            f"the call has both {first} and {second}", code="E4323", field=f"{field}.{second}", help="keep arguments"
-        )
-    name, value = next(iter(filled.items()), (ARGUMENTS[0], {}))
+        (_, first, _), (field, second, _), *_ = filled
+        both = f"{first} and {second}" if first != second else f"{first} in the function and beside it"
+        help_text = f"keep {ARGUMENTS[0]} in the function"
+        raise DataError(f"the call has both {both}", code="E4323", field=f"{field}.{second}", help=help_text)
+    innermost = next(iter(places))
+    field, name, value = filled[0] if filled else (innermost, ARGUMENTS[0], {})
     if not isinstance(value, Mapping):
         raise DataError(f"{name} must be an object, not {json_kind(value)}", code="E4063", field=f"{field}.{name}")
     if name == "parameters" and value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
@@ -305,12 +311,13 @@ def _arguments(function: Mapping[str, Any], field: str) -> dict[str, Any]:
             field=f"{field}.parameters",
             help='write "arguments": {…} with their values; schemas belong in the column tools',
         )
-    unknown = [key for key, held in function.items() if key not in (*ARGUMENTS, *CALL_KEYS) and held is not None]
+    read = (*ARGUMENTS, *CALL_KEYS, "function")
+    unknown = [(at, key) for at, held in places.items() for key in held if key not in read and held[key] is not None]
     if not given and unknown:
         raise DataError(
-            f"the call has no arguments, but {', '.join(map(repr, unknown))}",
+            f"the call has no arguments, but {', '.join(repr(key) for _, key in unknown)}",
             code="E4324",
-            field=f"{field}.{unknown[0]}",
+            field=".".join(unknown[0]),
             help='write "arguments": {…}; of a call without any, "arguments": {}',
         )
     return dict(value)
@@ -344,10 +351,14 @@ def _tool(value: Any, field: str) -> dict[str, Any]:
         raise DataError(
             "the tool has no name", code="E4065", field=f"{field}.function.name" if wrapped else f"{field}.name"
         )
+    if wrapped:  # templates write the function, and nothing that stands beside it
+        beside = {key: item[key] for key in TOOL_KEYS if item.get(key) is not None and function.get(key) is None}
+        item = {key: held for key, held in item.items() if key not in beside}
+        function = {**function, **beside}
     if "input_schema" in function and "parameters" not in function:
         schema = {"parameters" if key == "input_schema" else key: held for key, held in function.items()}
         return {**item, "function": schema} if wrapped else {"type": "function", "function": schema}
-    return dict(item) if wrapped else {"type": "function", "function": dict(item)}
+    return {**item, "function": dict(function)} if wrapped else {"type": "function", "function": dict(item)}
 
 
 def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:

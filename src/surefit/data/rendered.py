@@ -30,10 +30,18 @@ BEFORE = "what stands before the thought"
 SHAPES = 256
 """Shapes of conversations whose second rendering is kept."""
 _TAG = re.compile(r"</?(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[/?THINK\]")
-_OPENED = re.compile(r"(?:\A|\n|>)\s*(<(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[THINK\])")
+_OPENED = re.compile(r"(?:\A|\n|>)[^\S\n]*(<(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[THINK\])")
 _BEGINS = re.compile(r"<[^<>/\s][^<>\s]*>|\[[A-Z_]+\]")
 _IDS = re.compile(r'"(?:id|tool_call_id)": "[^"]*"|\d+')
 """What differs between conversations of one shape."""
+_SWITCH = re.compile(r"(?<!\S)/(?:no_?)?think(?!\S)")
+"""What Qwen 3 and SmolLM3 read in a message, and some templates take out of it: the reasoning is switched with it."""
+RUN_WORDS = 3
+"""Words that are looked for at a time: fewer are often there by chance."""
+MOST_WORDS = 200
+"""Words of a text that are looked for one after the other, where it is not there as a whole."""
+_QUOTES = (('"', "'"), ("&#34;", "&#39;"), ("&quot;", "&#x27;"), ("&quot;", "&apos;"))
+"""How a double and a single quote are written in XML: as they are, by Jinja's filter, by Python, by the standard."""
 _ROLES = {"system": "the system message", "user": "what the user says", "tool": "the tool's result"}
 
 
@@ -81,7 +89,7 @@ class Comparison:
         found: dict[str, str] = {}
         for number, (one, stack) in enumerate(zip(texts, stacks, strict=True)):
             lost = missing[number]
-            if not lost and number in by_shape and _by_chance(one.text, number, texts):
+            if number in by_shape and (lost or _by_chance(one.text, number, texts)):
                 lost = "whole"
             if opened and one.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
                 lost = "whole"
@@ -169,24 +177,38 @@ def _haystacks(example: Example, texts: Sequence[_Text], segments: Segments) -> 
 
 
 def _missing(text: str, rendered: str) -> str:
-    """ "whole" or "part" where a text, or some of its lines, are not in what was rendered; white space at its ends does
-    not count."""
+    """Return "whole" or "part" where a text, or some of its lines or words, are not in what was rendered, and nothing
+    where all are. White space at the ends of lines does not count, and neither do words that switch reasoning on or
+    off: a template may take them out once it has read them."""
     if _is_in(text, rendered):
         return ""
-    lines = [line for line in text.splitlines() if line.strip()]
-    there = sum(_is_in(line, rendered) for line in lines)
-    if there == len(lines):
+    lines = [piece for line in text.splitlines() for piece in _SWITCH.split(line) if piece.strip()]
+    lost = [line for line in lines if not _is_in(line, rendered)]
+    if not lost:
         return ""
-    return "part" if there else "whole"
+    return "part" if len(lost) < len(lines) or _words_are_in(lost, rendered) else "whole"
+
+
+def _words_are_in(lines: Sequence[str], rendered: str) -> bool:
+    """Whether most words of these lines are in what was rendered, some at a time."""
+    words = [word for line in lines for word in line.split()][:MOST_WORDS]
+    there: set[int] = set()
+    for start in range(len(words)):
+        end = start + RUN_WORDS
+        if end <= len(words) and " ".join(words[start:end]) in rendered:
+            there |= {*range(start, end)}
+    return 2 * len(there) >= max(1, len(words))
 
 
 def _is_in(text: str, rendered: str) -> bool:
-    """Whether a text is there, as it is or as JSON, Python or XML would quote it."""
+    """Whether a text is there, as it is or as JSON, JSON within JSON, Python or XML would quote it."""
     text = text.strip()
     if text in rendered:
         return True
     quoted = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
-    quoted |= {repr(text)[1:-1], text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+    quoted |= {json.dumps(one, ensure_ascii=ascii_only)[1:-1] for one in quoted for ascii_only in (False, True)}
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    quoted |= {repr(text)[1:-1], *(escaped.replace('"', double).replace("'", single) for double, single in _QUOTES)}
     return any(one in rendered for one in quoted)
 
 

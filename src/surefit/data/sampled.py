@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,14 +14,12 @@ from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
 from surefit.data.formats import Examples, bad_rows_error, placed, prompt_position, split_eval
 from surefit.data.given import require_known
+from surefit.data.light_template import LightTemplate
 from surefit.data.messages import trained_on
-from surefit.data.turns import cut, renderings
-from surefit.facts import chat_template
-from surefit.facts.examples import ExampleFacts
+from surefit.data.turns import beginning_of
+from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.facts.gguf import read_gguf
-from surefit.facts.named_templates import template_for
-from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import as_read, has_field, how_read, other_tag, thoughts_of
+from surefit.facts.thinking import has_field, other_tag, thoughts_of
 from surefit.facts.tokenizer import TokenizerFacts, encoding
 from surefit.task import Example, Message
 
@@ -32,6 +30,8 @@ BYTES_PER_TOKEN = 8
 """Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
 DIVIDED = 40
 """Conversations of several answers that are rendered to see how many examples each makes."""
+DIVIDED_TURNS = 200
+"""Rendered turns of each of them: twenty messages."""
 BUDGET = 1_000_000
 """Bytes of text that are tokenised at most (a third of a second); the examples after that are not measured."""
 
@@ -83,37 +83,35 @@ def learnt(example: Example) -> list[Message]:
     return [turn for turn in example.messages if trained_on(turn)]
 
 
-def token_examples(examples: Sequence[Example], templates: str | Mapping[str, str]) -> float:
-    """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns.
-
-    Args:
-        templates: one, or several by name, with the switches of the run.
-    """
+def token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
+    """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns."""
     several = [example for example in examples if len(learnt(example)) > 1]
     asked = [several[n] for n in evenly(len(several), DIVIDED)]
-    made = [_made(example, template_for(templates, example.tools) or "") for example in asked]
+    made = [_token_examples_of(example, template) for example in asked]
     return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
 
 
-def _made(example: Example, template: str) -> int:
-    reads = how_read(template)
-    turns = [as_read(turn, reads) for turn in example.messages]
-    special = chat_template.SPECIAL
+def _token_examples_of(example: Example, template: LightTemplate) -> float:
+    """Token examples of one conversation; a long one is taken to go on as it begins."""
+    shown = beginning_of(example, DIVIDED_TURNS)
     try:
-        texts = {
-            (n, asks): render(template, turns[:n], tools=example.tools, add_generation_prompt=asks, special=special)
-            for n, asks in renderings(example)
-        }
-        return len(cut(example, texts))
-    except (TemplateRefused, DataError):  # tokenising says so
+        added = len(template.segments(shown)) - 1
+    except DataError:  # tokenising says so
         return 1
+    return 1 + added * (len(learnt(example)) - 1) / max(1, len(learnt(shown)) - 1)
+
+
+def _one_prompt(examples: Sequence[Example]) -> bool:
+    first = examples[0]
+    return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
 
 
 def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
-    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are."""
+    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are. Of
+    `ENOUGH` rows with one prompt, a rule says it."""
     share = config.data.share
     known = len(examples) + len(examples.skipped) == total
-    if known and share and len({prompt_position(example, 0) for example in examples}) > 1:
+    if known and share and (len(examples) < ENOUGH or not _one_prompt(examples)):
         try:
             split_eval(examples, share, config.train.seed)
         except DataError as error:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from surefit.config.schema import Config
+from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
+from surefit.data.light_template import LightTemplate, light_template
 from surefit.data.sampled import clean, load_tokenizer, text_of
 from surefit.data.shorten import prompt_limit
 from surefit.facts.scored import ScoredSet
-from surefit.facts.template import TemplateRefused, render
 from surefit.facts.tokenizer import TokenizerFacts, encoding
 from surefit.task import Example
 
@@ -62,7 +63,8 @@ def scored_set(
         return ScoredSet(name, prompts, bound, mean, answer, len(examples), unanswered)
     by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
     spread = evenly(len(asked), OTHERS)
-    found = {n: min(tokens_of(library, rendered(asked[n], tokenizer)), limits[n]) for n in {*by_size, *spread}}
+    template = light_template(tokenizer, config)
+    found = {n: min(tokens_of(library, _prompt(asked[n], tokenizer, template)), limits[n]) for n in {*by_size, *spread}}
     answers = [tokens_of(library, text) for n in spread if (text := examples[n].completion)]
     return ScoredSet(
         name,
@@ -75,21 +77,14 @@ def scored_set(
     )
 
 
-def rendered(example: Example, tokenizer: TokenizerFacts, template: str | None = None, *, asks: bool = True) -> str:
-    """Return the text that the chat template makes of an example's turns; without a template, or where it raises, the
-    turns' own text.
-
-    Args:
-        template: in place of the tokenizer's.
-        asks: add the prompt for an answer.
-    """
-    template = template or tokenizer.template_for(example.tools)
-    if not template or not example.messages:
+def _prompt(example: Example, tokenizer: TokenizerFacts, template: LightTemplate | None) -> str:
+    """Return the text that the chat template makes of a prompt; without a template, or where it takes none, the turns'
+    own text."""
+    if template is None or not example.messages:
         return text_of(example, tokenizer)
-    special = {f"{role}_token": getattr(tokenizer, f"{role}_token") or "" for role in ("bos", "eos", "pad")}
     try:
-        return render(template, example.messages, tools=example.tools, add_generation_prompt=asks, special=special)
-    except TemplateRefused:
+        return template.whole(example)
+    except DataError:  # reported where rows are looked at
         return text_of(example, tokenizer)
 
 

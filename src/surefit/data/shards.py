@@ -31,7 +31,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import directory_atomic, file_sha256, is_full, write_json
 from surefit.core.units import MIB
 from surefit.data.cache import ARRAYS, Stats
-from surefit.data.dataset import encode_all, refused_examples
+from surefit.data.dataset import encode_all
 from surefit.data.formats import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
 from surefit.data.opening import endings
 from surefit.data.readers import LINES, Placed
@@ -183,13 +183,13 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
         taken = _taken(task, making, found, held_out)
         while batch := list(islice(taken, BATCH)):
             examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
-            refused = refused_examples(making.tokenizer, examples) if section.bad_rows == "skip" else {}
-            found.problems += refused.values()
-            examples = examples.subset([n for n in range(len(examples)) if n not in refused])
+            refused: dict[int, DataError] | None = {} if section.bad_rows == "skip" else None
             cut: list[int] = []
-            encoded = encode_all(examples, making.tokenizer, section.max_length, section.too_long, cut)
+            encoded = encode_all(
+                examples, making.tokenizer, section.max_length, section.too_long, cut, refused, task.source
+            )
             for own, where in zip(encoded, examples.where, strict=True):
-                found.split += len(own) - 1
+                found.split += max(0, len(own) - 1)
                 for ids, supervised in own:
                     if found.counted(len(ids), supervised.count(True), section.max_length):
                         arrays[0].append(ids)
@@ -199,6 +199,7 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
                         problem = f"{len(ids):,} tokens, over max_length {section.max_length:,}"
                         long.append(DataError(problem, code="E4112", path=where))
             found.cut += len(cut)
+            found.problems += (refused or {}).values()
     if long:
         way_out = f"set data.max_length to {found.longest_of_all} or more, or data.too_long to drop"
         raise bad_rows_error(long, found.read, task.source, way_out)

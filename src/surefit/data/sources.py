@@ -22,25 +22,20 @@ from surefit.data.readers import ENDINGS, NAMED_ONLY
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
 """owner/name, with an optional :configuration and an optional @split."""
 SPLITS = {
-    "train": r"trn|train(ing)?",
-    "test": r"tst|test(ing)?",
-    "validation": r"val(id|idate|idation)?|dev(el|elopment)?|eval(uation)?|held[_-]?out|hold[_-]?out",
+    "train": ("train|trn", "training"),
+    "test": ("test|tst", "testing"),
+    "validation": ("val|validation|validate|eval|heldout|holdout", "valid|dev|devel|development|evaluation"),
 }
-"""Split → the words for it in names of files and directories."""
-_SPLIT_WORDS = {
-    name: re.compile(rf"({words})(s|[_-]?(set|data|split|file|rows|examples))?", re.IGNORECASE)
-    for name, words in SPLITS.items()
-}
-_WORD = re.compile(r"held[_-]?out|hold[_-]?out|[A-Z]?[a-z]+|[A-Z]+(?![a-z])", re.IGNORECASE | re.ASCII)
-_NO_NAME = re.compile(r"sets?|data|splits?|files?|rows|examples|parts?|shards?|.{1,2}|.*\d.*", re.IGNORECASE)
-"""Words behind the name of a split that name nothing: sizes, numbers, languages."""
-_OTHER_SENSE = re.compile(
-    r"(unit|integration|regression|smoke|ab)_test$|(web|game|app|software|product|business)_dev(el|elopment)?$"
-    r"|^test_(cases?|generation|writing|driven|time|prep|plans?)(_|$)|^(valid|dev|devel|development)_.|(tests|evals)$",
-    re.IGNORECASE,
+"""Split → the words for it in names of files and directories, and those that are as often a subject. A word is one at
+the beginning or the end of a name."""
+_SUBJECTS = re.compile(
+    r"(unit|integration|regression|smoke|ab) test|test (cases?|generation|writing|driven|time|prep|plans?)( .*)?"
+    r"|eval awareness"
 )
-"""Names in which a word for a split may be a subject, or a property of the rows."""
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+"""Names in which a word for a split is a subject."""
+_OF_SPLITS = r"(set|data|split|file|rows|examples)?"
+_NO_NAME = re.compile(r"sets?|data|splits?|files?|rows|examples|parts?|shards?|.{1,2}|.*\d.*")
+"""Words behind the name of a split that name nothing: sizes, numbers, languages."""
 KINDS = ", ".join(ENDINGS)
 
 
@@ -260,68 +255,51 @@ def _below_common(files: Sequence[str]) -> list[str]:
     return ["/".join(path[common:]) for path in paths]
 
 
-def split_of(name: str) -> tuple[str | None, str]:
-    """Return the split that a file's name speaks of, None for none, and the name without the word for it.
+def split_of(path: str) -> tuple[str | None, str, bool]:
+    """Return the split that a file is named for, or a directory above it; the names without the word for it; and
+    whether the word may be a subject.
 
-    Words are told by what is no letter, and by capitals; of several, the last counts.
-
-    >>> split_of("alpaca_test.jsonl"), split_of("contest-2.jsonl")
-    (('test', 'alpaca_.jsonl'), (None, 'contest-2.jsonl'))
-    """
-    found: tuple[str | None, str] = None, name
-    spaced = _CAMEL.sub("\0", name)
-    for word in _WORD.finditer(spaced):
-        for split, words in _SPLIT_WORDS.items():
-            if words.fullmatch(word[0]):
-                found = split, (spaced[: word.start()] + spaced[word.end() :]).replace("\0", "")
-    return found
-
-
-def _is_held_out(path: str) -> bool:
-    """Whether a file or a directory above it is named for a split to score on, whatever the files beside it are called:
-    the word for the split stands first or last.
-
-    >>> [_is_held_out(path) for path in ("test.jsonl", "gsm8k_test_1k.jsonl", "eval/a.csv", "unit_test_generation.csv")]
-    [True, True, True, False]
+    >>> split_of("alpaca_test_1k.jsonl"), split_of("dev/alpaca.jsonl"), split_of("contest-2.jsonl")
+    (('test', 'alpaca', False), ('validation', '/alpaca', True), (None, 'contest', False))
     """
     *directories, file = path.split("/")
-    for name in (*directories, file.removesuffix("".join(endings(file)))):
-        words = re.findall(r"[^\W_]+", _CAMEL.sub("_", re.sub(r"(?i)(held|hold)[_-]out", r"\1out", name)))
-        while len(words) > 1 and _NO_NAME.fullmatch(words[-1]):
-            words.pop()
-        ends = {split_of(word)[0] for word in (*words[:1], *words[-1:])}
-        if ends & {"test", "validation"} and not _OTHER_SENSE.search("_".join(words)):
-            return True
-    return False
+    names = [_words(name) for name in (*directories, file.removesuffix("".join(endings(file))))]
+    for place in reversed(range(len(names))):
+        words = names[place]
+        for at in dict.fromkeys((len(words) - 1, 0)) if words else ():
+            for split, kinds in SPLITS.items():
+                sure, unsure = (re.fullmatch(f"({kind}){_OF_SPLITS}", words[at]) for kind in kinds)
+                if sure or unsure:
+                    rest = [*names[:place], words[:at] + words[at + 1 :], *names[place + 1 :]]
+                    subject = bool(unsure or _SUBJECTS.fullmatch(" ".join(words)))
+                    return split, "/".join(map("".join, rest)), subject
+    return None, "/".join(map("".join, names)), False
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, told by what is no letter and by capitals, without those at its end that name nothing."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", re.sub(r"(?i)(held|hold)[_-]out", r"\1out", name))
+    words = re.findall(r"[^\W_]+", spaced.lower())
+    while len(words) > 1 and _NO_NAME.fullmatch(words[-1]):
+        words.pop()
+    return words
 
 
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
     """train.jsonl beside test.jsonl, rows.jsonl beside rows_test.jsonl, or rows.jsonl beside eval.jsonl: both would be
-    trained on."""
+    trained on. A word that may be a subject counts as a whole name, and beside the same name of another split."""
+    named = {name: split_of(name) for name in names}
     splits: dict[str, str] = {}
-    plain: dict[str, str] = {}
-    without: dict[str, str] = {}
-    for name in names:
-        split, rest = split_of(name)
-        if split is None:
-            plain[_letters(rest)] = name
-            continue
-        splits.setdefault(split, name)
-        if split != "train":
-            without[_letters(rest)] = name
-    pairs = [(plain[key], without[key]) for key in without if key in plain]
-    if plain and not pairs:
-        pairs = [(next(iter(plain.values())), name) for name in without.values() if _is_held_out(name)]
-    if len(splits) > 1 or pairs:
-        listed = splits.values() if len(splits) > 1 else pairs[0]
+    for name, (split, rest, subject) in named.items():
+        others = {other for other, same, _ in named.values() if same == rest and other != split}
+        counts = split is not None and (not subject or not rest.strip("/") or others)
+        splits.setdefault((split if counts else None) or "train", name)
+    if len(splits) > 1:
         raise DataError(
             f"{'these files are of' if isinstance(place, str) else 'this directory holds'} different splits: "
-            f"{', '.join(listed)}",
+            f"{', '.join(splits.values())}",
             code="E4125",
             path=place,
-            help="name the file to train on in data.train and the one to score on in data.eval",
+            help="name the file to train on in data.train and the one to score on in data.eval; where all are to be "
+            "trained on, name one in data.train and the others in data.mix",
         )
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())

@@ -18,7 +18,7 @@ from surefit.core.errors import DataError, ModelError
 from surefit.core.garbage import uncollected
 from surefit.data.cache import Encoded
 from surefit.data.given import require_known
-from surefit.data.special_tokens import SpecialTokens, lacking_begin, special_tokens
+from surefit.data.special_tokens import SpecialTokens, special_tokens
 from surefit.data.turns import Segment, cut, refusal, renderings
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
@@ -114,16 +114,22 @@ def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[
 def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     """The special tokens of a tokenizer that texts are searched for."""
     known = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    asks, end, after = None, None, "" if tokenizer.chat_template else None
+    asked, end = None, None
     with suppress(DataError, ModelError):
         example = Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "surefit"}))
         before, after, whole = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
-        asks = after[len(before) :] if after.startswith(before) else None
+        asked = before, after
         end = first_in(whole.rpartition("surefit")[2], known)
-    begin, ends = tokenizer.bos_token, [tokenizer.eos_token, end]
-    adds = _ids(tokenizer, ["x"], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id]
-    lacking = None if adds else lacking_begin(begin, (*ends, tokenizer.pad_token), after)
-    return special_tokens(known, begin, ends, asks, lacking)
+    return special_tokens(
+        known,
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        end_of_turn=end,
+        padding=tokenizer.pad_token,
+        asked=asked,
+        templated=bool(tokenizer.chat_template),
+        adds=_ids(tokenizer, ["x"], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id],
+    )
 
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -217,6 +223,16 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
         else [_joined(segments, pieces) for segments in own]
         for example, own in zip(examples, conversations, strict=True)
     ]
+
+
+def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
+    """Raises:
+    DataError, ModelError: as `encode_turns` does of conversations and of tokens; nothing is tokenised.
+    """
+    _all_segments([e for e in examples if e.text is None], tokenizer)
+    for example in examples:
+        if example.tokens:
+            _given(example.tokens, len(tokenizer))
 
 
 def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:

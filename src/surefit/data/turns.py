@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from surefit.core.errors import DataError
 from surefit.data.messages import trained_on
@@ -23,7 +24,8 @@ Segment = tuple[str, bool]
 Rendering = tuple[int, bool]
 """The first so many turns, and whether a generation prompt stands behind them."""
 _THOUGHT = re.compile(
-    r"(?P<opened><think>|<\|channel>thought|<\|START_THINKING\|>)\s*(?P<closed></think>|<channel\|>|<\|END_THINKING\|>)?\s*\Z"
+    r"(?P<opened><think>|<\|channel>thought|<\|START_THINKING\|>)\s*+"
+    r"(?P<closed></think>|<channel\|>|<\|END_THINKING\|>)?\s*+\Z"
 )
 """A thought at the end of a prompt, as Qwen's and DeepSeek's, Google's and Cohere's templates write it."""
 
@@ -46,6 +48,31 @@ def renderings(example: Example) -> list[Rendering]:
         if trained_on(message):
             needed += [(i, True), (i + 1, False)]
     return list(dict.fromkeys(needed))
+
+
+def rendered_turns(example: Example) -> int:
+    """Turns that are rendered to cut a conversation, each counted every time; 1 for what is no conversation.
+
+    >>> rendered_turns(Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})))
+    3
+    """
+    return sum(count for count, _ in renderings(example)) if example.messages else 1
+
+
+def beginning_of(example: Example, limit: int) -> Example:
+    """Return a conversation up to the last answer for which at most `limit` turns are rendered, or up to its first
+    answer; an example that is no conversation, or takes no more, as it is."""
+    if rendered_turns(example) <= limit:
+        return example
+    taken, shown = 0, 0
+    for i, message in enumerate(example.messages):
+        if not trained_on(message):
+            continue
+        taken += 2 * i + 1
+        if shown and taken > limit:
+            break
+        shown = i + 1
+    return replace(example, messages=example.messages[:shown]) if shown else example
 
 
 def cut(

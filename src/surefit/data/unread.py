@@ -89,14 +89,7 @@ def unread_columns(
     rows: Rows, recipe: TaskRecipe, fmt: str, tokenizer: TokenizerFacts | None
 ) -> dict[str, Observation]:
     """What a sample of the rows has that neither the recipe nor the chat template reads."""
-    sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
-    read: set[str] = set()
-    examples: list[Example | None] = [None] * len(sample)
-    with contextlib.suppress(SureFitError):
-        convert = row_converter(rows.columns, rows.source, recipe, fmt)
-        for number, row in enumerate(sample):
-            with contextlib.suppress(SureFitError):  # reported where rows are converted
-                examples[number] = convert(_Recorded(row, read))
+    sample, examples, read = _converted(rows, recipe, fmt)
     if not read:
         return {}
     if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
@@ -124,6 +117,24 @@ def unread_columns(
         key: Observation(max((counts[name] for name in own), default=0), len(sample), tuple(own))
         for key, own in ((UNREAD, others), (UNREAD_PROMPTS, of_prompts), (UNREAD_MARKS, marks))
     }
+
+
+def read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
+    """Return the columns that converting a sample of the rows reads; none where no row can be converted."""
+    return _converted(rows, recipe, fmt)[2]
+
+
+def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
+    """A sample of the rows, the example that each becomes, and the columns that are read for it."""
+    sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
+    read: set[str] = set()
+    examples: list[Example | None] = [None] * len(sample)
+    with contextlib.suppress(SureFitError):
+        convert = row_converter(rows.columns, rows.source, recipe, fmt)
+        for number, row in enumerate(sample):
+            with contextlib.suppress(SureFitError):  # reported where rows are converted
+                examples[number] = convert(_Recorded(row, read))
+    return sample, examples, read
 
 
 def _key(name: str) -> str:
@@ -230,6 +241,7 @@ def _writes_name(template: str | None, role: str) -> bool:
 def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:
     for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         if isinstance(call, Mapping):
-            function = call["function"] if isinstance(call.get("function"), Mapping) else call
+            function = call.get("function")
+            held = [*function.items(), *call.items()] if isinstance(function, Mapping) else call.items()
             known = (*ARGUMENTS, *CALL_KEYS, "function")
-            yield from ((f"{place}.{key}", value) for key, value in function.items() if key not in known)
+            yield from ((f"{place}.{key}", value) for key, value in held if key not in known)

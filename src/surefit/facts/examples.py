@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENOUGH = 20
+"""Examples of one prompt, of which a rule says that all the others may have the same (DAT010)."""
+
 
 @dataclass(frozen=True)
 class ExampleFacts:

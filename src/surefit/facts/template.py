@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from surefit.core.limited import SECONDS, ExceedsLimit, run_limited
+from surefit.core.limited import SECONDS, ExceedsLimit, NotTried, run_limited
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
@@ -148,6 +148,8 @@ def _tried(template: str) -> str | None:
         refused: str | None = run_limited(f"{__name__}:try_template", template)
     except ExceedsLimit as error:
         return f"it {error}" if str(error).startswith("takes") else str(error)
+    except NotTried:  # what it takes is counted while it is rendered
+        return None
     return refused
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
-from surefit.core.limited import ExceedsLimit, run_limited
+from surefit.core.limited import ExceedsLimit, NotTried, run_limited
 from surefit.core.reading import read_bytes, reason_of
 from surefit.facts.chat_template import SPECIAL
 from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
@@ -236,9 +236,12 @@ TRIAL = (
 
 def _is_unusual(text: str) -> bool:
     """Whether a tokenizer.json has expressions that may take exponential time: a repeated group, or many repetitions in
-    one alternative. Those of published models have none."""
+    one alternative, or one that is not valid JSON. Those of published models have none."""
     for match in _PATTERN.finditer(text):
-        pattern = _CLASS.sub("c", json.loads(match[1]))
+        try:
+            pattern = _CLASS.sub("c", json.loads(match[1]))
+        except ValueError:  # the library says what is wrong with the file
+            return True
         if len(pattern) > _SIMPLE or _REPEATED_GROUP.search(pattern):
             return True
         if any(len(re.findall(r"[*+{]", part)) >= _MANY_REPETITIONS for part in pattern.split("|")):
@@ -253,6 +256,8 @@ def _tried(file: Path, changed: int) -> str | None:
         reason: str | None = run_limited(f"{__name__}:try_tokenizer", str(file))
     except ExceedsLimit as error:
         return f"a short text {error}" if str(error).startswith("takes") else str(error)
+    except NotTried:
+        return None
     return reason
 
 

@@ -85,7 +85,7 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     Raises:
         ConfigError: there is neither.
     """
-    from surefit.data.dataset import takes_all
+    from surefit.data.dataset import eval_key, takes_all
     from surefit.data.formats import read_splits, to_examples
     from surefit.data.load import load_rows
     from surefit.data.thinking import with_thinking
@@ -104,4 +104,5 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
         sets[name] = with_thinking(examples, config.data.thinking)
     if tokenizer is None:
         return sets
-    return {name: takes_all(examples, tokenizer, config.data.bad_rows) for name, examples in sets.items()}
+    keys = {name: f"evaluate.also.{name}" for name in sets} | {"eval": eval_key(config.data)}
+    return {name: takes_all(each, tokenizer, config.data.bad_rows, keys[name]) for name, each in sets.items()}

@@ -101,7 +101,7 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
         DataError: no row can be used.
     """
     from surefit.core.sampling import evenly
-    from surefit.data.dataset import build_dataset, takes_all
+    from surefit.data.dataset import build_dataset, eval_key
     from surefit.data.formats import read_splits
     from surefit.data.sharded import ShardedTokens
 
@@ -113,8 +113,14 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
     train, rows = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
     if data.holds_nothing_out:
         rows = train.subset(evenly(len(train), COMPARED))
-    rows = takes_all(rows, tokenizer, data.bad_rows)
-    dataset = build_dataset(rows, tokenizer, max_length=data.max_length, too_long=data.too_long)
+    dataset = build_dataset(
+        rows,
+        tokenizer,
+        max_length=data.max_length,
+        too_long=data.too_long,
+        bad_rows=data.bad_rows,
+        source="data.train" if data.holds_nothing_out else eval_key(data),
+    )
     return [dataset[index][0].tolist() for index in range(len(dataset))]
 
 

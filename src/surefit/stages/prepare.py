@@ -233,10 +233,11 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
 def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
     """Examples that a row of `data.train` makes, by a sample; 1 where that cannot be told."""
     from surefit.data.formats import to_examples
+    from surefit.data.light_template import LightTemplate
     from surefit.data.sampled import DIVIDED, token_examples
     from surefit.data.thinking import with_thinking
-    from surefit.facts.chat_template import with_defaults
-    from surefit.facts.named_templates import DEFAULT, TOOL_USE
+    from surefit.facts.chat_template import SPECIAL
+    from surefit.facts.tokenizer import TokenizerFacts
 
     if recipe is None or rows is None or model is None or not model.chat_template:
         return 1.0
@@ -244,9 +245,15 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
     except SureFitError:  # the check says so
         return 1.0
-    own = {DEFAULT: model.chat_template, TOOL_USE: model.tool_template or model.chat_template}
-    templates = {name: with_defaults(text, config.model.chat_template_kwargs) for name, text in own.items()}
-    return token_examples(with_thinking(sample, config.data.thinking), templates)
+    facts = TokenizerFacts(
+        bos_token=SPECIAL["bos_token"],
+        eos_token=SPECIAL["eos_token"],
+        pad_token=SPECIAL["pad_token"],
+        chat_template=model.chat_template,
+        tool_template=model.tool_template,
+    )
+    template = LightTemplate(facts, config.model.chat_template_kwargs)
+    return token_examples(with_thinking(sample, config.data.thinking), template)
 
 
 def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:

@@ -168,7 +168,7 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
 
 
 def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
-    from surefit.data.dataset import build_dataset, no_rows, takes_all
+    from surefit.data.dataset import build_dataset, eval_key, no_rows
     from surefit.data.formats import read_splits
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
@@ -182,6 +182,7 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             tokenizer=tokenizer,
             max_length=config.data.max_length,
             too_long=config.data.too_long,
+            bad_rows=config.data.bad_rows,
             on_progress=on_progress,
         )
         rows: TokenDataset | ShardedTokens
@@ -193,8 +194,8 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
                 watcher.note(uncompared)
             _, held_out = read_splits(config.data, run.recipe, config.train.seed)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
-        held_out = takes_all(held_out, tokenizer, config.data.bad_rows)
-        eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out)
+        eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out, source=eval_key(config.data))
+        held_out = held_out.without(eval_rows.refused)
     _say_what_was_left_out(watcher, rows, skipped)
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
 
@@ -202,7 +203,6 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
 def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]) -> Start:
     """The rows as tokens; those of an earlier start where nothing has changed since."""
     from surefit import recipes
-    from surefit.data.dataset import takes_all
     from surefit.data.formats import read_splits, training_rows
     from surefit.data.remembered import Start, recalled, remember, start_key
 
@@ -215,9 +215,10 @@ def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[E
         if (known := recalled(key, source, section, run.recipe)) is not None:
             return known
     examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed)
-    examples = takes_all(examples, tokenizer, section.bad_rows)
+    tokens = build(examples)
+    examples = examples.without(tokens.refused)
     conversations = all(example.text is None for example in examples)
-    start = Start(build(examples), held_out, examples.skipped, conversations)
+    start = Start(tokens, held_out, examples.skipped, conversations)
     if key is not None:
         remember(key, source, section, start)
     return start

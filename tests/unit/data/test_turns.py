@@ -13,8 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefit.core.errors import DataError
 from surefit.data.dataset import build_dataset
+from surefit.data.light_template import LightTemplate
 from surefit.data.sampled import token_examples
 from surefit.data.tokenize import conversation_segments, encode_turns, tokenize_prompt
+from surefit.facts.tokenizer import TokenizerFacts
 from surefit.generate.engine import stop_token_ids
 from surefit.task import Example
 
@@ -204,11 +206,19 @@ def test_a_row_becomes_several_examples_of_the_data_set(tmp_path):
 def test_how_many_examples_a_sample_makes():
     many = [chat("q1", "a1", "q2", "a2", "q3", "a3")] * 3
     one = [chat("q", "a"), Example(text="plain")]
-    assert token_examples([*many, *one], PUBLISHED["qwen3"]) == (3 * 3 + 2) / 5
-    assert token_examples([*many, *one], PUBLISHED["llama3"]) == 1.0
-    assert token_examples(one, PUBLISHED["qwen3"]) == 1.0
-    assert token_examples(many, "{{ raise_exception('no') }}") == 1.0
-    assert token_examples([], PUBLISHED["qwen3"]) == 1.0
+    qwen3, llama3 = light(PUBLISHED["qwen3"]), light(PUBLISHED["llama3"])
+    assert token_examples([*many, *one], qwen3) == (3 * 3 + 2) / 5
+    assert token_examples([*many, *one], llama3) == 1.0
+    assert token_examples(one, qwen3) == 1.0
+    assert token_examples(many, light("{{ raise_exception('no') }}")) == 1.0
+    assert token_examples([], qwen3) == 1.0
+    long = [chat(*(f"{'qa'[n % 2]}{n}" for n in range(400)))]
+    assert token_examples(long, qwen3) == 200  # by its beginning: all of it would be 40,000 rendered turns
+    assert token_examples(long, llama3) == 1.0
+
+
+def light(template: str) -> LightTemplate:
+    return LightTemplate(TokenizerFacts(bos_token="<s>", eos_token="</s>", chat_template=template), {})
 
 
 TINY = LlamaConfig(

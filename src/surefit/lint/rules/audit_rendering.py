@@ -17,6 +17,8 @@ OFTEN = 0.1
 """Share of rows from which a mark is no longer one that a text quotes."""
 NAMED = 8
 """Columns that a finding names; the rest are counted."""
+LEFT_OUT = "the chat template leaves something out of {rows}{first}"
+WRITE_IT = "name a template that writes it in model.chat_template, or move the text into a turn that is rendered"
 
 
 @rule("AUD040", "turns-left-out", severity="error")
@@ -25,8 +27,9 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
-    row in the result: what a turn says, the name and the arguments of a call. One row is enough. `check` does the same
-    with `data.mix`, a file in `data.eval`, and of `evaluate.also` with what is asked there.
+    row in the result: what a turn says, the name and the arguments of a call. Fires from 1 %; AUD041 has those below.
+    `check` does the same with `data.mix`, a file in `data.eval`, and of `evaluate.also` with what is asked there. Words
+    that switch reasoning (`/think`, `/no_think`) may be missing: a template reads them.
 
     ## Why it is bad
     The model never sees what is left out. Without the system message or a tool's result it learns to answer from
@@ -47,9 +50,9 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
     yield from rows_found(
         audit,
         "turn_left_out",
-        ANY,
-        "the chat template leaves something out of {rows}{first}",
-        "name a template that writes it in model.chat_template, or move the text into a turn that is rendered",
+        FREQUENT,
+        LEFT_OUT,
+        WRITE_IT,
     )
 
 
@@ -59,7 +62,8 @@ def parts_left_out(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     As AUD040, for parts: what stands before or between thoughts, some lines of a turn, the description of a tool, and
-    the spaces before the first line of an answer. One row is enough.
+    the spaces before the first line of an answer. One row is enough. And whole turns, where fewer than 1 % of the rows
+    lose one.
 
     ## Why it is bad
     What is left out is not learnt, or the model learns to work without it. Code whose first line lost its indentation
@@ -81,6 +85,7 @@ def parts_left_out(audit: AuditFacts) -> Iterator[Finding]:
         "the chat template leaves a part out of {rows}{first}",
         "put it where the template writes it, or name another template in model.chat_template",
     )
+    yield from rows_found(audit, "turn_left_out", ANY, LEFT_OUT, WRITE_IT, unless=("turn_left_out", FREQUENT))
     yield from rows_found(
         audit,
         "indentation_lost",
@@ -167,7 +172,8 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Looks for the tokenizer's special tokens in every text of a row; tags of reasoning and of calls are left out. One
-    row is enough, where AUD043 has not said it already.
+    row is enough, where AUD043 has not said it already. In plain text the token for its end may stand at the end, and
+    the one for its beginning at the beginning, unless the tokenizer adds it, too.
 
     ## Why it is bad
     The tokenizer makes of them what they stand for: an end of turn in the middle of an answer teaches the model to stop
@@ -190,6 +196,13 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
         "write them in another way, or leave those rows out",
         unless=("rendered_already", FREQUENT),
     )
+    yield from rows_found(
+        audit,
+        "begun_twice",
+        ANY,
+        "{rows} of plain text begin with the BOS token, and the tokenizer adds it: the model sees it twice{first}",
+        "take it out of the texts",
+    )
 
 
 @rule("AUD045", "prompts-in-plain-text", severity="warning")
@@ -197,12 +210,11 @@ def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
     """Plain texts are whole conversations, of which the prompts are learnt too.
 
     ## What it does
-    Looks in rows of `text` for what chat templates begin and end turns with, the model's own and the usual ones; fires
-    from 1 %.
+    Looks in rows of `text` for what chat templates begin turns with, the model's own and the usual ones; fires from
+    1 %.
 
     ## Why it is bad
-    Plain text is learnt whole: most of the loss falls on the prompts. And the tokenizer adds its tokens for the
-    beginning and the end once more.
+    Plain text is learnt whole: most of the loss falls on the prompts.
 
     ## Example
     `{"text": "<|begin_of_text|><|start_header_id|>user…2<|eot_id|>"}`.

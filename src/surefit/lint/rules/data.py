@@ -8,7 +8,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError, did_you_mean
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
-from surefit.facts.examples import ExampleFacts
+from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 FEW = 20
@@ -251,7 +251,8 @@ def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> 
     """All rows have the same prompt, and a share of them is to be held out.
 
     ## What it does
-    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share.
+    Counts the different prompts in a sample of at least 20 rows, where `data.eval` is a share. Fewer rows of one prompt
+    are an error of the data (DAT001).
 
     ## Why it is bad
     Which rows are held out goes by the hash of each prompt, so that no prompt is both trained on and scored. Rows of
@@ -268,7 +269,7 @@ def one_prompt(context: LintContext, config: Config, examples: ExampleFacts) -> 
     """
     if context.is_foreign or not config.data.share:
         return
-    if examples.examples >= FEW and examples.prompts == 1:
+    if examples.examples >= ENOUGH and examples.prompts == 1:
         yield Finding(
             field="data.eval",
             message=f"all {examples.examples} rows that were looked at have the same prompt: no share can be held out",
