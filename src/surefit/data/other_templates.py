@@ -41,8 +41,8 @@ def other_templates(example: Example, own: Collection[str]) -> Iterator[tuple[st
     """
     asked = next((n for n, turn in enumerate(example.messages) if _is_whole_prompt(turn)), None)
     if asked is not None:
-        text = str(example.messages[asked]["content"]).strip()
-        yield PROMPT, f"messages[{asked}] ends with {text[-_TAIL:].splitlines()[-1].strip()!r}: {text[:60]!r}"
+        prompt = str(example.messages[asked]["content"]).strip()
+        yield PROMPT, f"messages[{asked}] ends with {prompt[-_TAIL:].splitlines()[-1].strip()!r}: {prompt[:60]!r}"
     answers = [(f"messages[{n}]", turn.get("content")) for n, turn in enumerate(example.messages) if trained_on(turn)]
     place, text = answers[-1] if answers else ("text", example.text if example.tokens is None else None)
     if isinstance(text, str) and (token := _end_of(text, own)):
