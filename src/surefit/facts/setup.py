@@ -43,6 +43,7 @@ class Setup:
         repeated: keys that are set more than once → the lines of the last two; each has its place.
         missing: keys that name a file which is not there → that file; each has its place.
         deprecated: keys that the tool still takes → what to write instead; each has its place.
+        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would.
         gone_imports: what a script imports and its library no longer has → what to write instead; each has its place.
 
         dtype: what the model is computed in: float32, bfloat16 or float16.
@@ -74,7 +75,6 @@ class Setup:
         collator: the data collator's class.
         pad_is_eos: the padding token is made the end-of-sequence token.
         truncation_side: left or right, where rows over max_length are cut.
-        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would.
         chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
         tokenizer_name: the model whose tokenizer is loaded, where that is said apart from base_model.
         padding_learnt: the labels are a copy of padded ids, padding included.
@@ -123,6 +123,7 @@ class Setup:
     repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     gone_imports: Mapping[str, str] = field(default_factory=dict)
+    columns_left_out: Mapping[str, str] = field(default_factory=dict)
 
     dtype: str | None = None
     bf16: bool | None = None
@@ -164,7 +165,6 @@ class Setup:
     collator: str | None = None
     pad_is_eos: bool | None = None
     truncation_side: str | None = None
-    columns_left_out: Mapping[str, str] | None = None
     chat_template: str | None = None
     tokenizer_name: str | None = None
     padding_learnt: bool | None = None

@@ -479,23 +479,19 @@ NOT_BESIDE_FILE = key_names("""
 """What Accelerate 1.15 (utils/dataclasses.py, _deepspeed_config_checks) does not take beside a DeepSpeed file."""
 
 
-def _beside_deepspeed_file(key: str) -> Callable[[dict[str, Any]], bool]:
-    """Return whether a config has this key beside a DeepSpeed file."""
+def _beside_deepspeed_file(key: str) -> Rule:
+    """A key that Accelerate does not take where a DeepSpeed file is named."""
 
-    def beside(flat: dict[str, Any]) -> bool:
-        deepspeed = _upper(flat, "distributed_type") == "DEEPSPEED"
-        return deepspeed and not off(flat.get("deepspeed_config.deepspeed_config_file")) and flat.get(key) is not None
+    def wrong(flat: dict[str, Any]) -> bool:
+        named = not off(flat.get("deepspeed_config.deepspeed_config_file"))
+        return _upper(flat, "distributed_type") == "DEEPSPEED" and named and flat.get(key) is not None
 
-    return beside
+    leaf = key.rpartition(".")[2]
+    return wrong, key, f"{leaf} in the DeepSpeed file: beside deepspeed_config_file it is refused"
 
 
 ACCELERATE += tuple(
-    (
-        _beside_deepspeed_file(key),
-        key,
-        f"{key.rpartition('.')[2]} in the DeepSpeed file: beside deepspeed_config_file it is refused",
-    )
-    for key in ("mixed_precision", *sorted(f"deepspeed_config.{name}" for name in NOT_BESIDE_FILE))
+    map(_beside_deepspeed_file, ("mixed_precision", *sorted(f"deepspeed_config.{name}" for name in NOT_BESIDE_FILE)))
 )
 ACCELERATE_IGNORED: tuple[Ignored, ...] = (
     (

@@ -269,7 +269,7 @@ def column_left_out(setup: Setup) -> Iterator[Finding]:
     ## Evidence
     LLaMA-Factory 0.9.5, data/parser.py: `DatasetAttr.join` sets every column that is not named to None.
     """
-    for column, role in (setup.columns_left_out or {}).items():
+    for column, role in setup.columns_left_out.items():
         yield Finding(
             field="columns_left_out",
             message=f"the rows have a text in {column!r}, and columns does not name it ({role}): it is left out",
