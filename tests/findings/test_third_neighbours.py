@@ -149,3 +149,42 @@ def test_the_gate_is_judged_once_both_are_scored(order: tuple[str, str]) -> None
     codes = [surefit("evaluate", "run", "--variant", variant) for variant in order]
     assert codes[-1][0] == 5
     assert "not been scored" not in codes[-1][1]["gate"]["reason"]
+
+
+CONFIG = """recipe: sft
+model: {name_or_path: surefit/nano}
+data: {train: rows.jsonl, eval: 0.2, max_length: 64}
+train: {global_batch_size: 4}
+output_dir: run
+"""
+
+
+@pytest.mark.parametrize(
+    ("too_long", "said"),
+    [pytest.param("drop", True, id="T20-left-out"), pytest.param("truncate", False, id="T20-cut")],
+)
+def test_the_plan_says_that_rows_are_left_out(too_long: str, said: bool) -> None:
+    rows = [{"prompt": f"Say {n}", "completion": "word " * (100 if n % 2 else 2)} for n in range(60)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("run.yaml").write_text(CONFIG)
+    code, plan = surefit("plan", "run.yaml", "--quick", "--gpu", "t4", "--set", f"data.too_long={too_long}")
+    assert code == 0
+    assert any("data.max_length, about 50 %" in line for line in plan["left_out"]) is said
+
+
+@pytest.mark.parametrize(
+    ("passes", "code"),
+    [
+        pytest.param(0.001, "E4025", id="T21-none"),
+        pytest.param(0.5, None, id="T21-some"),
+        pytest.param(1, None, id="T21-all"),
+    ],
+)
+def test_a_share_that_takes_no_row_is_an_error_of_check(passes: float, code: str | None) -> None:
+    for name, count in (("rows", 60), ("more", 12)):
+        rows = [{"prompt": f"{name} {n}", "completion": str(n)} for n in range(count)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("run.yaml").write_text(CONFIG)
+    _, document = surefit("check", "run.yaml", "--set", f"data.mix={{more.jsonl: {passes}}}")
+    errors = [(found["error"], found["field"]) for found in document["findings"] if found["severity"] == "error"]
+    assert errors == ([(code, "data.mix.more.jsonl")] if code else [])

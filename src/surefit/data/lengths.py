@@ -49,12 +49,14 @@ class SampledLengths:
         longest: of the rows that were tokenized, the largest and the smallest among them.
         shortest: of these; None where the chat template divides conversations, so that a part may be shorter.
         mean: of those spread evenly.
+        too_long: the share of these that is longer than `data.max_length`.
         rows, total: how many were tokenized, of how many.
     """
 
     longest: int
     shortest: int | None
     mean: float
+    too_long: float
     rows: int
     total: int
 
@@ -82,7 +84,9 @@ def sampled_lengths(
     shortest: int | None = min(found)
     if count.uncut and template and min(found) > config.data.max_length and token_examples(others, template) > 1:
         shortest = None
-    return SampledLengths(max(found), shortest, sum(measured) / len(measured), len({*spread, *ends}), rows.total)
+    mean = sum(measured) / len(measured)
+    too_long = sum(length > config.data.max_length for length in measured) / len(measured)
+    return SampledLengths(max(found), shortest, mean, too_long, len({*spread, *ends}), rows.total)
 
 
 def _ends(rows: Rows, recipe: TaskRecipe, fmt: str) -> list[int]:

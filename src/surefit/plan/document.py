@@ -110,6 +110,7 @@ def planned(
             *_unknown(resolved, model, hardware, memory, estimate),
             *_unknown_disk(model, hardware, disk),
             *_unsimulated(estimate, None if quick else why_not),
+            *_rows_left_out(planner.lengths),
             *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
@@ -364,6 +365,19 @@ def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[s
     if why:
         instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
         yield f"the simulation: {why}; the memory here {instead}"
+
+
+LEFT_OUT_SHARE = 0.01
+"""Of the rows, from which on it is worth a line."""
+
+
+def _rows_left_out(lengths: Lengths) -> Iterator[str]:
+    """That rows will be left out, of which the number of steps knows nothing."""
+    if lengths.left_out >= LEFT_OUT_SHARE:
+        yield (
+            f"the rows that are longer than data.max_length, about {100 * lengths.left_out:.0f} %: they are left out "
+            "of training, so it has fewer steps and takes less time"
+        )
 
 
 def _unplanned(

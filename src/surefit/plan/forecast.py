@@ -49,6 +49,7 @@ class Lengths:
             known and rows are taken to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
         shortest: of the rows that were tokenized; None where it is not known.
+        left_out: the share of the rows that is longer than `data.max_length` and left out of training.
     """
 
     longest: int | None = None
@@ -57,6 +58,7 @@ class Lengths:
     supervised: float = 1.0
     known: Literal["all", "sample", "none"] = "none"
     shortest: int | None = None
+    left_out: float = 0.0
 
 
 @dataclass

@@ -275,7 +275,21 @@ def mixed_problems(
             problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
             problems += template_missing(key, source, examples, tokenizer)
             problems += shared.problems(key, source, examples) if shared else []
+            if len(examples) + len(examples.skipped) == rows.total:
+                problems += _none_taken(source, examples, found.loaded.config)
     return problems
+
+
+def _none_taken(source: str, examples: Examples, config: Config) -> list[SureFitError]:
+    """What is wrong where the share of a source takes none of its rows: known once all of them are."""
+    from surefit.data.formats import mix_in
+
+    nothing = examples.subset([])
+    try:
+        mix_in(nothing, examples, source, config.data.mix[source], nothing, config.train.seed)
+    except SureFitError as error:
+        return [error]
+    return []
 
 
 def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:

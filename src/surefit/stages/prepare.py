@@ -325,12 +325,17 @@ def _sampled(run: Prepared) -> Lengths | None:
     if not sampled or len(sampled) < len(sources):
         return None
     looked_at, total = (sum(getattr(lengths, name) for lengths, _ in sampled) for name in ("rows", "total"))
-    mean = sum(lengths.mean * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
+    mean, too_long = (
+        sum(getattr(lengths, name) * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
+        for name in ("mean", "too_long")
+    )
+    left_out = too_long if config.data.too_long == "drop" else 0.0
     source = f"those of {looked_at:,} of {total:,} rows, the largest among them"
     longest = max(lengths.longest for lengths, _ in sampled)
     least = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
     shortest = min(least) if len(least) == len(sampled) else None
-    return Lengths(longest, mean, source, known="all" if looked_at >= total else "sample", shortest=shortest)
+    known: Literal["all", "sample"] = "all" if looked_at >= total else "sample"
+    return Lengths(longest, mean, source, known=known, shortest=shortest, left_out=left_out)
 
 
 def run_directory(target: Path) -> RunDir:
