@@ -93,9 +93,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def rows(count: int = 10) -> list[dict[str, Any]]:
+def rows(count: int = 10, first: int = 3) -> list[dict[str, Any]]:
     """Conversations of some twenty tokens."""
-    return [{"prompt": f"{n} + {n}?", "completion": f"{2 * n}" + "." * (n % 4)} for n in range(3, 3 + count)]
+    return [{"prompt": f"{n} + {n}?", "completion": f"{2 * n}" + "." * (n % 4)} for n in range(first, first + count)]
 
 
 def save_base(family: str, directory: Path) -> Any:
@@ -149,7 +149,7 @@ def settings(
         {
             "model": {"name_or_path": str(base), "dtype": "float32", "quantization": quantization},
             "adapter": {"kind": kind, "r": 4, "alpha": 8} | ({"experts": True} if experts else {}),
-            "data": {"train": rows(), "eval": rows(3), "max_length": 64, "packing": packed},
+            "data": {"train": rows(), "eval": rows(3, 40), "max_length": 64, "packing": packed},
             "train": {
                 "max_steps": STEPS, "epochs": 10, "global_batch_size": 4, "per_device_train_batch_size": 2,
                 "learning_rate": 1e-2, "warmup": 0,

@@ -89,7 +89,8 @@ GLM = (
 def test_without_an_end_of_turn_the_next_turns_token_is_learnt(surefit: Surefit, thinking: Path) -> None:
     Path("thinking.jinja").write_text(GLM)
     row = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    Path("rows.jsonl").write_text((json.dumps({"messages": row}) + "\n") * 8)
+    others = [[{"role": "user", "content": f"{n}+{n}?"}, row[1]] for n in range(3, 10)]
+    Path("rows.jsonl").write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in (row, *others)))
     shown = surefit("check", thinking, "--show", "1")
     assert shown.code == 0, shown.text
     assert "<|user|>2+2?<|assistant|>⟦4<|user|>⟧" in shown.stdout

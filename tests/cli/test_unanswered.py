@@ -24,7 +24,7 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     write(tmp_path / "train.jsonl", CONTINUED)
-    write(tmp_path / "eval.jsonl", CONTINUED[:20])
+    write(tmp_path / "eval.jsonl", [{"text": row["text"].replace("Chapter", "Part")} for row in CONTINUED[:20]])
     return path
 
 
@@ -65,7 +65,7 @@ def test_rows_that_end_with_a_bare_call_are_left_out_of_the_scores(
     call = {"type": "function", "function": {"name": "ring", "arguments": {"who": "Ada"}}}
     turns = [{"role": "user", "content": "Ring Ada"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
     said = [{"role": "user", "content": "Say a number."}, {"role": "assistant", "content": "4"}]
-    write(tmp_path / "train.jsonl", [{"messages": said}] * 9)
+    write(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "Say one."}, said[1]]}] * 9)
     write(tmp_path / "eval.jsonl", [{"messages": turns}, {"messages": said}, {"messages": turns}, {"messages": said}])
     assert found(surefit, config) == [
         ("EVL010", "2 of 4 rows looked at have no answer to compare with: they are not scored")

@@ -97,7 +97,7 @@ def test_answer_is_read_and_the_data_says_answers(check) -> None:
 
 def test_every_completion_was_null(check) -> None:
     nulls = "".join(json.dumps({"prompt": f"Ring Ann {n}", "completion": "null"}) + "\n" for n in range(1_000))
-    assert "DAT003" in check(RUN.replace("function_calling", "sft"), calls__jsonl=nulls)
+    assert "DAT004" in check(RUN.replace("function_calling", "sft"), calls__jsonl=nulls)
 
 
 def test_one_process_over_two_machines(check) -> None:

@@ -7,12 +7,12 @@ take all memory, or end the process. What has not been judged plain is tried her
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 from typing import Any
 
+from surefit.core import env
 from surefit.core.units import GIB, bytes_text
 
 SECONDS = 2
@@ -83,7 +83,7 @@ def run_limited(function: str, *arguments: Any, memory: int = MEMORY) -> Any:
         "function": function, "arguments": arguments, "path": sys.path, "started": _STARTED,
         "limits": {"CORE": 0, "AS": memory, "CPU": seconds},
     }  # fmt: skip
-    variables = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+    variables = {name: value for name, value in env.of_another_tool().items() if not _SECRET.search(name)}
     try:
         ended = subprocess.run(
             [sys.executable, "-I", "-c", _CHILD], input=json.dumps(given), capture_output=True, text=True,

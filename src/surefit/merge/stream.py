@@ -181,14 +181,16 @@ class Merge:
     def _base(self, stored: str, parameter: str | None) -> torch.Tensor:
         """A tensor as the adapter's factors were trained beside it: the base's, with the rows of single tokens that the
         adapter trains, or one that the adapter replaces."""
-        for whole in (self.adapter.replaced, self.adapter.base):
-            if parameter is not None and parameter in whole:
-                tensor = cast(self.model, parameter, whole[parameter], self.dtype)
-                return tensor.to(self.device, copy=True)
-        tensor = self.weights.read(stored)
         if parameter is None:
-            return tensor
-        tensor = self.frozen(parameter, cast(self.model, parameter, tensor, self.dtype).to(self.device))
+            return self.weights.read(stored)
+        whole = next(
+            (each[parameter] for each in (self.adapter.replaced, self.adapter.base) if parameter in each), None
+        )
+        if whole is not None:
+            tensor = cast(self.model, parameter, whole, self.dtype).to(self.device, copy=True)
+        else:
+            read = cast(self.model, parameter, self.weights.read(stored), self.dtype)
+            tensor = self.frozen(parameter, read.to(self.device))
         if parameter in self.adapter.rows:
             ids, rows = self.adapter.rows[parameter]
             tensor = tensor.clone()

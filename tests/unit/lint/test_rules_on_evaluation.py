@@ -68,7 +68,7 @@ def test_pass_at_k_takes_as_many_answers() -> None:
 
 def test_lengths_count_runs_of_space_once_and_leave_nulls_out() -> None:
     facts = dataset_facts("rows", answers("a  b\n\n\tc", None, "", {"x": [1, 2]}, "null"))
-    assert facts.target_lengths == (5, 0, len('{"x": [1, 2]}'))
+    assert facts.target_lengths == (5, 0, len('{"x": [1, 2]}'), len("null"))
     assert dataset_facts("rows", [{"unknown": 1}]).target_lengths == ()
 
 

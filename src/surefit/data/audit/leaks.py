@@ -49,6 +49,8 @@ def leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str)
                 wanted[prompt_text(example)].append((key, rows.where(number)))
                 starts.add(start(rows[number]))
                 compared[key] += 1
+    if len(wanted) == 1 and sum(compared.values()) > 1:  # rows that all have one prompt differ in their answers
+        return None
     found = dict(_found(train, wanted, starts, recipe, fmt))
     leaked = [(key, where, row) for prompt, row in found.items() for key, where in wanted[prompt]]
     tally = Tally()
