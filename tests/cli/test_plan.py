@@ -81,7 +81,7 @@ def test_a_plot_is_valid_svg(surefit: Surefit, config: Path) -> None:
 
 @pytest.mark.slow
 def test_fused_kernels_keep_less_and_are_no_disagreement(config: Path, surefit: Surefit) -> None:
-    Path("long.jsonl").write_text("".join(json.dumps(row("Ada " * 3000)) + "\n" for _ in range(40)))
+    Path("long.jsonl").write_text("".join(json.dumps(row(f"{n} " + "Ada " * 900)) + "\n" for n in range(40)))
     length = ("--set", "data.train=long.jsonl", "--set", "data.max_length=8192")
     common = ("--gpu", "h100", "--json", *length, "--set", "speed.kernels=")
     without, fused = (surefit("plan", config, *common[:-1], f"{common[-1]}{on}").json for on in ("false", "true"))
