@@ -22,7 +22,7 @@ _ASKED = re.compile(
     r"(?:^|\n)[^\S\n]*(?:#{2,3} ?(?:Instruction|Human|User|Question|Input)|Human|User|USER|GPT4 Correct User): *\S"
     r"|(?:^|\n)#{2,3} ?(?:Instruction|Human|User|Question|Input):[^\S\n]*\n|[.>] USER: \S"
 )
-"""What it writes before the question."""
+"""The text that such a template writes before the question."""
 _END = re.compile(
     r"(?:</s>|<eos>|<EOS>|\[EOS\]|<end_of_(?:turn|utterance)>|<turn\|>|<EOT>|<EOD>"
     r"|<[|\uff5c](?=[^<>]*(?:end|END|eo[a-z]{1,2}(?:_id)?[|\uff5c]|EO[A-Z]|return|im_sep))[^<>\s]{1,40}[|\uff5c]>)\Z"

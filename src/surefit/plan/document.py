@@ -368,11 +368,11 @@ def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[s
 
 
 LEFT_OUT_SHARE = 0.01
-"""Of the rows, from which on it is worth a line."""
+"""The smallest share of rows that is reported."""
 
 
 def _rows_left_out(lengths: Lengths) -> Iterator[str]:
-    """That rows will be left out, of which the number of steps knows nothing."""
+    """Yield a line where rows will be left out: the number of steps does not count that."""
     if lengths.left_out >= LEFT_OUT_SHARE:
         yield (
             f"the rows that are longer than data.max_length, about {100 * lengths.left_out:.0f} %: they are left out "
