@@ -203,3 +203,21 @@ def test_the_process_is_measured_and_nothing_heavy_is_imported_for_a_run_of_one_
     plan = json.loads(Path("runs/one/plan.json").read_text(encoding="utf-8"))["estimate"]
     dry = json.loads(Path("runs/one/dry_pass.json").read_text(encoding="utf-8"))["phases"]["dry step"]
     assert plan["first_step"]["low_bytes"] < dry["resident"] < plan["first_step"]["high_bytes"]
+
+
+@pytest.mark.parametrize("words", [900], ids="T22-{}".format)
+def test_held_out_rows_that_are_longer_are_planned(call: Call, words: int) -> None:
+    plans = []
+    for length in (9, words):
+        row = {"prompt": "What is it?", "completion": "It is. " + "Yes. " * length}
+        Path("held.jsonl").write_text(f"{json.dumps(row)}\n", encoding="utf-8")
+        values = ("data.eval=held.jsonl", "model.dtype=float32", "data.packing=false")
+        code, plan = call("plan", *(part for value in values for part in ("--set", value)), model=str(nano.PATH))
+        assert code == 0
+        plans.append(
+            (plan["estimate"], {phase["name"]: phase["allocated_bytes"] for phase in plan["estimate"]["phases"]})
+        )
+    (_, short), (estimate, long) = plans
+    assert estimate["held_out_length"] > words > estimate["length"]
+    assert long.pop("eval") > 2 * short.pop("eval")
+    assert long == short, "the other phases do not read held-out rows"

@@ -437,3 +437,16 @@ def test_t12_an_input_that_stands_for_none_is_none(text: str) -> None:
     assert example.messages[0]["content"] == "Name a color."
     said = row_converter([*row], "x", get("sft"), "auto")(row | {"input": "What is <noinput>?"})
     assert "What is <noinput>?" in said.messages[0]["content"]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"], ids="T12-{}".format)
+@pytest.mark.parametrize(
+    "row", ['{"output": "a", "output": "b"}', '{"messages": [{"role": "user", "role": "system"}]}']
+)
+def test_a_key_that_stands_twice_is_an_error(tmp_path: Path, name: str, row: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"output": "one"}\n' + row + "\n" if name.endswith("l") else f"[{row}]")
+    with pytest.raises(DataError) as caught:
+        list(load_rows(str(path)))
+    assert caught.value.code == "E4140"
+    assert caught.value.line == (2 if name.endswith("l") else None)

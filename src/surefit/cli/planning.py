@@ -131,7 +131,11 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
         f"of {plural(steps['global_batch_size'], 'example')} "
         f"({steps['per_device_train_batch_size']} per micro batch × {steps['gradient_accumulation_steps']})"
     )
-    return f"{text}; {estimate['setting']}; {_longest(estimate)}" if estimate else text
+    if not estimate:
+        return text
+    held_out = estimate["held_out_length"]
+    longer = f", and the longest held-out row {held_out:,}" if held_out else ""
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}{longer}"
 
 
 def _longest(estimate: dict[str, Any]) -> str:

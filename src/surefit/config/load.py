@@ -373,6 +373,10 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return f"expected one adapter, got {len(value)}", STACKED
     if expected == "text" and type(value) in (int, float):
         return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
+    if expected.startswith("a mapping") and isinstance(value, str | list):
+        first = value[0] if isinstance(value, list) and value else value
+        meant = "why" if dotted == "lint.ignore" else "…"
+        return f"expected {expected}, got {_shape(value)}", f'write {name}: {{{first or "NAME"}: "{meant}"}}'
     return f"expected {expected}, got {_shape(value)}", _value_help(value)
 
 

@@ -179,7 +179,18 @@ def _not_json(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON; write null")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_not_json)
+class _RepeatedKey(ValueError):
+    """An object has a key twice: Python would take the last value, Arrow stops."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _RepeatedKey(next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n])))
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json, object_pairs_hook=_unique)
 
 
 def _decode(text: str, path: str, line: int | None) -> Any:
@@ -211,6 +222,11 @@ def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
         return DataError(
             message, code="E4093", path=path, line=line, help="remove it: the text was cut inside a character"
         )
+    if isinstance(error, _RepeatedKey):
+        return DataError(
+            f"the key {shortened(repr(str(error)))} stands twice in one object",
+            code="E4140", path=path, line=line, help="keep one of the two: only one value can be read",
+        )  # fmt: skip
     if "digits" in str(error):
         return DataError(
             "an integer with thousands of digits", code="E4094", path=path, line=line, help="write it as a string"

@@ -174,6 +174,7 @@ def _estimate(
         "lengths": planner.lengths.source,
         "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
+        "held_out_length": planner.eval_length(resolved),
         **found,
         "low_bytes": needed.low,
         "high_bytes": needed.high,

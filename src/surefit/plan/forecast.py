@@ -50,6 +50,7 @@ class Lengths:
         supervised: the share of all tokens that the loss counts; for time, not for memory.
         shortest: of the rows that were tokenized; None where it is not known.
         left_out: the share of the rows that is longer than `data.max_length` and left out of training.
+        held_out: the longest row of a file of held-out rows; None where they are of the same rows, or not known.
     """
 
     longest: int | None = None
@@ -59,6 +60,7 @@ class Lengths:
     known: Literal["all", "sample", "none"] = "none"
     shortest: int | None = None
     left_out: float = 0.0
+    held_out: int | None = None
 
 
 @dataclass
@@ -76,9 +78,15 @@ class Planner:
         allowed = resolved.config.data.max_length
         return min(allowed, self.lengths.longest or allowed)
 
+    def eval_length(self, resolved: Resolved) -> int | None:
+        """Tokens of the longest held-out row, where it is longer than those that are trained on."""
+        held_out = min(resolved.config.data.max_length, self.lengths.held_out or 0)
+        return held_out if held_out > self.length(resolved) else None
+
     def closed_form(self, resolved: Resolved, hardware: HardwareFacts) -> Need | None:
-        """The need by arithmetic, in a fraction of a millisecond; None where the model's layers are not known."""
-        return calculated(resolved, self.model, hardware, self.length(resolved))
+        """The need by arithmetic, in a fraction of a millisecond, as if training had rows as long as the longest
+        held-out one; None where the model's layers are not known."""
+        return calculated(resolved, self.model, hardware, self.eval_length(resolved) or self.length(resolved))
 
     def too_long(self, resolved: Resolved) -> str | None:
         """Why a step is calculated and not simulated: every tile would be, for minutes, DeepSpeed reads
@@ -103,7 +111,8 @@ class Planner:
             from surefit.plan.setting import setting_of
             from surefit.plan.simulate import remembered
 
-            setting = setting_of(resolved, self.model, hardware, length=self.length(resolved))
+            length, eval_length = self.length(resolved), self.eval_length(resolved)
+            setting = setting_of(resolved, self.model, hardware, length=length, eval_length=eval_length)
             # The third micro batch of a step needs what the second did: the gradients are there already.
             setting = replace(setting, micro_batches=min(2, setting.micro_batches))
             if setting.sharing is not None and setting.sharing.mode == "pp":

@@ -53,6 +53,7 @@ class Setting:
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
         evaluates: whether there are held-out rows, whose loss is measured.
+        eval_shape: (rows, tokens of the longest) of a micro batch of held-out rows; None: as of those trained on.
         mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
         products: bytes that matrix products take on a CPU beside their operands.
         sharing: which of several processes is meant, and how they share the run; None for one.
@@ -81,6 +82,7 @@ class Setting:
     capability: tuple[int, int] = AMPERE
     saves_between: bool = False
     evaluates: bool = True
+    eval_shape: tuple[int, int] | None = None
     mapped: int = 0
     products: int = 0
     sharing: Sharing | None = None
@@ -134,6 +136,7 @@ def setting_of(
     model: ModelFacts,
     hardware: HardwareFacts,
     length: int | None = None,
+    eval_length: int | None = None,
     padded: bool | None = None,
     supervised: float = 1.0,
 ) -> Setting:
@@ -144,6 +147,7 @@ def setting_of(
         model: facts about its base model; config.json is read again where they are from.
         hardware: the device.
         length: tokens of the examples: for memory the longest's, for time the mean; None: `data.max_length`.
+        eval_length: tokens of the longest held-out example, where it is longer.
         padded: whether rows of a micro batch differ in length; None: wherever there is more than one.
         supervised: the share of tokens that the loss counts.
 
@@ -156,6 +160,7 @@ def setting_of(
     assert checkpointing != "auto"
     assert packed != "auto"
     shape = micro_batch_shape(resolved, length)
+    eval_shape = micro_batch_shape(resolved, eval_length) if eval_length else None
     setting = Setting(
         config=pretrained_config(model, config.model.revision),
         dtype=config.model.dtype,
@@ -181,6 +186,7 @@ def setting_of(
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_between(resolved),
         evaluates=not config.data.holds_nothing_out,
+        eval_shape=(eval_shape.rows, eval_shape.length) if eval_shape else None,
         mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         products=product_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),

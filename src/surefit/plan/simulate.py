@@ -285,7 +285,9 @@ def run_training(
             del batches
         if setting.evaluates:
             recorder.start("eval")
-            mean_loss(model, [micro_batch(setting, recorder)], chunked=setting.chunked, engine=engine)
+            rows, length = setting.eval_shape or (setting.rows, setting.length)
+            held_out = micro_batch(replace(setting, rows=rows, length=length), recorder)
+            mean_loss(model, [held_out], chunked=setting.chunked, engine=engine)
         del copies
 
 

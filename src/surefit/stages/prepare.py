@@ -287,7 +287,13 @@ def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, tr
 
 def lengths_of(run: Prepared) -> Lengths:
     """The lengths of the rows: those that `surefit audit` wrote into the run directory, if it was for these very rows;
-    of prepared data those in its manifest; else those of some rows, the largest among them."""
+    of prepared data those in its manifest; else those of some rows, the largest among them. With them the longest of a
+    file of held-out rows, whose loss is measured between the steps."""
+    lengths = _training_lengths(run)
+    return replace(lengths, held_out=_longest_held_out(run)) if lengths.longest is not None else lengths
+
+
+def _training_lengths(run: Prepared) -> Lengths:
     from surefit.plan.forecast import Lengths
 
     if run.gathered.prepared is not None:
@@ -304,6 +310,25 @@ def lengths_of(run: Prepared) -> Lengths:
             supervised = passport.get("supervised_share") or 1.0
             return Lengths(whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None)
     return _sampled(run) or Lengths()
+
+
+def _longest_held_out(run: Prepared) -> int | None:
+    """Tokens of the longest held-out row that was looked at; None where these are a share of the training rows, not on
+    this machine, or not readable, which the check says."""
+    from surefit.data.formats import load_held_out
+    from surefit.data.lengths import sampled_lengths
+    from surefit.data.sources import is_local
+    from surefit.facts.tokenizer import facts_of_tokenizer
+
+    config = run.resolved.config
+    if not isinstance(config.data.eval, str) or not is_local(config.data.eval):
+        return None
+    try:
+        rows = load_held_out(config.data.eval, config.data.split, run.rows)
+        lengths = sampled_lengths(rows, run.recipe, config, facts_of_tokenizer(run.model))
+    except SureFitError:
+        return None
+    return None if lengths is None else lengths.longest
 
 
 def _sampled(run: Prepared) -> Lengths | None:
