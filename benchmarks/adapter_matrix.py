@@ -47,7 +47,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import read_json, write_json
 from surefit.merge.combine import Combined, combine
@@ -328,13 +328,13 @@ def both_active(place: Path, parts: tuple[tuple[Path, float], ...]) -> torch.Ten
 
 
 def continued(place: Path, adapter: Path) -> torch.Tensor:
-    """The logits of the model that `adapter.start_from` would go on from."""
+    """The logits of the model that `lora.start_from` would go on from."""
     config = read_json(adapter / CONFIG)
     targets = config["target_modules"]
-    section = AdapterSection(
+    section = LoraSection(
         r=config["r"],
-        alpha=config["lora_alpha"],
-        dropout=0.0,
+        lora_alpha=config["lora_alpha"],
+        lora_dropout=0.0,
         target_modules="all-linear" if isinstance(targets, str) else targets,
         use_rslora=config["use_rslora"],
         use_dora=config["use_dora"],

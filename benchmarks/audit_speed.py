@@ -76,7 +76,7 @@ def timed(seconds: Counter[str], stage: str, function: Callable[..., Any]) -> Ca
 
 def measure(path: Path, kind: str) -> dict[str, Any]:
     tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano"))
-    recipe = "function_calling" if kind == "tools" else "sft"
+    recipe = "function_calling" if kind == "tools" else "chat"
     question = Question(
         source=str(path),
         columns=(),

@@ -99,7 +99,12 @@ def measured(command: list[str], units: Units, seconds: float) -> dict[str, floa
 
 def training(directory: Path, changes: list[str], seconds: float) -> dict[str, float]:
     """The demo's training, with changes, as the command line does it."""
-    sets = [f"output_dir={directory}", "train.max_steps=100000", "train.epochs=100000", "checkpoint.every=100000"]
+    sets = [
+        f"output_dir={directory}",
+        "train.max_steps=100000",
+        "train.num_train_epochs=100000",
+        "checkpoint.save_steps=100000",
+    ]
     arguments = [part for change in [*sets, *changes] for part in ("--set", change)]
     command = [sys.executable, "-m", "surefit.cli.app", "train", str(DEMO), "--overwrite", *arguments]
     steps = directory / "metrics.jsonl"

@@ -44,9 +44,9 @@ from surefit.core.units import duration_text
 PARTS = Path(__file__).with_name("data_scale_parts.py")
 DOCS = Path(__file__).parents[1] / "docs" / "data-at-scale.md"
 BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {{name_or_path: surefit/nano, dtype: float32}}
-adapter: {{r: 4}}
+lora: {{r: 4}}
 data: {{train: {train}, {prepared}max_length: {longest}, eval: {scored}}}
 train: {{max_steps: {steps}, global_batch_size: 2, per_device_train_batch_size: 2}}
 evaluate: {{gate: null}}
@@ -72,7 +72,7 @@ def config_of(work: Path, name: str, train: Path, shards: Path | None, steps: in
     path, scored = work / f"{name}.yaml", work / "scored.jsonl"
     # A file of its own is scored on, so that no row is held out and the peers' rows are the same.
     scored.write_text(json.dumps({"messages": conversation(vocabulary(rng := random.Random(1)), rng)}) + "\n")
-    prepared = f"prepared: {shards}, " if shards else ""
+    prepared = f"tokenized: {shards}, " if shards else ""
     places = {"train": train, "prepared": prepared, "output": work / f"run-{name}", "scored": scored}
     path.write_text(CONFIG.format(**places, longest=LONGEST, steps=steps))
     return path

@@ -14,7 +14,7 @@ what fails there is transformers' own, and not counted. Then SureFit, each line 
     scores     `surefit evaluate` answers with base, adapter and merged model
     nf4        two steps with LoRA over linear layers in NF4, a certified merge into the dequantised weights, reloaded
 
-With --experts LoRA beside the experts too (`adapter.experts`), and no full fine-tune; lines in a file of their own.
+With --experts LoRA beside the experts too (`lora.experts`), and no full fine-tune; lines in a file of their own.
 
 A cell passes, or is refused by `check`, or by what stands before the first step, in words; everything else is a fault.
 --page writes the page from the lines of FILE; --other names those of a run with other versions, such as the oldest that
@@ -148,13 +148,14 @@ def settings(
     return surefit.Config.from_dict(
         {
             "model": {"name_or_path": str(base), "dtype": "float32", "quantization": quantization},
-            "adapter": {"kind": kind, "r": 4, "alpha": 8} | ({"experts": True} if experts else {}),
+            "lora": {"r": 4, "lora_alpha": 8} | ({"experts": True} if experts else {}),
             "data": {"train": rows(), "eval": rows(3, 40), "max_length": 64, "packing": packed},
             "train": {
-                "max_steps": STEPS, "epochs": 10, "global_batch_size": 4, "per_device_train_batch_size": 2,
-                "learning_rate": 1e-2, "warmup": 0,
+                "method": kind,
+                "max_steps": STEPS, "num_train_epochs": 10, "global_batch_size": 4, "per_device_train_batch_size": 2,
+                "learning_rate": 1e-2, "warmup_steps": 0,
             },
-            "checkpoint": {"every": 1},
+            "checkpoint": {"save_steps": 1},
             "evaluate": {"max_new_tokens": 4},
             "hardware": {"gpu": "cpu"},
             "output_dir": str(out),

@@ -37,7 +37,7 @@ transformers 5 holds the experts of a layer in stacks (`mlp.experts.gate_up_proj
 `target_modules: all-linear` adds LoRA factors to attention, and to the MLPs of layers without experts where PEFT allows
 it, but to no expert. ADP007 says what share of the parameters that leaves out.
 
-    adapter: {experts: true}
+    lora: {experts: true}
 
 also adds factors to every routed expert, with the same rank and alpha, through PEFT's `target_parameters`; routers are
 left as they are. `experts: with_router` adds factors to the routers as well, so that the routing of tokens can change;

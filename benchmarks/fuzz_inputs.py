@@ -53,10 +53,10 @@ data:
 train:
   max_steps: 30
   learning_rate: 5e-3
-  warmup: 0.03
+  warmup_steps: 0.03
   global_batch_size: 8
-adapter: {{kind: lora, r: 8, target_modules: [q_proj, v_proj]}}
-checkpoint: {{every: auto, save_total_limit: 2}}
+lora: {{r: 8, target_modules: [q_proj, v_proj]}}
+checkpoint: {{save_steps: auto, save_total_limit: 2}}
 evaluate:
   max_new_tokens: 24
   gate: {{metric: exact_match, not_worse_than: base}}
@@ -289,7 +289,7 @@ def inputs(draw: random.Random, folder: Path) -> tuple[Path, str]:
     data = folder / f"rows{draw.choice(['.jsonl', '.jsonl', '.json', '.csv', '.parquet'])}"
     write_data(data, rows(draw))
     target = folder / "run.yaml"
-    recipe = draw.choice(["function_calling", "sft"])
+    recipe = draw.choice(["function_calling", "chat"])
     target.write_text(CONFIG.format(recipe=recipe, data=data.name), encoding="utf-8")
     victim = draw.choice(["config", "config", "data", "data", "other"])
     if victim == "other":
@@ -388,7 +388,7 @@ def bomb_of_columns(folder: Path, draw: random.Random) -> None:
                 file.write_table(table)
         os._exit(0)
     os.waitpid(child, 0)
-    (folder / "run.yaml").write_text(CONFIG.format(recipe="sft", data=name), encoding="utf-8")
+    (folder / "run.yaml").write_text(CONFIG.format(recipe="chat", data=name), encoding="utf-8")
 
 
 def deep_json(folder: Path, draw: random.Random) -> None:
@@ -396,7 +396,7 @@ def deep_json(folder: Path, draw: random.Random) -> None:
     where = draw.choice(["rows.json", "config.json", "tokenizer_config.json"])
     if where == "rows.json":
         (folder / where).write_text(deep, encoding="utf-8")
-        (folder / "run.yaml").write_text(CONFIG.format(recipe="sft", data=where), encoding="utf-8")
+        (folder / "run.yaml").write_text(CONFIG.format(recipe="chat", data=where), encoding="utf-8")
     else:
         (_nano(folder) / where).write_text(deep, encoding="utf-8")
 
@@ -513,7 +513,7 @@ def prepared() -> Iterator[float]:
         made.mkdir()
         turns = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": str(n)}] for n in range(30)]
         write_data(made / "rows.jsonl", [{"messages": one} for one in turns])
-        shards = CONFIG.format(recipe="sft", data="rows.jsonl\n  prepared: shards")
+        shards = CONFIG.format(recipe="chat", data="rows.jsonl\n  tokenized: shards")
         (made / "run.yaml").write_text(shards, encoding="utf-8")
         command = [sys.executable, "-m", "surefit", "prepare", "run.yaml"]
         subprocess.run(command, cwd=made, check=True, capture_output=True)

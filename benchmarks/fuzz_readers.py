@@ -150,7 +150,7 @@ def _rows(ending: str) -> Callable[[Path, random.Random], list[Path]]:
 
 
 def _config(folder: Path, draw: random.Random) -> list[Path]:
-    (folder / "run.yaml").write_text(CONFIG.format(recipe="sft", data="rows.jsonl"))
+    (folder / "run.yaml").write_text(CONFIG.format(recipe="chat", data="rows.jsonl"))
     return [folder / "run.yaml"]
 
 
@@ -293,10 +293,10 @@ def _train(folder: Path, app: Any) -> None:
     """One of everything that a run has."""
     write_data(folder / "rows.jsonl", rows(random.Random(0)) * 3)
     (folder / "run.yaml").write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\n"
         f"data: {{train: {folder / 'rows.jsonl'}, eval: 0.3, max_length: 256}}\n"
         "train: {max_steps: 4, global_batch_size: 4, learning_rate: 0.01}\n"
-        "checkpoint: {every: 2}\nhardware: {gpu: cpu}\n"
+        "checkpoint: {save_steps: 2}\nhardware: {gpu: cpu}\n"
         f"output_dir: {folder / 'run'}\n"
     )
     for verb in ("check", "train"):

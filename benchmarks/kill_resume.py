@@ -57,17 +57,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "accumulation 8 × 1, dropout": {"per_device_train_batch_size": 1},
     "all weights, bfloat16": {"kind": "full", "dtype": "bfloat16", "weight_decay": 0.01},
     "best kept, early stop": {
-        "learning_rate": 0.5, "schedule": "constant", "early_stopping_patience": 2,
-        "checkpoint": {"keep_best": "eval_loss", "save_total_limit": 1},
+        "learning_rate": 0.5, "lr_scheduler_type": "constant_with_warmup", "early_stopping_patience": 2,
+        "checkpoint": {"metric_for_best_model": "eval_loss", "save_total_limit": 1},
     },
 }  # fmt: skip
 IN_PARTS: dict[str, dict[str, Any]] = {
     "FSDP, bfloat16": {"kind": "full", "dtype": "bfloat16", "weight_decay": 0.01},
-    "FSDP, best kept": {"kind": "full", "checkpoint": {"keep_best": "eval_loss", "save_total_limit": 1}},
+    "FSDP, best kept": {"kind": "full", "checkpoint": {"metric_for_best_model": "eval_loss", "save_total_limit": 1}},
 }
 REAL: dict[str, dict[str, Any]] = {
-    "LoRA, real model": {"epochs": 2.0, "learning_rate": 1e-3},
-    "packed, real model": {"epochs": 2.0, "learning_rate": 1e-3, "packing": True},
+    "LoRA, real model": {"num_train_epochs": 2.0, "learning_rate": 1e-3},
+    "packed, real model": {"num_train_epochs": 2.0, "learning_rate": 1e-3, "packing": True},
 }
 PHASES = ("start", "step", "copy", "evaluation", "export", "between")
 WRITING = "writing"

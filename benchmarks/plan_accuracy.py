@@ -92,7 +92,6 @@ def resolved(case: Case) -> Any:
             "dtype": "bfloat16",
             "quantization": "nf4" if case.kind == "qlora" else "none",
         },
-        "adapter": {"kind": "full" if case.kind == "full" else "lora"},
         "data": {"train": "unused", "max_length": length, "packing": case.packed},
         "train": {
             "global_batch_size": rows * MICRO_BATCHES,

@@ -35,7 +35,7 @@ MODELS = (
     "Qwen/Qwen3-4B", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B",
 )  # fmt: skip
 CHECKPOINTING, LONG = {"train.gradient_checkpointing": True}, {"data.max_length": 8192}
-FULL = {"adapter.kind": "full"}
+FULL = {"train.method": "full"}
 FUSED = {"speed.fused_lora": True}
 NF4 = {"model.quantization": "nf4"}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "lora": {},
     "lora-fused": FUSED,
     "lora-fused-4": {**FUSED, "rows": 4},
-    "lora-fused-dropout": {**FUSED, "adapter.dropout": 0.05, "adapter.r": 64},
+    "lora-fused-dropout": {**FUSED, "lora.lora_dropout": 0.05, "lora.r": 64},
     "lora-fused-checkpointing": {**FUSED, **LONG, **CHECKPOINTING},
     "lora-fused-selective": {**FUSED, **LONG, "train.gradient_checkpointing": "selective"},
     "lora-fused-offload": {**FUSED, **LONG, "train.gradient_checkpointing": "offload"},
@@ -68,11 +68,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "full-padded-accumulated": {**FULL, "data.packing": False, "rows": 4, "data.max_length": 512, "parts": 2},
     "full-fp32-accumulated": {**FULL, "model.dtype": "float32", "data.max_length": 512, "parts": 4},
     "full-naive-long": {**FULL, **LONG, **CHECKPOINTING, "speed.chunked_loss": False},
-    "full-8bit": {**FULL, **CHECKPOINTING, "train.optimizer": "adamw_8bit"},
-    "full-paged": {**FULL, **CHECKPOINTING, "train.optimizer": "paged_adamw_8bit"},
+    "full-8bit": {**FULL, **CHECKPOINTING, "train.optim": "adamw_8bit"},
+    "full-paged": {**FULL, **CHECKPOINTING, "train.optim": "paged_adamw_8bit"},
 }  # fmt: skip
 BASE: dict[str, Any] = {
-    "model.dtype": "bfloat16", "adapter.r": 8, "data.train": "unused", "data.packing": True, "data.max_length": 2048,
+    "model.dtype": "bfloat16", "lora.r": 8, "data.train": "unused", "data.packing": True, "data.max_length": 2048,
     "train.gradient_checkpointing": False, "speed.fused_lora": False, "speed.tiled_mlp": False,
     "hardware.gpu": "a100-80", "output_dir": "unused",
 }  # fmt: skip

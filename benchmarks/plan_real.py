@@ -53,7 +53,7 @@ class Case:
     size: str = ""
 
 
-FULL = {"adapter.kind": "full", "train.learning_rate": 1e-5}
+FULL = {"train.method": "full", "train.learning_rate": 1e-5}
 KEPT, SELECTIVE = {"train.gradient_checkpointing": False}, {"train.gradient_checkpointing": "selective"}
 RECOMPUTED, OFFLOADED = {"train.gradient_checkpointing": True}, {"train.gradient_checkpointing": "offload"}
 NF4, WHOLE = {"model.quantization": "nf4"}, {"speed.chunked_loss": False}
@@ -113,7 +113,7 @@ def config(case: Case, model: str, folder: Path) -> Path:
                 text = "".join(drawn.choices(words, k=(int(case.length * share) - 1) // each))
                 file.write(json.dumps({"text": text}) + "\n")
     tree: dict[str, Any] = {
-        "recipe": "sft",
+        "recipe": "chat",
         "model": {"name_or_path": model, "dtype": "float32"},
         "data": {
             "train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl"), "max_length": case.length,
@@ -123,7 +123,7 @@ def config(case: Case, model: str, folder: Path) -> Path:
             "global_batch_size": rows, "per_device_train_batch_size": case.rows, "max_steps": STEPS,
             "learning_rate": 1e-4,
         },
-        "checkpoint": {"every": 1},
+        "checkpoint": {"save_steps": 1},
         "hardware": {"gpu": "cpu"},
         "output_dir": str(folder / "run"),
     }  # fmt: skip

@@ -187,7 +187,7 @@ def config_of(task: Task, paths: Mapping[str, Path], model: str, run: Path, quic
     sections["model"]["name_or_path"] = model
     sections["data"] |= {"train": str(paths["train"]), "eval": str(paths["eval"])}
     if also := {name: str(path) for name, path in paths.items() if name not in ("train", "eval")}:
-        sections["evaluate"]["also"] = also
+        sections["evaluate"]["extra_sets"] = also
     return {"recipe": task.name, **sections, "output_dir": str(run)}
 
 

@@ -265,13 +265,13 @@ def penman_rows(path: Path) -> list[Row]:
 
 COMMON: dict[str, dict[str, Any]] = {
     "model": {"dtype": "float32"},
-    "adapter": {"kind": "lora", "r": 16, "alpha": 32, "target_modules": "all-linear"},
+    "lora": {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},
     "data": {"max_length": 384},
     # Two rows of the greatest length in a micro batch: larger ones are no faster on a CPU and take more memory.
-    "train": {"epochs": 1, "learning_rate": 1e-3, "global_batch_size": 8, "per_device_train_batch_size": 2,
-              "schedule": "cosine", "warmup": 0.1, "seed": 0},
+    "train": {"num_train_epochs": 1, "learning_rate": 1e-3, "global_batch_size": 8, "per_device_train_batch_size": 2,
+              "lr_scheduler_type": "cosine", "warmup_steps": 0.1, "seed": 0},
     "hardware": {"gpu": "cpu"},
-    "checkpoint": {"every": 1_000},
+    "checkpoint": {"save_steps": 1_000},
     "evaluate": {"batch_size": 32},
     "lint": {"ignore": {"SCH002": "a run of minutes: its checkpoint and held-out loss come at its end"}},
 }  # fmt: skip

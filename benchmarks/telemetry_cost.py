@@ -52,7 +52,7 @@ def stop(server: Server, number: int) -> None:
 
 def train(base: Path, out: Path, url: str, target: Path, steps: int, sinks: bool) -> dict[str, Any]:
     """One run; seconds of its steps, between their ends, and of its end."""
-    settings = tiny_run.config(base, out, epochs=1e6, max_steps=steps, every=steps)
+    settings = tiny_run.config(base, out, num_train_epochs=1e6, max_steps=steps, every=steps)
     changes = {"mlflow_uri": url, "wandb": "offline", "tensorboard": True, "prometheus_port": 0}
     telemetry = settings.telemetry.model_copy(update=changes if sinks else {})
     settings = settings.model_copy(update={"telemetry": telemetry})

@@ -280,15 +280,15 @@ def surefit_config(job: Job) -> Any:
     from surefit.stages.prepare import prepare
 
     settings = {
-        "recipe": "sft",
+        "recipe": "chat",
         "model": {"name_or_path": str(job.base), "dtype": job.dtype, "quantization": job.quantization},
-        "adapter": {"r": job.r, "alpha": 2 * job.r} | ({} if job.in_memory else {"start_from": str(job.adapter)}),
+        "lora": {"r": job.r, "lora_alpha": 2 * job.r} | ({} if job.in_memory else {"start_from": str(job.adapter)}),
         "data": {"train": str(job.folder / "rows.jsonl"), "max_length": job.length},
         "train": {
             "global_batch_size": job.batch,
             "learning_rate": job.learning_rate,
-            "schedule": job.schedule,
-            "warmup": 0,
+            "lr_scheduler_type": job.schedule,
+            "warmup_steps": 0,
             "max_grad_norm": 1.0,
         },
         "hardware": {"gpu": "auto" if CUDA else "cpu"},

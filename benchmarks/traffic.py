@@ -29,7 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import surefit
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.garbage import uncollected
 from surefit.facts.model import catalogue
 from surefit.model import kernels
@@ -75,7 +75,7 @@ def setting_of(name: str, capability: tuple[int, int], **changes: Any) -> Settin
     shape = dict(catalogue()[MODELS[name]]["config"])
     setting = Setting(
         AutoConfig.for_model(shape.pop("model_type"), **shape), "bfloat16" if capability >= (8, 0) else "float16",
-        AdapterSection(kind="lora", r=16), ROWS, LENGTH, micro_batches=MICRO_BATCHES, packed=True, fused_lora=True,
+        LoraSection(r=16), ROWS, LENGTH, micro_batches=MICRO_BATCHES, packed=True, fused_lora=True,
         capability=capability,
     )  # fmt: skip
     return replace(setting, **changes)

@@ -41,7 +41,7 @@ MODELS = {
     "Qwen/Qwen3-32B": "Qwen3 32B",
     "meta-llama/Llama-3.3-70B-Instruct": "Llama 3.3 70B",
 }
-METHODS = {"LoRA": (), "QLoRA": ("model.quantization=nf4",), "full": ("adapter.kind=full",)}
+METHODS = {"LoRA": (), "QLoRA": ("model.quantization=nf4",), "full": ("train.method=full",)}
 LENGTHS = (2_048, 8_192, 32_768, 131_072)
 STEP = 1_024
 """Tokens between two lengths of which the longest that fits is looked for."""
@@ -197,7 +197,7 @@ data sheets, ± {margin:.0%} ([how](../plan-method.md)); no training run stands 
 `make cards` on {made}.
 
 A cell is what `surefit plan` says of this config, with `--set` for card, model, length and method. The methods are LoRA
-(rank 16, all linear layers), QLoRA (the same over NF4: `model.quantization=nf4`) and full (`adapter.kind=full`).
+(rank 16, all linear layers), QLoRA (the same over NF4: `model.quantization=nf4`) and full (`train.method=full`).
 
 ```yaml
 {config}```

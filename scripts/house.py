@@ -22,13 +22,13 @@ from typing import Any
 SOURCE = Path(__file__).parents[1] / "src" / "surefit"
 EXEMPLARS = {
     "a parallel mode": r"\bzero3\b",
-    "an optimizer": r"paged_adamw\b",
+    "an optimizer": r"paged_adamw_32bit\b",
     "a telemetry sink": r"[Tt]ensor[Bb]oard",
     "a recipe": r"amr_parsing\b",
     "a rule": r"PAR013",
 }
 """Kind of addition → what every file that knows one of that kind mentions; the plainest one, without peculiarities."""
-VOCABULARY = {"foreign/known.py", "foreign/requirements.py", "lint/rules/requirements.py"}
+VOCABULARY = {"config/renamed.py", "foreign/known.py", "foreign/requirements.py", "lint/rules/requirements.py"}
 """Keys and packages of other tools: one may be called as something of ours is, and stays as it is."""
 PATCHED = {"model/compat.py", "plan/loading.py", "plan/ranks.py", "plan/simulate.py"}
 """Where names of other packages may be replaced: while training, while libraries are imported, and on fake tensors."""

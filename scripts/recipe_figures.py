@@ -36,7 +36,7 @@ def plan_of(config: str, given: tuple[str, ...], quick: bool) -> dict[str, Any]:
     overrides = [text for text in given if not text.startswith("rows=")]
     loaded = load_config(ROOT / config, overrides)
     if rows is not None:  # rows that are not here are as many as they are said to be
-        steps = -(-rows * loaded.config.train.epochs // loaded.config.train.global_batch_size)
+        steps = -(-rows * loaded.config.train.num_train_epochs // loaded.config.train.global_batch_size)
         overrides.append(f"train.max_steps={int(steps)}")
     run = prepare(load_config(ROOT / config, [*overrides, "data.train=elsewhere/rows", "data.eval=elsewhere/held-out"]))
     return planned(run.resolved, run.model, run.hardware, rows, quick=quick)

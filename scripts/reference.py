@@ -34,8 +34,8 @@ def config_page() -> str:
         "# The config",
         "",
         "YAML, read by the 1.2 core rules: `2e-4` is a number, `no` is a text. Unknown keys are refused. Any value can",
-        "be set for one call: `surefit train run.yaml --set train.epochs=2`. `auto` is decided from model, data",
-        "and machine; `resolved.yaml` in the run directory says what was decided, and why.",
+        "be set for one call: `surefit train run.yaml --set train.num_train_epochs=2`. `auto` is decided from model,",
+        "data and machine; `resolved.yaml` in the run directory says what was decided, and why.",
         "",
     ]
     top = {name: field for name, field in Config.model_fields.items() if not _is_section(field.annotation)}

@@ -72,9 +72,9 @@ class Config:
     def from_dict(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
         """A config from nested mappings, laid out as the YAML file.
 
-        Where the file would name data (`data.train`, `data.eval`, `evaluate.also`), rows may stand themselves: a list
-        of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their hash,
-        so that the run can be repeated and resumed without this program.
+        Where the file would name data (`data.train`, `data.eval`, `evaluate.extra_sets`), rows may stand themselves: a
+        list of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their
+        hash, so that the run can be repeated and resumed without this program.
         """
         text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
         return cls(load_text(text, PYTHON, _overrides(changes)))
@@ -192,7 +192,7 @@ def merge(target: Target | Trained, into: str = "auto", *, quiet: bool = False) 
     run = _run(target)
     with _said(quiet) as watcher:
         document = merge_run(run, watcher, into)
-    merged = run.run.merged if run.resolved.config.adapter.kind == "lora" else run.run.model
+    merged = run.run.merged if run.resolved.config.train.method == "lora" else run.run.model
     return Certificate(merged, document["passed"], document)
 
 
@@ -307,7 +307,7 @@ def _plain(value: Any, dotted: str = "") -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    if dotted in ("data.train", "data.eval") or dotted.startswith("evaluate.also."):
+    if dotted in ("data.train", "data.eval") or dotted.startswith("evaluate.extra_sets."):
         return str(_rows_file(value, dotted))
     if isinstance(value, list | tuple | set):
         return [_plain(each, dotted) for each in value]
@@ -315,7 +315,7 @@ def _plain(value: Any, dotted: str = "") -> Any:
         f"a config cannot hold {type(value).__name__}",
         code="E1003",
         field=dotted,
-        help="texts, numbers, lists and mappings; rows in data.train, data.eval and evaluate.also",
+        help="texts, numbers, lists and mappings; rows in data.train, data.eval and evaluate.extra_sets",
     )
 
 

@@ -41,7 +41,7 @@ def asked() -> list[tuple[str, str, str]]:
 def test_switches_of_resolved_yaml_are_never_read_as_texts() -> None:
     known = dict(fields(Config))
     calls = asked()
-    assert {"model.quantization", "adapter.use_dora"} <= {key for _, _, key in calls}
+    assert {"model.quantization", "lora.use_dora"} <= {key for _, _, key in calls}
     assert [call for call in calls if call[2] not in known] == []
     assert [call for call in calls if may_be_switch(known[call[2]]) != (call[1] == "is_on")] == []
 

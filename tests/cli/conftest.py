@@ -69,7 +69,7 @@ def config(tmp_path: Path) -> Path:
         "model: {name_or_path: surefit/nano}\n"
         "data: {train: rows.jsonl, eval: 0.5, max_length: 256}\n"
         "train: {max_steps: 3, global_batch_size: 4, learning_rate: 5e-3}\n"
-        "checkpoint: {every: 1}\n"
+        "checkpoint: {save_steps: 1}\n"
         "evaluate: {max_new_tokens: 24}\n"
         "output_dir: runs/one\n",
         encoding="utf-8",

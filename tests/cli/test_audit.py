@@ -56,7 +56,7 @@ def test_bare_data_needs_no_model_and_writes_only_where_told(surefit: Surefit, t
     )
     answer = surefit("audit", rows)
     assert answer.code == 0, answer.text
-    assert "rows.jsonl: 30 rows, 30 usable as examples of sft" in answer.stdout
+    assert "rows.jsonl: 30 rows, 30 usable as examples of chat" in answer.stdout
     assert "Length in characters" in answer.stdout
     assert list(tmp_path.rglob("passport.json")) == []
     assert surefit("audit", rows, "--passport", "out/passport.json", "--json").code == 0

@@ -64,9 +64,9 @@ def test_broken_data(surefit: Surefit, config: Path, tmp_path: Path, name: str) 
     ("text", "key", "place", "needle"),
     [
         (None, "data.eval", "other.jsonl", "no such file"),
-        (None, "evaluate.also.old", "other.jsonl", "no such file"),
+        (None, "evaluate.extra_sets.old", "other.jsonl", "no such file"),
         ('{"query": "Ring", "tools": "[{", "answers": "[]"}', "data.eval", "other.jsonl:1", "tools is not JSON"),
-        ('{"query": "Ring"}', "evaluate.also.old", "other.jsonl", "needs the columns 'tools' and 'answers'"),
+        ('{"query": "Ring"}', "evaluate.extra_sets.old", "other.jsonl", "needs the columns 'tools' and 'answers'"),
     ],
 )
 def test_broken_rows_to_be_scored_on(

@@ -21,8 +21,8 @@ from surefit.facts import hardware, stack
 @pytest.fixture
 def faulty(config: Path) -> Path:
     """One error and two warnings: a warmup of 100 in 3 steps, checkpoints that never come, an alpha without LoRA."""
-    text = config.read_text().replace("max_steps: 3,", "max_steps: 3, warmup: 100,")
-    config.write_text(text.replace("every: 1}", "every: 200}  # too wide") + "adapter: {kind: full, alpha: 8}\n")
+    text = config.read_text().replace("max_steps: 3,", "max_steps: 3, method: full, warmup_steps: 100,")
+    config.write_text(text.replace("save_steps: 1}", "save_steps: 200}  # too wide") + "lora: {lora_alpha: 8}\n")
     return config
 
 
@@ -35,7 +35,7 @@ def accept(config: Path, code: str = "SCH001", reason: str = "only the speed of 
 
 
 def test_an_error_stops_train_and_run_and_an_accepted_one_does_not(surefit: Surefit, config: Path) -> None:
-    config.write_text(config.read_text().replace("max_steps: 3,", "max_steps: 3, warmup: 100,"))
+    config.write_text(config.read_text().replace("max_steps: 3,", "max_steps: 3, warmup_steps: 100,"))
     for verb in ("train", "run"):
         stopped = surefit(verb, config)
         assert stopped.code == 1, stopped.text
@@ -58,7 +58,7 @@ def test_rows_of_another_recipe_are_told_which(surefit: Surefit) -> None:
     row = {"query": "Boil water.", "tools": "[]", "answers": "[]"}  # as xLAM's rows are
     Path("xlam.jsonl").write_text(f"{json.dumps(row)}\n" * 8, encoding="utf-8")
     Path("run.yaml").write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: xlam.jsonl}\noutput_dir: out\n",
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: xlam.jsonl}\noutput_dir: out\n",
         encoding="utf-8",
     )
     answer = surefit("check", "run.yaml", "--select", "DAT001", "--json")
@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_used_are_under_the_key_that_names_them(surefit: Sur
         "output_dir: out\n",
         encoding="utf-8",
     )
-    for key in ("data.eval", "evaluate.also.more", "data.mix", "data.train"):
+    for key in ("data.eval", "evaluate.extra_sets.more", "data.mix", "data.train"):
         for file, line in (("bare.txt", 4), ("cut.txt", None)):
             value = f"{{{file}: 1}}" if key == "data.mix" else file
             answer = surefit("check", "run.yaml", "--select", "DAT001", "--set", f"{key}={value}", "--json")
@@ -174,10 +174,12 @@ def test_sarif(surefit: Surefit, faulty: Path) -> None:
 
 
 def test_github(surefit: Surefit, faulty: Path) -> None:
-    answer = surefit("check", faulty, "--format", "github", "--set", "train.warmup=50")
+    answer = surefit("check", faulty, "--format", "github", "--set", "train.warmup_steps=50")
     assert answer.code == 1
     first, *rest = answer.stdout.splitlines()
-    assert first.startswith("::error file=run.yaml,title=SCH001 warmup-never-ends::train.warmup: the warmup takes 50")
+    assert first.startswith(
+        "::error file=run.yaml,title=SCH001 warmup-never-ends::train.warmup_steps: the warmup takes 50"
+    )
     assert "%0Ahelp: " in first
     assert rest[0].startswith("::warning file=run.yaml,line=5,title=SCH002 checkpoint-never-comes::")
 
@@ -227,31 +229,34 @@ def test_fix_writes_what_has_one_right_answer(surefit: Surefit, faulty: Path) ->
     before = faulty.read_text()
     tried = surefit("check", faulty, "--fix", "--dry-run")
     assert (tried.code, faulty.read_text()) == (1, before)
-    for line in ("\n-checkpoint: {every: 200}  # too wide\n", "\n+checkpoint: {every: auto}  # too wide\n"):
+    for line in ("\n-checkpoint: {save_steps: 200}  # too wide\n", "\n+checkpoint: {save_steps: auto}  # too wide\n"):
         assert line in tried.stdout
-    for needle in ("would fix SCH001: train.warmup: 0.03", "3 changes, nothing was written", "error[SCH001]"):
+    for needle in ("would fix SCH001: train.warmup_steps: 0.03", "3 changes, nothing was written", "error[SCH001]"):
         assert needle in tried.stdout
     answer = surefit("check", faulty, "--fix")
     assert answer.code == 0, answer.text
-    for needle in ("fixed SCH001: train.warmup: 0.03", "fixed CFG003: adapter.alpha: removed", "no problem found"):
+    for needle in (
+        "fixed SCH001: train.warmup_steps: 0.03",
+        "fixed CFG003: lora.lora_alpha: removed",
+        "no problem found",
+    ):
         assert needle in answer.stdout
-    assert faulty.read_text() == (
-        before.replace("warmup: 100", "warmup: 0.03").replace("200", "auto").replace(", alpha: 8", "")
-    )
+    after = before.replace("warmup_steps: 100", "warmup_steps: 0.03").replace("200", "auto")
+    assert faulty.read_text() == after.replace("lora: {lora_alpha: 8}\n", "")
     assert "nothing to fix" in surefit("check", faulty, "--fix").stdout
 
 
 def test_fix_leaves_the_command_line_and_shared_values_alone(surefit: Surefit, faulty: Path) -> None:
-    text = faulty.read_text().replace("warmup: 100", "warmup: &w 100").replace("tokens: 24", "tokens: *w")
+    text = faulty.read_text().replace("warmup_steps: 100", "warmup_steps: &w 100").replace("tokens: 24", "tokens: *w")
     faulty.write_text(text)
-    answer = surefit("check", faulty, "--fix", "--set", "checkpoint.every=300", "--json")
+    answer = surefit("check", faulty, "--fix", "--set", "checkpoint.save_steps=300", "--json")
     assert answer.code == 1
-    assert [each["field"] for each in answer.json["fixed"]] == ["adapter.alpha"]
+    assert [each["field"] for each in answer.json["fixed"]] == ["lora.lora_alpha"]
     reasons = {each["field"]: each["reason"] for each in answer.json["not_fixed"]}
-    assert "by hand" in reasons["train.warmup"]
-    assert "command line" in reasons["checkpoint.every"]
+    assert "by hand" in reasons["train.warmup_steps"]
+    assert "command line" in reasons["checkpoint.save_steps"]
     assert codes(answer) == ["SCH001", "SCH002"], "what remains after the fix"
-    assert faulty.read_text() == text.replace(", alpha: 8", "")
+    assert faulty.read_text() == text.replace("lora: {lora_alpha: 8}\n", "")
 
 
 def test_fix_takes_out_a_suppression_without_effect(surefit: Surefit, config: Path) -> None:

@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).parents[2] / "configs/function-calling-nano.yaml"
 
 def test_the_demo_differs_from_the_shipped_config_in_nothing_else() -> None:
     demo, shipped = dict(leaves(load_config(CONFIG).config)), dict(leaves(load_config(SHIPPED).config))
-    shorter = {"checkpoint.every", "evaluate.max_examples"}
+    shorter = {"checkpoint.save_steps", "evaluate.max_examples"}
     assert {key for key in demo | shipped if demo.get(key) != shipped.get(key)} == {"data.eval", "output_dir"} | shorter
     assert demo["train.max_steps"] <= 500
 

@@ -12,7 +12,7 @@ from tests.cli.conftest import Surefit
 from transformers import AutoModelForCausalLM
 from typed_run import FILE, done, logits, save_base, type_run
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter, start_from
 
@@ -20,7 +20,7 @@ IDS = torch.arange(16)[None]
 
 
 def typed(folder: Path, experts: str) -> Path:
-    return type_run(folder, f"{{r: 2, alpha: 8, target_modules: [q_proj, v_proj], experts: {experts}}}")
+    return type_run(folder, f"{{r: 2, lora_alpha: 8, target_modules: [q_proj, v_proj], experts: {experts}}}")
 
 
 def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit, tmp_path: Path) -> None:
@@ -42,9 +42,9 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     for asked in ("true", "false"):  # what was trained with routers goes on with them
         config = typed(tmp_path, asked)
         config.write_text(config.read_text().replace("experts:", "start_from: out/adapter, experts:"))
-        said = f"was trained with experts with_router, and adapter.experts is {asked}"
+        said = f"was trained with experts with_router, and lora.experts is {asked}"
         assert said in " ".join(surefit("check", config).text.split())
-    section = AdapterSection(r=2, alpha=8, target_modules=["q_proj", "v_proj"])
+    section = LoraSection(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     fresh = add_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), section)
     with pytest.raises(ConfigError, match="the adapter has experts with_router, and the config false"):
         start_from(fresh, tmp_path / "out/adapter", ModelSection(name_or_path=str(tmp_path / "base")))
@@ -62,5 +62,5 @@ def test_what_peft_cannot_reach_is_refused(kind: str, said: str, surefit: Surefi
     save_base(kind, tmp_path / "base")
     answer = surefit("check", typed(tmp_path, "with_router"))
     assert answer.code == 1
-    assert "run.yaml:2: error[ADP009] adapter.experts" in answer.text
+    assert "run.yaml:2: error[ADP009] lora.experts" in answer.text
     assert said in answer.text

@@ -97,7 +97,7 @@ def test_what_is_not_here_is_no_error(surefit: Surefit, axolotl: Path, key: str,
     assert value in answer.stderr
 
 
-@pytest.mark.parametrize("option", [("--set", "train.epochs=2"), ("--fix",), ("--show", "1")])
+@pytest.mark.parametrize("option", [("--set", "train.num_train_epochs=2"), ("--fix",), ("--show", "1")])
 def test_options_for_surefit_s_own_configs_are_refused(
     surefit: Surefit, axolotl: Path, option: tuple[str, ...]
 ) -> None:

@@ -23,7 +23,7 @@ def base(kind: str, directory: Path) -> dict[str, torch.Tensor]:
 
 
 def typed(folder: Path, adapter: str, row: dict[str, Any] | None = None, **model: Any) -> Path:
-    return type_run(folder, f"{{kind: {adapter}}}", [row] * len(ROWS) if row else ROWS, **model)
+    return type_run(folder, rows=[row] * len(ROWS) if row else ROWS, method=adapter, **model)
 
 
 def vision(name: str) -> bool:

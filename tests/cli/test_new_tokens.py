@@ -25,7 +25,7 @@ def typed(folder: Path, tied: bool, spare: int = 0) -> Path:
         config.layer_types = config.layer_types[:2]
     save_base(config, folder / "base", spare=spare)
     rows = [{"prompt": f"{n} + 1?", "completion": f"<call>{n + 1}</call>"} for n in range(8)]
-    return type_run(folder, "{r: 2, alpha: 8, target_modules: [q_proj, v_proj]}", rows, add_tokens=NEW)
+    return type_run(folder, "{r: 2, lora_alpha: 8, target_modules: [q_proj, v_proj]}", rows, add_tokens=NEW)
 
 
 @pytest.mark.parametrize(

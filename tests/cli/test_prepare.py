@@ -18,7 +18,7 @@ from surefit.data.formats import HELD_OUT
 from surefit.data.sharded import MANIFEST
 from surefit.data.shards import shard_sha256
 
-SHARDS = ("--set", "data.prepared=shards")
+SHARDS = ("--set", "data.tokenized=shards")
 
 
 def losses(run: str) -> list[float]:
@@ -28,7 +28,7 @@ def losses(run: str) -> list[float]:
 
 @pytest.mark.slow
 def test_training_from_shards_is_training_from_rows(surefit: Surefit, config: Path) -> None:
-    assert surefit("prepare", config).code == EXIT_USAGE  # data.prepared is not set
+    assert surefit("prepare", config).code == EXIT_USAGE  # data.tokenized is not set
     answer = surefit("prepare", config, *SHARDS, "--json")
     assert answer.code == EXIT_OK, answer.text
     assert answer.json["manifest"]
@@ -202,7 +202,7 @@ def test_documents_and_tokens_are_trained_on_from_memory_and_from_shards(surefit
         path = write_kind(kind, Path())
         more = (
             "--set",
-            "recipe=sft",
+            "recipe=chat",
             "--set",
             f"data.train={path}",
             "--set",
@@ -210,7 +210,7 @@ def test_documents_and_tokens_are_trained_on_from_memory_and_from_shards(surefit
             "--set",
             "evaluate.gate=null",
         )
-        shards = ("--set", f"data.prepared=shards-{kind}")
+        shards = ("--set", f"data.tokenized=shards-{kind}")
         checked = surefit("check", config, *more)
         assert checked.code == EXIT_OK, checked.text
         made = surefit("prepare", config, *more, *shards, "--json")
@@ -226,14 +226,14 @@ def test_documents_and_tokens_are_trained_on_from_memory_and_from_shards(surefit
 
 def test_a_row_of_other_tokens_is_named_by_its_line(surefit: Surefit, config: Path) -> None:
     Path("tokens.jsonl").write_text('{"input_ids": [1, 2, 3]}\n{"input_ids": [1, 70000]}\n' * 10)
-    more = ("--set", "recipe=sft", "--set", "data.train=tokens.jsonl", "--set", "data.eval=surefit/requests-eval")
+    more = ("--set", "recipe=chat", "--set", "data.train=tokens.jsonl", "--set", "data.eval=surefit/requests-eval")
     answer = surefit("prepare", config, *more, *SHARDS)
     assert answer.code == EXIT_USAGE
     assert "tokens.jsonl:2: input_ids: token id 70,000 is outside the tokenizer's vocabulary of" in answer.text
     assert "made with another tokenizer" in answer.text
 
 
-TOKENS = ("--set", "recipe=sft", "--set", "data.train=tokens.jsonl", "--set", "data.eval=0.2", "--set", "evaluate={}")
+TOKENS = ("--set", "recipe=chat", "--set", "data.train=tokens.jsonl", "--set", "data.eval=0.2", "--set", "evaluate={}")
 
 
 def test_check_names_rows_of_other_tokens(surefit: Surefit, config: Path) -> None:
@@ -256,7 +256,7 @@ def typed_tokens(bad: str | None = None, bad_rows: int = 1) -> Path:
             row["input_ids"][0] = 70000
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("tokens.yaml").write_text("""\
-recipe: sft
+recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: train.jsonl, mix: {more.jsonl: 1}, eval: held.jsonl, format: tokens, max_length: 64}
 train: {max_steps: 2, global_batch_size: 4}

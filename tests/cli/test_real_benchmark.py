@@ -108,7 +108,7 @@ def test_every_config_can_be_read(name: str, tmp_path: Path) -> None:
         (tmp_path / "config.yaml").write_text(json.dumps(config))
         loaded = load_config(tmp_path / "config.yaml").config
         assert loaded.recipe == name
-        assert loaded.evaluate.also == {"more": str(paths["more"])}
+        assert loaded.evaluate.extra_sets == {"more": str(paths["more"])}
         assert (loaded.train.max_steps == 2) is quick
 
 

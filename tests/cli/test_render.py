@@ -17,7 +17,7 @@ FINDING = {
     "severity": "error",
     "path": "run.yaml",
     "line": 3,
-    "field": "train.warmup",
+    "field": "train.warmup_steps",
     "message": "the warmup takes 100 steps of 3",
     "help": "lower it",
 }
@@ -41,7 +41,7 @@ def test_a_title_is_not_folded_to_the_width_of_a_narrow_table(capsys: pytest.Cap
 def test_findings_read_like_a_compiler(capsys: pytest.CaptureFixture[str]) -> None:
     Output().findings([FINDING])
     assert capsys.readouterr().out == (
-        "run.yaml:3: error[SCH001] train.warmup: the warmup takes 100 steps of 3\n  help: lower it\n"
+        "run.yaml:3: error[SCH001] train.warmup_steps: the warmup takes 100 steps of 3\n  help: lower it\n"
     )
 
 

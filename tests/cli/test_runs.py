@@ -125,7 +125,7 @@ def test_a_line_that_no_reader_takes_does_not_hide_the_other_runs(surefit: Any) 
     for name in ("sound", "deep"):
         run = RunDir(Path("runs") / name)
         run.create()
-        run.resolved.write_text("recipe: sft\n")
+        run.resolved.write_text("recipe: chat\n")
         run.metrics.write_text('{"step": 7, "loss": 1.0}\n' if name == "sound" else "[" * 100_000 + "\n")
     answer = surefit("runs", "runs", "--json")
     assert answer.code == 0, answer.text

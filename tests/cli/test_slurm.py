@@ -74,7 +74,7 @@ def test_a_job_that_slurm_has_forgotten(surefit: Surefit, config: Path, programs
     [
         (["--nodes", 3, "--gpus-per-node", 1], 2, "a global batch of 4 cannot be cut into 3 equal parts"),
         (["--set", "data.train=gone.jsonl"], 1, "no such file"),
-        (["--set", "adapter.start_from=nowhere"], 1, "ADP005"),
+        (["--set", "lora.start_from=nowhere"], 1, "ADP005"),
         (["--nodes", 0], 2, "Invalid value"),
         (["--gpus-per-node", 0], 2, "--gpus-per-node 0 is for --stage merge"),
         (["--stage", "merge", "--gpus-per-node", 2], 2, "a merge is one process"),
@@ -293,8 +293,8 @@ def test_all_scripts_are_printed_where_nothing_is_to_be_written(surefit: Surefit
 @pytest.mark.slow
 def test_an_array_job_makes_the_shards(surefit: Surefit, config: Path, tmp_path: Path) -> None:
     """The script's own command lines, run as SLURM would run its tasks, leave data that can be trained on."""
-    assert surefit("slurm", config, "--prepare").code == 2  # data.prepared is not set
-    shards = "--set", "data.prepared=shards"
+    assert surefit("slurm", config, "--prepare").code == 2  # data.tokenized is not set
+    shards = "--set", "data.tokenized=shards"
     answer = surefit("slurm", config, "--prepare", "--array", "3%2", *shards, "--json")
     assert answer.code == 0, answer.text
     script = answer.json["script"]

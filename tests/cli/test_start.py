@@ -80,7 +80,7 @@ def own_code(base: Path) -> None:
         (file_missing, ("MOD001", "model-00002-of-00004.safetensors")),
         (tensor_elsewhere, ("MOD001", "is not in model-00003-of-00004.safetensors, where the index says it is")),
         (pickles_alone, ("MOD003", "has only pickled weights")),
-        (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "adapter.start_from", "merge it first")),
+        (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "lora.start_from", "merge it first")),
         (adapter_beside, ("MOD001", "the model directory also holds an adapter")),
         (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "take a copy of it in bfloat16")),
         (hqq, ("MOD015", "is stored quantised (hqq), which SureFit does not read")),
@@ -144,12 +144,12 @@ def test_what_was_merged_is_the_base_of_the_next_run(surefit: Surefit, config: P
 @pytest.mark.slow
 def test_an_adapter_is_trained_on(surefit: Surefit, config: Path) -> None:
     first = trained(surefit, config, "surefit/nano", "runs/first")
-    second = trained(surefit, config, "surefit/nano", "runs/second", f"adapter.start_from={first.adapter}")
+    second = trained(surefit, config, "surefit/nano", "runs/second", f"lora.start_from={first.adapter}")
     same_in_transformers_and_peft(second, Path(NANO))
-    refused = surefit("check", config, "--set", f"adapter.start_from={first.adapter}", "--set", "adapter.r=3")
+    refused = surefit("check", config, "--set", f"lora.start_from={first.adapter}", "--set", "lora.r=3")
     assert (refused.code, "ADP005" in refused.text) == (1, True)
     # On top of what it was merged into, it would be added twice.
-    options = ["--set", f"adapter.start_from={first.adapter}", "--set", f"model.name_or_path={first.merged}"]
+    options = ["--set", f"lora.start_from={first.adapter}", "--set", f"model.name_or_path={first.merged}"]
     warned = surefit("check", config, *options)
     assert "MOD017" in warned.text
     stopped = surefit("train", config, *options, "--set", "output_dir=runs/third")
@@ -193,7 +193,7 @@ def test_an_adapter_on_top_of_an_adapter_is_the_base_and_both(surefit: Surefit, 
     first = trained(surefit, config, "surefit/nano", "runs/first")
     merged = surefit("merge", first.adapter, "--base", "surefit/nano", "--output", "runs/alone")
     assert merged.code == 0, merged.text
-    second = trained(surefit, config, Path("runs/alone/merged"), "runs/second", "adapter.r=4", "adapter.alpha=8")
+    second = trained(surefit, config, Path("runs/alone/merged"), "runs/second", "lora.r=4", "lora.lora_alpha=8")
     base = AutoModelForCausalLM.from_pretrained(NANO, dtype=torch.float32)
     before = logits(base)
     beside = PeftModel.from_pretrained(base, first.adapter).merge_and_unload()
@@ -205,7 +205,7 @@ def test_an_adapter_on_top_of_an_adapter_is_the_base_and_both(surefit: Surefit, 
 
 @pytest.mark.parametrize("several", ["[runs/a/adapter, runs/b/adapter]", "runs/a/adapter,runs/b/adapter"])
 def test_several_adapters_are_refused_with_the_way_to_stack_them(surefit: Surefit, config: Path, several: str) -> None:
-    refused = surefit("check", config, "--set", f"adapter.start_from={several}")
+    refused = surefit("check", config, "--set", f"lora.start_from={several}")
     assert refused.code != 0
     assert "merge the others first" in " ".join(refused.text.split())
 
@@ -242,22 +242,22 @@ def test_rows_of_new_tokens_are_merged_first(surefit: Surefit, config: Path) -> 
     tokens = 'model.add_tokens=["<call>", "</call>"]'
     plain = trained(surefit, config, "surefit/nano", "runs/plain")
     first = trained(surefit, config, "surefit/nano", "runs/first", tokens)
-    start = f"adapter.start_from={first.adapter}"
+    start = f"lora.start_from={first.adapter}"
     for verb in ("check", "train"):
         refused = surefit(verb, config, "--set", tokens, "--set", start)
         assert refused.code != 0
         assert "has rows of new tokens, and only factors are trained on" in " ".join(refused.text.split())
     trained(surefit, config, first.merged, "runs/second")
     # New rows beside factors that have learnt something are no obstacle.
-    trained(surefit, config, "surefit/nano", "runs/third", tokens, f"adapter.start_from={plain.adapter}")
+    trained(surefit, config, "surefit/nano", "runs/third", tokens, f"lora.start_from={plain.adapter}")
 
 
 @pytest.mark.slow
 def test_an_adapter_beside_experts_is_trained_on(surefit: Surefit, config: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     write_gpt_oss(base)
-    first = trained(surefit, config, base, "runs/first", "adapter.experts=true")
-    start = f"adapter.start_from={first.adapter}"
-    trained(surefit, config, base, "runs/second", "adapter.experts=true", start)
+    first = trained(surefit, config, base, "runs/first", "lora.experts=true")
+    start = f"lora.start_from={first.adapter}"
+    trained(surefit, config, base, "runs/second", "lora.experts=true", start)
     refused = surefit("check", config, "--set", f"model.name_or_path={base}", "--set", start)
     assert (refused.code, "ADP005" in refused.text) == (1, True)

@@ -12,11 +12,11 @@ from tests.cli.conftest import Surefit
 from surefit import nano
 
 CONFIG = """\
-recipe: sft
+recipe: chat
 model: {name_or_path: surefit/nano, chat_template: chat.jinja}
 data: {train: rows.jsonl, eval: 0.3, max_length: 128}
 train: {max_steps: 1, global_batch_size: 2}
-checkpoint: {every: 1}
+checkpoint: {save_steps: 1}
 evaluate: {max_new_tokens: 4, max_examples: 2}
 hardware: {gpu: cpu}
 output_dir: run

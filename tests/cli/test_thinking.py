@@ -28,11 +28,11 @@ def thinking(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     path = tmp_path / "run.yaml"
     path.write_text(
-        "recipe: sft\n"
+        "recipe: chat\n"
         "model: {name_or_path: surefit/nano, chat_template: thinking.jinja}\n"
         "data: {train: rows.jsonl, eval: 0.5, max_length: 256}\n"
         "train: {global_batch_size: 4}\n"
-        "checkpoint: {every: 2}\n"
+        "checkpoint: {save_steps: 2}\n"
         "evaluate: {max_new_tokens: 8, max_examples: 2}\n"
         "output_dir: runs/one\n",
         encoding="utf-8",

@@ -26,8 +26,8 @@ def test_scores_are_measured_beside_the_held_out_loss(surefit: Surefit, config: 
         "evaluate.max_examples": 4,
         "evaluate.max_new_tokens": 8,
         "train.max_steps": 2,
-        "checkpoint.every": 2,
-        "checkpoint.keep_best": "exact_match",
+        "checkpoint.save_steps": 2,
+        "checkpoint.metric_for_best_model": "exact_match",
     }
     arguments = [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
     answer = surefit("train", config, *arguments, "--json")
@@ -45,7 +45,7 @@ def test_scores_are_measured_beside_the_held_out_loss(surefit: Surefit, config: 
 
 @pytest.mark.parametrize(
     ("change", "code"),
-    [("checkpoint.keep_best=exact_match", "EVL005"), ("adapter.start_from=nowhere", "ADP005")],
+    [("checkpoint.metric_for_best_model=exact_match", "EVL005"), ("lora.start_from=nowhere", "ADP005")],
 )
 def test_what_cannot_be_done_is_found_before_anything_starts(
     surefit: Surefit, config: Path, change: str, code: str
@@ -99,7 +99,7 @@ def test_an_error_is_in_the_log_too(surefit: Surefit, config: Path) -> None:
 
 def test_resume_does_not_wait_for_a_pipe(surefit: Surefit, config: Path) -> None:
     """A pipe that nobody writes to, in the place of the newest manifest and then of the log."""
-    several = ("--set", "checkpoint.every=1", "--set", "checkpoint.save_total_limit=3")
+    several = ("--set", "checkpoint.save_steps=1", "--set", "checkpoint.save_total_limit=3")
     assert surefit("train", config, *several).code == 0
     run = RunDir(Path("runs/one"))
     manifest = run.checkpoints / "step-3" / "manifest.json"

@@ -11,7 +11,7 @@ from tests.cli.conftest import Surefit
 
 ANSWERED = [{"prompt": f"Say the number {n}.", "completion": str(n)} for n in range(12)]
 CONTINUED = [{"text": f"Chapter {n} begins where the last one ended, and goes on."} for n in range(40)]
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}
 data: {train: train.jsonl, eval: eval.jsonl, max_length: 64}
 train: {max_steps: 2, global_batch_size: 2}
@@ -85,6 +85,6 @@ def test_a_second_set_without_answers_is_refused(surefit: Surefit, config: Path,
     write(tmp_path / "train.jsonl", ANSWERED)
     write(tmp_path / "eval.jsonl", [{"prompt": f"And {n}?", "completion": str(n)} for n in range(6)])
     assert found(surefit, config) == []
-    config.write_text(RUN + "evaluate: {also: {notes: notes.jsonl}}\n")
+    config.write_text(RUN + "evaluate: {extra_sets: {notes: notes.jsonl}}\n")
     write(tmp_path / "notes.jsonl", CONTINUED[:8])
     assert found(surefit, config) == [("EVL009", "none of 8 rows looked at has an answer to compare with")]

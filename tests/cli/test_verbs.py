@@ -25,7 +25,7 @@ def test_a_run_from_start_to_page(surefit: Surefit, config: Path, tmp_path: Path
     assert [line["step"] for line in read_jsonl(run.metrics) if "loss" in line] == [1, 2, 3]
     finished = [event["stage"] for event in read_jsonl(run.events) if event["event"] == "finished"]
     assert finished == ["train", "merge", "evaluate", "report"]
-    assert "  epochs: 1.0  # default" in run.resolved.read_text()
+    assert "  num_train_epochs: 1.0  # default" in run.resolved.read_text()
 
     again = surefit("train", config)
     assert again.code == 2
@@ -72,10 +72,10 @@ def test_a_run_from_start_to_page(surefit: Surefit, config: Path, tmp_path: Path
 def test_check_says_all_and_exits_with_1_only_for_errors(surefit: Surefit, config: Path) -> None:
     fine = surefit("check", config)
     assert (fine.code, "no problem found" in fine.stdout) == (0, True), fine.text
-    bad = surefit("check", config, "--set", "train.warmup=100", "--set", "adapter.target_modules=[q_porj]", "--json")
+    bad = surefit("check", config, "--set", "train.warmup_steps=100", "--set", "lora.target_modules=[q_porj]", "--json")
     assert bad.code == 1
     assert {"SCH001", "MOD008"} <= {finding["code"] for finding in bad.json["findings"]}
-    stopped = surefit("train", config, "--set", "train.warmup=100")
+    stopped = surefit("train", config, "--set", "train.warmup_steps=100")
     assert stopped.code == 1
     assert "SCH001" in stopped.text
     assert not Path("runs").exists()

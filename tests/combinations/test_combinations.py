@@ -37,10 +37,10 @@ BASE = "Qwen/Qwen2.5-0.5B-Instruct"
 ALL = 400
 SCRIPT = Path(covering.__file__).with_name("combination_run.py")
 PLACED: dict[Trait, dict[str, Any]] = {
-    "all weights": {"adapter": {"kind": "full"}},
-    "DoRA": {"adapter": {"use_dora": True}},
-    "experts": {"adapter": {"experts": True}},
-    "dropout": {"adapter": {"dropout": 0.05}},
+    "all weights": {"train": {"method": "full"}},
+    "DoRA": {"lora": {"use_dora": True}},
+    "experts": {"lora": {"experts": True}},
+    "dropout": {"lora": {"lora_dropout": 0.05}},
     "fused LoRA": {"speed": {"fused_lora": True}},
     "fused kernels": {"speed": {"kernels": True}},
     "compiled layers": {"speed": {"compile": True}},
@@ -50,7 +50,7 @@ PLACED: dict[Trait, dict[str, Any]] = {
     "answers in training": {"evaluate": {"in_training": True}},
     "shared tokens": {"parallel": {"mode": "cp", "cp": 2}},
 } | {kind: {"model": {"quantization": kind}} for kind in QUANTIZED} | {
-    name: {"train": {"optimizer": name}} for name in NOT_ADAMW
+    name: {"train": {"optim": name}} for name in NOT_ADAMW
 } | {mode: {"parallel": {"mode": mode} | ({mode: 2} if mode in GROUPED else {})} for mode in NAMES}  # fmt: skip
 """What a user writes to have a trait."""
 

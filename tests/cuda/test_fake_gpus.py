@@ -25,7 +25,7 @@ from transformers import GptOssConfig, LlamaConfig, LlamaForCausalLM
 from transformers.integrations import sdpa_attention
 
 from surefit.config.load import load_text
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.hardware import hardware_facts
 from surefit.model import compat, sdpa
 from surefit.model.attention import use_varlen
@@ -249,7 +249,7 @@ def planned(setting: Setting) -> set[str]:
 
 def setting_of(capability: Any, dtype: torch.dtype, **changes: Any) -> Setting:
     name = str(dtype).removeprefix("torch.")
-    adapter = AdapterSection(r=4, target_modules=["q_proj", "v_proj"])
+    adapter = LoraSection(r=4, target_modules=["q_proj", "v_proj"])
     shape = {"config": CONFIG, "rows": 2, "length": LENGTH, "capability": capability}
     return Setting(dtype=name, adapter=adapter, **shape | changes)
 
@@ -283,7 +283,7 @@ def test_sinks_are_planned_in_the_kernel_where_it_runs(capability: Any, dtype: t
 
 
 H100_CONFIG = """model: {name_or_path: surefit/nano, dtype: bfloat16}
-adapter: {kind: full}
+train: {method: full}
 data: {train: surefit/function-calling-train, packing: false, max_length: 2048}
 hardware: {gpu: h100}
 output_dir: unused

@@ -94,7 +94,7 @@ def test_on_a_gpu_they_compute_what_pytorch_does(monkeypatch: pytest.MonkeyPatch
 def test_on_a_gpu_a_step_is_the_same_with_and_without(compiled: bool) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from surefit.config.schema import AdapterSection
+    from surefit.config.schema import LoraSection
     from surefit.model.adapter import add_adapter
     from surefit.model.compile import compile_layers
     from surefit.model.fused_lora import fuse_lora
@@ -108,7 +108,7 @@ def test_on_a_gpu_a_step_is_the_same_with_and_without(compiled: bool) -> None:
     results: list[list[torch.Tensor]] = []
     for kernels in (False, True):
         torch.manual_seed(0)
-        model: Any = add_adapter(LlamaForCausalLM(shape).to("cuda", torch.bfloat16), AdapterSection(r=16))
+        model: Any = add_adapter(LlamaForCausalLM(shape).to("cuda", torch.bfloat16), LoraSection(r=16))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)

@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.plan.setting import Setting
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/traffic.py"
@@ -25,7 +25,7 @@ SHAPE = LlamaConfig(
     num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
 )  # fmt: skip
 ROWS, LENGTH = 4, 256
-LORA = AdapterSection(r=8, target_modules="all-linear")
+LORA = LoraSection(r=8, target_modules="all-linear")
 STEP = "surefit/train/step.py"
 
 

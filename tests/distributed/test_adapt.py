@@ -96,7 +96,7 @@ def test_in_the_middle_of_a_run_it_goes_on_from_the_last_checkpoint(tmp_path: Pa
     config_of(tmp_path, words=1)
     same = settings(
         "hardware.gpu=cpu", "hardware.count=2", "train.global_batch_size=4", f"{MICRO}=2", "train.max_steps=6",
-        "checkpoint.every=2", "data.packing=false",
+        "checkpoint.save_steps=2", "data.packing=false",
     )  # fmt: skip
     fault = SHORT.format(place="loop", short="len(seen) == 4 and len(batches[0]['input_ids']) > 1")
     done = trained(tmp_path, fault, "--adapt", *same)

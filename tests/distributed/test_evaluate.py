@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "model: {name_or_path: surefit/nano}\n"
         "data: {train: rows.jsonl, eval: 0.6, max_length: 256}\n"
         "train: {max_steps: 2, global_batch_size: 4, learning_rate: 5e-3}\n"
-        "checkpoint: {every: 1, save_total_limit: 5}\n"
+        "checkpoint: {save_steps: 1, save_total_limit: 5}\n"
         "evaluate: {max_new_tokens: 16, batch_size: 2}\n"
         "hardware: {gpu: cpu}\n"
         "output_dir: run\n",

@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Path:
         "model: {name_or_path: surefit/nano}\n"
         "data: {train: surefit/function-calling-train, eval: 0.02, packing: false}\n"
         "train: {max_steps: 400, global_batch_size: 4, per_device_train_batch_size: 2, learning_rate: 0.001}\n"
-        "checkpoint: {every: 5}\n"
+        "checkpoint: {save_steps: 5}\n"
         "hardware: {gpu: cpu, count: 2}\n"
         f"output_dir: {tmp_path / 'run'}\n"
     )
@@ -212,7 +212,7 @@ def test_the_whole_pipeline_shares_its_training_and_says_one_thing_on_stdout(con
 
 @pytest.mark.distributed
 def test_two_processes_that_read_shards_learn_what_one_learns_from_rows(config: Path) -> None:
-    shards = f"data.prepared={config.parent / 'shards'}"
+    shards = f"data.tokenized={config.parent / 'shards'}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     losses = []
     for name, verbs, sets in (

@@ -44,7 +44,7 @@ def settings(out: Path, mode: str, kind: str, **parallel: Any) -> Config:
     config = tiny_run.config(Path("unused"), out, kind, global_batch_size=12, per_device_train_batch_size=MICRO,
                              weight_decay=0.1)  # fmt: skip
     tree = config.model_dump()
-    tree["adapter"]["dropout"] = 0.0
+    tree["lora"]["lora_dropout"] = 0.0
     tree["parallel"] |= {"mode": mode, "deepspeed_config": str(out / "user.json")} | parallel.pop("parallel", {})
     for section, changes in parallel.items():
         tree[section] |= changes
@@ -63,7 +63,7 @@ class Run:
     """A model, an engine and its optimizer."""
 
     def __init__(self, config: Config, world: World | None) -> None:
-        base = tiny_run.llama(hidden_size=40, intermediate_size=51, tie_word_embeddings=config.adapter.kind == "lora")
+        base = tiny_run.llama(hidden_size=40, intermediate_size=51, tie_word_embeddings=config.train.method == "lora")
         model, _ = prepare_for_training(base.to(getattr(torch, config.model.dtype)), config, tiny_run.CPU)
         self.config, self.engine = config, SINGLE if world is None else Zero(world, config.parallel)
         self.model = self.engine.wrap(model).train()
@@ -121,7 +121,7 @@ ALONE: dict[tuple[str, str], tuple[Run, manager.State]] = {}
 
 def alone(config: Config) -> tuple[Run, manager.State]:
     """What one process with everything makes of the same steps; it does not depend on how others share them."""
-    key = (config.adapter.kind, config.model.dtype)
+    key = (config.train.method, config.model.dtype)
     if key not in ALONE:
         run = Run(config, None).train()
         ALONE[key] = run, run.state()

@@ -16,7 +16,7 @@ from peft.utils import transformers_weight_conversion as conversion
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
 from surefit.facts.architecture import dimensions, require_decoder
@@ -100,7 +100,7 @@ def test_a_family_passes_or_is_refused(family: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("family", [*SMALL, "gemma3", "gpt_oss", "axk2", "laguna", "zamba"])
 def test_facts_and_model_agree_on_what_is_adapted(family: str, tmp_path: Path) -> None:
-    model, section = built(family), AdapterSection(r=2)
+    model, section = built(family), LoraSection(r=2)
     model.save_pretrained(tmp_path)
     facts = directory_facts(tmp_path, family)
     adapted = lora_modules(add_adapter(model, section))
@@ -115,7 +115,7 @@ def test_facts_and_model_agree_on_what_is_adapted(family: str, tmp_path: Path) -
     ],
 )
 def test_facts_and_model_agree_on_the_experts_factors(family: str, experts: Any, tmp_path: Path) -> None:
-    model, section = built(family), AdapterSection(r=2, experts=experts)
+    model, section = built(family), LoraSection(r=2, experts=experts)
     model.save_pretrained(tmp_path)
     facts = directory_facts(tmp_path, family)
     expected = trained(facts, section, "float32")
@@ -131,7 +131,7 @@ def test_facts_and_model_agree_on_the_experts_factors(family: str, experts: Any,
 
 
 def test_an_adapter_of_experts_is_gone_on_from(tmp_path: Path) -> None:
-    sections = [AdapterSection(r=2, experts=experts) for experts in (True, False)]
+    sections = [LoraSection(r=2, experts=experts) for experts in (True, False)]
     trained_before = add_adapter(built("qwen3_moe"), sections[0], seed=1)
     for name, parameter in trained_before.named_parameters():
         if ".lora_B." in name:
@@ -152,12 +152,12 @@ def test_a_model_without_stacks_of_experts_has_no_factors_there(family: str, tmp
     model.save_pretrained(tmp_path)
     assert directory_facts(tmp_path, family).expert_stacks == {}
     with pytest.raises(ConfigError, match=f"a {family} has no experts"):
-        add_adapter(model, AdapterSection(r=2, experts=True))
+        add_adapter(model, LoraSection(r=2, experts=True))
 
 
 @pytest.mark.parametrize("family", SMALL)
 def test_peft_reads_back_what_was_trained(family: str, tmp_path: Path) -> None:
-    adapted = add_adapter(built(family), AdapterSection(r=2))
+    adapted = add_adapter(built(family), LoraSection(r=2))
     adapted.save_pretrained(str(tmp_path))
     read = PeftModel.from_pretrained(built(family), str(tmp_path))
     assert lora_modules(read) == lora_modules(adapted)
@@ -182,7 +182,7 @@ def test_layers_are_counted_where_no_number_is_stated() -> None:
 
 def test_a_name_that_peft_takes_for_experts_is_refused() -> None:
     with pytest.raises(ConfigError, match="'gate_proj' of a deepseek_v3 can have no factors"):
-        add_adapter(built("deepseek_v3"), AdapterSection(target_modules=["q_proj", "gate_proj"]))
+        add_adapter(built("deepseek_v3"), LoraSection(target_modules=["q_proj", "gate_proj"]))
 
 
 def test_the_names_are_those_that_peft_translates() -> None:
@@ -197,7 +197,7 @@ def test_the_names_are_those_that_peft_translates() -> None:
 
 
 def test_an_ending_does_not_reach_a_vision_tower() -> None:
-    adapted = add_adapter(built("gemma3"), AdapterSection(r=2, target_modules=["q_proj"]))
+    adapted = add_adapter(built("gemma3"), LoraSection(r=2, target_modules=["q_proj"]))
     names = list(lora_modules(adapted))
     assert names
     assert all("language_model" in name for name in names)

@@ -20,7 +20,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from tests.cli.conftest import call as surefit
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import read_json
 from surefit.facts import lora_settings
@@ -197,12 +197,12 @@ def test_r3_check_says_it_before_training(tmp_path):
     (tmp_path / "run.yaml").write_text(
         "recipe: function_calling\nmodel: {name_or_path: surefit/nano}\n"
         "data: {train: surefit/function-calling-train, eval: surefit/function-calling-eval}\n"
-        f"adapter: {{r: 4, alpha: 8, target_modules: [q_proj], start_from: {adapter}}}\noutput_dir: {tmp_path}/run\n"
+        f"lora: {{r: 4, lora_alpha: 8, target_modules: [q_proj], start_from: {adapter}}}\noutput_dir: {tmp_path}/run\n"
     )
     found = surefit("check", tmp_path / "run.yaml", "--json")
     assert found.code == 1
     assert [(f["code"], f["field"]) for f in found.json["findings"] if f["severity"] == "error"] == [
-        ("ADP005", "adapter.start_from")
+        ("ADP005", "lora.start_from")
     ]
 
 
@@ -266,8 +266,8 @@ def test_r7_tokens_that_training_goes_on_without_are_said(tmp_path, tokens, said
     place, plain = matrix.made_base("llama", tmp_path)
     matrix.tokenizer_of(tokens).save_pretrained(plain.adapter)
     section = matrix.section_of(place)
-    fresh = AdapterSection(
-        r=4, alpha=8, dropout=0.0, target_modules=["q_proj", "v_proj"], start_from=str(plain.adapter)
+    fresh = LoraSection(
+        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], start_from=str(plain.adapter)
     )
     with matrix.quiet():
         notes = start_from(add_adapter(load_model(section, matrix.CPU), fresh), plain.adapter, section)

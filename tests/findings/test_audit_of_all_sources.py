@@ -14,10 +14,10 @@ from surefit.cli.app import app
 
 RUN = """model: {name_or_path: model}
 data: {train: rows.jsonl, eval: test.jsonl, mix: {more.jsonl: 1}, max_length: 512}
-evaluate: {also: {old: old.jsonl}}
+evaluate: {extra_sets: {old: old.jsonl}}
 output_dir: run
 """
-SOURCES = {"data.mix.more.jsonl": "more.jsonl", "data.eval": "test.jsonl", "evaluate.also.old": "old.jsonl"}
+SOURCES = {"data.mix.more.jsonl": "more.jsonl", "data.eval": "test.jsonl", "evaluate.extra_sets.old": "old.jsonl"}
 
 
 def rows(start: int, number: int = 60) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> Path:
 
 def config(path: Path, model: str = "surefit/nano", data: str = "train: rows.jsonl") -> Path:
     path.write_text(
-        f"recipe: sft\nmodel: {{name_or_path: {model}}}\ndata: {{{data}, eval: 0.2, max_length: 128}}\n"
+        f"recipe: chat\nmodel: {{name_or_path: {model}}}\ndata: {{{data}, eval: 0.2, max_length: 128}}\n"
         "train: {max_steps: 2}\noutput_dir: runs/a\n"
     )
     return path
@@ -226,7 +226,7 @@ def test_a_shape_is_compared_with_the_config(model: Path) -> None:
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     write_rows(tmp_path / "rows.jsonl", ROWS)
-    path = config(tmp_path / "run.yaml", data="train: rows.jsonl, prepared: shards")
+    path = config(tmp_path / "run.yaml", data="train: rows.jsonl, tokenized: shards")
     ended = CliRunner().invoke(app, ["prepare", str(path)])
     assert ended.exit_code == 0, ended.output
     return path
@@ -255,7 +255,7 @@ def test_a_manifest_is_judged_alike_by_every_command(shards: Path, tmp_path: Pat
     CHANGES[name](content)
     manifest.write_text(json.dumps(content))
     gathered = gather(load_config(shards))
-    assert [problem.field for problem in gathered.problems] == ["data.prepared"]
+    assert [problem.field for problem in gathered.problems] == ["data.tokenized"]
     assert found(shards)[0] == EXIT_FINDINGS
     assert CliRunner().invoke(app, ["plan", str(shards)]).exit_code in (EXIT_FINDINGS, EXIT_USAGE)
 
@@ -273,7 +273,7 @@ def test_a_shard_is_compared_with_its_hash(shards: Path, tmp_path: Path, damage:
     np.save(shard / f"{name}.npy", array)
     with pytest.raises(DataError) as caught:
         ShardedTokens(tmp_path / "shards").compare()
-    assert (caught.value.code, caught.value.field) == (CHANGED, "data.prepared")
+    assert (caught.value.code, caught.value.field) == (CHANGED, "data.tokenized")
     assert CliRunner().invoke(app, ["train", str(shards)]).exit_code == EXIT_USAGE
 
 

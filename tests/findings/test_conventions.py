@@ -16,7 +16,7 @@ CASES = Path(__file__).parents[3] / "shared/cases/teams/t3/dir"
 CONFIG = """recipe: {recipe}
 model: {{name_or_path: surefit/nano, dtype: float32}}
 data: {{train: {train}, eval: {held_out}, mix: {mix}, max_length: 256}}
-evaluate: {{also: {also}}}
+evaluate: {{extra_sets: {also}}}
 hardware: {{gpu: cpu}}
 output_dir: run
 """
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def findings(
-    verb: str, train: str, held_out: Any = 0.3, mix: Any = "{}", also: Any = "{}", recipe: str = "sft"
+    verb: str, train: str, held_out: Any = 0.3, mix: Any = "{}", also: Any = "{}", recipe: str = "chat"
 ) -> list:
     text = CONFIG.format(train=train, held_out=held_out, mix=mix, also=also, recipe=recipe)
     Path("run.yaml").write_text(text, encoding="utf-8")
@@ -70,7 +70,7 @@ def test_sources_in_two_ways(place: Path, verb: str, row: Callable[..., dict[str
     same = write("same.jsonl", [row(n, one) for n in range(200, 240)])
     assert findings(verb, train, mix=f"{{{second}: 1}}") == ["data.train"]
     assert findings(verb, train, held_out=second) == ["data.eval"]
-    assert findings(verb, train, held_out=same, also=f"{{old: {second}}}") == ["evaluate.also.old"]
+    assert findings(verb, train, held_out=same, also=f"{{old: {second}}}") == ["evaluate.extra_sets.old"]
     assert findings(verb, train, held_out=same, mix=f"{{{same}: 1}}" if verb == "check" else "{}") == []
 
 

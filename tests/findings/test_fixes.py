@@ -16,7 +16,7 @@ from surefit.lint.engine import all_rules
 from surefit.lint.rule import Finding, Fix
 
 RULES = Path(__file__).parents[1] / "rules"
-RANKING = """recipe: sft
+RANKING = """recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, eval: 0.5, max_length: 64}
 train: {max_steps: 30, global_batch_size: 8}

@@ -205,7 +205,7 @@ def test_flat_keys_of_a_newcomer_are_no_trl_file() -> None:
     with pytest.raises(ConfigError) as caught:
         detect(Path("x.yaml"))
     assert caught.value.code == "E3550"
-    assert {"model.name_or_path", "adapter.r", "train.learning_rate"} <= set(
+    assert {"model.name_or_path", "lora.r", "train.learning_rate"} <= set(
         caught.value.help.replace(";", " ").replace(")", " ").split()
     )
 
@@ -231,7 +231,7 @@ def test_import_writes_tokens_frequencies_and_what_is_held_out() -> None:
     loaded = read(Path("x.yml")).loaded
     assert loaded is not None
     assert loaded.config.model.add_tokens == ["<call>"]
-    assert loaded.config.checkpoint.every == 80 // 8 // 2
+    assert loaded.config.checkpoint.save_steps == 80 // 8 // 2
     assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))
     Path("x.yml").write_text(text + "val_set_size: 0\n", encoding="utf-8")
     assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, eval: test.jsonl, max_length: 128}
 train: {global_batch_size: 8}
@@ -86,7 +86,10 @@ def test_a_misspelt_reference_is_named() -> None:
             "{gate: {min: 0.6}, max_examples: 5}", 60, {("EVL004", "warning", "evaluate.max_examples")}, id="K1-max"
         ),
         pytest.param(
-            "{also: {old: rows.jsonl, few: few.jsonl}}", 60, {("DAT006", "warning", "evaluate.also.few")}, id="K1-also"
+            "{extra_sets: {old: rows.jsonl, few: few.jsonl}}",
+            60,
+            {("DAT006", "warning", "evaluate.extra_sets.few")},
+            id="K1-extra",
         ),
     ],
 )  # fmt: skip

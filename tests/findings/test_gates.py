@@ -38,7 +38,7 @@ def scored(*right: int) -> Rows:
 
 def verdict(base: Rows, tuned: Rows, **gate: Any) -> dict[str, Any]:
     section = GateSection(**({"not_worse_than": "base"} | gate))
-    return judge(section, recipes.get("sft"), {"base": base, "merged": tuned}, None)
+    return judge(section, recipes.get("chat"), {"base": base, "merged": tuned}, None)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: l
     base = [1] * 60 if code == 1 else [0] * len(right)
     run = scored_run(tmp_path / "run")
     sets = {"eval": {"base": scored(*base), "merged": scored(*right)}}
-    summary = summarise(recipes.get("sft"), GateSection(not_worse_than="base"), sets, [])
+    summary = summarise(recipes.get("chat"), GateSection(not_worse_than="base"), sets, [])
     monkeypatch.setattr("surefit.stages.evaluating.evaluate", lambda *given: summary)
     prepared: Any = type("Run", (), {"run": run})
     assert shown.evaluate(Output(as_json=True), prepared, None) == code
@@ -102,7 +102,7 @@ def test_a_run_whose_gate_cannot_tell_still_has_its_page(tmp_path: Path) -> None
     for name, part in (("rows", rows[:20]), ("held", rows[20:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     (tmp_path / "run.yaml").write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\n"
         "data: {train: rows.jsonl, eval: held.jsonl, max_length: 64}\n"
         "train: {max_steps: 2, global_batch_size: 4, per_device_train_batch_size: 2}\nhardware: {gpu: cpu}\n"
         "evaluate: {max_new_tokens: 4, gate: {not_worse_than: base}}\noutput_dir: runs/a\n"
@@ -125,7 +125,7 @@ def test_a_mistyped_evaluation_leaves_the_state_of_a_run(tmp_path: Path, mistype
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "other.jsonl").write_text('{"column": 1}\n')
     run = scored_run(tmp_path / "run")
-    run.resolved.write_text(run.resolved.read_text().replace("function_calling", "sft"))
+    run.resolved.write_text(run.resolved.read_text().replace("function_calling", "chat"))
     for stage in ("train", "evaluate"):
         for event in ("started", "finished"):
             append_jsonl(run.events, {"time": 1.0, "stage": stage, "event": event})
@@ -158,7 +158,7 @@ def test_four_graphs_do_not_give_an_interval_of_no_width(tmp_path: Path, answer:
 
 
 def test_equal_scores_of_two_models_are_not_surely_equal() -> None:
-    found = differences("a", "b", scored(1, 1, 1, 1), scored(1, 1, 1, 1), recipes.get("sft"))["exact_match"]
+    found = differences("a", "b", scored(1, 1, 1, 1), scored(1, 1, 1, 1), recipes.get("chat"))["exact_match"]
     assert (found.low, found.high) == pytest.approx((-0.462, 0.462), abs=0.001)
 
 

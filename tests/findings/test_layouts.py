@@ -102,7 +102,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write_run(place: Path, layout: str, template: str, rows: int = 40) -> None:
     write_base(place / "base", template)
     (place / "rows.jsonl").write_text("".join(json.dumps(LAYOUTS[layout](n)) + "\n" for n in range(rows)))
-    recipe = "function_calling" if layout == "function_calling" else "sft"
+    recipe = "function_calling" if layout == "function_calling" else "chat"
     (place / "run.yaml").write_text(CONFIG.format(recipe=recipe))
 
 
@@ -169,7 +169,7 @@ def test_check_and_tokens(place: Path, layout: str, template: str) -> None:
         assert learnt.index(True) == len(given)
 
 
-@pytest.mark.parametrize("key", ["data.mix", "data.eval", "evaluate.also"], ids=["D1-mix", "D1-eval", "D1-also"])
+@pytest.mark.parametrize("key", ["data.mix", "data.eval", "evaluate.extra_sets"], ids=["D1-mix", "D1-eval", "D1-also"])
 def test_conversations_beside_plain_text_need_a_template(place: Path, key: str) -> None:
     """The check says what training, or scoring, would stop at."""
     write_run(place, "text", "none")
@@ -177,7 +177,7 @@ def test_conversations_beside_plain_text_need_a_template(place: Path, key: str) 
     change = {
         "data.mix": "data.mix={chat.jsonl: 1}",
         "data.eval": "data.eval=chat.jsonl",
-        "evaluate.also": "evaluate.also={old: chat.jsonl}",
+        "evaluate.extra_sets": "evaluate.extra_sets={old: chat.jsonl}",
     }
     code, document, said = surefit("check", "run.yaml", "--set", change[key])
     (found,) = [each for each in document["findings"] if each["severity"] == "error"]

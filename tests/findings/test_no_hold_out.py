@@ -18,12 +18,12 @@ from surefit.core.rundir import read_json, read_jsonl
 from surefit.foreign import read
 from surefit.foreign.write import config_text
 
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}
-adapter: {r: 4}
+lora: {r: 4}
 data: {train: rows.jsonl, eval: 0, max_length: 128}
 train: {max_steps: 4, learning_rate: 3e-3, global_batch_size: 6}
-checkpoint: {every: 2}
+checkpoint: {save_steps: 2}
 evaluate: {max_new_tokens: 4}
 hardware: {gpu: cpu}
 output_dir: run
@@ -100,7 +100,7 @@ def test_the_default_holds_rows_out(config: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("checkpoint.keep_best", "eval_loss"),
+        ("checkpoint.metric_for_best_model", "eval_loss"),
         ("train.early_stopping_patience", "3"),
         ("evaluate.in_training", "true"),
         ("evaluate.gate", "{min: 0.5}"),
@@ -115,8 +115,8 @@ def test_what_needs_held_out_rows_is_an_error(config: str, field: str, value: st
 
 
 def test_a_frequency_of_nothing_is_said(config: str) -> None:
-    _, report, _ = surefit("check", config, "--set", "train.eval_every=1")
-    assert findings(report) == {("EVL031", "info", "data.eval"), ("EVL031", "info", "train.eval_every")}
+    _, report, _ = surefit("check", config, "--set", "train.eval_steps=1")
+    assert findings(report) == {("EVL031", "info", "data.eval"), ("EVL031", "info", "train.eval_steps")}
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_the_plan_counts_all_rows_and_no_evaluation(config: str) -> None:
     assert (code, plan["steps"]["rows"], plan["steps"]["total_steps"]) == (0, 24, 2)
     assert "eval" not in {phase["name"] for phase in plan["estimate"]["phases"]}
     assert (plan["answering"], plan["scoring"]) == (None, None)
-    _, plan, _ = surefit("plan", config, "--set", "evaluate.also.more=test.jsonl")
+    _, plan, _ = surefit("plan", config, "--set", "evaluate.extra_sets.more=test.jsonl")
     assert plan["answering"] is not None
 
 
@@ -155,12 +155,12 @@ def test_evaluate_names_what_to_set(ran: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_file_and_other_sets_are_scored_afterwards(ran: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ran)
-    code, summary, text = surefit("evaluate", "run", "--set", "evaluate.also.more=test.jsonl")
+    code, summary, text = surefit("evaluate", "run", "--set", "evaluate.extra_sets.more=test.jsonl")
     assert (code, {name: found["n"] for name, found in summary["sets"].items()}) == (0, {"more": 12}), text
     code, summary, text = surefit("evaluate", "run", "--set", "data.eval=test.jsonl")
     assert (code, {name: found["n"] for name, found in summary["sets"].items()}) == (0, {"eval": 12}), text
     code, result, _ = surefit(
-        "evaluate", "run", "--set", "evaluate.also.more=test.jsonl", "--set", "evaluate.gate.min=0"
+        "evaluate", "run", "--set", "evaluate.extra_sets.more=test.jsonl", "--set", "evaluate.gate.min=0"
     )
     assert (code, result["code"]) == (2, "E8700")
 
@@ -180,15 +180,15 @@ def test_a_resume_goes_on_as_it_was(tmp_path: Path, ran: Path) -> None:
 
 @pytest.mark.slow
 def test_shards_have_all_rows(config: str) -> None:
-    code, result, text = surefit("prepare", config, "--set", "data.prepared=shards")
+    code, result, text = surefit("prepare", config, "--set", "data.tokenized=shards")
     assert (code, result["rows"], result["held_out"]) == (0, 24, 0), text
     code, result, text = surefit(
-        "run", config, "--set", "data.prepared=shards", "--set", "evaluate.also.more=test.jsonl"
+        "run", config, "--set", "data.tokenized=shards", "--set", "evaluate.extra_sets.more=test.jsonl"
     )
     assert code == 0, text
     assert read_json(Path("run/certificate.json"))["passed"]
     assert list(read_json(Path("run/eval/summary.json"))["sets"]) == ["more"]
-    code, result, _ = surefit("check", config, "--set", "data.prepared=shards", "--set", "data.eval=0.2")
+    code, result, _ = surefit("check", config, "--set", "data.tokenized=shards", "--set", "data.eval=0.2")
     assert (code, {found["error"] for found in result["findings"]}) == (1, {"E4082"})
 
 

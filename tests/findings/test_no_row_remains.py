@@ -13,7 +13,7 @@ import surefit
 from surefit.cli.app import app
 from surefit.core.errors import DataError
 
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, eval: 0.2, max_length: 64}
 hardware: {gpu: cpu}

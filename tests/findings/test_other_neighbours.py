@@ -19,7 +19,7 @@ from tests.findings.conftest import write_rows
 from transformers import AutoModelForCausalLM
 
 from surefit import nano
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.data import looking
 from surefit.data.sources import files_of, resolve_source
@@ -101,9 +101,9 @@ def test_a_directory_named_for_a_split_beside_others() -> None:
     assert len(files_of(resolve_source("rows/test"))) == 1
 
 
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {{name_or_path: surefit/nano}}
-adapter: {{kind: lora, r: 4, alpha: 8{adapter}}}
+lora: {{r: 4, lora_alpha: 8{adapter}}}
 data: {{train: rows.jsonl, eval: 0.2, max_length: 256}}
 train: {{max_steps: {steps}, global_batch_size: 4}}
 hardware: {{gpu: cpu}}
@@ -157,8 +157,8 @@ def test_adapters_with_factors_on_the_vocabulary_are_to_be_merged(settings: dict
     targets = json.dumps(NEVER[written])
     write_config(f", start_from: first, target_modules: {targets}{rslora}")
     found = checked()
-    assert list(found) == ["ADP005 adapter.start_from"]
-    assert "start_from" in found["ADP005 adapter.start_from"]["help"]
+    assert list(found) == ["ADP005 lora.start_from"]
+    assert "start_from" in found["ADP005 lora.start_from"]["help"]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_what_check_says_of_other_layers_can_be_followed(settings: dict[str, Any
     save_adapter(Path("first"), **settings)
     write_config(", start_from: first")
     found = checked()
-    assert list(found) == ["ADP005 adapter.target_modules"]
-    wanted = re.search(r"target_modules: (\[.*\])", found["ADP005 adapter.target_modules"]["help"])
+    assert list(found) == ["ADP005 lora.target_modules"]
+    wanted = re.search(r"target_modules: (\[.*\])", found["ADP005 lora.target_modules"]["help"])
     assert wanted is not None
     write_config(f", start_from: first, target_modules: {wanted[1]}")
     assert checked() == {}
@@ -200,7 +200,7 @@ def test_training_gives_the_same_advice(settings: dict[str, Any], targets: list[
     """The model is known only now: a config that nobody checked."""
     save_adapter(Path("first"), **settings)
     base = ModelSection(name_or_path="surefit/nano", dtype="float32")
-    section = AdapterSection(kind="lora", r=4, alpha=8, target_modules=targets)
+    section = LoraSection(r=4, lora_alpha=8, target_modules=targets)
     model = add_adapter(load_model(base, SimpleNamespace(kind="cpu")), section)
     with pytest.raises(ConfigError) as raised:
         start_from(model, Path("first"), base)
@@ -221,8 +221,8 @@ def test_an_adapter_with_a_name_of_its_own_is_found_below() -> None:
     assert "E1850" not in surefit("merge", "named/mine", *base).text, "the help, followed"
     assert "named/mine" in surefit("merge", "named/mine", "--base", nano.PATH, "--with", "named").text
     write_config(", start_from: named")
-    assert list(checked()) == ["ADP005 adapter.start_from"]
-    assert "mine/" in checked()["ADP005 adapter.start_from"]["message"]
+    assert list(checked()) == ["ADP005 lora.start_from"]
+    assert "mine/" in checked()["ADP005 lora.start_from"]["message"]
 
 
 def test_the_base_does_not_answer_in_place_of_an_adapter_that_is_gone() -> None:

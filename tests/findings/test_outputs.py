@@ -19,7 +19,7 @@ from surefit.core.errors import ConfigError
 from surefit.core.output import json_with, output_file
 
 CONFIG = """\
-recipe: sft
+recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, eval: held.jsonl, max_length: 64}
 train: {max_steps: 2, global_batch_size: 4, per_device_train_batch_size: 2}
@@ -48,14 +48,14 @@ class Output:
 
 
 OUTPUTS = {
-    "init --output": Output(("init", "sft"), (), again=False),
+    "init --output": Output(("init", "chat"), (), again=False),
     "import --output": Output(("import", "axolotl.yaml"), ("axolotl.yaml",), again=False),
     "audit --passport": Output(("audit", "run.yaml"), ("run.yaml",), ".json"),
     "audit --clean-copy": Output(("audit", "rows.jsonl", "--fix"), ("rows.jsonl",), ".jsonl", again=False),
     "plan --plot": Output(("plan", "run.yaml"), (), ".svg"),
     "slurm --output": Output(("slurm", "run.yaml"), ("run.yaml", "rows.jsonl", "held.jsonl")),
     "score --output": Output(
-        ("score", "--recipe", "sft", "--predictions", "pred.jsonl", "--references", "held.jsonl"),
+        ("score", "--recipe", "chat", "--predictions", "pred.jsonl", "--references", "held.jsonl"),
         ("pred.jsonl", "held.jsonl"),
     ),
     "predict --output": Output(
@@ -111,7 +111,7 @@ def files(tmp_path: Path) -> Path:
     jsonl("held.jsonl", [{"prompt": f"And {n}?", "completion": str(n)} for n in range(4)])
     jsonl("pred.jsonl", [{"text": str(n)} for n in range(4)])
     for name in ("a", "b"):
-        lines = [{"index": n, "text": str(n), "scores": {"exact_match": 1.0}, "recipe": "sft"} for n in range(4)]
+        lines = [{"index": n, "text": str(n), "scores": {"exact_match": 1.0}, "recipe": "chat"} for n in range(4)]
         jsonl(f"{name}.jsonl", lines)
     (tmp_path / "run.yaml").write_text(CONFIG)
     (tmp_path / "axolotl.yaml").write_text(AXOLOTL)
@@ -240,7 +240,7 @@ def test_what_answers_belong_to_is_an_output_too(files: Path) -> None:
     ("key", "place"),
     [
         ("data.eval", "out/eval/held.jsonl"), ("model.name_or_path", "out/model"),
-        ("adapter.start_from", "out/adapter"), ("data.train", "out/metrics.jsonl"),
+        ("lora.start_from", "out/adapter"), ("data.train", "out/metrics.jsonl"),
     ],
 )  # fmt: skip
 def test_a_run_never_deletes_what_it_reads(files: Path, key: str, place: str) -> None:
@@ -271,13 +271,13 @@ def test_a_new_run_leaves_alone_what_no_run_has_written(files: Path) -> None:
 def test_shards_are_not_written_among_the_rows(files: Path) -> None:
     (files / "data").mkdir()
     (files / "rows.jsonl").rename(files / "data/rows.jsonl")
-    code, said = call("prepare", "run.yaml", "--set", "data.train=data", "--set", "data.prepared=data")
-    assert (code, said["field"]) == (2, "data.prepared")
+    code, said = call("prepare", "run.yaml", "--set", "data.train=data", "--set", "data.tokenized=data")
+    assert (code, said["field"]) == (2, "data.tokenized")
     (files / "data/held_out.jsonl").write_text("mine\n")
     for name in ("plan.json", "manifest.json"):
         file = files / "data" / name
         file.write_text((files / "held.jsonl").read_text())
-        given = ["--set", f"data.train={file.relative_to(files)}", "--set", "data.prepared=data", "--overwrite"]
+        given = ["--set", f"data.train={file.relative_to(files)}", "--set", "data.tokenized=data", "--overwrite"]
         code, said = call("prepare", "run.yaml", *given)
         assert (code, file.read_text()) == (2, (files / "held.jsonl").read_text())
 
@@ -357,6 +357,6 @@ def test_the_demo_replaces_only_a_demo(files: Path) -> None:
 
 def test_devices_and_directories_are_no_files(files: Path) -> None:
     for place in ("/dev/null", "."):
-        assert call("init", "sft", "-o", place)[1]["code"] == "E1603"
+        assert call("init", "chat", "-o", place)[1]["code"] == "E1603"
     os.symlink("nowhere", files / "dangling")
-    assert call("init", "sft", "-o", "dangling")[1]["code"] in ("E1603", "E1604")
+    assert call("init", "chat", "-o", "dangling")[1]["code"] in ("E1603", "E1604")

@@ -22,7 +22,7 @@ from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 
 LLAMA = "meta-llama/Llama-3.2-3B-Instruct"
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {{name_or_path: {model}}}
 data: {{train: rows.jsonl, eval: 0.1, max_length: 2048}}
 train: {{per_device_train_batch_size: 8, gradient_checkpointing: false}}
@@ -50,7 +50,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return run
 
 
-@pytest.mark.parametrize("method", ["adapter.kind=lora", "adapter.kind=full"], ids="TA1-{}".format)
+@pytest.mark.parametrize("method", ["train.method=lora", "train.method=full"], ids="TA1-{}".format)
 def test_a_plan_for_another_machine_is_the_same_whatever_is_installed_here(
     call: Call, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -71,7 +71,7 @@ def test_a_plan_for_another_machine_is_the_same_whatever_is_installed_here(
     [
         ("gpu: t4", (), set()),
         ("gpu: t4", ("model.quantization=nf4",), {"bitsandbytes"}),
-        ("gpu: h100", ("train.optimizer=paged_adamw_8bit",), {"bitsandbytes", "liger-kernel"}),
+        ("gpu: h100", ("train.optim=paged_adamw_8bit",), {"bitsandbytes", "liger-kernel"}),
         ("gpu: h100, count: 2", ("parallel.mode=zero2",), {"deepspeed"}),
         ("gpu: cpu", (), set()),
     ],
@@ -185,7 +185,7 @@ def test_experts_that_lie_one_by_one_are_read_into_stacks(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["adapter.kind=lora", "adapter.kind=full"], ids=["M3-lora", "M5-full"])
+@pytest.mark.parametrize("method", ["train.method=lora", "train.method=full"], ids=["M3-lora", "M5-full"])
 def test_the_process_is_measured_and_nothing_heavy_is_imported_for_a_run_of_one_process(
     call: Call, method: str
 ) -> None:

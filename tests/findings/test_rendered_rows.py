@@ -18,7 +18,7 @@ from surefit.recipes import get
 from surefit.stages.checking import checked
 from surefit.stages.prepare import gather
 
-SFT = get("sft")
+SFT = get("chat")
 HEAD = "{% for m in messages %}"
 TAIL = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

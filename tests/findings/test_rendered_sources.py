@@ -1,4 +1,5 @@
-"""Findings D3, D5, D7 and D8 of 2026-11-25 in the sources beside data.train: data.mix, data.eval, evaluate.also."""
+"""Findings D3, D5, D7 and D8 of 2026-11-25 in the sources beside data.train: data.mix, data.eval,
+evaluate.extra_sets."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from surefit.stages.prepare import gather
 KEYS = {
     "data.mix.other.jsonl": "data: {train: rows.jsonl, eval: 0.3, mix: {other.jsonl: 1.0}%s}\n",
     "data.eval": "data: {train: rows.jsonl, eval: other.jsonl%s}\n",
-    "evaluate.also.more": "data: {train: rows.jsonl, eval: 0.3%s}\nevaluate: {also: {more: other.jsonl}}\n",
+    "evaluate.extra_sets.more": "data: {train: rows.jsonl, eval: 0.3%s}\nevaluate: {extra_sets: {more: other.jsonl}}\n",
 }
 
 
@@ -73,7 +74,7 @@ def test_answers_are_only_rendered_where_there_is_a_loss(
     tmp_path: Path, template: str, key: str, row: Any, code: str
 ) -> None:
     found = findings(tmp_path, template, key, [row])
-    expected = [] if key.startswith("evaluate.also") else [(code, key)]
+    expected = [] if key.startswith("evaluate.extra_sets") else [(code, key)]
     assert [(one["code"], one["field"]) for one in found] == expected
 
 

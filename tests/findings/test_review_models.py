@@ -58,7 +58,7 @@ def scored(*values: float) -> Rows:
 
 
 def verdict(base: Rows, tuned: Rows, **gate: Any) -> dict[str, Any]:
-    return judge(GateSection(**gate), recipes.get("sft"), {"base": base, "merged": tuned}, None)
+    return judge(GateSection(**gate), recipes.get("chat"), {"base": base, "merged": tuned}, None)
 
 
 def binary(won: int, lost: int, tied: int) -> tuple[list[float], list[float]]:
@@ -495,7 +495,7 @@ def test_the_card_prints_the_notes_of_its_commands(tmp_path: Path, kind: str, sa
     else:
         write_json(export / "config.json", {"architectures": ["LlamaForCausalLM"]})
     _, notes = card_commands(export, "org/base")
-    about = About("one", recipes.get("sft"), "org/base", "org/base", None, [], kind)
+    about = About("one", recipes.get("chat"), "org/base", "org/base", None, [], kind)
     card = model_card(RunDir(tmp_path / "run"), about, {"passed": True, "reason": "", "checks": []}, export)
     assert len(notes) == 1
     assert sum(note in card for note in notes) == said

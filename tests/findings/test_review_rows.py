@@ -43,7 +43,7 @@ from surefit.task import Example
 
 from .conftest import write_rows
 
-SFT = get("sft")
+SFT = get("chat")
 TURN = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
 HEAD = "{% for m in messages %}"
 TAIL = "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -70,7 +70,7 @@ def model(template: str) -> Path:
 def config_of(train: str, name: str = "surefit/nano", **more: Any) -> Path:
     section = {"train": train, "eval": 0.1, "max_length": 1024, "packing": False, **more.pop("data", {})}
     content = {
-        "model": {"name_or_path": name}, "recipe": "sft", "data": section, "output_dir": "run", **more,
+        "model": {"name_or_path": name}, "recipe": "chat", "data": section, "output_dir": "run", **more,
     }  # fmt: skip
     Path("config.yaml").write_text(json.dumps(content))  # JSON is YAML
     return Path("config.yaml")
@@ -546,8 +546,8 @@ def test_all_rows_refused_is_an_error() -> None:
         build_dataset(refused, tokenizer, max_length=1024, bad_rows="skip", source="data.eval", cache=Path("cache"))
     assert (caught.value.code, caught.value.path) == ("E4022", "data.eval")
     with pytest.raises(DataError) as caught:
-        takes_all(refused, tokenizer, "skip", "evaluate.also.old")
-    assert (caught.value.code, caught.value.path) == ("E4022", "evaluate.also.old")
+        takes_all(refused, tokenizer, "skip", "evaluate.extra_sets.old")
+    assert (caught.value.code, caught.value.path) == ("E4022", "evaluate.extra_sets.old")
 
 
 def test_a_held_out_row_is_reported_under_its_own_key() -> None:

@@ -48,13 +48,13 @@ def surefit(
 
 
 OUTSIDE = {
-    "data.prepared": "data: {train: train.jsonl, prepared: OUTSIDE}",
+    "data.tokenized": "data: {train: train.jsonl, tokenized: OUTSIDE}",
     "data.train": "data: {train: OUTSIDE}",
     "data.eval": "data: {train: a.jsonl, eval: OUTSIDE}",
     "data.mix": "data: {train: a.jsonl, mix: {OUTSIDE: 1}}",
-    "evaluate.also.old": "data: {train: a.jsonl}\nevaluate: {also: {old: OUTSIDE}}",
+    "evaluate.extra_sets.old": "data: {train: a.jsonl}\nevaluate: {extra_sets: {old: OUTSIDE}}",
     "model.chat_template": "data: {train: a.jsonl}\nmodel: {name_or_path: surefit/nano, chat_template: OUTSIDE}",
-    "adapter.start_from": "data: {train: a.jsonl}\nadapter: {start_from: OUTSIDE}",
+    "lora.start_from": "data: {train: a.jsonl}\nlora: {start_from: OUTSIDE}",
     "slurm.venv": "data: {train: a.jsonl}\nslurm: {venv: OUTSIDE}",
 }
 
@@ -65,7 +65,7 @@ def test_a_path_outside_the_workspace_is_not_read(tmp_path: Path, key: str, spel
     (tmp_path / "space").mkdir()
     (tmp_path / "outside").mkdir()
     name = str(tmp_path / "outside") if spelling == "absolute" else "../outside"
-    text = f"recipe: sft\noutput_dir: runs/a\n{OUTSIDE[key].replace('OUTSIDE', name)}\n"
+    text = f"recipe: chat\noutput_dir: runs/a\n{OUTSIDE[key].replace('OUTSIDE', name)}\n"
     text += "" if "model:" in text else "model: {name_or_path: surefit/nano}\n"
     (tmp_path / "run.yaml").write_text(text)
     problems = Workspace(tmp_path / "space").refuse(load_config(tmp_path / "run.yaml").config)
@@ -74,7 +74,7 @@ def test_a_path_outside_the_workspace_is_not_read(tmp_path: Path, key: str, spel
 
 NO_PATH = {
     "recipe", "revision", "disk",
-    "target_modules", "split", "gpu", "keep_best", "server", "metric", "mlflow_uri", "memory",
+    "target_modules", "split", "gpu", "metric_for_best_model", "server", "metric", "mlflow_uri", "memory",
     "mlflow_experiment", "wandb_project", "prometheus_host", "partition", "account", "time", "modules", "options",
     "ignore", "add_tokens", "chat_template_kwargs",
 }  # fmt: skip
@@ -187,7 +187,7 @@ def test_an_exception_that_ends_a_loop_is_no_pass(tests: str, raised: str) -> No
 # ---------------------------------------------------------------- the command line
 
 
-@pytest.mark.parametrize("arguments", ["check run.yaml", "doctor", "runs list", "init sft"], ids=lambda a: f"S2-6 {a}")
+@pytest.mark.parametrize("arguments", ["check run.yaml", "doctor", "runs list", "init chat"], ids=lambda a: f"S2-6 {a}")
 def test_in_a_directory_that_was_deleted(tmp_path: Path, arguments: str) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -200,7 +200,7 @@ def test_in_a_directory_that_was_deleted(tmp_path: Path, arguments: str) -> None
 
 
 @pytest.mark.parametrize(
-    "arguments", ["init sft", "explain SCH001", "check run.yaml", "check run.yaml --json"], ids=lambda a: f"S2-7 {a}"
+    "arguments", ["init chat", "explain SCH001", "check run.yaml", "check run.yaml --json"], ids=lambda a: f"S2-7 {a}"
 )
 def test_a_full_stdout(tmp_path: Path, arguments: str) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG)
@@ -258,5 +258,5 @@ def test_json_nested_too_deeply(tmp_path: Path, text: str, option: str, ending: 
     deep = tmp_path / f"deep.{ending}"
     deep.write_text(text + "\n")
     other = {"--predictions": "--references", "--references": "--predictions"}[option]
-    command = ["score", "--recipe", "sft", option, str(deep), other, str(tmp_path / "good.jsonl")]
+    command = ["score", "--recipe", "chat", option, str(deep), other, str(tmp_path / "good.jsonl")]
     assert CliRunner().invoke(app, command).exit_code == EXIT_USAGE

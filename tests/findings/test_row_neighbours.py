@@ -117,7 +117,7 @@ KTO += [("kto_tag", value) for value in (False, 0, 0.0, "0", "rejected", "Bad", 
 @pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["prompt", "messages"])
 def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: Any) -> None:
     with pytest.raises(DataError) as caught:
-        row_converter([*row, name], "x", get("sft"), "auto")(row | {name: value})
+        row_converter([*row, name], "x", get("chat"), "auto")(row | {name: value})
     assert (caught.value.code, caught.value.field) == ("E4326", name)
     assert "rename" in str(caught.value.help)  # N1-5: a class that is no verdict
 
@@ -125,7 +125,7 @@ def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: 
 @pytest.mark.parametrize("value", [1, "chosen", "good", True, "true", 3, "sports", None, 0, 0.0, "0", "bad", "wrong"])
 @pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["K1-prompt", "K1-messages"])
 def test_n1_1_other_labels_are_learnt(row: dict[str, Any], value: Any) -> None:
-    assert row_converter([*row, "label"], "x", get("sft"), "auto")(row | {"label": value}).messages
+    assert row_converter([*row, "label"], "x", get("chat"), "auto")(row | {"label": value}).messages
 
 
 @pytest.mark.parametrize("values", [[0, 1, 2, 3], [0, 0, 0], [1, 1, 1], ["0", "1"], [0, 1]], ids=lambda v: f"K1-{v}")

@@ -29,7 +29,11 @@ def check(tmp_path: Path) -> Check:
     """check(rows, held_out, template, data) → the findings about rows and templates."""
 
     def run(
-        rows: Sequence[Row | str], held_out: Sequence[Row] = (), template: str = "", data: str = "", recipe: str = "sft"
+        rows: Sequence[Row | str],
+        held_out: Sequence[Row] = (),
+        template: str = "",
+        data: str = "",
+        recipe: str = "chat",
     ) -> list[dict[str, Any]]:
         name = "surefit/nano"
         if template:
@@ -102,7 +106,7 @@ def test_t1_what_has_no_answer_is_what_is_left_out(check: Check, layout: str, an
     assert {"DAT001"} <= codes(check(rows)) <= {"DAT001", "DAT003"}
     assert codes(check(rows, data=", bad_rows: skip")) == set()
     loaded = gather(tmp_path / "run.yaml", None).loaded.config
-    train, held_out = read_splits(loaded.data, get("sft"), 1)
+    train, held_out = read_splits(loaded.data, get("chat"), 1)
     assert (len(train) + len(held_out), len(train.skipped)) == (35, 5)
 
 
@@ -433,9 +437,9 @@ def test_t9_names_that_the_template_writes_are_none(check: Check) -> None:
 @pytest.mark.parametrize("text", ["<noinput>", " <noinput>\n", "<NoInput>"])
 def test_t12_an_input_that_stands_for_none_is_none(text: str) -> None:
     row = {"instruction": "Name a color.", "input": text, "output": "Red."}
-    example = row_converter([*row], "x", get("sft"), "auto")(row)
+    example = row_converter([*row], "x", get("chat"), "auto")(row)
     assert example.messages[0]["content"] == "Name a color."
-    said = row_converter([*row], "x", get("sft"), "auto")(row | {"input": "What is <noinput>?"})
+    said = row_converter([*row], "x", get("chat"), "auto")(row | {"input": "What is <noinput>?"})
     assert "What is <noinput>?" in said.messages[0]["content"]
 
 

@@ -13,11 +13,11 @@ from tests.findings.conftest import write_rows
 
 from surefit import nano
 
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {name_or_path: model, dtype: float32}
-data: {train: rows.jsonl, eval: 0.3, max_length: 256, bad_rows: skip, prepared: tokens}
+data: {train: rows.jsonl, eval: 0.3, max_length: 256, bad_rows: skip, tokenized: tokens}
 train: {max_steps: 1, global_batch_size: 4}
-evaluate: {max_new_tokens: 2, also: {more: more.jsonl}}
+evaluate: {max_new_tokens: 2, extra_sets: {more: more.jsonl}}
 hardware: {gpu: cpu}
 output_dir: run
 """
@@ -95,7 +95,7 @@ def test_d3_prepare_leaves_refused_rows_out(run: Path) -> None:
 
 @pytest.mark.slow
 def test_d3_evaluate_leaves_refused_rows_out(run: Path) -> None:
-    answer = surefit("evaluate", "run.yaml", "--variant", "base", "--set", "data.prepared=null", "--json")
+    answer = surefit("evaluate", "run.yaml", "--variant", "base", "--set", "data.tokenized=null", "--json")
     assert answer.code == 0, answer.text
     assert answer.json["sets"]["more"]["n"] == 6
     for name in ("eval", "more"):

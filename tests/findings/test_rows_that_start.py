@@ -15,7 +15,7 @@ from surefit.data.load import load_rows
 from surefit.data.sources import files_of, resolve_source
 
 TOOLS = json.dumps([{"name": "ring", "description": "Call", "parameters": {"who": {"type": "string"}}}])
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}
 data: {train: rows.jsonl, eval: 0.2, max_length: 256}
 train: {max_steps: 1, global_batch_size: 4}

@@ -39,12 +39,12 @@ def pairs(start: int, number: int) -> list[dict[str, Any]]:
     return [{"prompt": f"Say the number {n}.", "completion": f"It is {n}."} for n in range(start, start + number)]
 
 
-RUN = """recipe: sft
+RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}
-adapter: {r: 4}
+lora: {r: 4}
 data: {train: train.jsonl, eval: eval.jsonl, max_length: 128}
 train: {max_steps: 6, learning_rate: 3e-3, global_batch_size: 8, early_stopping_patience: 5}
-checkpoint: {every: 2, keep_best: eval_loss, save_total_limit: 10}
+checkpoint: {save_steps: 2, metric_for_best_model: eval_loss, save_total_limit: 10}
 evaluate: {max_examples: 2, max_new_tokens: 3}
 hardware: {gpu: cpu}
 output_dir: run

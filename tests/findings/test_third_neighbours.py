@@ -88,7 +88,7 @@ def test_t18_bytes_are_named_as_such() -> None:
     texts = [f"text {n}" for n in range(60)]
     parquet.write_table(pa.table({"prompt": texts, "completion": [text.encode() for text in texts]}), "rows.parquet")
     Path("run.yaml").write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.parquet}\noutput_dir: run\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.parquet}\noutput_dir: run\n"
     )
     code, document = surefit("check", "run.yaml")
     assert code == 1
@@ -129,7 +129,7 @@ def test_answers_in_another_order_are_matched(column: str, by: str) -> None:
     gold = [{key: row[key] for key in kept} for row in rows]
     Path("gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in gold))
     Path("answers.jsonl").write_text("".join(json.dumps({k: a[k] for k in (column, "text")}) + "\n" for a in answers))
-    code, found = surefit("score", "--recipe", "sft", "--predictions", "answers.jsonl", "--references", "gold.jsonl")
+    code, found = surefit("score", "--recipe", "chat", "--predictions", "answers.jsonl", "--references", "gold.jsonl")
     assert (code, found["matched_by"], found["metrics"]["exact_match"]["mean"]) == (0, by, 1.0)
 
 
@@ -141,7 +141,7 @@ def test_the_gate_is_judged_once_both_are_scored(order: tuple[str, str]) -> None
     rows = [{"prompt": f"Say {n}", "completion": str(n)} for n in range(40)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("run.yaml").write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl, eval: 0.2}\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl, eval: 0.2}\n"
         "train: {max_steps: 1, global_batch_size: 2}\n"
         "evaluate: {max_new_tokens: 4, gate: {not_worse_than: base}}\noutput_dir: run\n"
     )
@@ -151,7 +151,7 @@ def test_the_gate_is_judged_once_both_are_scored(order: tuple[str, str]) -> None
     assert "not been scored" not in codes[-1][1]["gate"]["reason"]
 
 
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, eval: 0.2, max_length: 64}
 train: {global_batch_size: 4}

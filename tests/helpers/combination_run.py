@@ -26,7 +26,7 @@ def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:
     """The config as it is, on a model and lengths that take a second."""
     values["model"]["name_or_path"] = base
     values["data"] |= {"train": "unused", "max_length": 24}
-    values["checkpoint"]["every"] = 2
+    values["checkpoint"]["save_steps"] = 2
     if values["parallel"]["mode"].startswith("zero") and values["model"]["dtype"] == "float16":
         values["model"]["dtype"] = "bfloat16"  # DeepSpeed: "Type fp16 is not supported on your device", a CPU
     values["output_dir"] = out

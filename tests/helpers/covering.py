@@ -98,18 +98,18 @@ def pairs(row: Row) -> Iterator[Pair]:
 def as_config(row: Mapping[str, Any], model: str, data: str, out: str) -> dict[str, Any]:
     """A combination as a user's file would have it."""
     mode, *more = row["mode"].split()
-    kind = "full" if row["adapter"] == "full" else "lora"
-    adapter = {"kind": kind} | ({f"use_{row['adapter']}": True} if row["adapter"] in ("rslora", "dora") else {})
+    lora = {f"use_{row['adapter']}": True} if row["adapter"] in ("rslora", "dora") else {}
     shared = {name: 2 for name in GROUPED if name in (mode, *more)}
     return {
         "recipe": "function_calling",
         "model": {"name_or_path": model, "dtype": row["dtype"], "quantization": row["quantization"]},
-        "adapter": adapter,
+        "lora": lora,
         "data": {"train": data, "eval": 0.2, "max_length": 512, "packing": row["packing"]},
         "train": {
+            "method": "full" if row["adapter"] == "full" else "lora",
             "max_steps": 2,
             "global_batch_size": 4,
-            "optimizer": row["optimizer"],
+            "optim": row["optimizer"],
             "gradient_checkpointing": row["checkpointing"],
             "neftune_noise_alpha": row["neftune"],
         },

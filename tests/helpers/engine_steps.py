@@ -14,7 +14,7 @@ from peft import PeftModel, get_peft_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from surefit.checkpoint import manager
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import SureFitError
 from surefit.data.collate import collate, pack
 from surefit.model.adapter import add_adapter
@@ -109,7 +109,7 @@ def prepared(lora, checkpointing=False, fused=False, tile=None, experts=False, n
     `new_tokens`: rows of the vocabulary that are trained beside the factors."""
     ready = tiny(**model)
     if lora:
-        section = AdapterSection(kind="lora", r=4, alpha=8, dropout=0.0, target_modules="all-linear", experts=experts)
+        section = LoraSection(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", experts=experts)
         ready = add_adapter(ready, section, new_tokens=new_tokens)
     if fused:
         fuse_lora(ready)

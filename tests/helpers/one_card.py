@@ -21,7 +21,7 @@ from tiny_run import save_base, training
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.data.collate import pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
@@ -74,7 +74,7 @@ def sharded(kind: str) -> dict[str, Any]:
         parameter.data.copy_(drawn(parameter, kind))
     # to_empty has emptied what no file holds: the rotary frequencies.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    ready = add_adapter(model, AdapterSection(r=16))
+    ready = add_adapter(model, LoraSection(r=16))
     enable_checkpointing(ready, True)
     engine = FullySharded(World())
     wrapped = engine.wrap(ready.train())

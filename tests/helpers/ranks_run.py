@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
 from surefit.config.modes import GROUPED, MODES
-from surefit.config.schema import AdapterSection, ParallelSection, TrainSection
+from surefit.config.schema import LoraSection, ParallelSection, TrainSection
 from surefit.data.collate import pack
 from surefit.model.adapter import add_adapter
 from surefit.model.attention import use_varlen
@@ -61,7 +61,7 @@ def build(mode: str, family: str, kind: str, dtype: str) -> torch.nn.Module:
     config = AutoConfig.for_model(family, **shape_of(mode, family))
     model = KINDS[family][1](config).to(getattr(torch, dtype))
     if kind == "lora":
-        return add_adapter(model, AdapterSection(r=3))
+        return add_adapter(model, LoraSection(r=3))
     return model
 
 

@@ -47,7 +47,7 @@ QUANTIZED = {"lora nf4": {"quantization": "nf4"}, "lora fp8": {"quantization": "
 
 def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any:
     """`mode`: of the section parallel; `cp` among the changes belongs there too."""
-    changes = {"max_steps": STEPS, "epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
+    changes = {"max_steps": STEPS, "num_train_epochs": 50.0, "learning_rate": 3e-3, "weight_decay": 0.01} | changes
     ways = {"mode": mode, "cp": changes.pop("cp", 1)}
     chunked, quantization = changes.pop("chunked_loss", True), changes.pop("quantization", "none")
     speed = {"chunked_loss": chunked, "kernels": changes.pop("kernels", False)}
@@ -55,7 +55,7 @@ def settings(base: Path, out: Path, mode: str = "single", **changes: Any) -> Any
     return made.model_copy(
         update={
             "model": made.model.model_copy(update={"quantization": quantization}),
-            "adapter": made.adapter.model_copy(update={"dropout": 0.0}),
+            "lora": made.lora.model_copy(update={"lora_dropout": 0.0}),
             "speed": made.speed.model_copy(update=speed),
             "parallel": made.parallel.model_copy(update=ways),
         }

@@ -87,7 +87,7 @@ def config(
     **train: Any,
 ) -> Config:
     settings = {
-        "epochs": 4.0,
+        "num_train_epochs": 4.0,
         "global_batch_size": 8,
         "per_device_train_batch_size": 4,
         "learning_rate": 1e-2,
@@ -96,12 +96,12 @@ def config(
     return Config.model_validate(
         {
             "model": {"name_or_path": str(base), "dtype": dtype},
-            "adapter": {"kind": kind, "r": 4, "dropout": 0.1} | dict(adapter or {}),
+            "lora": {"r": 4, "lora_dropout": 0.1} | dict(adapter or {}),
             # At most 20 tokens in a row, so that a bin of 4 × 16 holds a few of them.
             "data": {"train": "unused", "packing": packing, "max_length": 16},
-            "train": settings | train,
+            "train": settings | {"method": kind} | train,
             "speed": {"attention": "torch_varlen" if packing else "sdpa", "fused_lora": False, "tiled_mlp": False},
-            "checkpoint": {"every": every} | dict(checkpoint or {}),
+            "checkpoint": {"save_steps": every} | dict(checkpoint or {}),
             "output_dir": str(out),
         }
     )

@@ -40,18 +40,20 @@ def save_base(
     return load_file(directory / FILE)
 
 
-def type_run(folder: Path, adapter: str, rows: Sequence[dict[str, Any]] = ROWS, **model: Any) -> Path:
+def type_run(
+    folder: Path, lora: str = "{}", rows: Sequence[dict[str, Any]] = ROWS, method: str = "lora", **model: Any
+) -> Path:
     """The config of a run on the model in `folder`/base, and its rows.
 
     Args:
-        adapter: the section, as YAML; model: entries of that section beside the base and its type.
+        lora: the section, as YAML; method: `train.method`; model: entries of that section beside the base and its type.
     """
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "run.yaml").write_text(f"""\
 model: {json.dumps({"name_or_path": "base", "dtype": "float32"} | model)}
-adapter: {adapter}
+lora: {lora}
 data: {{train: rows.jsonl, eval: 0.25, max_length: 128}}
-train: {{max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup: 0}}
+train: {{method: {method}, max_steps: 2, global_batch_size: 2, learning_rate: 1e-2, warmup_steps: 0}}
 hardware: {{gpu: cpu}}
 output_dir: out
 """)

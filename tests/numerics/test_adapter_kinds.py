@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(base: Path, out: Path, kind: str, dropout: float = 0.0, **changes: Any) -> Any:
-    adapter = KINDS[kind] | {"dropout": dropout, "alpha": 8.0}
+    adapter = KINDS[kind] | {"lora_dropout": dropout, "lora_alpha": 8.0}
     # One micro batch, so that the plain loop below is one.
     return tiny_run.config(base, out, adapter=adapter, per_device_train_batch_size=8, **changes)
 
@@ -68,7 +68,7 @@ def plain_losses(base: Path, kind: str, seed: int, peak: float) -> list[float]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_losses_are_those_of_a_plain_loop(base: Path, tmp_path: Path, kind: str) -> None:
-    made = settings(base, tmp_path / "run", kind, schedule="constant", warmup=0.0)
+    made = settings(base, tmp_path / "run", kind, lr_scheduler_type="constant")
     tiny_run.training(made).fit()
     losses = [line["loss"] for line in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert len(losses) == STEPS
@@ -118,10 +118,10 @@ def test_over_four_bit_weights_the_merge_is_certified_too(base: Path, tmp_path: 
 
 
 def test_a_checkpoint_from_before_these_settings_is_resumed(tmp_path: Path) -> None:
-    now = {"adapter.r": 4, "adapter.use_rslora": False, "adapter.use_dora": False}
-    require_same({"adapter.r": 4}, now, tmp_path)
+    now = {"lora.r": 4, "lora.use_rslora": False, "lora.use_dora": False}
+    require_same({"lora.r": 4}, now, tmp_path)
     with pytest.raises(ConfigError, match="use_dora was False when the checkpoint was written and is True now"):
-        require_same({"adapter.r": 4}, now | {"adapter.use_dora": True}, tmp_path)
+        require_same({"lora.r": 4}, now | {"lora.use_dora": True}, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from surefit.config.schema import AdapterSection, ParallelSection
+from surefit.config.schema import LoraSection, ParallelSection
 from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
@@ -24,11 +24,11 @@ from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SECTION = AdapterSection(r=3, alpha=7, experts=True)
+SECTION = LoraSection(r=3, lora_alpha=7, experts=True)
 Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-def adapted(family: str, dtype: torch.dtype = torch.float64, section: AdapterSection = SECTION) -> Any:
+def adapted(family: str, dtype: torch.dtype = torch.float64, section: LoraSection = SECTION) -> Any:
     """A model with random factors, so that no gradient is zero. torch's product of groups knows no float64, in which
     transformers' loop over the experts computes."""
     base = families.build(family).to(dtype)
@@ -68,7 +68,7 @@ def _dense(
         a, b = (half[expert] for half in factors[f"{name}.{which}"])
         stored = getattr(module, which)[expert]
         bias = getattr(module, f"{which}_bias", None)
-        weight = (stored.T if is_transposed(module) else stored) + SECTION.alpha / SECTION.r * b @ a
+        weight = (stored.T if is_transposed(module) else stored) + SECTION.lora_alpha / SECTION.r * b @ a
         return x @ weight.T + (0 if bias is None else bias[expert])
 
     total = torch.zeros_like(x)
@@ -164,7 +164,7 @@ def test_a_routers_gradients_are_those_of_its_whole_matrix(family: str, name: st
         parameter.requires_grad_()
     for each in (losses[0], loss_sum(merged, given, chunked=True)):
         each.backward()
-    scale, got = section.alpha / section.r, dict(model.named_parameters())
+    scale, got = section.lora_alpha / section.r, dict(model.named_parameters())
     for layer in range(2):
         matrix = merged.get_submodule(f"model.layers.{layer}.{name}").weight.grad
         a, b = (got[f"base_model.model.model.layers.{layer}.{name}.lora_{half}.default.weight"] for half in "AB")

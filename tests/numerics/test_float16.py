@@ -135,7 +135,7 @@ def test_a_resumed_run_has_the_bits_and_the_scale_of_one_that_was_not_stopped(ba
 
 
 def test_overflows_do_not_stop_a_run_that_ten_faults_would(base: Path, tmp_path: Path) -> None:
-    result = tiny_run.training(tiny_run.config(base, tmp_path, dtype="float16", epochs=12.0))
+    result = tiny_run.training(tiny_run.config(base, tmp_path, dtype="float16", num_train_epochs=12.0))
     assert result.scaling is not None
     result.scaling.value = 2.0**40
     counters = result.fit().counters

@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.model.adapter import add_adapter
 from surefit.model.compat import checkpoint_activations
 from surefit.model.fused_lora import fuse_lora
@@ -47,7 +47,7 @@ def base(bias: bool = False, layers: int = 1, dtype: torch.dtype = torch.float32
 
 def adapted(model: Any, targets: Any = "all-linear", dropout: float = 0.0) -> PeftModel:
     """With factors of some size, so that they matter; r and alpha/r are no powers of two."""
-    adapter = add_adapter(model, AdapterSection(r=6, alpha=10.0, dropout=dropout, target_modules=targets))
+    adapter = add_adapter(model, LoraSection(r=6, lora_alpha=10.0, lora_dropout=dropout, target_modules=targets))
     generator = torch.Generator().manual_seed(1)
     for parameter in adapter.parameters():
         if parameter.requires_grad:
@@ -152,7 +152,7 @@ def test_with_fused_kernels_sixteen_bits_are_no_less_exact(kind: str, dtype: str
 
 @pytest.mark.parametrize("dora", [False, True])
 def test_fused_kernels_in_tiles_and_beside_dora(dora: bool) -> None:
-    model = add_adapter(base(layers=2), AdapterSection(r=6, alpha=10.0, use_dora=dora)).train()
+    model = add_adapter(base(layers=2), LoraSection(r=6, lora_alpha=10.0, use_dora=dora)).train()
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(1))

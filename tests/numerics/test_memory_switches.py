@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.data.collate import collate, pack
 from surefit.facts import activations
 from surefit.model import checkpointing
@@ -71,7 +71,7 @@ def build(family: str, kind: str, switches: Switches, dropout: float = 0.0, **ch
     """A model in training mode whose LoRA factors, where it has some, are not at their start."""
     model: Any = families.build(family, attention_dropout=dropout, **changes)
     if kind == "lora":
-        model = add_adapter(model, AdapterSection(r=4, dropout=dropout))
+        model = add_adapter(model, LoraSection(r=4, lora_dropout=dropout))
         generator = torch.Generator().manual_seed(3)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -40,7 +40,7 @@ IDS = [OLD, OLD + 1, OLD + 2]
 
 def settings(folder: Path, kind: str = "lora", tied: bool = True, dtype: str = "float32", **changes: Any) -> Config:
     base = tiny_run.save_base(folder / "base", tie_word_embeddings=tied, max_position_embeddings=64)
-    config = tiny_run.config(base, folder / "run", kind, dtype, adapter={"dropout": 0.0}, **changes)
+    config = tiny_run.config(base, folder / "run", kind, dtype, adapter={"lora_dropout": 0.0}, **changes)
     return config.model_copy(update={"model": config.model.model_copy(update={"add_tokens": NEW})})
 
 

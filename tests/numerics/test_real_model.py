@@ -80,7 +80,7 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def get(dtype: str = "float32", quantization: str = "none") -> Any:
         if (dtype, quantization) not in made:
             out = tmp_path_factory.mktemp("run")
-            config = tiny_run.config(base, out, dtype=dtype, epochs=1.0, learning_rate=1e-3)
+            config = tiny_run.config(base, out, dtype=dtype, num_train_epochs=1.0, learning_rate=1e-3)
             model = config.model.model_copy(update={"quantization": quantization})
             made[dtype, quantization] = config.model_copy(update={"model": model})
             tiny_run.training(made[dtype, quantization]).fit()

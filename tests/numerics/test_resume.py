@@ -72,7 +72,7 @@ def test_measurements_between_checkpoints_are_taken_up_again(base: Path, tmp_pat
     """Checkpoints at 4, 8 and 12, measurements at 3, 6, 9 and 12 as well; stopped at one, and while one is taken."""
 
     def settings(out: str) -> Any:
-        return tiny_run.config(base, tmp_path / out, eval_every=3)
+        return tiny_run.config(base, tmp_path / out, eval_steps=3)
 
     tiny_run.training(settings("straight")).fit()
     measured = [line for line in result_of(tmp_path / "straight")[1] if "eval_loss" in line]

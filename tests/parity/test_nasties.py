@@ -143,7 +143,7 @@ def test_glaive_tools_are_an_empty_list_harmless_as_the_template_is_then_given_n
 ) -> None:
     row = json.loads(raw("function_calling", 6, "glaive"))
     assert "AUD032" not in codes([row])
-    (example,) = to_examples(load_rows(str(tmp_path / "rows.jsonl")), recipes.get("sft"))
+    (example,) = to_examples(load_rows(str(tmp_path / "rows.jsonl")), recipes.get("chat"))
     assert example.tools is None
     assert [m["content"] for m in example.messages] == [t["value"] for t in row["conversations"]][
         : len(example.messages)
@@ -203,7 +203,7 @@ def test_minilongbench_blank_lines_before_an_answer_harmless_as_they_are_kept_to
     prediction = ast.literal_eval(raw("legal_summarization", 4, "MiniLongBench"))
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "Summarise.", "completion": prediction}), encoding="utf-8")
-    (example,) = to_examples(load_rows(str(path)), recipes.get("sft"))
+    (example,) = to_examples(load_rows(str(path)), recipes.get("chat"))
     assert example.messages[-1]["content"] == prediction
 
 
@@ -244,7 +244,7 @@ def test_gsm8k_harmless_here_as_text_is_taken_to_the_character_and_no_note_is_ca
     assert codes([row]) == {}
     path = tmp_path / "sft.jsonl"
     path.write_text(json.dumps({"prompt": row["question"], "completion": row["answer"]}), encoding="utf-8")
-    (example,) = to_examples(load_rows(str(path)), recipes.get("sft"))
+    (example,) = to_examples(load_rows(str(path)), recipes.get("chat"))
     assert example.messages[-1]["content"] == row["answer"]
 
 
@@ -266,7 +266,7 @@ def test_mbpp_equal_prompts_with_different_tests_are_one_prompt_to_the_split(tmp
     assert tests[0] != tests[1]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt, "completion": str(each)}) + "\n" for each in tests))
-    first, second = to_examples(load_rows(str(path)), recipes.get("sft"))
+    first, second = to_examples(load_rows(str(path)), recipes.get("chat"))
     assert first.prompt == second.prompt  # equal prompts stay on one side: data.formats.split_eval
 
 
@@ -284,7 +284,7 @@ def test_humaneval_entry_points_repeat_harmless_as_rows_are_told_apart_by_their_
     assert len(set(names)) < len(names)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows), encoding="utf-8")
-    asked = to_prompts(load_rows(str(prompts)), recipes.get("sft"))
+    asked = to_prompts(load_rows(str(prompts)), recipes.get("chat"))
     assert len({example.messages[0]["content"] for example in asked}) == len(rows)
 
 

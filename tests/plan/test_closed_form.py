@@ -58,15 +58,15 @@ def both(
     fused_lora: bool = False,
     tiled_mlp: bool = False,
     quantization: str = "none",
-    optimizer: str = "adamw",
+    optimizer: str = "adamw_torch",
     capability: tuple[int, int] = (8, 0),
     kernels: bool = False,
 ) -> tuple[int, int]:
     """(closed form, simulated) bytes of the fullest moment of a step."""
-    adapter = {"kind": kind, "r": r, "target_modules": target_modules, "dropout": dropout}
+    lora = {"r": r, "target_modules": target_modules, "lora_dropout": dropout}
     resolved = resolved_run(
-        adapter, rows, length, dtype, checkpointing, micro_batches,
-        model={"quantization": quantization}, data={"packing": packed}, train={"optimizer": optimizer},
+        lora, rows, length, dtype, checkpointing, micro_batches,
+        model={"quantization": quantization}, data={"packing": packed}, train={"method": kind, "optim": optimizer},
         speed={"chunked_loss": chunked, "fused_lora": fused_lora, "tiled_mlp": tiled_mlp, "kernels": kernels},
     )  # fmt: skip
     setting = Setting(
@@ -86,12 +86,12 @@ def both(
 
 
 def resolved_run(
-    adapter: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: Any, micro_batches: int,
+    lora: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: Any, micro_batches: int,
     **sections: dict[str, Any],
 ) -> Resolved:  # fmt: skip
     tree: dict[str, Any] = {
         "model": {"name_or_path": "unused", "dtype": dtype},
-        "adapter": adapter,
+        "lora": lora,
         "data": {"train": "unused", "max_length": length},
         "train": {
             "global_batch_size": rows * micro_batches,
@@ -137,7 +137,9 @@ def test_at_its_whole_depth(name: str, run: dict[str, Any]) -> None:
         ("llama3-1b", {"packed": True, "length": 4096, "fused_lora": True, "checkpointing": "selective"}),
         ("qwen3-0.6b", {"packed": True, "rows": 4, "dtype": "float16", "capability": (7, 5), "fused_lora": True}),
         pytest.param(
-            "llama3-3b", {"packed": True, "kind": "full", "optimizer": "paged_adamw", "checkpointing": True}, marks=SLOW
+            "llama3-3b",
+            {"packed": True, "kind": "full", "optimizer": "paged_adamw_32bit", "checkpointing": True},
+            marks=SLOW,
         ),
     ],
 )

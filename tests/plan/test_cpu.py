@@ -15,7 +15,7 @@ from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
 from surefit.plan.verdict import CPU_MARGIN, KEPT_ABOVE, calculated, need
 
-FULL = ("adapter.kind=full", "model.dtype=float32", "train.per_device_train_batch_size=8")
+FULL = ("train.method=full", "model.dtype=float32", "train.per_device_train_batch_size=8")
 NANO = {"model": "surefit/nano", "gpu": "cpu"}
 
 
@@ -29,7 +29,7 @@ NANO = {"model": "surefit/nano", "gpu": "cpu"}
 def test_the_copy_of_a_checkpoint_is_beside_the_steps_after_it(
     place, every: int, order: list[str], copied: bool
 ) -> None:
-    where, facts = place(*FULL, f"checkpoint.every={every}", **NANO)
+    where, facts = place(*FULL, f"checkpoint.save_steps={every}", **NANO)
     found = simulate(setting_of(where.resolved, facts, where.hardware, length=64), merge=False)
     assert [phase.name for phase in found.phases] == order
     # Weights and two moments in float32, as the closed form has them too.
@@ -42,14 +42,14 @@ def test_the_copy_of_a_checkpoint_is_beside_the_steps_after_it(
 
 
 def test_what_is_freed_goes_back_between_the_phases(place) -> None:
-    where, facts = place(*FULL, "data.max_length=512", "checkpoint.every=10", **NANO)
+    where, facts = place(*FULL, "data.max_length=512", "checkpoint.save_steps=10", **NANO)
     found = {phase.name: phase for phase in simulate(setting_of(where.resolved, facts, where.hardware)).phases}
     assert found["eval"].reserved < found["step"].reserved
 
 
 def test_the_closed_form_has_it_too(place) -> None:
-    often, facts = place(*FULL, "checkpoint.every=5", **NANO)
-    once, _ = place(*FULL, "checkpoint.every=10", **NANO)
+    often, facts = place(*FULL, "checkpoint.save_steps=5", **NANO)
+    once, _ = place(*FULL, "checkpoint.save_steps=10", **NANO)
     sizes = [calculated(each.resolved, facts, each.hardware) for each in (often, once)]
     assert sizes[0] is not None
     assert sizes[1] is not None

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import Qwen3Config
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.plan import simulate
 from surefit.plan.fake import FakeMode
 from surefit.plan.operations import Operations
@@ -23,7 +23,7 @@ CONFIG = Qwen3Config(
     num_key_value_heads=2, head_dim=16,
 )  # fmt: skip
 SLOW = pytest.mark.slow
-PACKED = Setting(CONFIG, "bfloat16", AdapterSection(r=4, dropout=0.1), 2, 40, packed=True, micro_batches=2)
+PACKED = Setting(CONFIG, "bfloat16", LoraSection(r=4, lora_dropout=0.1), 2, 40, packed=True, micro_batches=2)
 
 
 def _all(setting: Setting) -> tuple[Trace, Trace, tuple[Operations, Operations]]:
@@ -37,9 +37,7 @@ def _all(setting: Setting) -> tuple[Trace, Trace, tuple[Operations, Operations]]
         pytest.param(
             replace(PACKED, packed=False, padded=True, dtype="float32", cuda=False), id="padded-cpu", marks=SLOW
         ),
-        pytest.param(
-            replace(PACKED, adapter=AdapterSection(kind="full"), checkpointing="offload"), id="full", marks=SLOW
-        ),
+        pytest.param(replace(PACKED, adapter=None, checkpointing="offload"), id="full", marks=SLOW),
         pytest.param(replace(PACKED, quantization="fp8", capability=(9, 0), tiled_mlp=True), id="fp8-tiled"),
     ],
 )

@@ -40,7 +40,7 @@ def test_what_is_offloaded_is_what_the_step_sends_to_the_host(
 
 def test_paged_moments(place: Callable[..., Any]) -> None:
     """bitsandbytes pages parameters of 100,000 numbers and more, and keeps embeddings in 32 bits."""
-    where, facts = place("train.optimizer=paged_adamw_8bit", "adapter.kind=full")
+    where, facts = place("train.optim=paged_adamw_8bit", "train.method=full")
     embedding = facts.vocab_size * facts.hidden_size
     paged = paged_bytes(where.resolved, facts)
     inner = facts.parameters - embedding
@@ -57,7 +57,7 @@ def test_nothing_is_asked_of_the_host_otherwise(place: Callable[..., Any]) -> No
     assert planned is not None
     assert planned["memory"] == []
     assert planned["pcie_bytes_per_step"] == {"batches": 32 * 8 * 512}
-    on_cpu, nano = place("adapter.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
+    on_cpu, nano = place("lora.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
     assert host_plan(on_cpu.resolved, nano, on_cpu.hardware) is None
 
 

@@ -66,7 +66,7 @@ def test_the_cases_are_what_was_promised(plan_real: ModuleType) -> None:
     assert kinds == {False, True, "selective", "offload"}
     assert {case.set.get("model.quantization", "none") for case in cases} >= {"none", "nf4"}
     assert {case.set.get("speed.chunked_loss", True) for case in cases} == {True, False}
-    assert {case.set.get("adapter.kind", "lora") for case in cases} == {"lora", "full"}
+    assert {case.set.get("train.method", "lora") for case in cases} == {"lora", "full"}
 
 
 def test_its_report_says_what_was_missed(plan_real: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

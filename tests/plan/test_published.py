@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.gpus import GPUS
 from surefit.facts.model import catalogue
 from surefit.plan.profile import rates_of
@@ -88,7 +88,7 @@ def test_tokens_per_second_on_other_cards(
     """Nothing is fitted to these: the rates are those that an L40S reached."""
     config = catalogue()[shape["name"]]["config"] | {key: value for key, value in shape.items() if key != "name"}
     setting = Setting(
-        AutoConfig.for_model(**config), "bfloat16", AdapterSection(kind="lora", r=rank), rows=rows, length=length,
+        AutoConfig.for_model(**config), "bfloat16", LoraSection(r=rank), rows=rows, length=length,
         packed=True, checkpointing=recomputed, fused_lora=True,
     )  # fmt: skip
     planned = setting.tokens / roofline(operations(setting)[0], rates_of(GPUS[gpu]))[0]

@@ -40,13 +40,13 @@ LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-
 def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Resolved:
     tree: dict[str, Any] = {
         "model": {"name_or_path": facts.name, "dtype": "bfloat16"},
-        "adapter": {"kind": "lora", "r": 16},
+        "lora": {"r": 16},
         "data": {"train": "rows", "max_length": 2048, "packing": True},
         "train": {"global_batch_size": 16, "per_device_train_batch_size": 1, "gradient_checkpointing": True},
         "speed": {"fused_lora": False, "tiled_mlp": False, "attention": "torch_varlen"},
         "hardware": {"count": processes},
         "parallel": ranks_run.parallel_of(mode, processes),
-        "checkpoint": {"every": 10},
+        "checkpoint": {"save_steps": 10},
         "evaluate": {"batch_size": 16},
         "output_dir": "runs/x",
     }
@@ -82,7 +82,7 @@ def test_arithmetic_and_the_engines_without_data_agree(
     config, facts = shallow(LLAMA_1B, 3)
     batches = {"global_batch_size": 2 * (1 if mode.endswith(("tp", "cp", "pp")) else processes)}
     train = batches | {"gradient_checkpointing": checkpointing}
-    resolved = run_of(mode, processes, facts, train=train, adapter={"kind": kind})
+    resolved = run_of(mode, processes, facts, train={**train, "method": kind})
     closed = memory_per_rank.peak_bytes(resolved, facts, padded=False)
     sharing = sharing_of(resolved.config)
     assert closed is not None
@@ -112,7 +112,7 @@ def test_two_real_processes_hold_what_is_planned_to_the_byte(found: Any, case: s
     mode, family, kind, dtype = ranks_run.CASES[case]
     shape = ranks_run.shape_of(mode, family) | {"architectures": [ranks_run.KINDS[family][0]], "model_type": family}
     facts = build_facts("tiny", shape, None, where="tiny", source="catalogue")
-    resolved = run_of(mode, 2, facts, adapter={"kind": kind, "r": 3}, model={"dtype": dtype})
+    resolved = run_of(mode, 2, facts, lora={"r": 3}, train={"method": kind}, model={"dtype": dtype})
     for rank in (0, 1):
         mine = held(resolved, facts, sharing_of(resolved.config), rank)
         assert found[case][rank] == {
@@ -170,7 +170,7 @@ def test_deepspeed_is_calculated_with_its_buckets() -> None:
 
 def test_a_check_judges_one_process_of_several() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
-    full = {"adapter": {"kind": "full"}}
+    full = {"train": {"method": "full"}}
     alone = list(does_not_fit.check(run_of("ddp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
     shared = list(does_not_fit.check(run_of("fsdp", 8, facts, **full), facts, card))  # type: ignore[attr-defined]
     assert alone
@@ -205,7 +205,7 @@ def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
     long = auto(tmp_path, "l40s", "Qwen/Qwen3-4B", 8, max_length=262_144)
     assert (long.config.parallel.mode, long.config.parallel.cp > 1) == ("cp", True)
     assert "a share of each example's tokens: up to" in str(long.provenance["parallel.mode"])
-    whole = auto(tmp_path, "h100", "Qwen/Qwen3-4B", 8, max_length=262_144, **{"adapter.kind": "full"})
+    whole = auto(tmp_path, "h100", "Qwen/Qwen3-4B", 8, max_length=262_144, **{"train.method": "full"})
     assert (whole.config.parallel.mode, whole.config.parallel.cp) == ("fsdp", 2), "neither fits alone"
     assert "a share of the model and a share of each example's tokens: up to" in str(whole.provenance["parallel.cp"])
     assert auto(tmp_path, "t4", LLAMA_8B, 1).config.parallel.mode == "single"

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.model import quantize
 from surefit.model.sdpa import gpu_assumed
@@ -33,15 +33,15 @@ LLAMA = LlamaConfig(**TINY)
 QWEN2 = Qwen2Config(**TINY | {"num_hidden_layers": 1}, tie_word_embeddings=True)
 QWEN3_MOE = Qwen3MoeConfig(**TINY, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
 ROUTED = Qwen3MoeConfig(**QWEN3_MOE.to_diff_dict() | {"output_router_logits": True})
-LORA = AdapterSection(r=4, target_modules=["v_proj", "down_proj"])
+LORA = LoraSection(r=4, target_modules=["v_proj", "down_proj"])
 DORA = LORA.model_copy(update={"use_dora": True})
-EXPERTS = AdapterSection(r=4, experts=True)
-FULL = AdapterSection(kind="full")
+EXPERTS = LoraSection(r=4, experts=True)
+FULL = None
 PADDED, SAME = True, False
 
 
 def _setting(
-    config: PretrainedConfig, adapter: AdapterSection, dtype: str, checkpointing: bool, padded: bool,
+    config: PretrainedConfig, adapter: LoraSection, dtype: str, checkpointing: bool, padded: bool,
     micro_batches: int, attention: str,
 ) -> Setting:  # fmt: skip
     return Setting(
@@ -77,19 +77,19 @@ SETTINGS += [
     replace(PACKED, dtype="bfloat16", rows=3, micro_batches=2, checkpointing=True),
     replace(PACKED, dtype="bfloat16", checkpointing="selective"),
     replace(PACKED, adapter=FULL, checkpointing="offload", tiled_mlp=True),
-    replace(PACKED, adapter=AdapterSection(r=4), fused_lora=True, micro_batches=2),
-    replace(PACKED, adapter=AdapterSection(r=4, dropout=0.1), fused_lora=True, checkpointing="selective"),
-    replace(FIRST, adapter=AdapterSection(r=4), fused_lora=True, kernels=True, dtype="bfloat16"),
+    replace(PACKED, adapter=LoraSection(r=4), fused_lora=True, micro_batches=2),
+    replace(PACKED, adapter=LoraSection(r=4, lora_dropout=0.1), fused_lora=True, checkpointing="selective"),
+    replace(FIRST, adapter=LoraSection(r=4), fused_lora=True, kernels=True, dtype="bfloat16"),
     replace(FIRST, adapter=FULL, kernels=True, checkpointing=True),
-    replace(PACKED, adapter=AdapterSection(r=4), quantization="fp8", dtype="bfloat16"),
-    replace(PACKED, adapter=AdapterSection(r=4), quantization="fp8", dtype="bfloat16", fused_lora=True),
-    replace(FIRST, adapter=AdapterSection(r=4), quantization="fp8", dtype="bfloat16", fused_lora=True, kernels=True),
+    replace(PACKED, adapter=LoraSection(r=4), quantization="fp8", dtype="bfloat16"),
+    replace(PACKED, adapter=LoraSection(r=4), quantization="fp8", dtype="bfloat16", fused_lora=True),
+    replace(FIRST, adapter=LoraSection(r=4), quantization="fp8", dtype="bfloat16", fused_lora=True, kernels=True),
     replace(PACKED, dtype="bfloat16", chunked=False, neftune=5.0),
     replace(FIRST, new_tokens=3),
     replace(FIRST, config=QWEN2, new_tokens=3, dtype="bfloat16", checkpointing=True, micro_batches=2),
     replace(PACKED, new_tokens=3, chunked=False, neftune=5.0),
-    replace(FIRST, adapter=AdapterSection(r=4), new_tokens=3, fused_lora=True, kernels=True),
-    replace(FIRST, config=QWEN3_MOE, adapter=AdapterSection(r=4, experts="with_router"), padded=True),
+    replace(FIRST, adapter=LoraSection(r=4), new_tokens=3, fused_lora=True, kernels=True),
+    replace(FIRST, config=QWEN3_MOE, adapter=LoraSection(r=4, experts="with_router"), padded=True),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS),
     replace(FIRST, config=ROUTED, adapter=EXPERTS, padded=True, checkpointing=True),
     replace(FIRST, config=QWEN3_MOE, adapter=EXPERTS, dtype="bfloat16", checkpointing=True, micro_batches=2),
@@ -97,11 +97,11 @@ SETTINGS += [
     *(
         pytest.param(setting, marks=pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes"))
         for setting in (
-            replace(PACKED, adapter=AdapterSection(r=4), quantization="nf4", dtype="bfloat16"),
-            replace(FIRST, adapter=AdapterSection(r=4), quantization="nf4", fused_lora=True, checkpointing=True),
-            replace(FIRST, adapter=AdapterSection(r=4, use_dora=True), quantization="nf4", dtype="bfloat16"),
+            replace(PACKED, adapter=LoraSection(r=4), quantization="nf4", dtype="bfloat16"),
+            replace(FIRST, adapter=LoraSection(r=4), quantization="nf4", fused_lora=True, checkpointing=True),
+            replace(FIRST, adapter=LoraSection(r=4, use_dora=True), quantization="nf4", dtype="bfloat16"),
             replace(FIRST, adapter=FULL, optimizer="adamw_8bit"),
-            replace(FIRST, adapter=FULL, optimizer="paged_adamw", dtype="bfloat16"),
+            replace(FIRST, adapter=FULL, optimizer="paged_adamw_32bit", dtype="bfloat16"),
         )
     ),
 ]
@@ -112,8 +112,9 @@ def _name(setting: Setting) -> str:
     differs = [
         f"{name}={value}" for name, value in vars(setting).items() if name != "config" and value != vars(plain)[name]
     ]
-    kind = "dora" if setting.adapter.use_dora else setting.adapter.kind
-    adapter = f"{kind}{'-dropout' * bool(setting.adapter.dropout)}"
+    lora = setting.adapter
+    kind = "full" if lora is None else "dora" if lora.use_dora else "lora"
+    adapter = f"{kind}{'-dropout' * bool(lora and lora.lora_dropout)}"
     return "-".join([setting.config.model_type, adapter, setting.dtype, *differs])
 
 
@@ -190,7 +191,7 @@ def test_what_experts_with_factors_take_is_foreseen(checkpointing: bool) -> None
     config = Qwen3MoeConfig(**shape, num_experts_per_tok=2, head_dim=16)
     stacks = {f"layers.{n}.experts.{name}": (8, width, 128) for n in range(4) for name, width in WIDTHS.items()}
     peaks = []
-    for adapter in (AdapterSection(r=4), EXPERTS):
+    for adapter in (LoraSection(r=4), EXPERTS):
         setting = Setting(config, "float32", adapter, 4, 32, cuda=False, checkpointing=checkpointing)
         peaks.append((_profiled(setting), record(setting).peak()[0]))
         assert peaks[-1][1] == pytest.approx(peaks[-1][0], rel=0.01)

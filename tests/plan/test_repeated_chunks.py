@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from transformers import LlamaConfig
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts import activations
 from surefit.plan import simulate
 from surefit.plan.operations import Operations
@@ -23,8 +23,8 @@ CONFIG = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2,
 )  # fmt: skip
-LORA = Setting(CONFIG, "bfloat16", AdapterSection(r=4), 2, 40, packed=True, micro_batches=2)
-FULL = replace(LORA, adapter=AdapterSection(kind="full"))
+LORA = Setting(CONFIG, "bfloat16", LoraSection(r=4), 2, 40, packed=True, micro_batches=2)
+FULL = replace(LORA, adapter=None)
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:
             pytest.param(setting, id=name, marks=pytest.mark.slow)
             for name, setting in {
                 "padded": replace(LORA, packed=False, padded=True, checkpointing=True, supervised=0.7),
-                "head": replace(LORA, adapter=AdapterSection(r=4, target_modules=["v_proj", "lm_head"], dropout=0.1)),
+                "head": replace(LORA, adapter=LoraSection(r=4, target_modules=["v_proj", "lm_head"], lora_dropout=0.1)),
                 "turing": replace(LORA, dtype="float16", capability=(7, 5), cuda=True, fused_lora=True),
                 "cpu": replace(LORA, cuda=False, dtype="float32"),
                 "full-fp32": replace(FULL, dtype="float32", capability=(9, 0)),

@@ -58,7 +58,7 @@ def timed(
 
 def test_it_is_what_the_engine_runs(tmp_path: Path) -> None:
     """The base model's answers, counted on tensors that hold data: what `generate` does around a pass is little."""
-    made = run(tmp_path, adapter={"kind": "full"})
+    made = run(tmp_path, train={"method": "full"})
     config = made[0].config
     model, tokenizer = load_model(config.model, made[2]), load_tokenizer(config.model)
     tally, recorder = Tally({"answering"}), Recorder()
@@ -120,8 +120,8 @@ def test_the_closed_form(tmp_path: Path) -> None:
     assert h100 is not None
     settings = {"batch_size": 16, "max_new_tokens": 256, "in_training": True}
     words = {
-        "train": {"epochs": 99, "max_steps": 100, "global_batch_size": 64},
-        "checkpoint": {"every": 10},
+        "train": {"num_train_epochs": 99, "max_steps": 100, "global_batch_size": 64},
+        "checkpoint": {"save_steps": 10},
         "evaluate": settings,
     }
     resolved, model, _ = run(tmp_path, LLAMA, "h100", "bfloat16", **words)
@@ -142,8 +142,9 @@ def test_the_command_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         "model: {name_or_path: surefit/nano}\n"
         "data: {train: train.jsonl, eval: 0.2, max_length: 64}\n"
         "train: {max_steps: 8, global_batch_size: 4}\n"
-        "checkpoint: {every: 3}\n"
-        "evaluate: {max_new_tokens: 16, batch_size: 8, in_training: true, max_examples: 10, also: {old: old.jsonl}}\n"
+        "checkpoint: {save_steps: 3}\n"
+        "evaluate: {max_new_tokens: 16, batch_size: 8, in_training: true, max_examples: 10, "
+        "extra_sets: {old: old.jsonl}}\n"
         "hardware: {gpu: cpu}\n"
         "output_dir: run\n"
     )

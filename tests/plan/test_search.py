@@ -62,7 +62,7 @@ def test_what_changes_what_is_learnt_must_be_allowed(place) -> None:
     assert len(found) == 4 * 4 * 2 * 2 * 2
     least = min(found, key=lambda one: one.need.bytes)
     assert least.place.resolved.config.model.quantization == "nf4"
-    full, _ = place("adapter.kind=full")
+    full, _ = place("train.method=full")
     kinds = {one.place.resolved.config.model.quantization for one in candidates(Simulated(model), [full], ("nf4",))}
     assert kinds == {"none"}, "frozen weights alone can be quantised"
 
@@ -146,7 +146,7 @@ def test_the_end_of_a_scale_is_said(place) -> None:
 
 
 def test_what_cannot_be_solved(place) -> None:
-    full, model = place("adapter.kind=full")
+    full, model = place("train.method=full")
     with pytest.raises(ConfigError, match="there is no rank"):
         solve("rank", Simulated(model), full)
     with pytest.raises(ConfigError, match="'colour' cannot be solved for"):

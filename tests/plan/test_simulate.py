@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.core.units import MIB
 from surefit.facts.model import model_facts
@@ -21,7 +21,7 @@ from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import Memory, record, simulate
 from surefit.plan.trace import Recorder, Trace
 
-LORA, FULL = AdapterSection(r=8, target_modules=["q_proj"]), AdapterSection(kind="full")
+LORA, FULL = LoraSection(r=8, target_modules=["q_proj"]), None
 
 
 def _config(**changes: Any) -> LlamaConfig:
@@ -90,7 +90,7 @@ def _events(trace: Trace) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("adapter", "checkpointing"), [(LORA, False), (LORA, True), (FULL, True)], ids=str)
 def test_a_deep_model_s_trace_is_that_of_a_shallow_one_with_more_layers(
-    adapter: AdapterSection, checkpointing: bool
+    adapter: LoraSection, checkpointing: bool
 ) -> None:
     """Equal event by event: sizes, order, and the layer that each belongs to. So reserved memory is equal as well."""
     shallow = Setting(_config(num_hidden_layers=SHALLOW), "bfloat16", adapter, 2, 40, True, 1, checkpointing)
@@ -114,7 +114,7 @@ def test_layers_that_are_not_alike_are_not_repeated() -> None:
         ({"rows": 0}, ConfigError, "0 rows in a micro batch"),
         ({"length": 0}, ConfigError, "0 tokens in a row"),
         ({"micro_batches": 0}, ConfigError, "0 micro batches"),
-        ({"adapter": AdapterSection(r=257)}, ConfigError, "rank 257 beside layers 256 wide"),
+        ({"adapter": LoraSection(r=257)}, ConfigError, "rank 257 beside layers 256 wide"),
         ({"config": _config(num_hidden_layers=0)}, ModelError, "0 layers"),
     ],
     ids=str,
@@ -126,7 +126,7 @@ def test_impossible_numbers_are_refused(change: dict[str, Any], error: type[Exce
 
 def test_a_setting_says_what_the_config_says(place: Callable[..., Any]) -> None:
     where, facts = place(
-        "train.per_device_train_batch_size=2", "train.gradient_checkpointing=true", "adapter.r=4", gpu="h100"
+        "train.per_device_train_batch_size=2", "train.gradient_checkpointing=true", "lora.r=4", gpu="h100"
     )
     setting = setting_of(where.resolved, facts, where.hardware)
     assert (setting.rows, setting.micro_batches, setting.length, setting.packed) == (2, 4, 512, True)
@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_simulated_is_named(place: Callable[..., Any]) ->
 
 
 def test_the_built_in_model_is_read_from_its_folder(place: Callable[..., Any]) -> None:
-    where, facts = place("adapter.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
+    where, facts = place("lora.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
     found = simulate(setting_of(where.resolved, facts, where.hardware, length=32))
     assert found.terms["weights"] == pytest.approx(2 * (model_facts("surefit/nano").parameters or 0), rel=0.02)
     assert (found.context, "workspace" in found.terms) == (0, False)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.config.load import Loaded
 from surefit.config.resolve import resolve
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import Config, LoraSection
 from surefit.core.errors import ConfigError, MachineError
 from surefit.data.collate import supervision
 from surefit.facts.gpus import GPUS
@@ -63,7 +63,7 @@ def config(layers: int = 2) -> LlamaConfig:
 
 
 def setting(kind: str = "lora", layers: int = 2, **changes: Any) -> Setting:
-    base = Setting(config(layers), "bfloat16", AdapterSection(kind=kind, r=4), rows=2, length=48)  # type: ignore[arg-type]
+    base = Setting(config(layers), "bfloat16", LoraSection(r=4) if kind == "lora" else None, rows=2, length=48)
     return replace(base, **changes)
 
 
@@ -122,7 +122,7 @@ def test_of_the_experts_those_that_are_chosen_are_counted(experts: bool, dtype: 
     many, chosen, inner, r = 8, 2, 32, 4
     shape = {"num_experts": many, "num_experts_per_tok": chosen, "moe_intermediate_size": inner, "head_dim": 16}
     model = Qwen3MoeConfig(**{**config().to_diff_dict(), **shape, "model_type": "qwen3_moe"})
-    adapter = AdapterSection(r=r, target_modules=["q_proj"], experts=experts)
+    adapter = LoraSection(r=r, target_modules=["q_proj"], experts=experts)
     step, _ = operations(setting(config=model, adapter=adapter, dtype=dtype))
     found = sum(times * each.flops for each, times in step.items() if each.name == "_grouped_mm")
     rows, layers, each = 2 * 48 * chosen, 2, 3 * HIDDEN * inner
@@ -359,7 +359,7 @@ def test_measurements_between_checkpoints_take_time() -> None:
     for every in (None, 3):
         tree = {
             "model": {"name_or_path": "surefit/nano"}, "data": {"train": "unused", "eval": 0.1}, "output_dir": "unused",
-            "train": {"max_steps": 20, "epochs": 100, "eval_every": every}, "checkpoint": {"every": 10},
+            "train": {"max_steps": 20, "num_train_epochs": 100, "eval_steps": every}, "checkpoint": {"save_steps": 10},
         }  # fmt: skip
         made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
         run = Planner(model).run(made, step, 100)
@@ -469,7 +469,7 @@ def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for(
 
     shape = AutoConfig.from_pretrained(Path(surefit.nano.__file__).parent)
     measured = calibrating.calibrate(measure_seconds=0.05)
-    planned = Setting(shape, "float32", AdapterSection(kind="full"), rows=4, length=128, cuda=False)
+    planned = Setting(shape, "float32", None, rows=4, length=128, cuda=False)
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     ids = torch.randint(0, shape.vocab_size, (4, 128))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | supervision(ids)

@@ -36,7 +36,7 @@ def test_the_worked_example_of_the_page() -> None:
 def test_the_closed_form_of_a_very_long_row_allows_for_pieces(place, tiles: str, simulated: float) -> None:
     """What the simulation reserves for Qwen3-4B on one of four cards that share a row of 262,144 tokens."""
     run = (
-        "adapter.r=64", "train.per_device_train_batch_size=1", "train.gradient_checkpointing=selective",
+        "lora.r=64", "train.per_device_train_batch_size=1", "train.gradient_checkpointing=selective",
         f"speed.tiled_mlp={tiles}", "hardware.count=4", "parallel.mode=cp", "parallel.cp=4",
     )  # fmt: skip
     long, model = place(*run, "data.max_length=262144", model="Qwen/Qwen3-4B", gpu="h100")
@@ -65,7 +65,7 @@ def test_the_closed_form_of_a_short_row_allows_for_pieces_too(
     """What the allocator holds, in GiB as simulated, where layers are recomputed: 7 to 18 % more than is in tensors."""
     checkpointing, rows, length, packing, fused = run
     settings = (
-        "adapter.r=8", f"train.per_device_train_batch_size={rows}", f"train.global_batch_size={rows}",
+        "lora.r=8", f"train.per_device_train_batch_size={rows}", f"train.global_batch_size={rows}",
         f"train.gradient_checkpointing={checkpointing}", f"data.max_length={length}", f"data.packing={packing}",
         f"speed.fused_lora={fused}", "speed.tiled_mlp=false", "speed.kernels=false",
     )  # fmt: skip
@@ -80,8 +80,8 @@ def test_impossible_inputs(place) -> None:
     empty, model = place(memory=0)
     with pytest.raises(MachineError, match="has 0 B of memory"):
         require_plannable(empty.resolved, model, empty.hardware)
-    wide, model = place("adapter.r=1025")
+    wide, model = place("lora.r=1025")
     with pytest.raises(ConfigError, match=r"rank 1,025 is over the hidden size of Qwen/Qwen3-0.6B, 1,024"):
         require_plannable(wide.resolved, model, wide.hardware)
-    exact, model = place("adapter.r=1024")
+    exact, model = place("lora.r=1024")
     require_plannable(exact.resolved, model, exact.hardware)

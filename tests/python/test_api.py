@@ -19,7 +19,7 @@ from surefit.results import Trained
 VALUES: dict[str, Any] = {
     "recipe": "function_calling",
     "model": {"name_or_path": "surefit/nano"},
-    "adapter": {"kind": "lora", "r": 8},
+    "lora": {"r": 8},
     "data": {"train": "surefit/function-calling-train", "eval": 0.002, "max_length": 512},
     "train": {"max_steps": 3, "global_batch_size": 4, "learning_rate": 0.01},
     "evaluate": {"max_examples": 2, "max_new_tokens": 8},
@@ -102,7 +102,7 @@ def test_rows_may_be_in_memory(kind: str, tmp_path: Path, monkeypatch: pytest.Mo
         rows = pytest.importorskip("pandas").DataFrame(rows)
     elif kind == "datasets":
         rows = pytest.importorskip("datasets").Dataset.from_list(rows)
-    made = surefit.Config.from_dict(VALUES | {"recipe": "sft", "data": {"train": rows, "eval": 0.25}})
+    made = surefit.Config.from_dict(VALUES | {"recipe": "chat", "data": {"train": rows, "eval": 0.25}})
     file = Path(made.settings.data.train)
     assert file.parent == tmp_path / "cache" / "rows"
     assert [row["completion"] for row in read_jsonl(file)] == [str(2 * n) for n in range(12)]
@@ -119,11 +119,11 @@ def test_values_of_a_notebook_are_plain_values(tmp_path: Path, monkeypatch: pyte
     other = made.changed({"train.max_steps": steps, "output_dir": "räume/😀"})
     assert (other.settings.train.max_steps, other.settings.output_dir) == (7, "räume/😀")
     rows = pandas.DataFrame({"prompt": ["1 + 1", "2 + 2"], "completion": ["2", "4"], "n": [1.5, None]})
-    also = made.changed({"evaluate.also": {"sums": rows}}).settings.evaluate.also["sums"]
+    also = made.changed({"evaluate.extra_sets": {"sums": rows}}).settings.evaluate.extra_sets["sums"]
     assert [row["n"] for row in read_jsonl(Path(also))] == [1.5, None]
     with pytest.raises(surefit.ConfigError, match="cannot hold object") as caught:
-        made.changed({"train.schedule": object()})
-    assert caught.value.field == "train.schedule"
+        made.changed({"train.lr_scheduler_type": object()})
+    assert caught.value.field == "train.lr_scheduler_type"
 
 
 def test_a_step_without_a_loss_leaves_a_gap_in_the_curve(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
         surefit.merge(config(tmp_path), quiet=True)
     with pytest.raises(surefit.ConfigError, match="no run is here"):
         surefit.report(config(tmp_path))
-    steep = config(tmp_path, **{"train.warmup": 500})
+    steep = config(tmp_path, **{"train.warmup_steps": 500})
     found = surefit.check(steep)
     assert [finding.code for finding in found.errors] == ["SCH001"]
     assert "SCH001" in str(found.errors[0])

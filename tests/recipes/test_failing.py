@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from surefit import recipes
 from surefit.cli.app import app
 from surefit.core.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DataError, RecipeError, errors_at
+from surefit.recipes.chat import RECIPE as SFT
 from surefit.recipes.guard import guarded
-from surefit.recipes.sft import RECIPE as SFT
 from surefit.task import Prediction
 
 GUIDE = Path(__file__).parents[2] / "docs/write-a-recipe.md"

@@ -33,7 +33,7 @@ ROWS: dict[str, list[Row]] = {
     "math_reasoning": [GSM8K],
     "math_reasoning_annotated": [GSM8K],
     "rec_ranking": [{"history": ["A"], "candidates": ["B", "C"], "answer": "A"}],
-    "sft": [{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}],
+    "chat": [{"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}],
 }
 """Rows that together have every metric of their recipe."""
 

@@ -84,12 +84,12 @@ def test_a_task_with_corpus_scores_keeps_them() -> None:
 
 
 def test_general_formats_are_the_task_of_rows_that_are_no_others() -> None:
-    recipe = recipes.get("math_reasoning+sft")
-    assert recipe.name == "math_reasoning + sft"
+    recipe = recipes.get("math_reasoning+chat")
+    assert recipe.name == "math_reasoning + chat"
     alpaca = {"instruction": "Say hi", "output": "hi"}
-    assert [e.part for e in to_examples(rows(CHAT, MATH, alpaca), recipe)] == ["sft", "math_reasoning", "sft"]
+    assert [e.part for e in to_examples(rows(CHAT, MATH, alpaca), recipe)] == ["chat", "math_reasoning", "chat"]
     question = {"question": MATH["question"]}
-    assert [e.part for e in to_prompts(rows(question, CHAT), recipe)] == ["math_reasoning", "sft"]
+    assert [e.part for e in to_prompts(rows(question, CHAT), recipe)] == ["math_reasoning", "chat"]
 
 
 def test_a_row_of_no_task_or_of_two_is_named() -> None:
@@ -105,10 +105,10 @@ def test_a_row_of_no_task_or_of_two_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sft + sft", "named twice"),
-        ("sft + rec_ranking", "rec_ranking ranks labels"),
-        ("sft + maths", "no recipe 'maths'"),
-        ("sft +", "no recipe ''"),
+        ("chat + chat", "named twice"),
+        ("chat + rec_ranking", "rec_ranking ranks labels"),
+        ("chat + maths", "no recipe 'maths'"),
+        ("chat +", "no recipe ''"),
     ],
 )
 def test_what_cannot_be_mixed(name: str, message: str) -> None:
@@ -172,7 +172,7 @@ CONFIG = """
 recipe: math_reasoning + code_generation
 model: {name_or_path: surefit/nano}
 data: {train: rows, eval: held-out, max_length: 256}
-train: {max_steps: 2, epochs: 10, global_batch_size: 4}
+train: {max_steps: 2, num_train_epochs: 10, global_batch_size: 4}
 evaluate: {max_new_tokens: 12, gate: {not_worse_than: base}}
 output_dir: run
 """

@@ -24,7 +24,7 @@ def test_an_unknown_name_is_a_config_error_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'function_calling'") as caught:
         recipes.get("functon_calling")
     assert caught.value.field == "recipe"
-    assert "sft" in caught.value.help
+    assert "chat" in caught.value.help
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
@@ -47,8 +47,8 @@ def outside(tmp_path, monkeypatch):
     """An installed package with three recipes: a good one, one that breaks on import and one that is no recipe."""
     (tmp_path / "guest_recipes.py").write_text(
         "import dataclasses, sys\n"
-        "from surefit.recipes.sft import RECIPE as sft\n"
-        "RECIPE = dataclasses.replace(sft, name='guest')\n"
+        "from surefit.recipes.chat import RECIPE as chat\n"
+        "RECIPE = dataclasses.replace(chat, name='guest')\n"
         "NUMBER = 3\n"
     )
     (tmp_path / "guest_broken.py").write_text("import a_module_that_is_not_there\n")
@@ -56,7 +56,7 @@ def outside(tmp_path, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest-recipes\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "[surefit.recipes]\nguest = guest_recipes:RECIPE\nsft = guest_recipes:NUMBER\n"
+        "[surefit.recipes]\nguest = guest_recipes:RECIPE\nchat = guest_recipes:NUMBER\n"
         "number = guest_recipes:NUMBER\nbroken = guest_broken:RECIPE\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -66,9 +66,9 @@ def outside(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("outside")
 def test_another_package_adds_a_recipe_and_cannot_replace_one():
     assert recipes.names()[-3:] == ["broken", "guest", "number"]
-    assert recipes.names().count("sft") == 1
+    assert recipes.names().count("chat") == 1
     assert "guest_recipes" not in sys.modules
-    assert recipes.get("sft").name == "sft"
+    assert recipes.get("chat").name == "chat"
     assert "guest_recipes" not in sys.modules
     assert recipes.get("guest").name == "guest"
 

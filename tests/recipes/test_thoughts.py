@@ -29,7 +29,7 @@ ROWS = {
     "math_reasoning": ({"question": "2+2?", "answer": "Count.\n#### 4"}, "Count.\n#### 4", "#### 5"),
     "math_boxed": ({"problem": "2+2?", "solution": "\\boxed{4}"}, "It is \\boxed{4}.", "\\boxed{5}"),
     "long_summarization": ({"document": "One two. Three four.", "summary": "One two."}, "One two.", "Three four."),
-    "sft": ({"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}, "4", "5"),
+    "chat": ({"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}, "4", "5"),
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_a_sampled_program_too():
 
 
 def test_a_recipe_can_ask_for_the_reasoning():
-    own = replace(recipes.get("sft"), parse=str, score=lambda example, found: {"length": float(len(found.text))})
+    own = replace(recipes.get("chat"), parse=str, score=lambda example, found: {"length": float(len(found.text))})
     text = "<think>t</think>a"
     for recipe, seen in ((own, "a"), (replace(own, thoughts=True), text)):
         asked = final_answers(recipe)

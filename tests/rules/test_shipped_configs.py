@@ -22,7 +22,7 @@ def test_a_shipped_config_has_no_finding(path: Path, gather) -> None:
     assert run_rules(gather(path, ROOT)).findings == []
 
 
-@pytest.mark.parametrize("recipe", ["function_calling", "sft"])
+@pytest.mark.parametrize("recipe", ["function_calling", "chat"])
 def test_a_starter_only_asks_for_its_data(recipe: str, gather, tmp_path: Path) -> None:
     path = tmp_path / "start.yaml"
     path.write_text(starter(recipe), encoding="utf-8")

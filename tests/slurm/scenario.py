@@ -25,11 +25,13 @@ TOOLS = '[{"name": "ring", "description": "Call", "parameters": {"who": {"descri
 CONFIG = """\
 recipe: function_calling
 model: {{name_or_path: surefit/nano}}
-adapter: {{r: 8}}
+lora: {{r: 8}}
 data: {{train: {folder}/rows.jsonl, eval: 0.2, max_length: 256}}
-train: {{max_steps: {steps}, epochs: 50, global_batch_size: 8, per_device_train_batch_size: 2, learning_rate: 5e-3}}
+train:
+  {{max_steps: {steps}, num_train_epochs: 50, global_batch_size: 8, per_device_train_batch_size: 2,
+   learning_rate: 5e-3}}
 hardware: {{gpu: cpu}}
-checkpoint: {{every: 15}}
+checkpoint: {{save_steps: 15}}
 slurm: {{time: "10:00", cpus_per_gpu: 1, signal_seconds: 60}}
 output_dir: {folder}/{name}
 """

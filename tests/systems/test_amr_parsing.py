@@ -16,7 +16,7 @@ from surefit.recipes import get
 from surefit.task import Prediction
 
 ON_TURING = """
-recipe: sft
+recipe: chat
 model: {name_or_path: Qwen/Qwen2.5-7B-Instruct, dtype: DTYPE}
 data: {train: rows.jsonl, max_length: LENGTH}
 train: {global_batch_size: 16, per_device_train_batch_size: MICRO}
@@ -77,7 +77,7 @@ def plan_of_theirs(sentences: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_the_teams_own_config_is_what_they_wrote() -> None:
     config = load_config(THEIRS).config
     assert (config.model.dtype, config.model.quantization) == ("float16", "none")
-    assert (config.adapter.r, config.data.max_length, config.train.epochs) == (128, 512, 15)
+    assert (config.lora.r, config.data.max_length, config.train.num_train_epochs) == (128, 512, 15)
     assert (config.train.per_device_train_batch_size, config.train.global_batch_size) == (1, 16)
     assert (config.train.gradient_checkpointing, config.hardware.gpu) == (True, "rtx6000-turing")
 

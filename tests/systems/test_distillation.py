@@ -51,11 +51,10 @@ def test_checkpoints_filled_the_disk(check, tmp_path, monkeypatch) -> None:
     from surefit.facts import hardware
 
     run = """
-recipe: sft
+recipe: chat
 model: {name_or_path: meta-llama/Llama-3.1-8B-Instruct}
 data: {train: rows.jsonl, max_length: 256}
-adapter: {kind: full}
-train: {learning_rate: 1e-5}
+train: {method: full, learning_rate: 1e-5}
 checkpoint: {save_total_limit: 3}
 output_dir: runs/x
 """
@@ -82,7 +81,7 @@ def test_flash_attn_had_to_be_compiled(check, installed, monkeypatch) -> None:
 
 
 def test_numpy_2(check, installed) -> None:
-    run = "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
+    run = "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
     installed({"numpy": "2.4.6", "scipy": "1.11.4"})
     assert check(run) == {"STK001"}
     installed({"numpy": "2.4.6", "scipy": "1.17.0"})
@@ -91,7 +90,7 @@ def test_numpy_2(check, installed) -> None:
 
 def test_wins_that_were_wrong_answers() -> None:
     """Gold answers decide: a wrong answer scores 0 however well it is written, and in whatever position it stands."""
-    recipe = get("sft")
+    recipe = get("chat")
     turns = [{"role": "user", "content": "7 × 8?"}, {"role": "assistant", "content": "56"}]
     example = recipe.to_example({"messages": turns})
     wrong = "Let us think step by step. Seven times eight is 54."
@@ -122,7 +121,7 @@ def test_the_gate_is_an_exit_code(tmp_path) -> None:
     """The next phase may start only if the merged model holds its score; tests/cli/test_verbs.py sees the exit code."""
     run = tmp_path / "run.yaml"
     run.write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\n"
         "evaluate: {gate: {not_worse_than: base}}\noutput_dir: runs/x\n",
         encoding="utf-8",
     )

@@ -18,7 +18,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 HERE = {
     "model.name_or_path": "surefit/nano", "model.dtype": "auto", "model.quantization": "none", "hardware.gpu": "cpu",
     "hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.cp": 1, "parallel.dp_replicate": 1,
-    "adapter.r": 4, "train.max_steps": 2, "train.global_batch_size": 2, "checkpoint.every": 1,
+    "lora.r": 4, "train.max_steps": 2, "train.global_batch_size": 2, "checkpoint.save_steps": 1,
     "evaluate.max_examples": 3, "evaluate.max_new_tokens": 12, "output_dir": "run",
 }  # fmt: skip
 """What turns a run on eight cards into one that two cores end in a minute; everything else stays the team's."""
@@ -124,7 +124,7 @@ def test_amr_parsing(surefit: Type) -> None:
     assert "has no bfloat16 arithmetic" in surefit("check", config, "--set", "model.dtype=bfloat16").text
     planned = surefit("plan", config, "--set", "data.max_length=512", "--json").json
     assert planned["estimate"]["verdict"] == "fits", "20 of 24 GB was an estimate that nobody had checked"
-    surefit("run", config, *here(data__max_length=512, train__epochs=1))
+    surefit("run", config, *here(data__max_length=512, train__num_train_epochs=1))
     metrics = scores()["merged"]
     assert "smatch" in metrics
     assert {"base", "adapter", "merged"} <= scores().keys()

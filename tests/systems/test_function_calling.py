@@ -62,11 +62,11 @@ def test_lora_modules_have_the_type_of_their_base() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from surefit.config.schema import AdapterSection
+    from surefit.config.schema import LoraSection
     from surefit.model.adapter import add_adapter
 
     shape = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    adapted = add_adapter(LlamaForCausalLM(shape).to(torch.bfloat16), AdapterSection(r=4))
+    adapted = add_adapter(LlamaForCausalLM(shape).to(torch.bfloat16), LoraSection(r=4))
     assert {p.dtype for name, p in adapted.named_parameters() if "lora_" in name} == {torch.bfloat16}
 
 
@@ -97,7 +97,7 @@ def test_answer_is_read_and_the_data_says_answers(check) -> None:
 
 def test_every_completion_was_null(check) -> None:
     nulls = "".join(json.dumps({"prompt": f"Ring Ann {n}", "completion": "null"}) + "\n" for n in range(1_000))
-    assert "DAT004" in check(RUN.replace("function_calling", "sft"), calls__jsonl=nulls)
+    assert "DAT004" in check(RUN.replace("function_calling", "chat"), calls__jsonl=nulls)
 
 
 def test_one_process_over_two_machines(check) -> None:

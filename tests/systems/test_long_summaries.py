@@ -15,7 +15,7 @@ from surefit.model.tokenizer import load_tokenizer
 from surefit.recipes import get
 
 RUN = """
-recipe: sft
+recipe: chat
 model: {name_or_path: surefit/nano}
 data: {train: rows.jsonl, max_length: 256}
 train: {learning_rate: 1e-3, global_batch_size: 8}
@@ -56,7 +56,7 @@ def test_filter_by_characters_instead_of_tokens(judge) -> None:
 
 
 LONG = """
-recipe: sft
+recipe: chat
 model: {name_or_path: Qwen/Qwen3-4B}
 data: {train: rows.jsonl, max_length: LENGTH}
 train: {global_batch_size: 4, per_device_train_batch_size: MICRO}
@@ -102,7 +102,7 @@ def test_right_truncation_cut_the_summary_off(judge, check, tmp_path) -> None:
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()[:40]]
     rows[0]["prompt"] = "A very long document. " * 400
     Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, _ = read_splits(DataSection(train="long.jsonl", eval=0.25), get("sft"), seed=0)
+    train, _ = read_splits(DataSection(train="long.jsonl", eval=0.25), get("chat"), seed=0)
     data = build_dataset(
         train, load_tokenizer(ModelSection(name_or_path="surefit/nano")), max_length=256, cache=tmp_path
     )
@@ -116,7 +116,7 @@ def test_only_a_document_can_be_cut(check) -> None:
     assert "DAT001" in check(asked)
     rows = [{"document": "The tower of Oslo is named. " * 90, "summary": f"Names tower {n}."} for n in range(40)]
     Path("bills.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summaries = asked.replace("recipe: sft", "recipe: long_summarization").replace("rows.jsonl", "bills.jsonl")
+    summaries = asked.replace("recipe: chat", "recipe: long_summarization").replace("rows.jsonl", "bills.jsonl")
     assert not {"DAT001", "LAB003", "LAB010"} & check(summaries)
     assert "LAB010" in check(summaries.replace("too_long: truncate", "too_long: drop"))
 
@@ -137,21 +137,21 @@ def test_dropout_is_not_an_argument_of_loraconfig(check) -> None:
     }
     assert "ARG002" in check(json.dumps(adapter | {"dropout": 0.05}), "adapter_config.json")
     assert check(json.dumps(adapter | {"lora_dropout": 0.05}), "adapter_config.json") == set()
-    (said,) = check(RUN + "adapter: {lora_dropout: 0.05}\n")
-    assert "adapter.lora_dropout" in said
+    (said,) = check(RUN + "lora: {dropout: 0.05}\n")
+    assert "lora.dropout" in said
 
 
 def test_warmup_longer_than_the_run(check) -> None:
     assert "SCH001" in check(TRL + "warmup_steps: 100\n", "trl.yaml")
     assert check(TRL + "warmup_steps: 8\n", "trl.yaml") == set()
-    assert "SCH001" in check(RUN.replace("global_batch_size: 8}", "max_steps: 86, warmup: 100}"))
+    assert "SCH001" in check(RUN.replace("global_batch_size: 8}", "max_steps: 86, warmup_steps: 100}"))
 
 
 def test_no_evaluation_ever_ran(check) -> None:
     """Every 200 steps, in a run of 86."""
     assert "SCH005" in check(TRL + "eval_strategy: steps\neval_steps: 200\n", "trl.yaml")
     assert check(TRL + "eval_strategy: steps\neval_steps: 40\n", "trl.yaml") == set()
-    late = RUN.replace("global_batch_size: 8}", "max_steps: 86}") + "checkpoint: {every: 200}\n"
+    late = RUN.replace("global_batch_size: 8}", "max_steps: 86}") + "checkpoint: {save_steps: 200}\n"
     assert "SCH002" in check(late)
 
 
@@ -167,7 +167,7 @@ def test_each_rank_tokenised_the_data_again(check, tmp_path, monkeypatch) -> Non
     from surefit.data import dataset as token_dataset
 
     check(RUN)
-    train, _ = read_splits(DataSection(train="rows.jsonl", eval=0.25), get("sft"), seed=0)
+    train, _ = read_splits(DataSection(train="rows.jsonl", eval=0.25), get("chat"), seed=0)
     tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano"))
     first = build_dataset(train, tokenizer, max_length=256, cache=tmp_path / "cache")
 

@@ -20,7 +20,7 @@ from surefit.task import Prediction
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
 ON_T4 = """
-recipe: sft
+recipe: chat
 model: {name_or_path: meta-llama/Llama-3.2-1B-Instruct, dtype: DTYPE}
 data: {train: rows.jsonl, max_length: 256}
 train: {global_batch_size: 16, per_device_train_batch_size: 4}
@@ -129,7 +129,7 @@ def test_a_gated_model_with_no_way_in(check, monkeypatch) -> None:
 
 
 def test_numpy_2_and_protobuf_conflicts(check, installed) -> None:
-    run = "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
+    run = "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
     installed({"numpy": "2.4.6", "pandas": "2.1.4", "pyarrow": "25.0.1"})
     assert "STK001" in check(run)
     installed({"numpy": "2.4.6", "pandas": "2.3.3", "pyarrow": "25.0.1"})
@@ -142,7 +142,7 @@ def test_numpy_2_and_protobuf_conflicts(check, installed) -> None:
 
 def test_users_outside_the_retrievers_top_20_still_count() -> None:
     """A row that nothing can be right about scores 0 and stays in the mean: no metric drops it."""
-    recipe = get("sft")
+    recipe = get("chat")
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(C)"}]
     example = recipe.to_example({"messages": turns})
     metric = recipe.primary_metric

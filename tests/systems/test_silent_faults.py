@@ -12,7 +12,7 @@ from surefit.data.collate import collate
 from surefit.data.load import load_rows
 from surefit.train.step import loss_sum
 
-RUN = "recipe: sft\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
+RUN = "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"
 TINY = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
 
 

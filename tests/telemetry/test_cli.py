@@ -11,7 +11,7 @@ from tests.cli.conftest import call, config, surefit
 from surefit.core.rundir import RunDir
 
 __all__ = ["config", "surefit"]  # fixtures
-SHORT = ("--set", "train.max_steps=2", "--set", "checkpoint.every=2")
+SHORT = ("--set", "train.max_steps=2", "--set", "checkpoint.save_steps=2")
 
 
 def asked(*settings: str) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ class Scene:
         self.seen: dict[str, Any] = {}
 
     def train(self, resume: bool, on_progress: Any, epochs: float = 8.0) -> Any:
-        settings = tiny_run.config(self.base, self.run.path, epochs=epochs)
+        settings = tiny_run.config(self.base, self.run.path, num_train_epochs=epochs)
         telemetry = settings.telemetry.model_copy(update={"mlflow_uri": self.mlflow.url, "prometheus_port": 0})
         settings = settings.model_copy(update={"telemetry": telemetry})
         sinks = make_sinks(telemetry, self.run)

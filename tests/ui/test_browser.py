@@ -138,7 +138,7 @@ def test_findings_appear_as_one_types_and_the_form_edits_the_text(browser: Brows
     assert page.locator("#gutter .marked").inner_text().strip() == str(line)
     text.fill(original)
     page.wait_for_selector("#tally:has-text('rules')")
-    page.get_by_label("adapter.r", exact=True).fill("5")
+    page.get_by_label("lora.r", exact=True).fill("5")
     page.keyboard.press("Tab")
     expect(text).to_have_value(re.compile("r: 5"))
     assert [a for a, b in zip(original.splitlines(), text.input_value().splitlines(), strict=True) if a != b] != []

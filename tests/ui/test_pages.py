@@ -18,7 +18,7 @@ from surefit.ui.workspace import Workspace
 
 CHANGES: dict[str, Any] = {
     "model.name_or_path": "meta-llama/Llama-3.1-8B", "hardware.gpu": "h100", "hardware.count": 1,
-    "data.max_length": 2048, "train.global_batch_size": 64, "adapter.r": 16, "train.max_steps": 1000,
+    "data.max_length": 2048, "train.global_batch_size": 64, "lora.r": 16, "train.max_steps": 1000,
 }  # fmt: skip
 
 
@@ -68,20 +68,20 @@ def test_a_temporary_path_is_in_no_finding(server: Any) -> None:
 
 def test_the_form_changes_one_value_and_nothing_else(server: Any) -> None:
     text = (server.workspace / "configs" / "nano.yaml").read_text()
-    edited = server.post("/api/edit", {"text": text, "key": "adapter.r", "value": "8"}).json["text"]
+    edited = server.post("/api/edit", {"text": text, "key": "lora.r", "value": "8"}).json["text"]
     assert edited == text.replace("r: 16", "r: 8")
     without = server.post("/api/edit", {"text": text, "key": "train.seed", "value": ""}).json["text"]
     assert "seed:" not in without
     assert server.post("/api/edit", {"text": text, "key": "slurm.options", "value": "[x]"}).status == 400
-    assert server.post("/api/edit", {"text": text, "key": "adapter.r", "value": "!!python/none"}).status == 400
+    assert server.post("/api/edit", {"text": text, "key": "lora.r", "value": "!!python/none"}).status == 400
 
 
 def test_the_form_is_made_of_the_schema() -> None:
     made = {field["key"]: field for field in fields()}
     assert list(made) == list(FORM)
-    assert made["adapter.kind"]["choices"] == ["lora", "full"]
-    assert made["adapter.r"]["choices"] == []
-    assert made["adapter.r"]["help"] == "The rank of the LoRA factors."
+    assert made["train.method"]["choices"] == ["lora", "full"]
+    assert made["lora.r"]["choices"] == []
+    assert made["lora.r"]["help"] == "The rank of the LoRA factors."
     assert made["train.gradient_checkpointing"]["choices"] == ["auto", "true", "false", "selective", "offload"]
     assert made["data.train"]["required"]
 
@@ -106,13 +106,13 @@ def test_saving_never_overwrites_what_was_not_opened(server: Any) -> None:
 
 def test_a_fit_takes_milliseconds_and_follows_every_setting(server: Any) -> None:
     fit(server)
-    times = [fit(server, adapter__r=r)["milliseconds"] for r in (4, 8, 16, 32, 64)]
+    times = [fit(server, lora__r=r)["milliseconds"] for r in (4, 8, 16, 32, 64)]
     assert statistics.median(times) < 100
     base = fit(server, price=2.0)
     assert base["verdict"] == "fits"
     assert fit(server, hardware__gpu="t4")["verdict"] == "does not fit"
     one = {"train__per_device_train_batch_size": 1}  # auto would take less where more does not fit
-    assert fit(server, adapter__r=256, **one)["high"] > fit(server, **one)["high"]
+    assert fit(server, lora__r=256, **one)["high"] > fit(server, **one)["high"]
     assert fit(server, model__quantization="nf4")["high"] < base["high"]
     assert fit(server, train__gradient_checkpointing=True)["bars"][0]["bytes"] > 0
     assert fit(server, hardware__count=8, parallel__mode="fsdp")["high"] < base["high"]
@@ -133,9 +133,9 @@ def test_the_fit_of_a_config_is_that_of_surefit_plan(server: Any) -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("train.per_device_train_batch_size", 7), ("adapter.r", 0), ("adapter.r", "many"), ("hardware.gpu", "abacus"),
+    ("train.per_device_train_batch_size", 7), ("lora.r", 0), ("lora.r", "many"), ("hardware.gpu", "abacus"),
     ("model.name_or_path", "/etc"), ("model.name_or_path", "../models"), ("data.max_length", 1e300),
-    ("adapter.r", 10**9),
+    ("lora.r", 10**9),
 ])  # fmt: skip
 def test_a_value_that_cannot_be_is_said(server: Any, key: str, value: Any) -> None:
     answer = server.post("/api/fit", {"config": "", "changes": CHANGES | {key: value}, "price": None})

@@ -21,7 +21,7 @@ import pytest
 from surefit.core.rundir import RunDir, append_jsonl
 from surefit.ui.security import MAX_BODY, Door, is_loopback
 
-CONFIG = "recipe: sft\nmodel:\n  name_or_path: surefit/nano\ndata:\n  train: {train}\noutput_dir: runs/x\n"
+CONFIG = "recipe: chat\nmodel:\n  name_or_path: surefit/nano\ndata:\n  train: {train}\noutput_dir: runs/x\n"
 
 
 def fingerprints(directory: Path) -> dict[str, str]:
@@ -38,7 +38,7 @@ def fingerprints(directory: Path) -> dict[str, str]:
 def test_every_page_opens_and_carries_the_headers(server: Any) -> None:
     run = "path=runs/first"
     for target in (
-        "/runs", "/config", "/config?open=configs/nano.yaml", "/config?recipe=sft", "/planner", f"/run?{run}",
+        "/runs", "/config", "/config?open=configs/nano.yaml", "/config?recipe=chat", "/planner", f"/run?{run}",
         "/planner?config=configs/nano.yaml", f"/run/examples?{run}", f"/compare?{run}&path=runs/second",
     ):  # fmt: skip
         answer = server.get(target)
@@ -118,7 +118,7 @@ def test_a_log_that_is_a_link_to_the_outside_is_not_shown(server: Any, name: str
     run = RunDir(server.workspace / "runs" / f"linked-{name.partition('.')[0]}")
     run.create()
     run.note("train", "started")
-    run.resolved.write_text("recipe: sft\n")
+    run.resolved.write_text("recipe: chat\n")
     outside = server.workspace.parent / f"outside-{name}"
     if name == "eval":
         outside.mkdir()
@@ -139,7 +139,7 @@ def test_checkpoints_on_another_disk_do_not_hide_a_run(server: Any) -> None:
     run = RunDir(server.workspace / "runs" / "scratch")
     run.create()
     run.note("train", "started")
-    run.resolved.write_text("recipe: sft\n")
+    run.resolved.write_text("recipe: chat\n")
     (server.workspace.parent / "scratch").mkdir()
     run.checkpoints.symlink_to(server.workspace.parent / "scratch")
     assert server.get("/run?path=runs/scratch").status == 200
@@ -232,9 +232,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "half of a pair in a key": {"changes": {"\ud800": 1}},
     "a long name": {"name": f"{LONG}.yaml"},
     "a name that ends early": {"name": "a\0.yaml"},
-    "a long value": {"key": "adapter.r", "value": LONG, "changes": {"adapter.r": LONG}},
+    "a long value": {"key": "lora.r", "value": LONG, "changes": {"lora.r": LONG}},
     "a long key": {"key": LONG, "changes": {LONG: 1}},
-    "a rank of 36 digits": {"key": "adapter.r", "value": str(10**35), "changes": {"adapter.r": 10**35}},
+    "a rank of 36 digits": {"key": "lora.r", "value": str(10**35), "changes": {"lora.r": 10**35}},
     "a price of 20 digits": {"price": 10**19},
     "a price that no float holds": {"price": 10**400},
 }
@@ -243,7 +243,7 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", BODIES)
 def test_no_value_is_a_fault_of_the_server(server: Any, what: str) -> None:
     """A traceback answers 500."""
-    usual = {"name": "odd.yaml", "text": "a: 1", "known": "", "key": "adapter.r", "value": "8",
+    usual = {"name": "odd.yaml", "text": "a: 1", "known": "", "key": "lora.r", "value": "8",
              "config": "", "changes": {"model.name_or_path": "surefit/nano"}, "price": None}  # fmt: skip
     for target in ("/api/check", "/api/save", "/api/edit", "/api/fit"):
         answer = server.post(target, usual | BODIES[what])

@@ -107,14 +107,15 @@ def train_tiny(tmp_path_factory, tiny_base):
         config = Config.model_validate(
             {
                 "model": {"name_or_path": str(tiny_base), "dtype": dtype},
-                "adapter": {"kind": kind, "r": 4, "alpha": 8.0},
+                "lora": {"r": 4, "lora_alpha": 8.0},
+                "train": {"method": kind},
                 "data": {"train": "unused.jsonl"},
                 "evaluate": {"batch_size": 4, "max_new_tokens": 12},
                 "output_dir": str(run.path),
             }
         )
         model = load_model(config.model, CPU)
-        model = add_adapter(model, config.adapter) if kind == "lora" else model
+        model = add_adapter(model, config.lora) if kind == "lora" else model
         model.train()
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
         ids = torch.tensor(sequences)

@@ -177,7 +177,7 @@ def slurm(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here; of a run, a folder.")] = None,
     interface: Annotated[str | None, typer.Option(help="The network interface to talk over, e.g. ib0.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Instead an array job that scores checkpoints.")] = False,
-    prepare: Annotated[bool, typer.Option("--prepare", help="Instead an array job that makes data.prepared.")] = False,
+    prepare: Annotated[bool, typer.Option("--prepare", help="Instead an array job that makes data.tokenized.")] = False,
     array: Annotated[str | None, typer.Option(metavar="TASKS[%AT_ONCE]", help="Of an array job: so many.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip

@@ -10,7 +10,7 @@ from surefit.cli.findings import UNREAD, say_report, without_facts
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, quoted
 from surefit.stages.checking import checked
-from surefit.stages.prepare import Gathered, gather
+from surefit.stages.prepare import Gathered, config_file, gather
 from surefit.stages.scored import SAMPLED_ROWS, scored_sources
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def check_file(
         if is_foreign(target):
             unusable = [name for name, given in (("--set", overrides), ("--fix", fix), ("--show", show)) if given]
             return check_foreign(out, target, rules, style, unusable)
+        if fix:
+            from surefit.cli.fixing import rename_keys
+
+            if rename_keys(out, config_file(target), dry_run) and dry_run:
+                return 0
         found = gather(target, overrides, patience=PATIENCE_S, look=True)
         report = checked(found, rules)
         if fix:

@@ -89,7 +89,7 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
     if data is not None:
         output_file(rows, {"the leaderboard's files": data}, earlier=json_lines_with("query", "tools", "answers"))
         write_leaderboard(data, rows)
-        changes.append(f"evaluate.also={json.dumps({LEADERBOARD: str(rows)})}")
+        changes.append(f"evaluate.extra_sets={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
     run = replace(prepare(chosen.config, changes), verb="run")
     _require_demo(run)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.edit import Edited, edit_text, write_edited
+from surefit.config.edit import Edited, edit_text, rename_text, write_edited
 from surefit.config.load import Loaded, is_overridden, read_text
 from surefit.config.resolve import one_line_yaml
 from surefit.core.errors import ConfigError
@@ -61,6 +61,25 @@ def fix_config(
     refused = [each | {"reason": reasons[each["field"]]} for each in shown if each["field"] in reasons]
     _say(out, fixed, refused, diff, dry_run)
     return {"fixed": fixed, "not_fixed": refused, "diff": diff, "written": bool(edited.done) and not dry_run}
+
+
+def rename_keys(out: Output, path: Path, dry_run: bool) -> bool:
+    """Write the new names of a config's keys into it, show the difference, and return whether there was any.
+
+    Raises:
+        MachineError: it cannot be written.
+    """
+    text = read_text(path)
+    edited = rename_text(text, path)
+    for key, reason in edited.refused.items():
+        out.say(f"not renamed: {key}: {reason}", "yellow")
+    if not edited.done:
+        return False
+    if not dry_run:
+        write_edited(path, edited.text)
+    out.say(_diff(text, edited.text, path))
+    out.say(f"{'would rename' if dry_run else 'renamed'}: {', '.join(edited.done)}", "green")
+    return True
 
 
 def _without_effect(edited: Edited, wanted: Sequence[dict[str, Any]], judged: Judge) -> dict[str, str]:

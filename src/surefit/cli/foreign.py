@@ -240,7 +240,7 @@ def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
         return []
     section = found.loaded.config.data
     try:
-        to_examples(rows.sample(SAMPLED_ROWS), recipes.get("sft"), section.format, section.bad_rows)
+        to_examples(rows.sample(SAMPLED_ROWS), recipes.get("chat"), section.format, section.bad_rows)
     except SureFitError as error:
         return [error]
     return []

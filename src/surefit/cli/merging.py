@@ -42,7 +42,7 @@ def merge(out: Output, target: Path, overrides: list[str] | None, into: str, opt
 def merge_run(out: Output, run: Prepared, into: str = "auto") -> int:
     """The adapter of a run, or all its weights."""
     certificate = merging.merge_run(run, out, into)
-    return _say(out, certificate, run.run.merged if run.resolved.config.adapter.kind == "lora" else run.run.model)
+    return _say(out, certificate, run.run.merged if run.resolved.config.train.method == "lora" else run.run.model)
 
 
 def certify(out: Output, target: Path, merged: Path, into: str, options: AdapterOptions) -> int:

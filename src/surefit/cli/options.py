@@ -18,7 +18,8 @@ def _named(text: str) -> Path:
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", parser=_named)]
 Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_named)]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.epochs=2.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.num_train_epochs=2."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line of stdout.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in output_dir from where it stopped.")]

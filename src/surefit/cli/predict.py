@@ -135,10 +135,10 @@ def best_variant(run: Prepared) -> str:
         "merged": run.run.merged.exists(),
         "model": run.run.model.exists(),
     }
-    best = [name for name in VARIANTS[run.resolved.config.adapter.kind] if there[name]][-1]
+    best = [name for name in VARIANTS[run.resolved.config.train.method] if there[name]][-1]
     steps = [path.name for _, path in list_steps(run.run.checkpoints)]
     if best == "base" and run.resolved.config.evaluate.server is None and (steps or run.run.metrics.exists()):
-        result = run.run.model if run.resolved.config.adapter.kind == "full" else run.run.adapter
+        result = run.run.model if run.resolved.config.train.method == "full" else run.run.adapter
         resume = f" {quoted(run.run.path)} --resume" if steps else ""
         others = " or ".join(f"--variant {name}" for name in (*steps[-1:], "base"))
         raise ConfigError(

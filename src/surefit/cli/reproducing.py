@@ -61,7 +61,7 @@ def reproduce(out: Output, path: Path, steps: int) -> int:
     with tempfile.TemporaryDirectory(prefix="surefit-reproduce-") as folder:
         config = Path(folder) / "resolved.yaml"
         shutil.copy2(run.resolved, config)
-        overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.keep_best=null"]
+        overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.metric_for_best_model=null"]
         again = prepare(config, overrides)
         data = _again(out, again, len(before))
         stack = stack_changes(run, again)  # the model that is loaded by now decides the threads

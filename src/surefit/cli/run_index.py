@@ -247,7 +247,8 @@ def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
 
 
 def _best_steps(run: RunDir) -> set[int]:
-    """The best step of every metric that was measured while it trained, and all that `checkpoint.keep_best` keeps."""
+    """The best step of every metric that was measured while it trained, and all that `checkpoint.metric_for_best_model`
+    keeps."""
     from surefit.checkpoint.best import ranked, scores
 
     section = load_config(run.resolved).config.checkpoint
@@ -256,7 +257,7 @@ def _best_steps(run: RunDir) -> set[int]:
     found: set[int] = set()
     for metric in {key for line in lines for key in line} - {"step", "eval_tokens"}:
         there = [each for each in scores(lines, metric) if f"step-{each.step}" in kept]
-        limit = section.best_total_limit if metric == section.keep_best else 1
+        limit = section.best_total_limit if metric == section.metric_for_best_model else 1
         found |= {each.step for each in ranked(there, metric)[:limit]}
     return found
 

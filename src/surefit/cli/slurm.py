@@ -213,7 +213,7 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
     job = _answering(_job(out, target, overrides, wishes), wishes)
     run, section = RunDir(job.run), job.config.checkpoint
     there = len(list(run.checkpoints.glob("step-*")))
-    kept = section.save_total_limit + (section.best_total_limit if section.keep_best else 0)
+    kept = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
     after = _alive(run.slurm)
     waits = after is not None or not there
     tasks, at_once = _tasks(wishes.array, max(there, kept) if waits else there)
@@ -230,7 +230,7 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
 
 
 def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
-    """The array job that makes the shards of `data.prepared`, on processors alone."""
+    """The array job that makes the shards of `data.tokenized`, on processors alone."""
     from surefit.stages.sharding import prepared_directory, source_files
 
     loaded = load_config(target, overrides)

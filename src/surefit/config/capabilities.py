@@ -20,7 +20,7 @@ Trait = Literal[
     ModeName,
     "shared tokens",  # parallel.cp, under any mode
     "nf4", "fp8",  # model.quantization
-    OtherName,  # train.optimizer
+    OtherName,  # train.optim
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
 ]  # fmt: skip
@@ -32,11 +32,11 @@ BITSANDBYTES: tuple[Trait, ...] = get_args(BitsAndBytesName)
 NOT_ADAMW: tuple[Trait, ...] = get_args(OtherName)
 WITHOUT: dict[Trait, str] = {
     **dict.fromkeys(QUANTIZED, "model.quantization: none"),
-    **dict.fromkeys(NOT_ADAMW, "train.optimizer: adamw"),
-    "all weights": "adapter.kind: lora",
-    "DoRA": "adapter.use_dora: false",
-    "experts": "adapter.experts: false",
-    "dropout": "adapter.dropout: 0",
+    **dict.fromkeys(NOT_ADAMW, "train.optim: adamw_torch"),
+    "all weights": "train.method: lora",
+    "DoRA": "lora.use_dora: false",
+    "experts": "lora.experts: false",
+    "dropout": "lora.lora_dropout: 0",
     "fused LoRA": "speed.fused_lora: false",
     "fused kernels": "speed.kernels: false",
     "compiled layers": "speed.compile: false",
@@ -114,7 +114,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("PAR012", ["tp"], ["NEFTune"], "the embeddings that it adds noise to are shared"),
     *_rows("PAR012", ["shared tokens"], ["flash attention"],
            "it cannot read an example whose tokens several processes share"),
-    *_rows("ADP003", ["all weights"], QUANTIZED, "integers have no gradient", "adapter.kind: lora"),
+    *_rows("ADP003", ["all weights"], QUANTIZED, "integers have no gradient", "train.method: lora"),
     *_rows("ADP006", ["fp8"], ["DoRA"], "PEFT's DoRA reads float8 weights without their scales",
            "model.quantization: nf4 or none"),
     *_rows("ADP006", ["DoRA"], ["fused LoRA"], "it computes plain LoRA, and has no magnitudes"),
@@ -124,7 +124,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *_rows("ADP009", ["experts"], ["dropout"],
            "an expert's factors are added to its weights, which leaves no input to apply dropout to"),
     *_rows("ADP009", ["DoRA"], ["experts"], "PEFT's DoRA has no magnitudes for stacks of experts",
-           "adapter.use_dora: false"),
+           "lora.use_dora: false"),
     *_rows("ADP009", QUANTIZED, ["experts"], "the experts are not quantised, and " + NOT_PROVED,
            "model.quantization: none"),
     *_rows("ADP009", ["fsdp", *ZERO, "tp", "pp"], ["experts"], NOT_PROVED, WHOLE),
@@ -144,14 +144,13 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 def traits(config: Config) -> frozenset[Trait]:
     """Those of a config; what is "auto" in it counts as chosen so that nothing conflicts."""
-    adapter, train, speed, parallel = config.adapter, config.train, config.speed, config.parallel
-    lora = adapter.kind == "lora"
+    lora, train, speed, parallel = config.adapter, config.train, config.speed, config.parallel
     there = {
         "shared tokens": parallel.cp > 1,
-        "all weights": not lora,
-        "DoRA": lora and adapter.use_dora,
-        "experts": lora and adapter.experts,
-        "dropout": lora and adapter.dropout > 0,
+        "all weights": lora is None,
+        "DoRA": lora and lora.use_dora,
+        "experts": lora and lora.experts,
+        "dropout": lora and lora.lora_dropout > 0,
         "fused LoRA": lora and speed.fused_lora is True,
         "fused kernels": speed.kernels is True,
         "compiled layers": speed.compile,
@@ -162,7 +161,7 @@ def traits(config: Config) -> frozenset[Trait]:
     }
     # tp and pp say by their size alone which mode `auto` will be.
     sized = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]
-    values = {parallel.mode, *sized, config.model.quantization, train.optimizer}
+    values = {parallel.mode, *sized, config.model.quantization, train.optim}
     return frozenset(trait for trait in TRAITS if trait in values or there.get(trait, False))
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from surefit.config.load import compose_yaml, parse_yaml
+from surefit.config.renamed import renamed_keys
 from surefit.config.resolve import one_line_yaml
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.rundir import write_atomic
@@ -72,6 +73,49 @@ def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> Edited:
         except ConfigError as error:
             edited.refused[dotted] = error.message
     return edited
+
+
+def rename_text(text: str, path: Path) -> Edited:
+    """Give every key with an old name the new one (config/renamed.py), in place where it stays in its section.
+
+    Args:
+        text: the text of a config.
+        path: the file, for messages.
+    """
+    edited = Edited(text)
+    tree, _ = parse_yaml(text, path)
+    for old, new, value, both in renamed_keys(tree if isinstance(tree, dict) else {}):
+        if both:
+            edited.refused[old] = f"{new} is set, too: remove one of them"
+            continue
+        try:
+            edited.text = _rename(edited.text, old.split("."), new.split("."), value, path)
+            edited.done.append(old)
+        except ConfigError as error:
+            edited.refused[old] = error.message
+    return edited
+
+
+def _rename(text: str, old: list[str], new: list[str], value: Any, path: Path) -> str:
+    if old == new:
+        return _edit(text, new, value, path)
+    if old[0] != new[0]:
+        if (old[0], new[0]) != ("adapter", "lora") or len(_find(_root(text), [new[0], old[1]])) == 1:
+            return _edit(_edit(text, new, value, path), old, None, path)
+        if section := _find(_root(text), old[:1]):
+            text = _with_key(text, section[-1], new[0])
+        old = [new[0], old[1]]
+    return _edit(_with_key(text, _find(_root(text), old)[-1], new[-1]), new, value, path)
+
+
+def _root(text: str) -> yaml.MappingNode:
+    root = compose_yaml(text)
+    assert isinstance(root, yaml.MappingNode)
+    return root
+
+
+def _with_key(text: str, step: _Step, name: str) -> str:
+    return text[: step.key.start_mark.index] + name + text[step.key.end_mark.index :]
 
 
 def write_edited(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from surefit.config.schema import Config, path_texts
 from surefit.core.rundir import RunDir
 
-WRITTEN = ("output_dir", "data.prepared")
+WRITTEN = ("output_dir", "data.tokenized")
 """Keys that name what a run writes."""
 
 

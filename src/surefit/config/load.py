@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, Config
 from surefit.core.errors import ConfigError, did_you_mean, os_help
 from surefit.core.units import KIB, shortened
@@ -115,10 +116,13 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
         )
     tree = dict(tree)
     overridden = {_override(tree, text) for text in overrides}
+    problems = list(_old_names(tree, path, lines, overridden))
+    config = None
     try:
-        config = Config.model_validate(tree)
+        config = Config.model_validate(with_new_names(tree) if problems else tree)
     except ValidationError as error:
-        problems = [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
+        problems += [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
+    if problems or config is None:
         first, *rest = problems
         raise ConfigError(
             first.message,
@@ -128,8 +132,27 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
             line=first.line,
             field=first.field,
             also=rest,
-        ) from None
+        )
     return Loaded(config, path, lines, frozenset(overridden))
+
+
+def _old_names(
+    tree: Mapping[str, Any], path: Path, lines: dict[str, int], overridden: set[str]
+) -> Iterator[ConfigError]:
+    for old, new, value, both in renamed_keys(tree):
+        section, _, key = old.partition(".")
+        there = tree[section][key] if key else tree[section]
+        changed = [f"this key is called {new} now"] if new != old else []
+        changed += [f"{there!r} is called {value!r} now"] if there != value else []
+        changed += ["that is set, too"] if both else []
+        message = ", and ".join(changed)
+        if is_overridden(old, overridden):
+            yield ConfigError(message, code="E2102", path=OVERRIDE, field=old, help=f"write {OVERRIDE} {new}={value}")
+        else:
+            yield ConfigError(
+                message, code="E2103", path=path, line=lines.get(old), field=old,
+                help="write the new name, or let `surefit check --fix` write it",
+            )  # fmt: skip
 
 
 def read_text(path: Path) -> str:
@@ -277,7 +300,9 @@ def _override(tree: dict[str, Any], text: str) -> str:
     dotted = dotted.strip()
     if not equals or not dotted:
         raise ConfigError(
-            f"{OVERRIDE} {text}: expected KEY=VALUE", code="E2016", help=f"for example {OVERRIDE} train.epochs=2"
+            f"{OVERRIDE} {text}: expected KEY=VALUE",
+            code="E2016",
+            help=f"for example {OVERRIDE} train.num_train_epochs=2",
         )
     *parents, leaf = dotted.split(".")
     parsed, _ = parse_yaml(value, Path(OVERRIDE))
@@ -294,7 +319,7 @@ def _override(tree: dict[str, Any], text: str) -> str:
 def is_overridden(dotted: str, overridden: Iterable[str]) -> bool:
     """Whether a key, or a section it is in, was set on the command line.
 
-    >>> is_overridden("train.epochs", ["train"]), is_overridden("train", ["train.epochs"])
+    >>> is_overridden("train.num_train_epochs", ["train"]), is_overridden("train", ["train.num_train_epochs"])
     (True, False)
     """
     return any(dotted == key or dotted.startswith(f"{key}.") for key in overridden)
@@ -369,7 +394,7 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return "missing", f"add {name}: {EXAMPLES.get(dotted, expected)}"
     if item["type"] == "value_error":
         return str(item["ctx"]["error"]), None
-    if dotted == "adapter.start_from" and isinstance(value, list) and len(value) > 1:
+    if dotted == "lora.start_from" and isinstance(value, list) and len(value) > 1:
         return f"expected one adapter, got {len(value)}", STACKED
     if expected == "text" and type(value) in (int, float):
         return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-BitsAndBytesName = Literal["adamw_8bit", "paged_adamw", "paged_adamw_8bit"]
+BitsAndBytesName = Literal["adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
 """Those of bitsandbytes."""
 OtherName = BitsAndBytesName
 """All but torch's AdamW, the one whose state DeepSpeed shares out."""
-OptimizerName = Literal["adamw", OtherName]
-"""Values of `train.optimizer`."""
+OptimizerName = Literal["adamw_torch", OtherName]
+"""Values of `train.optim`."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Optimizer:
 
 
 OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw": Optimizer(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")),
+    "adamw_torch": Optimizer(("adamw", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")),
     "adamw_8bit": Optimizer(("adamw_bnb_8bit",), eight_bit=True),
-    "paged_adamw": Optimizer(("paged_adamw_32bit",), paged=True),
+    "paged_adamw_32bit": Optimizer(("paged_adamw",), paged=True),
     "paged_adamw_8bit": Optimizer(eight_bit=True, paged=True),
 }

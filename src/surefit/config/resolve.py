@@ -144,7 +144,7 @@ def resolve(
         "data.packing": lambda: _decide_packing(config, model),
         "speed.attention": lambda: _decide_attention(packing, model),
         "speed.fused_lora": lambda: _decide_fused_lora(config),
-        "checkpoint.every": lambda: _decide_save_every(steps),
+        "checkpoint.save_steps": lambda: _decide_save_every(steps),
         "evaluate.batch_size": lambda: _decide_eval_batch(hardware),
     }
     changes: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | Non
     if rows is None:
         return train.max_steps
     trained = rows - round(rows * (config.data.share or 0))
-    return optimizer_steps(trained + round(mixed), train.epochs, train.global_batch_size, train.max_steps)
+    return optimizer_steps(trained + round(mixed), train.num_train_epochs, train.global_batch_size, train.max_steps)
 
 
 def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
@@ -307,7 +307,7 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
 
 
 def _decide_fused_lora(config: Config) -> tuple[bool, str]:
-    if config.adapter.kind != "lora":
+    if config.train.method != "lora":
         return False, "there are no LoRA factors"
     if found := obstacle(config, "fused LoRA"):
         return False, found.why
@@ -411,7 +411,7 @@ def _origin(dotted: str, loaded: Loaded) -> Origin:
     key = dotted
     while key and key not in loaded.lines:
         key = key.rpartition(".")[0]
-    section_only = key != dotted and not dotted.startswith("evaluate.also.")
+    section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.")
     return Origin("default") if not key or section_only else Origin("user", f"{loaded.path.name}:{loaded.lines[key]}")
 
 

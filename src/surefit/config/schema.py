@@ -123,20 +123,18 @@ STACKED = (
 """What to do with several adapters."""
 
 
-class AdapterSection(Section):
-    """What is trained: a LoRA adapter or all the weights."""
+class LoraSection(Section):
+    """The low-rank factors that `train.method: lora` trains (LoRA, Hu et al. 2021)."""
 
-    kind: Literal["lora", "full"] = "lora"
-    """lora trains low-rank factors beside frozen weights; full trains every weight."""
     r: Annotated[int, Field(ge=1, le=65_536)] = 16
     """The rank of the LoRA factors."""
-    alpha: Annotated[float, Field(gt=0, le=1e9)] = 32.0
+    lora_alpha: Annotated[float, Field(gt=0, le=1e9)] = 32.0
     """The LoRA update is scaled by alpha / r; with `use_rslora` by alpha / √r."""
     use_rslora: bool = False
     """Scale by alpha / √r (rsLoRA, Kalajdzievski 2023), so that a higher rank does not learn more slowly."""
     use_dora: bool = False
     """Train the magnitude and the direction of an adapted matrix's rows separately (DoRA, Liu et al. 2024): slower."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
@@ -161,7 +159,7 @@ class DataSection(Section):
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
     """Which split of a hub data set to train on."""
-    prepared: PathText | None = None
+    tokenized: PathText | None = None
     """The directory of token shards that `surefit prepare` writes and training reads instead of `train` and `mix`: for
     more rows than fit in memory, or many machines."""
     limit: Annotated[int, Field(ge=1, le=10**12)] | None = None
@@ -195,10 +193,16 @@ class DataSection(Section):
         return self.too_long.startswith("truncate")
 
 
-class TrainSection(Section):
-    """The optimisation."""
+SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "warmup_stable_decay"]
+"""Values of `train.lr_scheduler_type`."""
 
-    epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+
+class TrainSection(Section):
+    """The optimization."""
+
+    method: Literal["lora", "full"] = "lora"
+    """lora trains low-rank factors beside frozen weights; full trains every weight."""
+    num_train_epochs: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Passes over the training rows."""
     max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """At most this many optimizer steps; a run whose epochs end earlier ends with them."""
@@ -211,24 +215,27 @@ class TrainSection(Section):
     gradient_checkpointing: Auto | bool | Literal["selective", "offload"] = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. selective keeps attention's
     outputs; offload also moves what is kept to the host's memory."""
-    optimizer: OptimizerName = "adamw"
+    optim: OptimizerName = "adamw_torch"
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """How the learning rate goes from its peak to zero after warmup; constant keeps it, wsd until `decay` begins."""
-    warmup: Annotated[float, Field(ge=0, le=1e9)] = 0.03
+    lr_scheduler_type: SchedulerName = "cosine"
+    """How the learning rate goes from its peak to zero after the warmup, by transformers' names. constant_with_warmup
+    keeps the peak, warmup_stable_decay until `decay_steps` begin; constant has no warmup."""
+    warmup_steps: Annotated[float, Field(ge=0, le=1e9)] = 0.03
     """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
-    decay: Annotated[float, Field(gt=0, le=1e9)] = 0.2
-    """For wsd. Below 1: the share of all steps over which the rate falls to zero at the end; 1 or more: the number."""
+    decay_steps: Annotated[float, Field(gt=0, le=1e9)] = 0.2
+    """For warmup_stable_decay. Below 1: the share of all steps over which the rate falls to zero at the end; 1 or more:
+    the number."""
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Decoupled weight decay; biases and norm weights are exempt."""
     max_grad_norm: Annotated[float, Field(gt=0, le=1e30)] = 1.0
     """Gradients are scaled down to this norm."""
     neftune_noise_alpha: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Noise on the input embeddings (NEFTune, Jain et al. 2023); 5 is usual."""
-    eval_every: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    eval_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Also measure the held-out loss every this many optimizer steps; it is measured at every checkpoint anyway."""
     early_stopping_patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
-    """Stop after this many measurements in a row without a better `checkpoint.keep_best` (or held-out loss)."""
+    """Stop after this many measurements in a row without a better `checkpoint.metric_for_best_model` (or held-out
+    loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the order of the rows, the LoRA initialisation and dropout."""
 
@@ -329,14 +336,14 @@ class SlurmSection(Section):
 class CheckpointSection(Section):
     """What is saved while training."""
 
-    every: Auto | Annotated[int, Field(ge=1, le=10**9)] = "auto"
+    save_steps: Auto | Annotated[int, Field(ge=1, le=10**9)] = "auto"
     """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
     save_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 2
     """How many checkpoints to keep."""
-    keep_best: str | None = None
+    metric_for_best_model: str | None = None
     """Keep the best checkpoint too, and export it: eval_loss, or a metric of the recipe (`evaluate.in_training`)."""
     best_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """With keep_best: how many of the best checkpoints to keep beside the newest."""
+    """With metric_for_best_model: how many of the best checkpoints to keep beside the newest."""
 
 
 class GateSection(Section):
@@ -380,14 +387,14 @@ class EvaluateSection(Section):
     """Ask an OpenAI-compatible server (vLLM, SGLang) at this URL for the tuned model; its key: SUREFIT_API_KEY."""
     in_training: bool = False
     """Also answer the held-out prompts at every checkpoint, and log the scores. Slow: it generates text."""
-    also: dict[str, PathText] = Field(default_factory=dict)
+    extra_sets: dict[str, PathText] = Field(default_factory=dict)
     """More sets to score, by name: for example what the base model could already do."""
     gate: GateSection | None = None
     """Turn the scores into an exit code."""
 
     @model_validator(mode="after")
     def _names_are_usable_as_folders(self) -> EvaluateSection:
-        for name in self.also:
+        for name in self.extra_sets:
             if name == "eval" or not name.replace("_", "").replace("-", "").isalnum():
                 raise ValueError(f"the name {name!r} cannot be used: letters, digits, - and _, and not 'eval'")
         return self
@@ -411,13 +418,13 @@ class LintSection(Section):
 class Config(Section):
     """One run."""
 
-    recipe: str = "sft"
+    recipe: str = "chat"
     """The task: how rows become messages and answers become scores (`surefit init --list` names them). Several joined
     by + are trained in one run, each row by the task whose columns it has."""
     model: ModelSection
     """The base model."""
-    adapter: AdapterSection = AdapterSection()
-    """What is trained."""
+    lora: LoraSection = LoraSection()
+    """The LoRA factors that are trained, with `train.method: lora`."""
     data: DataSection
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
@@ -440,6 +447,11 @@ class Config(Section):
     """Findings of `surefit check` that are known and accepted."""
     output_dir: PathText
     """The run directory."""
+
+    @property
+    def adapter(self) -> LoraSection | None:
+        """`lora`, where its factors are trained; None where every weight is."""
+        return self.lora if self.train.method == "lora" else None
 
     @property
     def answering(self) -> ModelSection:

@@ -14,11 +14,11 @@ from surefit.config.schema import Config
 STARTERS: dict[str, dict[str, Any]] = {
     "amr_parsing": {
         "model.name_or_path": "surefit/nano",
-        "adapter.kind": "full",  # the model has never seen a Vietnamese letter
+        "train.method": "full",  # the model has never seen a Vietnamese letter
         "data.train": "surefit/amr-tiny-train",
         "data.eval": "surefit/amr-tiny-eval",
         "data.max_length": 256,
-        "train.epochs": 8.0,
+        "train.num_train_epochs": 8.0,
         "train.max_steps": 300,
         "train.learning_rate": 2e-3,
         "train.global_batch_size": 16,
@@ -27,11 +27,11 @@ STARTERS: dict[str, dict[str, Any]] = {
     },
     "code_generation": {
         "model.name_or_path": "surefit/nano",
-        "adapter.kind": "full",  # the model has never written Python's signs, and an adapter keeps its embedding
+        "train.method": "full",  # the model has never written Python's signs, and an adapter keeps its embedding
         "data.train": "surefit/code-generation-train",
         "data.eval": "surefit/code-generation-eval",
         "data.max_length": 512,
-        "train.epochs": 10.0,
+        "train.num_train_epochs": 10.0,
         "train.max_steps": 200,
         "train.learning_rate": 2e-3,
         "train.global_batch_size": 16,
@@ -44,7 +44,7 @@ STARTERS: dict[str, dict[str, Any]] = {
         "data.eval": "surefit/summaries-eval",
         "data.max_length": 384,
         "data.too_long": "truncate",
-        "train.epochs": 10.0,
+        "train.num_train_epochs": 10.0,
         "train.max_steps": 150,
         "train.learning_rate": 5e-3,
         "train.global_batch_size": 16,
@@ -56,7 +56,7 @@ STARTERS: dict[str, dict[str, Any]] = {
         "data.train": "surefit/math-reasoning-train",
         "data.eval": "surefit/math-reasoning-eval",
         "data.max_length": 256,
-        "train.epochs": 10.0,
+        "train.num_train_epochs": 10.0,
         "train.max_steps": 200,
         "train.learning_rate": 5e-3,
         "train.global_batch_size": 32,
@@ -68,7 +68,7 @@ STARTERS: dict[str, dict[str, Any]] = {
         "data.train": "surefit/function-calling-train",
         "data.eval": "surefit/function-calling-eval",
         "data.max_length": 1024,
-        "train.epochs": 10.0,
+        "train.num_train_epochs": 10.0,
         "train.max_steps": 120,
         "train.learning_rate": 1e-2,  # right for a model of a million parameters only
         "train.global_batch_size": 32,
@@ -80,7 +80,7 @@ STARTERS: dict[str, dict[str, Any]] = {
         "data.train": "surefit/rec-tiny-train",
         "data.eval": "surefit/rec-tiny-eval",
         "data.max_length": 512,
-        "train.epochs": 6.0,
+        "train.num_train_epochs": 6.0,
         "train.max_steps": 200,
         "train.learning_rate": 1e-2,
         "train.global_batch_size": 32,

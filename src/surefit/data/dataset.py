@@ -152,7 +152,7 @@ def takes_all(
 
 def eval_key(section: DataSection) -> str:
     """Return the config key of the rows that are held out: those of `data.train`, where `data.eval` is a share."""
-    return "data.eval" if isinstance(section.eval, str) or section.prepared is not None else "data.train"
+    return "data.eval" if isinstance(section.eval, str) or section.tokenized is not None else "data.train"
 
 
 def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:

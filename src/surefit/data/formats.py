@@ -278,7 +278,7 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
             f"the recipe {recipe.name} reads its own columns ({', '.join(recipe.columns)}), not the format {fmt}",
             code="E4018",
             field="data.format",
-            help="leave data.format at auto, or train with recipe: sft",
+            help="leave data.format at auto, or train with recipe: chat",
         )
     _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
     return recipe.to_example
@@ -447,7 +447,7 @@ def read_splits(
     rows: Rows | None = None,
     mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
-    """The training and the held-out examples that a config asks for; with `data.prepared` the held-out ones alone.
+    """The training and the held-out examples that a config asks for; with `data.tokenized` the held-out ones alone.
     Where `data.eval` is 0, there are none of the latter.
 
     Args:
@@ -461,10 +461,10 @@ def read_splits(
     Raises:
         DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
     """
-    if section.prepared is not None:
+    if section.tokenized is not None:
         if section.holds_nothing_out:
             return Examples([], [], []), Examples([], [], [])
-        source = section.eval if isinstance(section.eval, str) else str(Path(section.prepared) / HELD_OUT)
+        source = section.eval if isinstance(section.eval, str) else str(Path(section.tokenized) / HELD_OUT)
         scored = load_held_out(source, section.split, None)
         held_out = to_examples(scored, recipe, section.format, section.bad_rows)
         return Examples([], [], []), with_thinking(held_out, section.thinking)

@@ -166,7 +166,7 @@ class SharedLook:
             key: of the config, under which it names the source.
         """
         examples = with_thinking(examples, self._config.data.thinking)
-        looked = self.at(examples, answers=not key.startswith("evaluate.also."))
+        looked = self.at(examples, answers=not key.startswith("evaluate.extra_sets."))
         kept = without_refused(examples, looked)
         skips = self._config.data.bad_rows == "skip" and len(kept) > 0
         self.seen[key] = {**looked.observations, **(left_out(kept) if skips else {})}

@@ -65,7 +65,7 @@ def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe,
             f"these shards were made with {', '.join(changed)}",
             code="E4082",
             path=directory,
-            field="data.prepared",
+            field="data.tokenized",
             help=ANEW,
         )
 
@@ -79,20 +79,20 @@ def require_tokenizer(was: str, digest: str, directory: Path) -> None:
             "transformers",
             code="E4083",
             path=directory,
-            field="data.prepared",
+            field="data.tokenized",
             help=ANEW,
         )
 
 
 def opened(config: Config, recipe: TaskRecipe) -> Manifest:
-    """The manifest of `data.prepared`, which is complete and was made with this config's settings.
+    """The manifest of `data.tokenized`, which is complete and was made with this config's settings.
 
     Raises:
         DataError: there is none, or shards that it names are missing; with the command that mends it.
         ConfigError: it was made with other settings; or `data.limit` is set, which it cannot obey.
     """
-    assert config.data.prepared is not None
-    directory = Path(config.data.prepared)
+    assert config.data.tokenized is not None
+    directory = Path(config.data.tokenized)
     refuse_limit(config)
     manifest = read_manifest(directory)
     require_settings(manifest.settings, config, recipe, directory)
@@ -102,9 +102,9 @@ def opened(config: Config, recipe: TaskRecipe) -> Manifest:
     if missing:
         listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
         problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
-        raise DataError(problem, code="E4084", path=directory, field="data.prepared", help=MEND)
+        raise DataError(problem, code="E4084", path=directory, field="data.tokenized", help=MEND)
     if size := wrong_size(directory, manifest):
-        raise DataError(size, code="E4650", path=directory, field="data.prepared", help=MEND)
+        raise DataError(size, code="E4650", path=directory, field="data.tokenized", help=MEND)
     return manifest
 
 
@@ -116,5 +116,5 @@ def refuse_limit(config: Config) -> None:
             "data.limit takes rows spread evenly over all of them, which prepared data cannot do",
             code="E4085",
             field="data.limit",
-            help="leave data.prepared out for a first try; train.max_steps ends a run early",
+            help="leave data.tokenized out for a first try; train.max_steps ends a run early",
         )

@@ -75,7 +75,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not (directory / MANIFEST).is_file():
         there = sum(1 for _ in directory.glob("shard-*")) if directory.is_dir() else 0
         problem = f"unfinished: {there:,} shards, but no manifest" if there else "there is no prepared data"
-        raise DataError(problem, code="E4108", path=directory, field="data.prepared", help=MEND)
+        raise DataError(problem, code="E4108", path=directory, field="data.tokenized", help=MEND)
     try:
         values = read_json(directory / MANIFEST)
         if damage := _manifest_problem(values):
@@ -83,7 +83,7 @@ def read_manifest(directory: Path) -> Manifest:
         return Manifest(**{**values, "stats": Stats(**values["stats"])})
     except (DataError, TypeError, KeyError) as error:
         reason = error.message if isinstance(error, DataError) else "not a manifest"
-        raise DataError(reason, code="E4109", path=directory / MANIFEST, field="data.prepared", help=MEND) from None
+        raise DataError(reason, code="E4109", path=directory / MANIFEST, field="data.tokenized", help=MEND) from None
 
 
 COUNTS = {"rows": 0, "tokens": 0, "longest": 0, "repeat": 1}
@@ -224,15 +224,15 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         except (OSError, ValueError, EOFError) as error:
             problem = "missing" if isinstance(error, FileNotFoundError) else "damaged"
             raise DataError(
-                f"this shard is {problem}", code="E4110", path=path, field="data.prepared", help=MEND
+                f"this shard is {problem}", code="E4110", path=path, field="data.tokenized", help=MEND
             ) from None
         for array, size, dtype in zip(arrays, sizes, DTYPES, strict=True):
             if array.shape != (size,) or array.dtype != dtype:
                 problem = "this shard is not the one that the manifest names"
-                raise DataError(problem, code="E4111", path=path, field="data.prepared", help=MEND)
+                raise DataError(problem, code="E4111", path=path, field="data.tokenized", help=MEND)
         if not self._as_written(number):
             raise DataError(
-                "this shard was changed after it was written", code="E4652", path=path, field="data.prepared",
+                "this shard was changed after it was written", code="E4652", path=path, field="data.tokenized",
                 help="delete its directory, then run `surefit prepare CONFIG`, which keeps the other shards",
             )  # fmt: skip
         return _Shard(*arrays)

@@ -44,7 +44,7 @@ def pick(name: str, examples: Examples, limit: int | None) -> Picked:
         raise DataError(
             f"the set {name!r} has {why}",
             code="E7019",
-            field="data.eval" if name == "eval" else f"evaluate.also.{name}",
+            field="data.eval" if name == "eval" else f"evaluate.extra_sets.{name}",
             help="hold out more rows, or name a file that has some",
         )
     indices = [answered[i] for i in evenly(len(answered), limit)]

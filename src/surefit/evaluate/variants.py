@@ -26,14 +26,14 @@ from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
 from surefit.model.tokenizer import load_tokenizer, new_tokens
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
-"""By `adapter.kind`, in the order of training; the last is what ships."""
+"""By `train.method`, in the order of training; the last is what ships."""
 SERVED = "served"
 """The tuned model, answering behind `evaluate.server`."""
 
 
 def known_variants(config: Config) -> tuple[str, ...]:
     """Every variant that a run can have, in the order of training."""
-    return (*VARIANTS[config.adapter.kind], SERVED)
+    return (*VARIANTS[config.train.method], SERVED)
 
 
 def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[s
             )
         if name not in known:
             raise ConfigError(
-                f"a {config.adapter.kind} run has no variant {name!r}",
+                f"a {config.train.method} run has no variant {name!r}",
                 code="E7044",
                 help=f"choose from {', '.join(known)}, or a checkpoint: step-N",
             )
@@ -167,7 +167,7 @@ class CheckpointModel:
         self.tokenizer = load_run_tokenizer(config.model, run, config.answering)
         base, adapter = load_to_answer(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = base
-        if adapter.kind == "lora":
+        if adapter is not None:
             new = new_tokens(config.model)
             model = add_adapter(base, adapter, new_tokens=new.ids if new else ())
         self.model = model.eval()

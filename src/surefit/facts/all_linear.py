@@ -2,7 +2,7 @@
 
 **Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs
 × inputs) where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by
-one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded. `adapter.experts` puts factors beside the
+one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded. `lora.experts` puts factors beside the
 stacks (facts/experts.py).
 
 PEFT reads adapters of those days: in the model types below it takes the old names, wherever they stand in

@@ -47,7 +47,7 @@ def checkpoints_against_training(
     """(checkpoints, how many times as long as training it takes at most to answer the held-out prompts at all of them);
     None where something of it is not known."""
     config, steps = resolved.config, resolved.total_steps
-    every, flops = config.checkpoint.every, gpu.flops(config.model.dtype)
+    every, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
     work = work_of(model, config)
     known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
     if not known or work is None or not steps or not isinstance(every, int):
@@ -59,7 +59,7 @@ def checkpoints_against_training(
     rows = config.train.global_batch_size
     needed = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
-        whole = config.model_copy(update={"adapter": config.adapter.model_copy(update={"kind": "full"})})
+        whole = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
         everything = work_of(model, whole)
         needed += round(FORWARD / TRAINED * everything.of([length] * rows, 0)) if everything else 0
     training = steps * needed / flops / processes(config)

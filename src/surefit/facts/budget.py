@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import LOSS_BYTES, Resolved
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import Config, LoraSection
 from surefit.core.units import count_text
 from surefit.facts.activations import (
     AMPERE,
@@ -104,7 +104,7 @@ class Trained:
         return 0 if self.bytes_each == FLOAT32 else FLOAT32 * self.parameters
 
 
-def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tuple[int, int]]:
+def target_modules(model: ModelFacts, adapter: LoraSection) -> dict[str, tuple[int, int]]:
     """The linear layers that get LoRA factors: all that can (facts/all_linear.py), or those that a listed text ends."""
     kind, linears = model.model_type, [each for each in model.linear_modules.items() if not without_gradient(each[0])]
     if adapter.target_modules == "all-linear":
@@ -112,13 +112,13 @@ def target_modules(model: ModelFacts, adapter: AdapterSection) -> dict[str, tupl
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 
 
-def trained(model: ModelFacts, adapter: AdapterSection, dtype: str) -> Trained | None:
+def trained(model: ModelFacts, adapter: LoraSection | None, dtype: str) -> Trained | None:
     """What will be trained; None where the model's layers are not known.
 
     LoRA factors, DoRA's magnitudes and the rows of new tokens are of the base model's type, as `model/adapter.py` makes
     them.
     """
-    if adapter.kind == "full":
+    if adapter is None:
         return None if model.parameters is None else Trained(model.parameters, DTYPE_BYTES[dtype])
     if not model.linear_modules:
         return None
@@ -202,7 +202,7 @@ def micro_batch(
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     adapter, packed, checkpointing = config.adapter, config.data.packing is True, config.train.gradient_checkpointing
     factors = None
-    if adapter.kind == "lora":
+    if adapter is not None:
         targets = target_modules(model, adapter).items()
         factors = {name.rpartition(".")[2]: shape for name, shape in targets if name.startswith("model.layers.0.")}
     return MicroBatch(
@@ -213,8 +213,8 @@ def micro_batch(
         padded=not packed and (shape.rows > 1 if padded is None else padded),
         checkpointing=False if checkpointing == "auto" else checkpointing,
         factors=factors,
-        r=adapter.r if factors else 0,
-        dropout=adapter.dropout if factors else 0.0,
+        r=adapter.r if adapter and factors else 0,
+        dropout=adapter.lora_dropout if adapter and factors else 0.0,
         packed=packed,
         chunked=config.speed.chunked_loss,
         fused=config.speed.fused_lora is True,
@@ -227,7 +227,7 @@ def micro_batch(
 
 def activations_known(config: Config, model: ModelFacts) -> bool:
     """Whether there is a closed form for a run's activations: none where DoRA makes whole matrices in every layer."""
-    return covered(model) and not (config.adapter.kind == "lora" and config.adapter.use_dora)
+    return covered(model) and not (config.train.method == "lora" and config.lora.use_dora)
 
 
 def memory_terms_on_one(
@@ -246,7 +246,7 @@ def memory_terms_on_one(
         return []
     batch = micro_batch(resolved, model)
     terms = [*_held(resolved, model, part), Term("logits", *_logits(batch), "loss")]
-    if resolved.config.adapter.experts:
+    if resolved.config.lora.experts:
         held = summed_bytes(model.expert_stacks, batch.number, bool(batch.checkpointing))
         terms.append(Term("experts", held, "their weights with the factors added, and a gradient of these", "backward"))
     return terms
@@ -258,11 +258,11 @@ def _held(resolved: Resolved, model: ModelFacts, part: Trained) -> list[Term]:
     dtype, n = config.model.dtype, count_text(part.parameters)
     assert model.parameters is not None
     terms = [_weights_term(resolved, model)]
-    if config.adapter.kind == "lora":
+    if config.train.method == "lora":
         terms.append(Term("adapter", part.parameters * part.bytes_each, f"{n} LoRA factors, in {dtype} like the base"))
     terms += _update_terms(resolved, model, part, n)
     slack = _slack_bytes(model, DTYPE_BYTES[dtype]) if config.model.quantization == "none" else 0
-    if config.adapter.kind == "full":
+    if config.train.method == "full":
         slack += (3 if part.master_bytes else 2) * _slack_bytes(model, FLOAT32)
     if slack:
         terms.append(Term("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages"))
@@ -326,7 +326,7 @@ def _update_terms(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
 
 def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> Term:
     """AdamW's moments on the device. In 8 bits: two numbers, and two scales of 32 bits per 256 of them."""
-    kind = resolved.config.train.optimizer
+    kind = resolved.config.train.optim
     row = OPTIMIZERS[kind]
     if not (row.eight_bit or row.paged):
         why = f"{kind}: {len(row.state)} float32 moments of {n} trained parameters"
@@ -342,10 +342,10 @@ def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
     return Term("optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device")
 
 
-def trained_tensors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[int, bool]]:
+def trained_tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[tuple[int, bool]]:
     """(numbers, whether it is an embedding's) of what is trained: every matrix, DoRA's vectors; a tied head is the
     embedding."""
-    if adapter.kind == "lora":
+    if adapter is not None:
         for out, into in target_modules(model, adapter).values():
             yield from ((adapter.r * into, False), (out * adapter.r, False))
             if adapter.use_dora:

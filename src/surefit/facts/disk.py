@@ -53,8 +53,8 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     part = trained(model, config.adapter, config.model.dtype)
     if model.parameters is None or part is None:
         return []
-    number, lora = DTYPE_BYTES[config.model.dtype], config.adapter.kind == "lora"
-    shapes = list(factors(model, config.adapter) if lora else parameters(model))
+    number, lora = DTYPE_BYTES[config.model.dtype], config.train.method == "lora"
+    shapes = list(factors(model, config.adapter) if config.adapter else parameters(model))
     weights = _file_bytes(shapes, number, part.parameters)
     optimizer = _optimizer_bytes(resolved, shapes, part)
     if not lora and config.parallel.mode == "fsdp" and (writing := processes(config)) > 1:
@@ -117,7 +117,7 @@ def _as_saved(name: str) -> str:
 def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:
     """The file of the optimizer's state, as `train/optim.py` names its tensors."""
     masters = ["master"] if part.master_bytes else []
-    row = OPTIMIZERS[resolved.config.train.optimizer]
+    row = OPTIMIZERS[resolved.config.train.optim]
     if not (row.eight_bit or row.paged):
         states = (*row.state, *masters)
         state = [(f"{key}.{name}", shape) for key in states for name, shape in shapes]
@@ -167,7 +167,7 @@ def _file_bytes(
 
 def copies_at_once(resolved: Resolved) -> int:
     """Checkpoints that are on the disk together at most."""
-    kept, every = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.every
+    kept, every = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.save_steps
     assert isinstance(every, int)
     saved = kept + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / every)
     return min(kept + 1, saved)

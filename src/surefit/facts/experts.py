@@ -1,6 +1,6 @@
 """LoRA beside the experts of a mixture: how many factors that is, and what computing with them takes.
 
-transformers 5 holds a layer's experts in stacks. `adapter.experts` puts factors beside each, by PEFT's
+transformers 5 holds a layer's experts in stacks. `lora.experts` puts factors beside each, by PEFT's
 `target_parameters`: r for every expert. PEFT computes with W + scaling · B A of the whole stack, at every call.
 """
 
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.all_linear import is_expert
 
 Stack = tuple[int, int, int]
@@ -30,7 +30,7 @@ NO_STACKS = frozenset({"jetmoe"})
 
 
 def experts_of(target_parameters: Any) -> bool | Literal["with_router"]:
-    """What `adapter.experts` is for an adapter with these `target_parameters`.
+    """What `lora.experts` is for an adapter with these `target_parameters`.
 
     >>> experts_of(None), experts_of(["experts.down_proj"]), experts_of(["experts.down_proj", "mlp.gate.weight"])
     (False, True, 'with_router')
@@ -122,7 +122,7 @@ def wrappers(parameters: Iterable[str]) -> dict[str, str]:
 
 
 def factor_shapes(
-    stacks: Mapping[str, Stack], adapter: AdapterSection, routers: Mapping[str, Stack] | None = None
+    stacks: Mapping[str, Stack], adapter: LoraSection, routers: Mapping[str, Stack] | None = None
 ) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
     """(stack, shape of its A, shape of its B), as PEFT holds the factors of all its experts; none without `experts`.
     The routers' follow where they are asked for.
@@ -130,7 +130,7 @@ def factor_shapes(
     Qwen3-30B-A3B, r = 16: 48 layers × 128 experts × 16 × (2,048 + 1,536 + 768 + 2,048) factors.
 
     >>> stacks = {"gate_up_proj": (128, 1536, 2048), "down_proj": (128, 2048, 768)}
-    >>> shapes = factor_shapes(stacks, AdapterSection(experts=True))
+    >>> shapes = factor_shapes(stacks, LoraSection(experts=True))
     >>> 48 * sum(math.prod(a) + math.prod(b) for _, a, b in shapes)
     629145600
     """

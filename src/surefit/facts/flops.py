@@ -80,10 +80,10 @@ def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | N
     if model.expected_parameters is None or not model.linear_modules:
         return None
     adapter = config.adapter
-    full = adapter.kind == "full"
-    each = TRAINED if full else FROZEN
-    adapted = {} if full else target_modules(model, adapter)
-    factors = {name: adapter.r * sum(shape) for name, shape in adapted.items()}
+    rank = adapter.r if adapter else 0
+    each = FROZEN if adapter else TRAINED
+    adapted = target_modules(model, adapter) if adapter else {}
+    factors = {name: rank * sum(shape) for name, shape in adapted.items()}
     token, head = 0, each * model.vocab_size * model.hidden_size
     for name, shape in model.linear_modules.items():
         last = name.rpartition(".")[2]
@@ -91,8 +91,8 @@ def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | N
             head += TRAINED * factors.get(name, 0)
             continue
         token += each * math.prod(shape) + TRAINED * factors.get(name, 0)
-        if not full and not model.new_tokens and last in FIRST_INPUTS and ".0." in name:
-            token -= INPUT_GRADIENT * (math.prod(shape) + (adapter.r * shape[1] if name in factors else 0))
+        if adapter and not model.new_tokens and last in FIRST_INPUTS and ".0." in name:
+            token -= INPUT_GRADIENT * (math.prod(shape) + (rank * shape[1] if name in factors else 0))
     pair = ATTENTION * model.num_attention_heads * model.head_dim
     return Work(token, head, pair, tuple(windows or [None] * model.num_layers))
 

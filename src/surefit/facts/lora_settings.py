@@ -1,6 +1,6 @@
 """Which settings of an adapter_config.json change the arithmetic of a LoRA adapter.
 
-`merge`, `--with`, `certify`, `adapter.start_from` and rule ADP005 read this one table. It was written from the source
+`merge`, `--with`, `certify`, `lora.start_from` and rule ADP005 read this one table. It was written from the source
 of PEFT 0.20.0 and 0.21.2: `LoraConfig`, `LoraLayer.update_layer`, the `*_init` functions it calls, and variants.py.
 """
 

@@ -208,7 +208,7 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
     layer_trained = sum(math.prod(t.shape) for t in every if t.trained and ".layers.0." in f".{t.name}")
     outer = [tensor for tensor in every if ".layers." not in f".{tensor.name}"]
     root = number * sum(math.prod(tensor.shape) for tensor in outer)
-    lora = run.resolved.config.adapter.kind == "lora"
+    lora = run.resolved.config.train.method == "lora"
     host = 0 if sharing.offload else 1
     changed: dict[str, Term | None] = {
         "weights": Term("weights", host * (frozen if lora else number * trained), part),
@@ -288,7 +288,7 @@ def _zero(run: _Run, whole: Budget) -> Budget:
     numbers = sum(math.prod(tensor.shape) for tensor in every)
     live = int(min(numbers, tuned["stage3_max_live_parameters"] + tuned["stage3_prefetch_bucket_size"]))
     shares = list(share_of(every, run.model, sharing, 0))
-    lora = resolved.config.adapter.kind == "lora"
+    lora = resolved.config.train.method == "lora"
     frozen = sum(count for count, tensor in shares if not tensor.trained or not lora)
     factors = sum(count for count, tensor in shares if tensor.trained)
     state |= {

@@ -264,7 +264,7 @@ def read_config(directory: Path) -> dict[str, Any]:
                 "a LoRA adapter, not a base model",
                 code="E2083",
                 path=directory,
-                help="name the base it was trained on, with adapter.start_from to train these factors on; to put new "
+                help="name the base it was trained on, with lora.start_from to train these factors on; to put new "
                 "ones on top, merge it first and name the merged model",
             )
         files = sorted(str(file) for file in directory.glob("*.gguf"))
@@ -276,7 +276,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             code="E2085",
             path=directory / "adapter_config.json",
             help="move adapter_config.json and adapter_model.safetensors to a directory of their own; "
-            "adapter.start_from trains them on",
+            "lora.start_from trains them on",
         )
     config = read_json_object(path)
     require_sound_config(config, path)

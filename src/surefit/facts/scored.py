@@ -10,7 +10,7 @@ class ScoredSet:
     """The rows of one set, from a sample of them.
 
     Attributes:
-        name: "eval", or as `evaluate.also` has it.
+        name: "eval", or as `evaluate.extra_sets` has it.
         prompts: rows that are scored, at most `evaluate.max_examples`; None where they are not counted yet.
         longest: tokens of the longest prompt in the sample; where no tokenizer was asked, its bytes, which are at least
             as many. None where no row was looked at.

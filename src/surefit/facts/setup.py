@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from surefit.config.resolve import Resolved, warmup_steps
-from surefit.config.schema import AdapterSection, Config
+from surefit.config.schema import Config, LoraSection
 from surefit.config.trackers import switched_on
 from surefit.config.world import data_ranks, processes
 
@@ -234,17 +234,17 @@ class Setup:
 
 _KEYS = {
     "dtype": "model.dtype", "attention": "speed.attention", "quantization": "model.quantization",
-    "adapter": "adapter.kind", "lora_r": "adapter.r", "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout", "rslora": "adapter.use_rslora",
-    "target_modules": "adapter.target_modules", "base_model": "model.name_or_path",
+    "adapter": "train.method", "lora_r": "lora.r", "lora_alpha": "lora.lora_alpha",
+    "lora_dropout": "lora.lora_dropout", "rslora": "lora.use_rslora",
+    "target_modules": "lora.target_modules", "base_model": "model.name_or_path",
     "base_revision": "model.revision", "merge_into": "model.quantization", "max_length": "data.max_length",
-    "packing": "data.packing", "epochs": "train.epochs", "max_steps": "train.max_steps",
-    "optimizer": "train.optimizer", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup",
+    "packing": "data.packing", "epochs": "train.num_train_epochs", "max_steps": "train.max_steps",
+    "optimizer": "train.optim", "learning_rate": "train.learning_rate", "warmup_steps": "train.warmup_steps",
     "micro_batch": "train.per_device_train_batch_size", "global_batch": "train.global_batch_size",
-    "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.every",
-    "eval_steps": "checkpoint.every", "save_total_limit": "checkpoint.save_total_limit",
+    "gradient_checkpointing": "train.gradient_checkpointing", "save_steps": "checkpoint.save_steps",
+    "eval_steps": "checkpoint.save_steps", "save_total_limit": "checkpoint.save_total_limit",
     "do_sample": "evaluate.temperature", "temperature": "evaluate.temperature",
-    "best_model": "checkpoint.keep_best", "best_metric": "checkpoint.keep_best",
+    "best_model": "checkpoint.metric_for_best_model", "best_metric": "checkpoint.metric_for_best_model",
     "generates_in_loop": "evaluate.in_training", "trackers": "telemetry", "parallel": "parallel.mode",
     "cpu_offload": "parallel.offload",
     "processes": "hardware.count", "machines": "hardware.nodes", "on_cpu": "hardware.gpu",
@@ -259,7 +259,11 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     total = resolved.total_steps if resolved else None
     dtype, attention = _known(model.dtype), _known(decided.speed.attention)
     quantized, mode = model.quantization != "none", _known(decided.parallel.mode)
-    every, packing, recompute = _known(checkpoint.every), _known(decided.data.packing), train.gradient_checkpointing
+    every, packing, recompute = (
+        _known(checkpoint.save_steps),
+        _known(decided.data.packing),
+        train.gradient_checkpointing,
+    )
     trackers = switched_on(decided.telemetry)
     return Setup(
         tool="surefit",
@@ -269,7 +273,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         attention=attention,
         use_cache=False,
         new_tokens=bool(model.add_tokens) or None,
-        trainable_tokens=(bool(model.add_tokens) and decided.adapter.kind == "lora") or None,
+        trainable_tokens=(bool(model.add_tokens) and decided.train.method == "lora") or None,
         quantization=model.quantization,
         quant_compute_dtype=dtype if quantized else None,
         quant_storage="uint8" if model.quantization == "nf4" else None,
@@ -279,12 +283,14 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         length_unit="tokens",
         packing=packing,
         packing_strategy="bfd" if packing else None,
-        epochs=train.epochs,
+        epochs=train.num_train_epochs,
         max_steps=train.max_steps,
         total_steps=total,
-        optimizer=train.optimizer,
+        optimizer=train.optim,
         learning_rate=train.learning_rate,
-        warmup_steps=warmup_steps(total, train.warmup) if total else None,
+        warmup_steps=warmup_steps(total, train.warmup_steps)
+        if total and train.lr_scheduler_type != "constant"
+        else None,
         micro_batch=_known(train.per_device_train_batch_size),
         # Where the micro batches do not divide, some processes run an empty one: there is no product to compare.
         accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
@@ -294,8 +300,8 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         eval_steps=every,
         eval_rows=not config.data.holds_nothing_out,
         save_total_limit=checkpoint.save_total_limit,
-        best_model=checkpoint.keep_best is not None,
-        best_metric=checkpoint.keep_best,
+        best_model=checkpoint.metric_for_best_model is not None,
+        best_metric=checkpoint.metric_for_best_model,
         gradient_checkpointing=None if recompute == "auto" else recompute is not False,
         generates_in_loop=decided.evaluate.in_training,
         do_sample=decided.evaluate.temperature > 0 and decided.evaluate.samples == 1,
@@ -318,17 +324,17 @@ def _divides(config: Config) -> bool:
     return isinstance(micro, int) and config.train.global_batch_size % (micro * data_ranks(config)) == 0
 
 
-def _adapter_of(section: AdapterSection, dtype: str | None, quantized: bool) -> dict[str, Any]:
+def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool) -> dict[str, Any]:
     """What is trained; the factors are in the type the base computes in, whatever its weights are stored as."""
-    if section.kind == "full":
+    if section is None:
         return {"adapter": "full"}
     modules = section.target_modules
     return {
         "adapter": "dora" if section.use_dora else "lora",
         "adapter_dtype": dtype,
         "lora_r": section.r,
-        "lora_alpha": section.alpha,
-        "lora_dropout": section.dropout,
+        "lora_alpha": section.lora_alpha,
+        "lora_dropout": section.lora_dropout,
         "rslora": section.use_rslora,
         "target_modules": (modules,) if isinstance(modules, str) else tuple(modules),
         "merge_into": "dequantized" if quantized else "original",

@@ -111,7 +111,7 @@ def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: i
         rank: of the process among the `size` that share.
     """
     number = DTYPE_BYTES[resolved.config.model.dtype]
-    moments = FLOAT32 * len(OPTIMIZERS[resolved.config.train.optimizer].state)
+    moments = FLOAT32 * len(OPTIMIZERS[resolved.config.train.optim].state)
     mine = list(share_of(list(tensors(model, resolved.config.adapter)), model, sharing, rank))
     frozen = sum(count for count, tensor in mine if not tensor.trained)
     trained = sum(count for count, tensor in mine if tensor.trained)

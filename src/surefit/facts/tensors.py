@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.activations import LLAMA_LIKE as LLAMA_LIKE
 from surefit.facts.budget import OUTPUT_HEADS, target_modules
 from surefit.facts.experts import factor_shapes, wrappers
@@ -36,7 +36,7 @@ class Tensor:
 _known: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
 
 
-def tensors(model: ModelFacts, adapter: AdapterSection | None) -> tuple[Tensor, ...]:
+def tensors(model: ModelFacts, adapter: LoraSection | None) -> tuple[Tensor, ...]:
     """Every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
     # A search asks for the same thousands of names for every candidate.
     size = (model.parameters, model.num_layers, model.new_tokens)
@@ -48,18 +48,16 @@ def tensors(model: ModelFacts, adapter: AdapterSection | None) -> tuple[Tensor, 
     return _known[key]
 
 
-def _tensors(model: ModelFacts, adapter: AdapterSection | None) -> Iterator[Tensor]:
-    full = adapter is None or adapter.kind == "full"
+def _tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[Tensor]:
     for name, shape in parameters(model):
         if not (model.tied_embeddings and name.rpartition(".")[0].rpartition(".")[2] in OUTPUT_HEADS):
-            yield Tensor(name, shape, full)
-    if not full:
-        assert adapter is not None
+            yield Tensor(name, shape, adapter is None)
+    if adapter is not None:
         for name, shape in factors(model, adapter):
             yield Tensor(name, shape, True)
 
 
-def factors(model: ModelFacts, adapter: AdapterSection) -> Iterator[tuple[str, Shape]]:
+def factors(model: ModelFacts, adapter: LoraSection) -> Iterator[tuple[str, Shape]]:
     """What an adapter trains by its names in the model that trains: factors, DoRA's magnitudes, new tokens' rows."""
     for name, (outputs, inputs) in target_modules(model, adapter).items():
         yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)

@@ -30,7 +30,7 @@ PLAIN = {
     "global_batch": "train.global_batch_size",
     "micro_batch": "train.per_device_train_batch_size",
     "learning_rate": "train.learning_rate",
-    "warmup_steps": "train.warmup",
+    "warmup_steps": "train.warmup_steps",
     "total_steps": "train.max_steps",
 }
 """Attributes of `Setup` → the key that says the same. `world_size` is left out: it follows from others."""
@@ -190,7 +190,7 @@ def _sayings(found: Foreign, loaded: Loaded) -> Iterator[tuple[str, Said]]:
     for attribute, dotted in PLAIN.items():
         value = getattr(setup, attribute)
         if value is not None:
-            yield dotted, item(float(value) if dotted == "train.warmup" else value, attribute)
+            yield dotted, item(float(value) if dotted == "train.warmup_steps" else value, attribute)
     if setup.accumulation is not None:
         yield ACCUMULATION, item(setup.accumulation, "accumulation")
     for lost in (*found.lost, *found.judged):

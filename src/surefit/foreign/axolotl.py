@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from surefit.config.schema import LoraSection
 from surefit.config.trackers import TRACKERS, Tracker
 from surefit.foreign import convert as c
 from surefit.foreign import hf
@@ -51,16 +52,16 @@ KEYS: dict[str, To] = {
     "load_in_4bit": To(c.when_true("nf4"), "model.quantization", "quantization"),
     "load_in_8bit": To(c.when_true("int8"), "model.quantization", "quantization", hf.own_quantization),
     "gptq": To(c.when_true("gptq"), "model.quantization", "quantization", hf.own_quantization),
-    "lora_model_dir": To(c.text, "adapter.start_from"),
-    "lora_r": To(c.whole, "adapter.r", "lora_r"),
-    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear_or_pattern, "adapter.target_modules", "target_modules", hf.modules),
-    "lora_target_linear": To(c.when_true(("all-linear",)), "adapter.target_modules", "target_modules", hf.modules),
-    "lora_target_parameters": To(hf.experts, "adapter.experts"),
+    "lora_model_dir": To(c.text, "lora.start_from"),
+    "lora_r": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": To(hf.linear_or_pattern, "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_linear": To(c.when_true(("all-linear",)), "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "lora.experts"),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
-    "peft_use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
-    "peft_use_dora": To(c.switch, "adapter.use_dora"),
+    "peft_use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "peft_use_dora": To(c.switch, "lora.use_dora"),
     "peft_trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
     "special_tokens.eos_token": To(c.text, None, "eos_token"),
     "chat_template": To(_template, None, "chat_template"),
@@ -76,12 +77,12 @@ KEYS: dict[str, To] = {
     "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
     "batch_size": To(c.whole, "train.global_batch_size", "global_batch"),
     "eval_batch_size": To(c.whole, None, "eval_micro_batch"),
-    "num_epochs": To(c.number, "train.epochs", "epochs"),
-    "lr_scheduler": To(hf.schedule, "train.schedule"),
-    "optimizer": To(hf.optimizer, "train.optimizer", "optimizer"),
+    "num_epochs": To(c.number, "train.num_train_epochs", "epochs"),
+    "lr_scheduler": To(hf.schedule, "train.lr_scheduler_type"),
+    "optimizer": To(hf.optimizer, "train.optim", "optimizer"),
     "early_stopping_patience": To(c.limit, "train.early_stopping_patience"),
     "tiled_mlp": To(c.switch, "speed.tiled_mlp"),
-    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
     "bf16": To(_bf16, None, "bf16"),
     "bfloat16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
     "float16": To(c.when_true("float16"), "model.dtype", "dtype"),
@@ -150,10 +151,10 @@ ALIASES = {
 """Keys of LLaMA-Factory and TRL; Axolotl passes over them without a word."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
-    "adapter.kind": ("adapter", "full"),
+    "train.method": ("adapter", "full"),
     "data.eval": ("val_set_size", 0.0),
-    "train.epochs": ("num_epochs", 1.0),
-    "train.schedule": ("lr_scheduler", "cosine"),
+    "train.num_train_epochs": ("num_epochs", 1.0),
+    "train.lr_scheduler_type": ("lr_scheduler", "cosine"),
     "train.seed": ("seed", 42),
     "output_dir": ("output_dir", "./model-out"),
 }
@@ -191,7 +192,7 @@ def _tokens(draft: Draft) -> None:
 
 def _frequency(draft: Draft) -> None:
     """Evaluations and checkpoints by the epoch: SureFit counts steps, which the rows decide."""
-    for key, dotted in (("evals_per_epoch", "train.eval_every"), ("saves_per_epoch", "checkpoint.every")):
+    for key, dotted in (("evals_per_epoch", "train.eval_steps"), ("saves_per_epoch", "checkpoint.save_steps")):
         times, steps = draft.flat.get(key), _steps_per_epoch(draft)
         if not times or isinstance(times, bool) or not isinstance(times, int) or key in draft.ignored:
             continue
@@ -200,12 +201,12 @@ def _frequency(draft: Draft) -> None:
             draft.reach(key)
         else:
             draft.lose(key, f"{dotted} counts steps: write the steps of an epoch divided by {times}")
-    if draft.says("early_stopping_patience") and "train.eval_every" not in draft.config:
+    if draft.says("early_stopping_patience") and "train.eval_steps" not in draft.config:
         draft.lose_part(
             "early_stopping_patience",
             "",
             draft.flat["early_stopping_patience"],
-            "train.eval_every says between how many steps SureFit measures; without it, at every checkpoint",
+            "train.eval_steps says between how many steps SureFit measures; without it, at every checkpoint",
         )
 
 
@@ -234,12 +235,12 @@ def _adapter(draft: Draft) -> None:
         # Axolotl trains every weight where `adapter` is not set.
         draft.say("adapter", "full", "adapter")
         draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
-        for dotted in ("r", "alpha", "dropout", "target_modules", "experts", "use_rslora", "use_dora", "start_from"):
-            draft.config.pop(f"adapter.{dotted}", None)
+        for dotted in LoraSection.model_fields:
+            draft.config.pop(f"lora.{dotted}", None)
     elif kind in ("lora", "qlora"):
         dora = draft.flat.get("peft_use_dora") is True
         draft.say("adapter", "dora" if dora else "lora", "adapter")
-        draft.carry("adapter.kind", "lora", "adapter")
+        draft.carry("train.method", "lora", "adapter")
         draft.judged.pop("adapter", None)
         if kind == "qlora" and draft.config.get("model.quantization") != "nf4":
             draft.lose("adapter", "without load_in_4bit: true the weights are not quantised")

@@ -436,8 +436,8 @@ def root(name: str) -> str:
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys → a tree.
 
-    >>> nested({"train.epochs": 2, "output_dir": "runs"})
-    {'train': {'epochs': 2}, 'output_dir': 'runs'}
+    >>> nested({"train.num_train_epochs": 2, "output_dir": "runs"})
+    {'train': {'num_train_epochs': 2}, 'output_dir': 'runs'}
     """
     tree: dict[str, Any] = {}
     for dotted, value in flat.items():

@@ -15,8 +15,8 @@ from surefit.foreign.draft import Draft, To
 
 AUTO = "auto"
 SCHEDULES = {
-    "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
-    "warmup_stable_decay": "wsd",
+    "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant_with_warmup",
+    "warmup_stable_decay": "warmup_stable_decay",
 }  # fmt: skip
 OPTIMIZER_NAMES = {alias: name for name, row in OPTIMIZERS.items() for alias in (name, *row.aliases)}
 ATTENTION = {
@@ -27,7 +27,7 @@ _ROUTER = re.compile(r"(?:[a-z_]+\.)?(?:gate|router)\.weight")
 _STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
 EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
 """The parameters that hold a layer's experts, with and without a gate."""
-schedule = c.choice(SCHEDULES, "SureFit's schedules are cosine, linear, constant and wsd, not {value}")
+schedule = c.choice(SCHEDULES, f"SureFit's schedules are {', '.join(SCHEDULES)}, not {{value}}")
 optimizer = c.choice(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
 dtype = c.choice(
     {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
@@ -134,12 +134,12 @@ KEYS: dict[str, To] = {
     "trust_remote_code": To(c.switch, "model.trust_remote_code"),
     "per_device_train_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
     "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
-    "num_train_epochs": To(c.number, "train.epochs", "epochs"),
+    "num_train_epochs": To(c.number, "train.num_train_epochs", "epochs"),
     "max_steps": To(c.limit, "train.max_steps", "max_steps"),
     "learning_rate": To(c.number, "train.learning_rate", "learning_rate"),
-    "lr_scheduler_type": To(schedule, "train.schedule"),
-    "lr_scheduler_kwargs.num_decay_steps": To(c.whole, "train.decay"),
-    "optim": To(optimizer, "train.optimizer", "optimizer"),
+    "lr_scheduler_type": To(schedule, "train.lr_scheduler_type"),
+    "lr_scheduler_kwargs.num_decay_steps": To(c.whole, "train.decay_steps"),
+    "optim": To(optimizer, "train.optim", "optimizer"),
     "neftune_noise_alpha": To(positive, "train.neftune_noise_alpha"),
     "torch_compile": To(c.auto_or(c.switch), "speed.compile"),
     "weight_decay": To(c.number, "train.weight_decay"),
@@ -147,7 +147,7 @@ KEYS: dict[str, To] = {
     "adam_beta2": To(c.fixed(0.999, "AdamW's betas")),
     "adam_epsilon": To(c.fixed(1e-8, "AdamW's epsilon")),
     "max_grad_norm": To(clip, "train.max_grad_norm"),
-    "warmup_steps": To(not_negative, "train.warmup"),
+    "warmup_steps": To(not_negative, "train.warmup_steps"),
     "seed": To(c.whole, "train.seed"),
     "bf16": To(c.switch, None, "bf16"),
     "fp16": To(c.switch, None, "fp16"),
@@ -157,9 +157,9 @@ KEYS: dict[str, To] = {
     "use_cache": To(c.switch, None, "use_cache"),
     "per_device_eval_batch_size": To(c.whole, None, "eval_micro_batch"),
     "eval_strategy": To(c.word, None, "eval_strategy"),
-    "eval_steps": To(c.steps, "train.eval_every", "eval_steps"),
+    "eval_steps": To(c.steps, "train.eval_steps", "eval_steps"),
     "save_strategy": To(c.word, None, "save_strategy"),
-    "save_steps": To(c.steps, "checkpoint.every", "save_steps"),
+    "save_steps": To(c.steps, "checkpoint.save_steps", "save_steps"),
     "save_total_limit": To(c.limit, "checkpoint.save_total_limit", "save_total_limit"),
     "save_only_model": To(c.switch, None, "save_only_model"),
     "load_best_model_at_end": To(c.switch, None, "best_model"),
@@ -231,7 +231,7 @@ GONE_IN_5 = {
 """Gone in transformers 5 → what to write instead; seen in 5.23.0's TrainingArguments, where they are no fields."""
 
 ONCE_IN_5: dict[str, To] = {
-    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
     "no_cuda": KEYS["use_cpu"],
 }
 """Of those, the keys that meant what a newer one means."""
@@ -257,15 +257,15 @@ def finish(draft: Draft) -> None:
     if draft.setup.get("eval_strategy") == "steps" and draft.flat.get("eval_steps") == 0:
         draft.without_effect(["eval_steps"], "it is 0, and logging_steps takes its place")
     if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
-        draft.config.pop("checkpoint.every", None)
+        draft.config.pop("checkpoint.save_steps", None)
     if draft.setup.get("eval_strategy", "no") != "steps":
-        draft.config.pop("train.eval_every", None)
+        draft.config.pop("train.eval_steps", None)
 
 
 def warmup(draft: Draft, key: str) -> None:
     """Warmup as a number of steps, or as a share of them where it is below 1."""
-    value = draft.config.get("train.warmup")
-    if value is None or draft.names["train.warmup"] != key:
+    value = draft.config.get("train.warmup_steps")
+    if value is None or draft.names["train.warmup_steps"] != key:
         return
     if 0 < value < 1:
         draft.say("warmup_share", value, key)
@@ -294,7 +294,9 @@ def _steps_in_place_of_epochs(draft: Draft) -> None:
     if steps is None:
         return
     draft.without_effect(["num_train_epochs"], "max_steps takes its place")
-    draft.carry("train.epochs", float(min(10**6, steps * draft.config["train.global_batch_size"])), "max_steps")
+    draft.carry(
+        "train.num_train_epochs", float(min(10**6, steps * draft.config["train.global_batch_size"])), "max_steps"
+    )
 
 
 def mixed_precision(draft: Draft) -> None:
@@ -310,7 +312,7 @@ def best_model(draft: Draft) -> None:
     """`load_best_model_at_end`, by the held-out loss: other metrics go by other names in SureFit's recipes."""
     metric = draft.setup.get("best_metric", "loss")
     if draft.setup.get("best_model") and metric in ("loss", "eval_loss"):
-        draft.carry("checkpoint.keep_best", "eval_loss", "load_best_model_at_end")
+        draft.carry("checkpoint.metric_for_best_model", "eval_loss", "load_best_model_at_end")
         draft.reach("load_best_model_at_end")
         if "best_metric" in draft.setup:
             draft.reach("metric_for_best_model")

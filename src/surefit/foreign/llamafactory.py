@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.load import parse_yaml, read_text
-from surefit.config.schema import STACKED
+from surefit.config.schema import STACKED, LoraSection
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.foreign import conflicts, hf
 from surefit.foreign import convert as c
@@ -49,20 +49,20 @@ COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 NAMED = 8
 """Data sets that a message lists."""
 KEYS = hf.KEYS | {
-    "warmup_ratio": To(c.share, "train.warmup", "warmup_share"),
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
     "overwrite_output_dir": To(c.switch, None, "overwrite"),
     "cutoff_len": To(c.whole, "data.max_length", "max_length"),
     "val_size": To(c.held_out, "data.eval"),
     "packing": To(c.switch, "data.packing", "packing"),
     "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
     "mask_history": To(c.when_true("completion"), "data.thinking", "loss_on", lambda _: "only_last"),
-    "lora_rank": To(c.whole, "adapter.r", "lora_r"),
-    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target": To(hf.linear, "adapter.target_modules", "target_modules", hf.modules),
+    "lora_rank": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target": To(hf.linear, "lora.target_modules", "target_modules", hf.modules),
     "additional_target": To(c.texts, None, "modules_to_save"),
-    "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
-    "use_dora": To(c.switch, "adapter.use_dora"),
+    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "use_dora": To(c.switch, "lora.use_dora"),
     "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
     "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
     "use_reentrant_gc": To(c.switch, None, "reentrant"),
@@ -92,10 +92,10 @@ ALIASES = {
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
     "data.eval": ("val_size", 0.0),
-    "train.epochs": ("num_train_epochs", 3.0),
+    "train.num_train_epochs": ("num_train_epochs", 3.0),
     "train.learning_rate": ("learning_rate", 5e-5),
-    "train.schedule": ("lr_scheduler_type", "linear"),
-    "train.warmup": ("warmup_steps", 0.0),
+    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
+    "train.warmup_steps": ("warmup_steps", 0.0),
     "train.gradient_checkpointing": ("disable_gradient_checkpointing", True),
     "train.seed": ("seed", 42),
 }
@@ -189,17 +189,17 @@ def _adapter(draft: Draft) -> None:
         return
     dora = kind == "lora" and draft.flat.get("use_dora") is True
     draft.say("adapter", "dora" if dora else kind, "finetuning_type")
-    draft.carry("adapter.kind", kind, "finetuning_type")
+    draft.carry("train.method", kind, "finetuning_type")
     draft.reach("finetuning_type")
     if kind == "full":
         draft.without_effect(LORA_KEYS, "finetuning_type is full")
-        for dotted in ("r", "alpha", "dropout", "target_modules", "use_rslora", "use_dora"):
-            draft.config.pop(f"adapter.{dotted}", None)
+        for dotted in LoraSection.model_fields:
+            draft.config.pop(f"lora.{dotted}", None)
     else:
-        rank = draft.config.setdefault("adapter.r", 8)
-        draft.names.setdefault("adapter.r", "lora_rank")
-        draft.config.setdefault("adapter.alpha", 2.0 * rank)
-        draft.names.setdefault("adapter.alpha", "lora_alpha")
+        rank = draft.config.setdefault("lora.r", 8)
+        draft.names.setdefault("lora.r", "lora_rank")
+        draft.config.setdefault("lora.lora_alpha", 2.0 * rank)
+        draft.names.setdefault("lora.lora_alpha", "lora_alpha")
         _start(draft)
 
 
@@ -210,7 +210,7 @@ def _start(draft: Draft) -> None:
         return
     alone = isinstance(first, str) and bool(first.strip()) and "," not in first
     if alone and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
-        draft.carry("adapter.start_from", first, "adapter_name_or_path")
+        draft.carry("lora.start_from", first, "adapter_name_or_path")
         draft.reach("adapter_name_or_path")
     elif not draft.says("export_dir"):
         draft.lose("adapter_name_or_path", STACKED)

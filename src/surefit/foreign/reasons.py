@@ -55,7 +55,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "adam optim muon galore apollo badam lion dion loraplus lr_groups embedding_lr lisa relora jagged grokfast "
         "label_smoothing dft asft eaft spectrum loss_type router_aux moe_aux curriculum",
     ),
-    ("SureFit's train.schedule has no such option", "scheduler cosine lr_"),
+    ("SureFit's train.lr_scheduler_type has no such option", "scheduler cosine lr_"),
     (
         "SureFit's LoRA has rank, alpha, dropout, target modules, experts, rsLoRA and DoRA only",
         "lora peft_ pissa dora target_param modules_to_save additional_target layers_ _pattern freeze unfrozen adapter "

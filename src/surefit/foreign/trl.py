@@ -52,14 +52,14 @@ def _targets(value: Any) -> Any:
 KEYS = hf.KEYS | {
     "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
     "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
-    "lora_r": To(c.whole, "adapter.r", "lora_r"),
-    "lora_alpha": To(c.number, "adapter.alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "adapter.dropout", "lora_dropout"),
-    "lora_target_modules": To(_targets, "adapter.target_modules", "target_modules", hf.modules),
-    "lora_target_parameters": To(hf.experts, "adapter.experts"),
+    "lora_r": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": To(_targets, "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "lora.experts"),
     "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
-    "use_rslora": To(c.switch, "adapter.use_rslora", "rslora"),
-    "use_dora": To(c.switch, "adapter.use_dora"),
+    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "use_dora": To(c.switch, "lora.use_dora"),
     "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
     "dataset_name": To(c.text, "data.train"),
     "dataset_train_split": To(c.text, "data.split", None, _whole_split),
@@ -95,12 +95,12 @@ ONCE_IN_STAGES = {
 """Keys that configs of TRL's other trainers took before 1.0 → what to write instead."""
 DEFAULTS = {
     "data.max_length": ("max_length", 1024),
-    "train.epochs": ("num_train_epochs", 3.0),
+    "train.num_train_epochs": ("num_train_epochs", 3.0),
     "train.learning_rate": ("learning_rate", 2e-5),
-    "train.schedule": ("lr_scheduler_type", "linear"),
-    "train.warmup": ("warmup_steps", 0.0),
+    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
+    "train.warmup_steps": ("warmup_steps", 0.0),
     "train.seed": ("seed", 42),
-    "adapter.dropout": ("lora_dropout", 0.05),
+    "lora.lora_dropout": ("lora_dropout", 0.05),
     "output_dir": ("output_dir", "trainer_output"),
 }
 """TRL 1.16.0, where they differ from SureFit's own."""
@@ -271,16 +271,16 @@ def _adapter(draft: Draft) -> None:
     if draft.says("use_peft"):
         kind = "dora" if lora and draft.flat.get("use_dora") is True else "lora" if lora else "full"
         draft.say("adapter", kind, "use_peft")
-        draft.carry("adapter.kind", "lora" if lora else "full", "use_peft")
+        draft.carry("train.method", "lora" if lora else "full", "use_peft")
         draft.reach("use_peft")
     elif draft.says("dataset_name") or draft.whole_run:
         draft.say("adapter", "full", "use_peft")
-        draft.config["adapter.kind"] = "full"
-        draft.names["adapter.kind"] = "use_peft"
+        draft.config["train.method"] = "full"
+        draft.names["train.method"] = "use_peft"
     if not lora and draft.setup.get("adapter") == "full":
         draft.without_effect(LORA_KEYS, "use_peft is not true")
-    if draft.config.get("adapter.kind") == "full":
-        for dotted in [dotted for dotted in draft.config if dotted.startswith("adapter.") and dotted != "adapter.kind"]:
+    if draft.config.get("train.method") == "full":
+        for dotted in [dotted for dotted in draft.config if dotted.startswith("lora.")]:
             del draft.config[dotted]
     if lora:
         targets = draft.flat.get("lora_target_modules")

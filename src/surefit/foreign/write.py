@@ -17,7 +17,7 @@ WIDTH = 100
 NOTES = {
     "data.packing": "; SureFit packs within a step: a batch still counts examples, which stay whole and apart",
     "data.mix": "; rows are held out of data.train only",
-    "checkpoint.keep_best": "; the held-out loss is measured at every checkpoint",
+    "checkpoint.metric_for_best_model": "; the held-out loss is measured at every checkpoint",
 }
 """What a value means in SureFit that it may not mean in the other tool."""
 

@@ -204,7 +204,7 @@ def render_evaluate(job: BatchJob) -> str:
 
 
 def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str:
-    """The script of an array job that makes the shards of `data.prepared`, each task its own ones. Whichever ends last
+    """The script of an array job that makes the shards of `data.tokenized`, each task its own ones. Whichever ends last
     writes the manifest.
 
     Args:
@@ -224,7 +224,7 @@ def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str
     workers = str(job.config.slurm.cpus_per_gpu)
     command = _command(job, [], ["prepare", str(job.config_file), "--workers", workers])
     command += f' \\\n    --shard "$((SLURM_ARRAY_TASK_ID + 1))/{tasks}"'
-    listing = f"ls {shlex.quote(str(job.directory / str(job.config.data.prepared)))}"
+    listing = f"ls {shlex.quote(str(job.directory / str(job.config.data.tokenized)))}"
     about = "Tokenise: the shards of this task that are not there yet."
     return _joined(job, [head, _environment(job), _going_on(command, listing, "shards", about)])
 

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.config.resolve import HardwareLike
-from surefit.config.schema import AdapterSection, Config, ModelSection
+from surefit.config.schema import Config, LoraSection, ModelSection
 from surefit.core.errors import DataError, GateError, ModelError
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, directory_atomic, write_json
@@ -81,7 +81,7 @@ class MergeJob:
     adapter: Path
     merged: Path
     certificate: Path
-    expected: AdapterSection | None = None
+    expected: LoraSection | None = None
     into: Into = "auto"
     tokenizer: str | None = None
     combined: Combined | None = None
@@ -116,7 +116,7 @@ def merge(
         ModelError: the base model cannot be loaded.
         MachineError: the disk is full or may not be written to.
     """
-    if config.adapter.kind == "full":
+    if config.train.method == "full":
         certifying = _Certifying(config.model, hardware, sequences, on_progress)
         return _concluded(certifying, run.certificate, lambda: _certify_model(certifying, run))
     job = MergeJob(config.model, run.adapter, run.merged, run.certificate, config.adapter, into)
@@ -259,7 +259,7 @@ class _Certifying:
                 Check(
                     "adapter_scaling",
                     _scaling(config.get("lora_alpha", 0), config["r"], bool(config.get("use_rslora"))),
-                    _scaling(section.alpha, section.r, section.use_rslora),
+                    _scaling(section.lora_alpha, section.r, section.use_rslora),
                     "==",
                     "alpha/r as the run was configured, or alpha/√r",
                 )

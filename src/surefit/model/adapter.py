@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
 from surefit.core.units import quoted, shortened
@@ -36,8 +36,8 @@ from surefit.model.identity import RECORD, base_directory, base_identity, named,
 from surefit.model.tokenizer import tokens_with_rows
 from surefit.model.vocabulary import compute_rows_apart, token_rows
 
-FIELD = "adapter.target_modules"
-START = "adapter.start_from"
+FIELD = "lora.target_modules"
+START = "lora.start_from"
 SWITCHES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "use_rslora": lambda peft: bool(peft.get("use_rslora")),
     "use_dora": lambda peft: bool(peft.get("use_dora")),
@@ -54,7 +54,7 @@ ROWS = ".token_adapter.trainable_tokens_delta"
 
 
 def add_adapter(
-    model: PreTrainedModel, section: AdapterSection, seed: int = 0, new_tokens: Sequence[int] = ()
+    model: PreTrainedModel, section: LoraSection, seed: int = 0, new_tokens: Sequence[int] = ()
 ) -> PeftModel:
     """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
     and with `experts` factors beside the stacks of routed experts, or beside the routers too. Of the vocabulary's
@@ -81,8 +81,8 @@ def add_adapter(
         )
     config = LoraConfig(
         r=section.r,
-        lora_alpha=section.alpha,  # type: ignore[arg-type] # PEFT only divides by r, so a fraction is fine
-        lora_dropout=section.dropout,
+        lora_alpha=section.lora_alpha,  # type: ignore[arg-type] # PEFT only divides by r, so a fraction is fine
+        lora_dropout=section.lora_dropout,
         use_rslora=section.use_rslora,
         use_dora=section.use_dora,
         target_modules=_for_peft(model, section.target_modules, targets),
@@ -172,7 +172,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             f"{CONFIG} and {WEIGHTS} in it",
         ) from error  # fmt: skip
     fresh = model.active_peft_config.to_dict()
-    for key, name in (("r", "adapter.r"), ("lora_alpha", "adapter.alpha")):
+    for key, name in (("r", "lora.r"), ("lora_alpha", "lora.lora_alpha")):
         if saved.get(key) != fresh[key]:
             raise ConfigError(
                 f"the adapter has {name} {saved.get(key)}, and the config {fresh[key]:g}",
@@ -188,8 +188,8 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 f"the adapter has {own} {had}, and the config {now}",
                 code="E5026",
                 path=directory,
-                field=f"adapter.{own}",
-                help=f"set adapter.{own}: {had}",
+                field=f"lora.{own}",
+                help=f"set lora.{own}: {had}",
             )
     if (problem := changes_arithmetic(saved)) is not None:
         raise ConfigError(
@@ -402,7 +402,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     return chosen
 
 
-def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
+def adapted_stacks(model: PreTrainedModel, section: LoraSection) -> Stacks:
     """The stacks of experts that get factors, and the routers, as stacks of one.
 
     Raises:
@@ -413,16 +413,16 @@ def adapted_stacks(model: PreTrainedModel, section: AdapterSection) -> Stacks:
         raise ConfigError(
             f"a {model.config.model_type} has no experts that can get factors",
             code="E5034",
-            field="adapter.experts",
-            help="set adapter.experts: false",
+            field="lora.experts",
+            help="set lora.experts: false",
         )
     routers = router_stacks(model) if section.experts == "with_router" else {}
     if section.experts == "with_router" and not routers:
         raise ConfigError(
             f"a {model.config.model_type} has no routers that can get factors",
             code="E5035",
-            field="adapter.experts",
-            help="set adapter.experts: true, which leaves routers as they are",
+            field="lora.experts",
+            help="set lora.experts: true, which leaves routers as they are",
         )
     return stacks | routers
 

@@ -49,11 +49,11 @@ def prepare_for_training(
     train, speed = config.train, config.speed
     notes: list[str] = []
     ready: PreTrainedModel | PeftModel = model
-    if config.adapter.kind == "lora":
+    if config.adapter is not None:
         new = new_tokens(config.model)
         ready = add_adapter(model, config.adapter, train.seed, new.ids if new else ())
-        if config.adapter.start_from is not None:
-            notes += start_from(ready, Path(config.adapter.start_from).expanduser(), config.model)
+        if config.lora.start_from is not None:
+            notes += start_from(ready, Path(config.lora.start_from).expanduser(), config.model)
     notes += _set_attention(ready, config, hardware)
     if speed.fused_lora is True and isinstance(ready, PeftModel):
         notes += _fuse(ready)

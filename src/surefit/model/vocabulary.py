@@ -47,7 +47,7 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
             f"the output head of a {model.config.model_type} adds a bias, which rows of PEFT's leave out",
             code="E5077",
             field=ADDED,
-            help="set adapter.kind: full, which trains whole matrices, or take the tokens away",
+            help="set train.method: full, which trains whole matrices, or take the tokens away",
         )
     return {name: list(ids) for name, module in model.named_modules() if any(module is end for end in ends(model))}
 

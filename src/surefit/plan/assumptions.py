@@ -41,11 +41,11 @@ def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumpt
         )
     elif config.speed.kernels is True:
         yield from (Assumption(package, True, "speed.kernels: true") for package in KERNEL_PACKAGES)
-    optimizer = OPTIMIZERS[config.train.optimizer]
+    optimizer = OPTIMIZERS[config.train.optim]
     if config.model.quantization == "nf4":
         yield Assumption("bitsandbytes", True, "model.quantization: nf4")
     elif optimizer.eight_bit or optimizer.paged:
-        yield Assumption("bitsandbytes", True, f"train.optimizer: {config.train.optimizer}")
+        yield Assumption("bitsandbytes", True, f"train.optim: {config.train.optim}")
     mode = config.parallel.mode
     if mode != "auto" and MODES[mode].zero_stage:
         yield Assumption("deepspeed", True, f"parallel.mode: {mode}")

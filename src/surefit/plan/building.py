@@ -45,10 +45,10 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
             ) from error
         model.tie_weights()
         model = quantize_meta(model, setting.quantization)
-        if setting.adapter.kind == "lora":
+        if setting.adapter is not None:
             tokens = setting.config.get_text_config().vocab_size
             model = add_adapter(model, setting.adapter, new_tokens=range(tokens - setting.new_tokens, tokens))
-        if setting.adapter.use_dora:
+        if setting.adapter is not None and setting.adapter.use_dora:
             _let_dora_dequantize(model)
     assert isinstance(model, torch.nn.Module)
     return model

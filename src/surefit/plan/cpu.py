@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.units import MIB
 from surefit.facts.budget import Budget, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
@@ -41,7 +41,7 @@ def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
         return 0
     copied = model.lone_expert_parameters
     if config.quantization != "none":
-        copied += sum(out * into for out, into in target_modules(model, AdapterSection()).values())
+        copied += sum(out * into for out, into in target_modules(model, LoraSection()).values())
     return DTYPE_BYTES[config.dtype] * copied
 
 
@@ -55,11 +55,11 @@ def product_bytes(resolved: Resolved, model: ModelFacts) -> int:
     """
     if DTYPE_BYTES[resolved.config.model.dtype] > 2:
         return 0
-    matrices = [out * into for out, into in target_modules(model, AdapterSection()).values()]
+    matrices = [out * into for out, into in target_modules(model, LoraSection()).values()]
     return 2 * max([model.vocab_size * model.hidden_size, *matrices]) + KERNELS
 
 
 def saves_between(resolved: Resolved) -> bool:
     """Whether a checkpoint is made before the last step."""
-    every = resolved.config.checkpoint.every
+    every = resolved.config.checkpoint.save_steps
     return not isinstance(every, int) or resolved.total_steps is None or every < resolved.total_steps

@@ -200,13 +200,13 @@ def _said(error: Exception) -> str:
 def _setting(resolved: Resolved) -> str:
     """What decides the memory beside the batch, in words."""
     config = resolved.config
-    kind = "DoRA" if config.adapter.use_dora else "LoRA"
-    what = f"{kind} r {config.adapter.r}" if config.adapter.kind == "lora" else "all weights"
+    kind = "DoRA" if config.lora.use_dora else "LoRA"
+    what = f"{kind} r {config.lora.r}" if config.train.method == "lora" else "all weights"
     dtype: str = config.model.dtype
     if config.model.quantization != "none":
         dtype += f" over {config.model.quantization}"
     words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
-    words += [] if config.train.optimizer == "adamw" else [config.train.optimizer]
+    words += [] if config.train.optim == "adamw_torch" else [config.train.optim]
     words += [] if config.speed.chunked_loss else ["all logits held"]
     words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
     return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])

@@ -151,7 +151,7 @@ class Planner:
         if resolved.total_steps is None:
             return None
         config, length = resolved.config, self.typical(resolved)
-        every, between = config.checkpoint.every, config.train.eval_every
+        every, between = config.checkpoint.save_steps, config.train.eval_steps
         assert isinstance(every, int)
         saves = rounds(resolved.total_steps, every)
         share = config.data.share or 0.0

@@ -65,7 +65,7 @@ def pinned_bytes(size: int) -> int:
 
 def paged_bytes(resolved: Resolved, model: ModelFacts) -> int:
     """The moments that a paged optimizer of bitsandbytes keeps where a driver may move them to the host."""
-    row = OPTIMIZERS[resolved.config.train.optimizer]
+    row = OPTIMIZERS[resolved.config.train.optim]
     every = trained_tensors(model, resolved.config.adapter) if row.paged else ()
     large = [(numbers, row.eight_bit and not embedding) for numbers, embedding in every if numbers >= PAGED]
     return sum((2 if eight else MOMENTS) * numbers for numbers, eight in large)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts.lora_settings import PREFIX
 from surefit.merge.adapter_file import Update
 from surefit.merge.certify import TOKENS_READ, read_logits
@@ -31,7 +31,7 @@ with every weight nudged."""
 
 def from_files(setting: Setting) -> bool:
     """Whether the models that are compared run from their files."""
-    return setting.adapter.kind == "lora" and setting.quantization == "none"
+    return setting.adapter is not None and setting.quantization == "none"
 
 
 def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
@@ -51,7 +51,7 @@ def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> N
             with _WithoutFiles(model).running(model):
                 _read(model, setting)
             return
-        if setting.adapter.kind == "full":
+        if setting.adapter is None:
             for tensor in model.state_dict().values():
                 bool(torch.isfinite(tensor).all())
         _read(model, setting)
@@ -61,6 +61,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
     """On a CPU what is merged stays until its file is written; that may be the whole model's."""
     dtype = getattr(torch, setting.dtype)
     adapted = lora_modules(model)
+    assert setting.adapter is not None
     kept = []
     for name, parameter in model.get_base_model().named_parameters():
         if parameter.requires_grad:
@@ -75,7 +76,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
             kept += [] if setting.cuda else [matrix]
 
 
-def _merged(shape: torch.Size, dtype: torch.dtype, adapter: AdapterSection) -> None:
+def _merged(shape: torch.Size, dtype: torch.dtype, adapter: LoraSection) -> None:
     """One matrix is merged, and then made again and compared with what was written."""
     *experts, outputs, inputs = shape
     lengths = torch.empty(outputs, device="cpu") if adapter.use_dora else None

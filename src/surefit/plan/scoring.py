@@ -55,7 +55,7 @@ def planned_scoring(
 
 def _in_training(resolved: Resolved, found: Any) -> dict[str, Any] | None:
     """What one checkpoint takes, and all of them; None where none is scored, or the steps are not known."""
-    every, each = resolved.config.checkpoint.every, found.in_training
+    every, each = resolved.config.checkpoint.save_steps, found.in_training
     if each is None or resolved.total_steps is None:
         return None
     assert isinstance(every, int)

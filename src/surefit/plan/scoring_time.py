@@ -97,7 +97,7 @@ def scoring_time(
     config = resolved.config
     if config.evaluate.server is not None or any(each.prompts is None for each in scored.sets):
         return None
-    variants = VARIANTS[config.adapter.kind]
+    variants = VARIANTS[config.train.method]
     ways = 2 if config.evaluate.constrained == "both" else 1
     samples = config.evaluate.samples
     base = replace(setting_of(resolved, model, hardware, length=usual), sharing=None, packed=False, attention=None)
@@ -170,7 +170,7 @@ def _tokens(config: Config, model: ModelFacts, each: ScoredSet, ranked: bool, us
 
 def _passes(base: Setting, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:
     """The operators of reading prompts of so many tokens, and of writing a token behind `middle` others."""
-    adapter = base.adapter if adapted else base.adapter.model_copy(update={"kind": "full", "use_dora": False})
+    adapter = base.adapter if adapted else None
     setting = replace(base, adapter=adapter, rows=rows, length=prompt, padded=rows > 1)
     text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r} {middle}"  # type: ignore[arg-type]
     return _known(_Known(text, setting, middle))

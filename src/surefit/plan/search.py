@@ -138,7 +138,7 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
     Args:
         planner: of the model.
         places: devices, each with the config.
-        allowed: values of `model.quantization` and `train.optimizer` to try as well: what is learnt is not the same.
+        allowed: values of `model.quantization` and `train.optim` to try as well: what is learnt is not the same.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -208,15 +208,15 @@ def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[
     if config.data.packing is False and model.packing_obstacle is None:
         packings.append(True)
     quantizations = [config.model.quantization]
-    if config.adapter.kind == "lora":
+    if config.train.method == "lora":
         quantizations += [kind for kind in ("nf4", "fp8") if kind in allowed and kind not in quantizations]
-    optimizers = [config.train.optimizer, *(name for name in allowed if name in OPTIMIZERS)]
+    optimizers = [config.train.optim, *(name for name in allowed if name in OPTIMIZERS)]
     for packing, quantization, optimizer in product(packings, quantizations, dict.fromkeys(optimizers)):
         yield _set(
             resolved,
             data={"packing": packing},
             model={"quantization": quantization},
-            train={"optimizer": optimizer},
+            train={"optim": optimizer},
             speed={} if packing == config.data.packing else {"attention": "torch_varlen"},
         )
 
@@ -371,7 +371,7 @@ def _scale(field: Field, planner: Planner, place: Machine) -> _Scale:
             case "batch":
                 return planner, _with(resolved, int(value))
             case "rank":
-                return planner, _set(resolved, adapter={"r": value})
+                return planner, _set(resolved, lora={"r": value})
             case "model":
                 other = with_new_tokens(model_facts(str(value)), resolved.config.model.add_tokens, None)
                 return Planner(other, planner.lengths), resolved
@@ -396,9 +396,9 @@ def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[i
         case "batch":
             return _divisors(config.train.global_batch_size), "it is the whole global batch"
         case "rank":
-            if config.adapter.kind != "lora":
+            if config.train.method != "lora":
                 raise ConfigError(
-                    "there is no rank: all weights are trained", code="E8007", field="adapter.kind", help="use lora"
+                    "there is no rank: all weights are trained", code="E8007", field="train.method", help="use lora"
                 )
             return range(1, model.hidden_size + 1), "it is the model's hidden size"
         case "model":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.resolve import Resolved
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import AMPERE
 from surefit.facts.gguf import read_gguf
@@ -44,7 +44,7 @@ class Setting:
         checkpointing: what is recomputed: `train.gradient_checkpointing`.
         chunked, fused_lora, kernels, tiled_mlp: as in the config's section `speed`.
         quantization: of the frozen weights.
-        optimizer: `train.optimizer`.
+        optimizer: `train.optim`.
         neftune: `train.neftune_noise_alpha`.
         new_tokens: the last so many of the vocabulary, whose rows are trained beside LoRA.
         supervised: the share of tokens that the loss counts.
@@ -61,7 +61,7 @@ class Setting:
 
     config: PretrainedConfig
     dtype: str
-    adapter: AdapterSection
+    adapter: LoraSection | None
     rows: int
     length: int
     padded: bool = False
@@ -73,7 +73,7 @@ class Setting:
     kernels: bool = False
     tiled_mlp: bool = False
     quantization: str = "none"
-    optimizer: str = "adamw"
+    optimizer: str = "adamw_torch"
     neftune: float | None = None
     new_tokens: int = 0
     supervised: float = 1.0
@@ -176,7 +176,7 @@ def setting_of(
         kernels=config.speed.kernels is True and hardware.kind == "cuda",
         tiled_mlp=config.speed.tiled_mlp is True,
         quantization=config.model.quantization,
-        optimizer=config.train.optimizer,
+        optimizer=config.train.optim,
         neftune=config.train.neftune_noise_alpha,
         new_tokens=model.new_tokens,
         supervised=supervised,
@@ -270,9 +270,9 @@ def require_sizes(setting: Setting) -> None:
     ):
         if number < 1:
             raise ConfigError(f"{number} {what}", code="E8014", field=key, help="at least 1")
-    if setting.adapter.kind == "lora" and setting.adapter.r > width:
+    if setting.adapter is not None and setting.adapter.r > width:
         raise ConfigError(
             f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",
             code="E8015",
-            field="adapter.r", help=f"at most {width}; 8 to 64 is usual, and kind: full trains everything",
+            field="lora.r", help=f"at most {width}; 8 to 64 is usual, and train.method: full trains everything",
         )  # fmt: skip

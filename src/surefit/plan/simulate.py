@@ -258,9 +258,9 @@ def run_training(
     switch(model, setting)
     model = wrapped(engine, model, recorder)
     trained = [p for p in model.parameters() if p.requires_grad]
-    recorder.tag(trained, "weights" if setting.adapter.kind == "full" else "adapter")
+    recorder.tag(trained, "weights" if setting.adapter is None else "adapter")
     recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
-    optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(optimizer=setting.optimizer)))  # type: ignore[arg-type]
+    optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(optim=setting.optimizer)))  # type: ignore[arg-type]
     if setting.cuda:
         page_states(optimizer, recorder)
     recorder.tag(optimizer.tensors().values(), "optimizer")

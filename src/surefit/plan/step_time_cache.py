@@ -133,7 +133,7 @@ class Pace:
     def _update(self, setting: Setting, rates: Rates) -> Spent:
         from surefit.plan.time import Spent
 
-        if setting.adapter.kind == "lora":
+        if setting.adapter is not None:
             return Spent(overlaps=rates.overlaps)
         short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
         one, two = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))

@@ -146,7 +146,7 @@ def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:
     config = resolved.config
     long = tokens // config.parallel.cp > LONG
     recomputed = config.train.gradient_checkpointing is not False
-    summed = config.adapter.kind == "full" and resolved.gradient_accumulation_steps > 1
+    summed = config.train.method == "full" and resolved.gradient_accumulation_steps > 1
     if long and config.speed.tiled_mlp is True:
         share = TILED_PIECES
     elif summed or (recomputed and config.model.quantization == "fp8"):
@@ -196,10 +196,10 @@ def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareF
         )
     require_together(resolved.config)
     adapter = resolved.config.adapter
-    if adapter.kind == "lora" and adapter.r > model.hidden_size:
+    if adapter is not None and adapter.r > model.hidden_size:
         raise ConfigError(
             f"rank {adapter.r:,} is over the hidden size of {model.name}, {model.hidden_size:,}",
             code="E8018",
-            field="adapter.r",
-            help="a factorisation wider than the layer saves nothing: choose 8 to 256, or adapter.kind: full",
+            field="lora.r",
+            help="a factorisation wider than the layer saves nothing: choose 8 to 256, or train.method: full",
         )

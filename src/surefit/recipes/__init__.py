@@ -25,7 +25,7 @@ _RECIPES = {
     "math_boxed": "surefit.recipes.math_reasoning:BOXED",
     "math_reasoning": "surefit.recipes.math_reasoning:RECIPE",
     "math_reasoning_annotated": "surefit.recipes.math_reasoning:ANNOTATED",
-    "sft": "surefit.recipes.sft:RECIPE",
+    "chat": "surefit.recipes.chat:RECIPE",
 }
 ENTRY_POINT_GROUP = "surefit.recipes"
 

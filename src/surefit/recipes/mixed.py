@@ -94,7 +94,7 @@ def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskReci
                 f"{recipe.name} ranks labels in one forward pass and cannot be mixed with recipes that generate text",
                 code="E7123",
                 field=FIELD,
-                help="give it a run of its own; `model.name_or_path` and `adapter.start_from` chain runs",
+                help="give it a run of its own; `model.name_or_path` and `lora.start_from` chain runs",
             )
         if recipe.stop != recipes[0].stop:
             raise ConfigError(

@@ -111,7 +111,7 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any], direct
         own=own,
         limitations=limitations(found, about, sets, own),
         settings=[(s.key, _name(s.value)) for s in found.settings or [] if not s.key.startswith(PRIVATE)],
-        adapter=found.value("adapter.kind") or "lora",
+        adapter=found.value("train.method") or "lora",
         commands=commands,
         notes=notes,
     )

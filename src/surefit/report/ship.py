@@ -121,7 +121,7 @@ def _damage(changes: Sequence[Effect]) -> Iterator[Condition]:
         names = ", ".join(change.set for change in others)
         yield Condition("yes", f"No damage that can be told from chance on {names}.")
     elif not others:
-        yield Condition("note", "Damage elsewhere was not measured: evaluate.also names no other set.")
+        yield Condition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
 
 
 def _findings(found: Artefacts) -> Iterator[Condition]:

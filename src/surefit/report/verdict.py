@@ -158,12 +158,12 @@ def trained_facts(found: Artefacts, training: Training | None, scores: Sequence[
 
 
 def _what(found: Artefacts) -> str | None:
-    value, kind = found.value, found.value("adapter.kind")
+    value, kind = found.value, found.value("train.method")
     text = "all weights" if kind == "full" else kind
     if kind == "lora":
-        kind = "DoRA" if found.is_on("adapter.use_dora") else "LoRA"
-        kind += ", rank-stabilised" if found.is_on("adapter.use_rslora") else ""
-        text = f"{kind}, r {value('adapter.r')}, alpha {value('adapter.alpha')}, on {value('adapter.target_modules')}"
+        kind = "DoRA" if found.is_on("lora.use_dora") else "LoRA"
+        kind += ", rank-stabilised" if found.is_on("lora.use_rslora") else ""
+        text = f"{kind}, r {value('lora.r')}, alpha {value('lora.lora_alpha')}, on {value('lora.target_modules')}"
     model = found.plan.model if found.plan else None
     if text and model and model.trainable and model.parameters:
         share = f"{percent(model.trainable / model.parameters)} of {count_text(model.parameters)}"

@@ -245,7 +245,7 @@ def fitting_recipe(columns: Sequence[str]) -> str | None:
         if own and all(column in columns for column in own):
             return name
     known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
-    return "sft" if known else None
+    return "chat" if known else None
 
 
 def mixed_problems(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def evaluate(
     run: Prepared, watcher: Watcher, variants: Sequence[str] | None = None, world: World | None = None
 ) -> dict[str, Any] | None:
-    """Score the variants on the held-out rows and on the sets of `evaluate.also`.
+    """Score the variants on the held-out rows and on the sets of `evaluate.extra_sets`.
 
     Args:
         variants: which; all of the run's kind by default.
@@ -80,7 +80,7 @@ def require_held_out(config: Config, what: str) -> None:
 
 
 def held_out_sets(run: Prepared) -> dict[str, Examples]:
-    """The rows to be scored on: "eval", where any are held out, and those of `evaluate.also`.
+    """The rows to be scored on: "eval", where any are held out, and those of `evaluate.extra_sets`.
 
     Raises:
         ConfigError: there is neither.
@@ -92,17 +92,17 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
-    if config.evaluate.gate or not config.evaluate.also:
+    if config.evaluate.gate or not config.evaluate.extra_sets:
         require_held_out(config, "evaluate.gate" if config.evaluate.gate else "scoring")
     tokenizer = load_tokenizer(config.model) if config.data.bad_rows == "skip" else None
     sets: dict[str, Examples] = {}
     if not config.data.holds_nothing_out:
         _, sets["eval"] = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    for name, source in config.evaluate.also.items():
+    for name, source in config.evaluate.extra_sets.items():
         rows = load_rows(source, split=config.data.split)
         examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)
         sets[name] = with_thinking(examples, config.data.thinking)
     if tokenizer is None:
         return sets
-    keys = {name: f"evaluate.also.{name}" for name in sets} | {"eval": eval_key(config.data)}
+    keys = {name: f"evaluate.extra_sets.{name}" for name in sets} | {"eval": eval_key(config.data)}
     return {name: takes_all(each, tokenizer, config.data.bad_rows, keys[name]) for name, each in sets.items()}

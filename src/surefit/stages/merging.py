@@ -75,7 +75,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
     config = run.resolved.config
     require_trained(run.run)
     require_inputs_apart(run, run.run.merged, run.run.certificate)
-    if config.adapter.kind == "lora":
+    if config.train.method == "lora":
         _require_matrices(run.model)
     with (
         concluded(run.run, "merge", watcher, config.telemetry),
@@ -107,8 +107,8 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
 
     config = run.resolved.config
     data = config.data
-    if data.holds_nothing_out and data.prepared is not None:
-        shards = ShardedTokens(Path(data.prepared), run.gathered.prepared)
+    if data.holds_nothing_out and data.tokenized is not None:
+        shards = ShardedTokens(Path(data.tokenized), run.gathered.prepared)
         return [shards[index][0].tolist() for index in evenly(len(shards), COMPARED)]
     train, rows = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
     if data.holds_nothing_out:

@@ -50,7 +50,7 @@ def require_new_or_run(directory: RunDir) -> None:
 
 
 def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -> None:
-    """Look at every file and directory that `surefit prepare` writes into data.prepared.
+    """Look at every file and directory that `surefit prepare` writes into data.tokenized.
 
     Args:
         config: the run's.
@@ -60,8 +60,8 @@ def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -
     Raises:
         ConfigError: it is read by the same config.
     """
-    assert config.data.prepared is not None
-    directory, inputs = Path(config.data.prepared), input_files(config)
+    assert config.data.tokenized is not None
+    directory, inputs = Path(config.data.tokenized), input_files(config)
     # A plan may be deleted, and complete shards are kept.
     planned = (directory / plan).is_file() or any(directory.glob("shard-*/"))
     for name, is_directory in names.items():
@@ -71,5 +71,5 @@ def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -
             overwrite=planned,
             directory=is_directory,
             as_rows=True,
-            option="data.prepared",
+            option="data.tokenized",
         )

@@ -35,10 +35,10 @@ class Gathered:
 
     Attributes:
         rows: the training rows; None also where they are on the hub, which is not asked before training, and where
-            `data.prepared` is read in their place.
+            `data.tokenized` is read in their place.
         mixed: those of `data.mix` that are on this machine and can be read, by source.
         adopted: what other tools' files that the config names changed in it.
-        prepared: what `data.prepared` holds.
+        prepared: what `data.tokenized` holds.
         looked: the rows are some of them where there are many (`Rows.total`).
     """
 
@@ -149,9 +149,9 @@ def gather(
         model = with_new_tokens(found, tokens, tokenizer)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path, config.hardware.disk))
     shards = None
-    if config.data.prepared is not None and recipe is not None:
+    if config.data.tokenized is not None and recipe is not None:
         shards = attempt(partial(opened, config, recipe))
-    unread = config.data.prepared is None
+    unread = config.data.tokenized is None
     rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
     if unread:
         problems += _unreadable_urls(config)
@@ -181,7 +181,7 @@ def _unreadable_urls(config: Config) -> list[SureFitError]:
     named = {"data.train": config.data.train, **{f"data.mix.{source}": source for source in config.data.mix}}
     if isinstance(config.data.eval, str):
         named["data.eval"] = config.data.eval
-    named |= {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+    named |= {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
     problems: list[SureFitError] = []
     for field, source in named.items():
         try:

@@ -24,9 +24,9 @@ SAMPLED_ROWS = 500
 
 
 def scored_sources(config: Config) -> dict[str, str]:
-    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.also`."""
+    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.extra_sets`."""
     held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
-    return held_out | {f"evaluate.also.{name}": source for name, source in config.evaluate.also.items()}
+    return held_out | {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
 
 
 def scored_facts(
@@ -80,7 +80,7 @@ def scored_facts(
             problems += tokens_missing(config, key, source, examples, tokenizer)
             problems += template_missing(key, source, examples, tokenizer)
             problems += shared.problems(key, source, examples) if shared else []
-        name = "eval" if key == "data.eval" else key.removeprefix("evaluate.also.")
+        name = "eval" if key == "data.eval" else key.removeprefix("evaluate.extra_sets.")
         sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:
         return None, problems

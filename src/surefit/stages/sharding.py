@@ -108,13 +108,13 @@ class Wishes:
 
 
 def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str, Any]:
-    """Make every shard of `data.prepared` that is not there yet and, where then all are there, the manifest.
+    """Make every shard of `data.tokenized` that is not there yet and, where then all are there, the manifest.
 
     Returns:
         Counts of shards, rows and tokens.
 
     Raises:
-        ConfigError: `data.prepared` is not set, or holds shards of other settings.
+        ConfigError: `data.tokenized` is not set, or holds shards of other settings.
         DataError: rows that cannot be used. MachineError: no room; another process makes the same shards.
     """
     directory = prepared_directory(config)
@@ -138,17 +138,17 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
 
 
 def prepared_directory(config: Config) -> Path:
-    """`data.prepared`.
+    """`data.tokenized`.
 
     Raises:
         ConfigError: it is not set, or cannot be combined with another setting.
     """
-    if config.data.prepared is None:
-        raise ConfigError("is not set", code="E8033", field="data.prepared", help="name the directory for the shards")
+    if config.data.tokenized is None:
+        raise ConfigError("is not set", code="E8033", field="data.tokenized", help="name the directory for the shards")
     refuse_limit(config)
     names = {PLAN: False, MANIFEST: False, HELD_OUT: False, "shard-000000": True}
     require_shards_apart(config, names, PLAN)
-    return Path(config.data.prepared)
+    return Path(config.data.tokenized)
 
 
 def planned(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> Plan:

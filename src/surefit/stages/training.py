@@ -225,7 +225,7 @@ def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[E
 
 
 def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
-    """The rows of `data.prepared`, if the config names one.
+    """The rows of `data.tokenized`, if the config names one.
 
     Raises:
         ConfigError: they are of another tokenizer.
@@ -234,7 +234,7 @@ def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedToken
     from surefit.data.prepared import require_tokenizer
     from surefit.data.sharded import ShardedTokens
 
-    manifest, directory = run.gathered.prepared, run.resolved.config.data.prepared
+    manifest, directory = run.gathered.prepared, run.resolved.config.data.tokenized
     if manifest is None or directory is None:
         return None
     require_tokenizer(manifest.tokenizer, tokenizer_digest(tokenizer), Path(directory))
@@ -328,7 +328,7 @@ def _train_once(
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
     reset_peak()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
-    if config.adapter.kind == "full":
+    if config.train.method == "full":
         require_savable(base, base_directory(config.model))
     model, notes = prepare_for_training(base, config, run.hardware)
     trained, total = trainable_parameters(model)

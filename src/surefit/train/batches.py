@@ -92,7 +92,7 @@ class Batches:
             )
             return np.resize(longest, self.size).tolist()
         train = self.train
-        steps = optimizer_steps(len(self.rows), train.epochs, train.global_batch_size, train.max_steps)
+        steps = optimizer_steps(len(self.rows), train.num_train_epochs, train.global_batch_size, train.max_steps)
         lazily = isinstance(self.lengths, ShardedLengths)
         scanned = max(1, LOOKED_UP // train.global_batch_size) if lazily else SCANNED
         firsts = (self.of_step(step)[0] for step in range(min(steps, scanned)))

@@ -44,7 +44,7 @@ class HeldOut:
         metric: what decides which checkpoint is the best and whether the run still improves.
 
     Raises:
-        ConfigError: `checkpoint.keep_best` names something that is not measured.
+        ConfigError: `checkpoint.metric_for_best_model` names something that is not measured.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class HeldOut:
         self.engine = engine
         self.model, self.batches, self.log, self.memory, self.score = model, batches, log, memory, score
         self.chunked, self.patience = config.speed.chunked_loss, config.train.early_stopping_patience
-        self.metric = config.checkpoint.keep_best or "eval_loss"
+        self.metric = config.checkpoint.metric_for_best_model or "eval_loss"
         self.lines: list[dict[str, Any]] = []
         self.at_checkpoints: list[dict[str, Any]] = []
         if self.metric not in best.LOSSES and score is None:
             raise ConfigError(
                 f"{self.metric} is not measured in training",
                 code="E5102",
-                field="checkpoint.keep_best",
-                help="set evaluate.in_training: true for a metric of the recipe, or keep_best: eval_loss",
+                field="checkpoint.metric_for_best_model",
+                help="set evaluate.in_training: true for a metric of the recipe, or metric_for_best_model: eval_loss",
             )
 
     @property
@@ -124,7 +124,7 @@ class HeldOut:
                 f"{self.metric} is not among what was measured: {', '.join([*best.LOSSES, *scores])}"
                 + did_you_mean(self.metric, scores),
                 code="E5103",
-                field="checkpoint.keep_best",
+                field="checkpoint.metric_for_best_model",
                 help="name one of these; --resume goes on from the checkpoint that was just written",
             )
         return scores

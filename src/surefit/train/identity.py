@@ -13,8 +13,8 @@ from surefit.train.sampler import Survey
 
 PARTS = "processes that share the rows"
 FREE_ON_RESUME = (
-    "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "eval_every", "epochs",
-    "max_steps",
+    "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "eval_steps",
+    "num_train_epochs", "max_steps",
 )  # fmt: skip
 """Settings of `train` that do not change what a step learns; the last two do so by `total_steps`, which is compared."""
 
@@ -35,7 +35,7 @@ def identity(config: Config, survey: Survey, held_out: Survey, total_steps: int)
         held_out: of the held-out rows.
         total_steps: optimizer steps of the run.
     """
-    values = {f"adapter.{key}": value for key, value in leaves(config.adapter)}
+    values = {f"lora.{key}": value for key, value in leaves(config.lora)}
     values |= {f"train.{key}": value for key, value in leaves(config.train) if key not in FREE_ON_RESUME}
     return (
         values
@@ -88,7 +88,7 @@ def what_changed(trainer: Mapping[str, Any], config: Config, mode: str = "single
     """
     before, now = trainer.get("carried_out", {}), carried_out(config, mode, data_size)
     changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
-    draws = config.adapter.dropout > 0 or config.train.neftune_noise_alpha is not None
+    draws = config.lora.lora_dropout > 0 or config.train.neftune_noise_alpha is not None
     other = draws and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
     return [*changes, "dropout and noise draw other random numbers in another micro batch"] if other else changes
 
@@ -100,9 +100,9 @@ DRAWS_ALONG = (
 
 
 ADDED = {
-    "adapter.use_rslora": False,
-    "adapter.use_dora": False,
-    "adapter.experts": False,
+    "lora.use_rslora": False,
+    "lora.use_dora": False,
+    "lora.experts": False,
     "model.chat_template_kwargs": {},
     "model.add_tokens": [],
 }

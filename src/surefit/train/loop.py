@@ -66,7 +66,7 @@ class Training:
 
     Raises:
         DataError: no rows, or one without a supervised token.
-        ConfigError: settings that cannot be combined; `checkpoint.keep_best` is not measured.
+        ConfigError: settings that cannot be combined; `checkpoint.metric_for_best_model` is not measured.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Training:
         kind, longest = next(model.parameters()).device.type, int(self.survey.lengths.max())
         self._explained = partial(explained, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
-        self.total_steps = optimizer_steps(len(rows), train.epochs, train.global_batch_size, train.max_steps)
+        self.total_steps = optimizer_steps(len(rows), train.num_train_epochs, train.global_batch_size, train.max_steps)
         self.optimizer = self._new_optimizer()
         self.scaling = LossScale() if config.model.dtype == "float16" else None
         self.model.train()
@@ -104,10 +104,10 @@ class Training:
         self.held_out_survey = read_all(data.eval_rows)
         held_out = Batches(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
         self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
-        lines, every = self.held_out.at_checkpoints, config.checkpoint.every
+        lines, every = self.held_out.at_checkpoints, config.checkpoint.save_steps
         self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
         assert isinstance(every, int)
-        self.pace, self.meter = Pace(every, train.eval_every), meter_of(model, config, facts, hardware, self.world.size)
+        self.pace, self.meter = Pace(every, train.eval_steps), meter_of(model, config, facts, hardware, self.world.size)
         self.counters = Counters()
         self.loss, self.told_to_end = math.nan, False
         self.notes: list[str] = []
@@ -217,7 +217,7 @@ class Training:
 
     def _measure_if_due(self, stop: StopRequest) -> bool:
         """Measure the held-out loss where it is due after this step; returns whether it is."""
-        step, between = self.counters.step, self.config.train.eval_every
+        step, between = self.counters.step, self.config.train.eval_steps
         at_checkpoint = self._is_due()
         if not (at_checkpoint or (between and step > 0 and step % between == 0)):
             return False
@@ -226,7 +226,7 @@ class Training:
         return True
 
     def _is_due(self) -> bool:
-        every, step = self.config.checkpoint.every, self.counters.step
+        every, step = self.config.checkpoint.save_steps, self.counters.step
         assert isinstance(every, int)
         return self.told_to_end or step == self.total_steps or (step > 0 and step % every == 0)
 
@@ -235,7 +235,9 @@ class Training:
         step, train = self.counters.step, self.config.train
         start = time.perf_counter()
         torch.manual_seed(dropout_seed(train.seed, step, self.engine.data_rank))
-        rate = learning_rate(step, self.total_steps, train.learning_rate, train.schedule, train.warmup, train.decay)
+        rate = learning_rate(
+            step, self.total_steps, train.learning_rate, train.lr_scheduler_type, train.warmup_steps, train.decay_steps
+        )
         self.optimizer.learning_rate = rate
         micros = self.batches.of_step(step)
         mine = self.batches.share(micros, self.engine.data_rank)

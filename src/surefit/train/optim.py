@@ -25,7 +25,7 @@ Group = dict[str, Any]
 
 
 def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = True) -> MasterOptimizer:
-    """The optimizer that `train.optimizer` names, over everything in `model` that requires a gradient.
+    """The optimizer that `train.optim` names, over everything in `model` that requires a gradient.
 
     Args:
         masters: False for an engine that makes the masters itself, in shares (parallel/zero.py), and puts them in the
@@ -34,9 +34,9 @@ def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = 
     Raises:
         ConfigError: bitsandbytes is needed and not installed.
     """
-    if train.optimizer in BitsAndBytesAdamW.CLASSES:
+    if train.optim in BitsAndBytesAdamW.CLASSES:
         assert masters, "config/capabilities.py: no 8-bit or paged state in shares"
-        return BitsAndBytesAdamW(model, train.weight_decay, train.optimizer)
+        return BitsAndBytesAdamW(model, train.weight_decay, train.optim)
     return MasterAdamW(model, train.weight_decay, masters)
 
 
@@ -193,7 +193,7 @@ class BitsAndBytesAdamW(MasterOptimizer):
     Each parameter is updated by a kernel of its own: no gain for LoRA, whose moments are small.
 
     Args:
-        kind: adamw_8bit, paged_adamw or paged_adamw_8bit.
+        kind: adamw_8bit, paged_adamw_32bit or paged_adamw_8bit.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -201,7 +201,7 @@ class BitsAndBytesAdamW(MasterOptimizer):
 
     CLASSES: ClassVar = {
         "adamw_8bit": ("AdamW8bit", "AdamW32bit"),
-        "paged_adamw": ("PagedAdamW32bit", "PagedAdamW32bit"),
+        "paged_adamw_32bit": ("PagedAdamW32bit", "PagedAdamW32bit"),
         "paged_adamw_8bit": ("PagedAdamW8bit", "PagedAdamW32bit"),
     }
     """The names of bitsandbytes' classes: for most parameters, and for embeddings."""
@@ -319,6 +319,6 @@ def _bitsandbytes(kind: str) -> Any:
         raise ConfigError(
             f"the optimizer {kind} is one of bitsandbytes, which cannot be imported here: {error}",
             code="E5109",
-            field="train.optimizer",
+            field="train.optim",
             help=f"{install_extra('quant')}; or use adamw",
         ) from error

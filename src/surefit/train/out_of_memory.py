@@ -86,7 +86,7 @@ def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
 def _what_changes_learning(config: Config) -> list[str]:
     """Settings that need less memory and are not set yet, as command line arguments."""
     shorter = as_arguments({"data.max_length": config.data.max_length // 2})
-    if config.adapter.kind == "full":
-        smaller = "--set train.optimizer=adamw_8bit" if config.train.optimizer == "adamw" else "--set adapter.kind=lora"
+    if config.train.method == "full":
+        smaller = "--set train.optim=adamw_8bit" if config.train.optim == "adamw_torch" else "--set train.method=lora"
         return [shorter, smaller]
     return [shorter, *(["--set model.quantization=nf4"] if config.model.quantization == "none" else [])]

@@ -103,7 +103,8 @@ class TrainResult:
         eval_loss: held-out loss after the last step; None without held-out rows.
         resumed_from: the step the run was resumed from; None where it started at the beginning.
         notes: the dry pass in a line, and everything that was unusual.
-        best_step: the step whose weights were exported, with `checkpoint.keep_best`; None: those of the last.
+        best_step: the step whose weights were exported, with `checkpoint.metric_for_best_model`; None: those of the
+            last.
         stopped_early: `train.early_stopping_patience` ended the run before its last step.
     """
 

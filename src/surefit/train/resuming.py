@@ -60,7 +60,7 @@ def _require_same_run(job: Training, before: dict[str, Any], now: dict[str, Any]
 
 
 def restore_the_best(job: Training) -> int | None:
-    """With `checkpoint.keep_best`, make the model that of the best checkpoint; returns its step."""
+    """With `checkpoint.metric_for_best_model`, make the model that of the best checkpoint; returns its step."""
     found = job.saving.best_complete()
     if found is None:
         return None

@@ -143,7 +143,9 @@ class Saving:
         # AdamW's two moments, and a master of whatever is not float32 already.
         states = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in parameters.values())
         checkpoint = manager.nbytes(manager.State(parameters, {}, {})) + states
-        kept = self.section.save_total_limit + (self.section.best_total_limit if self.section.keep_best else 0)
+        kept = self.section.save_total_limit + (
+            self.section.best_total_limit if self.section.metric_for_best_model else 0
+        )
         self.guard.require(weights, checkpoint, kept + 1, weights + RESULT_FILES)
 
     @_by_the_first
@@ -236,7 +238,7 @@ class Saving:
             return
         best_steps = [score.step for score in self._best()]
         self._stuck += manager.prune(self.run.checkpoints, self.section.save_total_limit, self.last_good, best_steps)
-        metric = self.section.keep_best
+        metric = self.section.metric_for_best_model
         if metric is not None:
             found = best.scores(self._measured, metric)
             write_json(
@@ -263,16 +265,16 @@ class Saving:
 
     def _best(self) -> list[best.Score]:
         """The measurements whose checkpoints are kept for their score, the best first."""
-        metric = self.section.keep_best
+        metric = self.section.metric_for_best_model
         if metric is None:
             return []
         return best.ranked(best.scores(self._measured, metric), metric)[: self.section.best_total_limit]
 
     @_by_the_first
     def best_complete(self) -> tuple[best.Score, Path] | None:
-        """The best-scored checkpoint, hashes checked; damaged ones are named and passed over. None without keep_best,
-        and where nothing has a score."""
-        metric = self.section.keep_best
+        """The best-scored checkpoint, hashes checked; damaged ones are named and passed over. None without
+        metric_for_best_model, and where nothing has a score."""
+        metric = self.section.metric_for_best_model
         self._wait()
         for score in best.ranked(best.scores(self._measured, metric), metric) if metric else []:
             path = self.run.checkpoints / f"step-{score.step}"

@@ -11,12 +11,13 @@ def learning_rate(step: int, total_steps: int, peak: float, schedule: str, warmu
     """The learning rate of an optimizer step: a pure function, so that a resumed run needs nothing but the step.
 
     With W warmup steps it is `peak × (step + 1) / (W + 1)` before step W and `peak` at step W. From there on it falls
-    along a half cosine or a line that would reach 0 at `total_steps`, one past the last step; constant stays at peak.
-    wsd (warmup, stable, decay: Hu et al. 2024) stays there, too, until D steps are left, and falls over these along a
-    line: `peak × (total_steps − step) / D`. No step is wasted on a rate of 0.
+    along a half cosine or a line that would reach 0 at `total_steps`, one past the last step; constant_with_warmup
+    stays at the peak, and constant does so from step 0. warmup_stable_decay (Hu et al. 2024) stays there, too, until D
+    steps are left, and falls over these along a line: `peak × (total_steps − step) / D`. No step is wasted on a rate of
+    0.
 
     These are the schedules of transformers at `step + 1`, with W + 1 warmup steps and `total_steps + 1` in all: theirs
-    start, and wsd ends, with a step at 0.
+    start, and warmup_stable_decay ends, with a step at 0.
 
     >>> [round(learning_rate(s, 8, 1.0, "linear", 3), 4) for s in range(8)]
     [0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2]
@@ -25,24 +26,27 @@ def learning_rate(step: int, total_steps: int, peak: float, schedule: str, warmu
 
     One warmup step of ten, and D = ⌈10 × 0.4⌉ = 4: full rate up to step 6, then 4/4, 3/4, 2/4 and 1/4 of it.
 
-    >>> [learning_rate(s, 10, 1.0, "wsd", 1, 0.4) for s in range(10)]
+    >>> [learning_rate(s, 10, 1.0, "warmup_stable_decay", 1, 0.4) for s in range(10)]
     [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
 
     Args:
         step: 0 for the first step.
         total_steps: of the whole run.
         peak: the rate after warmup.
-        schedule: cosine, linear, constant or wsd.
+        schedule: `train.lr_scheduler_type`.
         warmup: below 1 the share of all steps, else their number.
-        decay: D, likewise; wsd alone has it. It ends where the warmup does, if the run is too short for both.
+        decay: D, likewise; warmup_stable_decay alone has it. It ends where the warmup does, if the run is too short for
+            both.
     """
+    if schedule == "constant":
+        return peak
     rising = warmup_steps(total_steps, warmup)
     if step < rising:
         return peak * (step + 1) / (rising + 1)
-    left, after_warmup = total_steps - step, max(1, total_steps - rising)
-    if schedule == "constant":
+    if schedule == "constant_with_warmup":
         return peak
-    if schedule == "wsd":
+    left, after_warmup = total_steps - step, max(1, total_steps - rising)
+    if schedule == "warmup_stable_decay":
         return peak * min(1.0, left / max(1, min(warmup_steps(total_steps, decay), after_warmup)))
     done = (step - rising) / after_warmup
     return peak * (1 - done) if schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * done))

@@ -26,8 +26,9 @@ from surefit.ui.pages import Ui, text_of
 from surefit.ui.workspace import LONGEST_NAME, version
 
 FORM = (
-    "recipe", "model.name_or_path", "model.quantization", "data.train", "data.eval", "data.max_length", "adapter.kind",
-    "adapter.r", "adapter.alpha", "train.epochs", "train.max_steps", "train.learning_rate", "train.global_batch_size",
+    "recipe", "model.name_or_path", "model.quantization", "data.train", "data.eval", "data.max_length", "train.method",
+    "lora.r", "lora.lora_alpha", "train.num_train_epochs", "train.max_steps", "train.learning_rate",
+    "train.global_batch_size",
     "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.seed", "hardware.gpu", "output_dir",
 )  # fmt: skip
 """The fields of the form; every other one is written in the text."""

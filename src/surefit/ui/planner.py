@@ -45,15 +45,15 @@ SCRATCH: dict[str, Any] = {
     "recipe": "function_calling",
     "model": {"name_or_path": "meta-llama/Llama-3.1-8B"},
     "data": {"train": "surefit/function-calling-train", "max_length": 2048},
-    "train": {"epochs": 1e6, "max_steps": 1000},
+    "train": {"num_train_epochs": 1e6, "max_steps": 1000},
     "hardware": {"gpu": "h100"},
     "output_dir": "runs/planned",
 }
 """The config behind the form where none is opened: its rows are not planned for, its number of steps is."""
-NUMBERS = ("data.max_length", "train.global_batch_size", "adapter.r", "hardware.count", "train.max_steps")
+NUMBERS = ("data.max_length", "train.global_batch_size", "lora.r", "hardware.count", "train.max_steps")
 CHOICES = (
     "model.name_or_path", "hardware.gpu", "train.per_device_train_batch_size", "train.gradient_checkpointing",
-    "model.quantization", "adapter.kind", "data.packing", "parallel.mode",
+    "model.quantization", "train.method", "data.packing", "parallel.mode",
 )  # fmt: skip
 MAX_PRICE = 1_000_000
 """Of an hour of one device, in any currency."""
@@ -134,7 +134,7 @@ def _steps(config: Config) -> int:
         except SureFitError:
             rows = 0
         share = config.data.share or 0.0
-        return max(1, math.ceil(rows * (1 - share) * config.train.epochs / config.train.global_batch_size))
+        return max(1, math.ceil(rows * (1 - share) * config.train.num_train_epochs / config.train.global_batch_size))
     return 1000
 
 
@@ -176,7 +176,7 @@ def _time(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> dic
     """What the matrix products of full rows take; None where the model's or the device's numbers are not known."""
     config = resolved.config
     work, device = work_of(model, config), device_of(hardware)
-    whole = work_of(model, with_changes(config, {"adapter.kind": "full"}))
+    whole = work_of(model, with_changes(config, {"train.method": "full"}))
     if work is None or whole is None or device is None:
         return None
     try:

@@ -23,7 +23,7 @@ def config(**sections: Any) -> Config:
 ZERO3 = config(
     hardware={"gpu": "h100", "count": 2},
     model={"name_or_path": "base", "quantization": "nf4"},
-    train={"optimizer": "adamw_8bit"},
+    train={"optim": "adamw_8bit"},
     speed={"compile": True, "fused_lora": True},
     parallel={"mode": "zero3"},
 )
@@ -34,7 +34,7 @@ def test_every_conflict_is_said_at_once() -> None:
         require_together(ZERO3)
     said = [caught.value, *caught.value.also]
     assert [error.field for error in said] == [
-        "model.quantization", "train.optimizer", "speed.fused_lora", "speed.compile",
+        "model.quantization", "train.optim", "speed.fused_lora", "speed.compile",
     ]  # fmt: skip
     assert said[0].message == (
         "parallel.mode zero3 and model.quantization nf4 cannot be combined: quantised weights lose their scales when "
@@ -46,7 +46,9 @@ def test_every_conflict_is_said_at_once() -> None:
 def test_what_is_auto_is_no_trait() -> None:
     assert traits(config(parallel={"mode": "zero3"})) == {"zero3"}
     assert traits(config(parallel={"tp": 2})) == {"tp"}, "its size alone says which mode auto will be"
-    assert traits(config(adapter={"kind": "full", "use_dora": True}, speed={"fused_lora": True})) == {"all weights"}
+    assert traits(config(train={"method": "full"}, lora={"use_dora": True}, speed={"fused_lora": True})) == {
+        "all weights"
+    }
 
 
 def test_an_obstacle_is_of_the_trait_that_is_asked_for() -> None:
@@ -68,13 +70,13 @@ def test_the_way_out_is_one() -> None:
     ("sections", "modes"),
     [
         ({}, {("ddp", 1), ("fsdp", 1), ("cp", 2), ("fsdp", 2)}),
-        ({"train": {"optimizer": "adamw_8bit"}}, {("ddp", 1), ("cp", 2)}),
+        ({"train": {"optim": "adamw_8bit"}}, {("ddp", 1), ("cp", 2)}),
         ({"train": {"neftune_noise_alpha": 5}}, {("ddp", 1), ("fsdp", 1)}),
-        ({"adapter": {"use_dora": True}}, {("ddp", 1), ("fsdp", 1)}),
+        ({"lora": {"use_dora": True}}, {("ddp", 1), ("fsdp", 1)}),
         ({"evaluate": {"in_training": True}}, {("ddp", 1)}),
         # What cannot be combined in any mode is said by `check`, and leaves the choice of mode as it is.
         (
-            {"adapter": {"kind": "full"}, "model": {"name_or_path": "base", "quantization": "nf4"}},
+            {"train": {"method": "full"}, "model": {"name_or_path": "base", "quantization": "nf4"}},
             {("ddp", 1), ("cp", 2)},
         ),
     ],

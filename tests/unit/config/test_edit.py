@@ -17,24 +17,24 @@ from surefit.core.errors import MachineError
 PATH = Path("run.yaml")
 TEXT = """\
 # What this run is for
-recipe: sft   # general
+recipe: chat   # general
 model:
     name_or_path: "surefit/nano"   # quoted, indented by four
 
 data: {train: 'a.jsonl',eval: 0.5,  max_length: 256}   # spaces as they are
 train:
-    warmup:    100        # too long
+    method: full
+    warmup_steps:    100        # too long
     # about the batch
     global_batch_size: 8
 
-    epochs: 2.0e+0
-adapter:
-  kind: full
+    num_train_epochs: 2.0e+0
+lora:
   target_modules:
   - q_proj
   -   v_proj
   # behind the list
-  alpha: 3.0
+  lora_alpha: 3.0
 lint:
   ignore:
     SCH001: |
@@ -46,16 +46,16 @@ output_dir: runs/x"""
 @pytest.mark.parametrize(
     ("key", "value", "old", "new"),
     [
-        ("train.warmup", 0.03, "warmup:    100        # too", "warmup:    0.03        # too"),
+        ("train.warmup_steps", 0.03, "warmup_steps:    100        # too", "warmup_steps:    0.03        # too"),
         ("data.eval", "held out.jsonl", "eval: 0.5,  max", "eval: held out.jsonl,  max"),
         ("data.max_length", None, "0.5,  max_length: 256}", "0.5}"),
         ("data.train", None, "{train: 'a.jsonl',eval", "{eval"),
         ("train.global_batch_size", None, "    global_batch_size: 8\n", ""),
-        ("adapter.target_modules", None, "  target_modules:\n  - q_proj\n  -   v_proj\n", ""),
-        ("adapter.target_modules", "all-linear", "- q_proj\n  -   v_proj\n  # behind the list\n  ", None),
+        ("lora.target_modules", None, "  target_modules:\n  - q_proj\n  -   v_proj\n", ""),
+        ("lora.target_modules", "all-linear", "- q_proj\n  -   v_proj\n  # behind the list\n  ", None),
         ("lint.ignore.SCH001", None, "lint:\n  ignore:\n    SCH001: |\n      two\n      lines\n", ""),
         ("output_dir", "runs/yes", "output_dir: runs/x", "output_dir: runs/yes"),
-        ("train.seed", 7, "    epochs: 2.0e+0\n", "    epochs: 2.0e+0\n    seed: 7\n"),
+        ("train.seed", 7, "    num_train_epochs: 2.0e+0\n", "    num_train_epochs: 2.0e+0\n    seed: 7\n"),
         ("data.split", "on", "max_length: 256}", "max_length: 256, split: 'on'}"),
         ("hardware.gpu", "cpu", "output_dir: runs/x", "output_dir: runs/x\nhardware: {gpu: cpu}\n"),
         ("train.nothing", None, "", ""),
@@ -74,7 +74,7 @@ def test_one_change(key: str, value: Any, old: str, new: str | None) -> None:
 
 def test_changes_follow_one_another_and_keep_the_line_ends() -> None:
     text = TEXT.replace("\n", "\r\n")
-    edited = edit_text(text, {"train.warmup": 0.03, "train.seed": 7, "adapter.alpha": None}, PATH)
+    edited = edit_text(text, {"train.warmup_steps": 0.03, "train.seed": 7, "lora.lora_alpha": None}, PATH)
     assert edited.refused == {}
     assert edited.text.count("\n") == edited.text.count("\r\n") == text.count("\r\n")
     assert "    seed: 7\r\n" in edited.text
@@ -87,7 +87,7 @@ train: &t
   global_batch_size: 8
   seed:
 evaluate: {max_new_tokens: *n}
-checkpoint: {every: *n}
+checkpoint: {save_steps: *n}
 output_dir: runs/x
 """
 
@@ -100,7 +100,7 @@ def test_a_value_that_an_anchor_shares_is_not_changed(key: str) -> None:
 
 
 def test_a_use_of_an_anchor_can_be_taken_out_and_an_anchor_that_nobody_uses_stays() -> None:
-    edited = edit_text(SHARED, {"checkpoint.every": None, "train.global_batch_size": 4, "train.seed": 3}, PATH)
+    edited = edit_text(SHARED, {"checkpoint.save_steps": None, "train.global_batch_size": 4, "train.seed": 3}, PATH)
     assert edited.refused == {}
     assert "checkpoint" not in edited.text
     assert "train: &t\n  global_batch_size: 4\n  seed: 3\n" in edited.text
@@ -111,11 +111,11 @@ def test_the_file_keeps_its_mark_its_mode_and_its_link(tmp_path: Path) -> None:
     real.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     os.chmod(real, 0o640)
     link.symlink_to(real)
-    write_edited(link, edit_text(read_text(link), {"train.warmup": 0.5}, link).text)
+    write_edited(link, edit_text(read_text(link), {"train.warmup_steps": 0.5}, link).text)
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
     assert real.read_bytes() == b"\xef\xbb\xbf" + TEXT.replace("100 ", "0.5 ").encode()
-    assert load_config(link).config.train.warmup == 0.5
+    assert load_config(link).config.train.warmup_steps == 0.5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.yaml", "real.yaml"]
 
 
@@ -133,7 +133,15 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
     assert path.read_text() == TEXT
 
 
-KEYS = ["train.warmup", "data.eval", "adapter.r", "model.dtype", "lint.ignore.SCH001", "checkpoint.every", "x.y.z"]
+KEYS = [
+    "train.warmup_steps",
+    "data.eval",
+    "lora.r",
+    "model.dtype",
+    "lint.ignore.SCH001",
+    "checkpoint.save_steps",
+    "x.y.z",
+]
 SECTIONS = st.dictionaries(
     st.sampled_from(["train", "data", "adapter", "lint"]),
     st.dictionaries(

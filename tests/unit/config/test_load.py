@@ -32,13 +32,13 @@ def failing(tmp_path: Path, text: str | bytes, overrides: tuple[str, ...] = ()) 
 
 
 def test_defaults_lines_and_overrides(tmp_path: Path) -> None:
-    loaded = load_config(write(tmp_path, MINIMAL), ["train.epochs=3", "adapter.r=8", "train.learning_rate=1e-4"])
-    assert loaded.config.train.epochs == 3
-    assert loaded.config.adapter.r == 8
+    loaded = load_config(write(tmp_path, MINIMAL), ["train.num_train_epochs=3", "lora.r=8", "train.learning_rate=1e-4"])
+    assert loaded.config.train.num_train_epochs == 3
+    assert loaded.config.lora.r == 8
     assert loaded.config.train.learning_rate == 1e-4
     assert loaded.config.data.max_length == 2048
     assert loaded.lines["data.train"] == 2
-    assert loaded.overridden == {"train.epochs", "adapter.r", "train.learning_rate"}
+    assert loaded.overridden == {"train.num_train_epochs", "lora.r", "train.learning_rate"}
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_no_is_a_text_and_not_false(tmp_path: Path) -> None:
 
 
 def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
-    text = MINIMAL + "train:\n  learnig_rate: 1.0\n  epochs: many\nadapter: {kind: lra}\n"
+    text = MINIMAL + "train:\n  learnig_rate: 1.0\n  num_train_epochs: many\n  method: lra\n"
     found = {problem.field: (problem.line, problem.message) for problem in failing(tmp_path, text)}
     assert found["train.learnig_rate"] == (5, "unknown key; did you mean 'learning_rate'?")
-    assert found["train.epochs"] == (6, "expected a number (above 0, at most 1,000,000), got the text 'many'")
-    assert found["adapter.kind"] == (7, "expected 'lora' or 'full', got the text 'lra'")
+    assert found["train.num_train_epochs"] == (6, "expected a number (above 0, at most 1,000,000), got the text 'many'")
+    assert found["train.method"] == (7, "expected 'lora' or 'full', got the text 'lra'")
 
 
 def test_a_key_in_the_wrong_section_is_pointed_to_the_right_one(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_the_tuple_of_the_long_context_system(tmp_path: Path) -> None:
 
 
 def test_missing_sections_and_names_that_cannot_be_folders(tmp_path: Path) -> None:
-    found = failing(tmp_path, "model: {}\noutput_dir: x\nevaluate: {also: {'../up': a}}\n")
+    found = failing(tmp_path, "model: {}\noutput_dir: x\nevaluate: {extra_sets: {'../up': a}}\n")
     assert [p.field for p in found] == ["model.name_or_path", "data", "evaluate"]
     assert "cannot be used" in found[2].message
 
 
-@pytest.mark.parametrize("field", ["output_dir", "data.eval", "adapter.start_from", "parallel.deepspeed_config"])
+@pytest.mark.parametrize("field", ["output_dir", "data.eval", "lora.start_from", "parallel.deepspeed_config"])
 @pytest.mark.parametrize(("path", "needle"), [("é" * 128, "255 bytes"), ("a/" * 2048, "4,095"), ("a\0b", "NUL")])
 def test_a_path_that_no_file_system_takes_is_refused_here(tmp_path: Path, field: str, path: str, needle: str) -> None:
     (problem,) = failing(tmp_path, MINIMAL, (f"{field}={json.dumps(path)}",))
@@ -136,7 +136,16 @@ def test_missing_file_suggests_a_near_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["train.epochs", "=3", "train.epochs=[", "nope=1", "output_dir.x=1", "train=3", "train.epochs=.inf"]
+    "text",
+    [
+        "train.num_train_epochs",
+        "=3",
+        "train.num_train_epochs=[",
+        "nope=1",
+        "output_dir.x=1",
+        "train=3",
+        "train.num_train_epochs=.inf",
+    ],
 )
 def test_bad_overrides_name_themselves(tmp_path: Path, text: str) -> None:
     (problem, *_) = failing(tmp_path, MINIMAL, (text,))
@@ -144,8 +153,8 @@ def test_bad_overrides_name_themselves(tmp_path: Path, text: str) -> None:
 
 
 def test_expected_text() -> None:
-    assert expected_text("train.warmup") == "a number (at least 0, at most 1,000,000,000)"
-    assert expected_text("adapter.target_modules") == "'all-linear' or a list of texts"
+    assert expected_text("train.warmup_steps") == "a number (at least 0, at most 1,000,000,000)"
+    assert expected_text("lora.target_modules") == "'all-linear' or a list of texts"
     assert expected_text("data.eval") == "a number (at least 0, below 1) or text"
 
 

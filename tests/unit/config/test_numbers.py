@@ -63,7 +63,9 @@ def test_there_are_many_and_none_takes_what_is_no_number(written: Path) -> None:
             assert taken(written, field, value) is None, (field, value)
 
 
-@pytest.mark.parametrize("field", ["train.epochs", "data.mix", "train.warmup", "adapter.alpha", "data.max_length"])
+@pytest.mark.parametrize(
+    "field", ["train.num_train_epochs", "data.mix", "train.warmup_steps", "lora.lora_alpha", "data.max_length"]
+)
 @pytest.mark.parametrize("value", ["5e-324", "1000000"])
 def test_what_is_taken_is_checked_without_a_fault_of_ours(written: Path, field: str, value: str) -> None:
     """A few; all of them in the slow suite."""

@@ -68,7 +68,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
         "speed.fused_lora",
         "speed.kernels",
         "speed.tiled_mlp",
-        "checkpoint.every",
+        "checkpoint.save_steps",
         "evaluate.batch_size",
         "hardware.count",
         "parallel.mode",
@@ -227,8 +227,8 @@ def test_where_nobody_knows_rules_of_thumb_decide(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "rows", "steps"),
     [
-        (["train.epochs=2"], 3000, 92),
-        (["train.epochs=0.001"], 3000, 1),
+        (["train.num_train_epochs=2"], 3000, 92),
+        (["train.num_train_epochs=0.001"], 3000, 1),
         (["train.max_steps=10"], 3000, 10),
         (["data.eval=other.jsonl"], 640, 10),
         ([], None, None),
@@ -245,12 +245,14 @@ def test_micro_batch_must_divide(tmp_path: Path) -> None:
 
 
 def test_resolved_yaml_says_where_values_come_from_and_runs_again(tmp_path: Path) -> None:
-    resolved = resolve(loaded(tmp_path, "train.epochs=2", "evaluate.also.old=rows.jsonl"), Model(), Hardware(), 3000)
+    resolved = resolve(
+        loaded(tmp_path, "train.num_train_epochs=2", "evaluate.extra_sets.old=rows.jsonl"), Model(), Hardware(), 3000
+    )
     path = tmp_path / "resolved.yaml"
     write_resolved(resolved, path)
     text = path.read_text()
     assert "  train: rows.jsonl  # user run.yaml:3\n" in text
-    assert "  epochs: 2.0  # --set\n" in text
+    assert "  num_train_epochs: 2.0  # --set\n" in text
     assert "  r: 16  # default\n" in text
     assert "  dtype: bfloat16  # auto: NVIDIA H100 computes bfloat16 natively\n" in text
     assert "    old: rows.jsonl  # --set\n" in text

@@ -14,7 +14,7 @@ from surefit.config.starter import STARTERS, starter
 CONFIGS = Path(__file__).parents[3] / "configs"
 
 
-@pytest.mark.parametrize("recipe", ["function_calling", "sft"])
+@pytest.mark.parametrize("recipe", ["function_calling", "chat"])
 def test_starter_parses_and_shows_every_setting(tmp_path: Path, recipe: str) -> None:
     path = tmp_path / "start.yaml"
     path.write_text(starter(recipe), encoding="utf-8")
@@ -29,7 +29,7 @@ def test_a_starter_trains_as_the_shipped_config_that_its_page_reports(tmp_path: 
     path = tmp_path / "start.yaml"
     path.write_text(starter(recipe), encoding="utf-8")
     ours, shipped = (load_config(one).config for one in (path, CONFIGS / f"{recipe.replace('_', '-')}-nano.yaml"))
-    assert ours.adapter.kind == shipped.adapter.kind
+    assert ours.train.method == shipped.train.method
     assert ours.data.train == shipped.data.train
     for field in ("max_steps", "learning_rate", "global_batch_size"):
         assert getattr(ours.train, field) == getattr(shipped.train, field), field

@@ -26,8 +26,8 @@ from surefit.data.audit.whole import Audit, audit
 from surefit.data.formats import to_examples
 from surefit.data.load import Rows, load_rows
 
-SFT = partial(recipes.get, "sft")
-QUESTION = Question(source="", columns=(), recipe=SFT, recipe_name="sft")
+SFT = partial(recipes.get, "chat")
+QUESTION = Question(source="", columns=(), recipe=SFT, recipe_name="chat")
 NAMES = ["ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "maple", "oak", "pine", "rowan", "willow"]
 
 
@@ -218,7 +218,7 @@ def test_a_conversation_that_the_template_refuses_is_unusable(made: Callable[...
 
 def test_the_passport_names_the_data(made: Callable[..., Rows]) -> None:
     rows = made([row(n) for n in range(3)])
-    content = passport(audit(rows, QUESTION), rows, [], {"recipe": "sft"})
+    content = passport(audit(rows, QUESTION), rows, [], {"recipe": "chat"})
     data = rows.files[0].read_bytes()
     assert content["sha256"] == hashlib.sha256(data).hexdigest()
     assert content["files"] == [{"name": "train.jsonl", "bytes": len(data), "sha256": content["sha256"]}]
@@ -262,7 +262,7 @@ def test_tallies_merge_to_what_one_would_have_counted() -> None:
 
 def test_the_quick_audit_needs_no_tokenizer_and_keeps_row_numbers(made: Callable[..., Rows]) -> None:
     rows = made([row(n) if n != 500 else {"prompt": "Who?", "completion": "n/a"} for n in range(1000)])
-    facts = sample_audit(rows, "sft", limit=500)
+    facts = sample_audit(rows, "chat", limit=500)
     assert (facts.rows, facts.audited) == (1000, 500)
     placeholder = facts.seen("placeholder")
     assert placeholder is not None

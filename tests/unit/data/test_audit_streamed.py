@@ -28,7 +28,7 @@ from surefit.data.audit.streamed import Streamed
 from surefit.data.audit.whole import Audited, audit
 from surefit.data.load import load_rows
 
-QUESTION = Question(source="", columns=(), recipe=partial(recipes.get, "sft"), recipe_name="sft")
+QUESTION = Question(source="", columns=(), recipe=partial(recipes.get, "chat"), recipe_name="chat")
 
 
 def made() -> Iterator[dict[str, Any]]:
@@ -143,7 +143,7 @@ def test_the_rows_of_a_config_are_streamed(tmp_path: Path, files: Path, monkeypa
     monkeypatch.setattr("surefit.data.load._kept", lambda parts: pytest.fail("rows are loaded"))
     config = tmp_path / "run.yaml"
     config.write_text(
-        "recipe: sft\nmodel: {name_or_path: surefit/nano}\n"
+        "recipe: chat\nmodel: {name_or_path: surefit/nano}\n"
         f"data: {{train: {files / 'a.jsonl'}, eval: {files / 'b.jsonl'}, max_length: 512, limit: 1000}}\n"
         f"output_dir: {tmp_path / 'run'}\n"
     )

@@ -13,7 +13,7 @@ from surefit.data.formats import LAYOUTS, detect_format, to_examples
 from surefit.data.load import load_rows
 
 PAGE = Path(__file__).parents[3] / "docs/data.md"
-SFT = recipes.get("sft")
+SFT = recipes.get("chat")
 
 
 def test_the_example_rows(write, tokenizer):

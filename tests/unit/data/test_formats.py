@@ -16,7 +16,7 @@ from surefit.core.errors import DataError
 from surefit.data.formats import LAYOUTS, detect_format, read_splits, to_examples, to_prompts
 from surefit.data.load import load_rows
 
-SFT, CALLING = recipes.get("sft"), recipes.get("function_calling")
+SFT, CALLING = recipes.get("chat"), recipes.get("function_calling")
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {

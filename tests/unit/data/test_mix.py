@@ -15,7 +15,7 @@ from surefit.data.formats import load_mixed, read_splits
 from surefit.data.load import load_rows
 from surefit.stages.prepare import row_counts
 
-SFT = recipes.get("sft")
+SFT = recipes.get("chat")
 
 
 def rows(name: str, count: int) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from surefit.data.formats import to_examples
 from surefit.data.load import load_rows
 from surefit.data.tokenize import tokenize_prompt
 
-CALLING, SFT = recipes.get("function_calling"), recipes.get("sft")
+CALLING, SFT = recipes.get("function_calling"), recipes.get("chat")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from surefit.data.formats import read_splits
 from surefit.data.thinking import thinking_as
 from surefit.data.tokenize import conversation_segments, tokenize_prompt
 from surefit.facts.thinking import FIELDS, how_read, split_thoughts, thoughts_of, without_thoughts
-from surefit.recipes.sft import RECIPE
+from surefit.recipes.chat import RECIPE
 from surefit.task import Example, Prediction
 
 from .test_turns import PUBLISHED, ask, parts, say, tokenizer_with

@@ -264,7 +264,7 @@ def test_an_empty_set_is_an_error_before_anything_is_loaded(letters, monkeypatch
     assert caught.value.field == "data.eval"
     with pytest.raises(DataError, match="'old' has no rows") as caught:
         scored(letters, {"eval": examples_of("A"), "old": Examples([], [], [])})
-    assert caught.value.field == "evaluate.also.old"
+    assert caught.value.field == "evaluate.extra_sets.old"
 
 
 def test_a_row_without_an_answer_is_found_before_anything_is_generated(letters, monkeypatch):

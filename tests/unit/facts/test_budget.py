@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaForCausalLM
 
 from surefit.config.resolve import Resolved
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.facts import budget
 from surefit.facts.budget import (
     LOSS_BYTES,
@@ -42,7 +42,7 @@ def sizes(terms: list[Term]) -> dict[str, int]:
 
 def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -> None:
     resolved = make_resolved(
-        LLAMA_8B, "adapter.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8",
+        LLAMA_8B, "lora.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8",
         "speed.chunked_loss=false",
     )  # fmt: skip
     terms = memory_terms_on_one(resolved, model_facts(LLAMA_8B))
@@ -63,7 +63,7 @@ def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -
 
 def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[..., Resolved]) -> None:
     resolved = make_resolved(
-        LLAMA_8B, "adapter.kind=full", "train.global_batch_size=1", "train.per_device_train_batch_size=1"
+        LLAMA_8B, "train.method=full", "train.global_batch_size=1", "train.per_device_train_batch_size=1"
     )
     model = model_facts(LLAMA_8B)
     names = ("weights", "optimizer", "masters", "gradients", "float32 gradients")
@@ -93,7 +93,7 @@ def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -
     model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
     resolved = make_resolved(LLAMA_8B)
     assert memory_terms_on_one(resolved, model) == []
-    assert trained(model, AdapterSection(kind="full"), "float32") is None
+    assert trained(model, None, "float32") is None
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -103,7 +103,7 @@ def test_trained_parameters_are_those_peft_makes(
 ) -> None:
     model = make_tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
-    section = AdapterSection(r=3, target_modules=targets, use_dora=dora)  # type: ignore[arg-type]
+    section = LoraSection(r=3, target_modules=targets, use_dora=dora)  # type: ignore[arg-type]
     part = trained(model_facts(str(tmp_path)), section, "float32")
     adapted = add_adapter(model, section)
     assert part is not None
@@ -118,7 +118,7 @@ def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..
     model, plain = model_facts(LLAMA_8B), make_resolved(LLAMA_8B)
     adapter = plain.config.adapter.model_copy(update={"use_dora": True})
     speed = plain.config.speed.model_copy(update={"fused_lora": False})
-    dora = replace(plain, config=plain.config.model_copy(update={"adapter": adapter, "speed": speed}))
+    dora = replace(plain, config=plain.config.model_copy(update={"lora": adapter, "speed": speed}))
     assert budget.peak_bytes_on_one(plain, model) is not None
     assert budget.peak_bytes_on_one(dora, model) is None
     assert "activations" in " ".join(planned(dora, model, hardware_facts("h100"), quick=True)["left_out"])
@@ -129,7 +129,7 @@ def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..
 
 
 def test_all_linear_leaves_the_head_out() -> None:
-    modules = target_modules(model_facts(LLAMA_8B), AdapterSection())
+    modules = target_modules(model_facts(LLAMA_8B), LoraSection())
     assert "lm_head" not in modules
     assert len(modules) == 7 * 32
 

@@ -27,24 +27,24 @@ def bytes_in(directory: Path) -> int:
 
 
 def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
-    single = sizes(make_resolved(LLAMA_8B, "adapter.r=8", "model.dtype=float32"), LLAMA_8B)
+    single = sizes(make_resolved(LLAMA_8B, "lora.r=8", "model.dtype=float32"), LLAMA_8B)
     assert single["adapter"] == pytest.approx(83.9e6, rel=0.002)
     assert single["checkpoints"] / 3 - single["adapter"] == pytest.approx(167.8e6, rel=0.003)
-    half = sizes(make_resolved(LLAMA_8B, "adapter.r=8", "checkpoint.save_total_limit=4"), LLAMA_8B)
+    half = sizes(make_resolved(LLAMA_8B, "lora.r=8", "checkpoint.save_total_limit=4"), LLAMA_8B)
     assert half["adapter"] == pytest.approx(41.9e6, rel=0.003)
     assert half["checkpoints"] / 5 - half["adapter"] == pytest.approx(167.8e6 + 83.9e6, rel=0.003)
     assert half["merged"] == pytest.approx(16_060_522_496, rel=1e-5)
 
 
 def test_disk_of_full_training(make_resolved: Callable[..., Resolved]) -> None:
-    disk = sizes(make_resolved(LLAMA_8B, "adapter.kind=full"), LLAMA_8B)
+    disk = sizes(make_resolved(LLAMA_8B, "train.method=full"), LLAMA_8B)
     assert set(disk) == {"checkpoints", "model", "tokenizer"}
     assert disk["checkpoints"] == pytest.approx(3 * (2 + 4 + 8) * 8_030_261_248, rel=1e-4)
 
 
 def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., Resolved]) -> None:
     """Two files of each process, every one with the names of all tensors and which part of them it has."""
-    full = ("adapter.kind=full", "hardware.count=4")
+    full = ("train.method=full", "hardware.count=4")
     whole, parts = (
         sizes(make_resolved(LLAMA_8B, *full, f"parallel.mode={mode}"), LLAMA_8B)["checkpoints"] / 3
         for mode in ("ddp", "fsdp")
@@ -55,7 +55,7 @@ def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., Res
 
 def test_no_more_checkpoints_are_planned_than_the_run_writes(make_resolved: Callable[..., Resolved]) -> None:
     def checkpoints(every: int) -> int:
-        limits = ("train.global_batch_size=8", "train.per_device_train_batch_size=8", f"checkpoint.every={every}")
+        limits = ("train.global_batch_size=8", "train.per_device_train_batch_size=8", f"checkpoint.save_steps={every}")
         return sizes(make_resolved(LLAMA_8B, *limits, rows=80), LLAMA_8B)["checkpoints"]
 
     assert checkpoints(1) == checkpoints(4) == 3 * checkpoints(10)

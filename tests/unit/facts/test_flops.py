@@ -29,7 +29,8 @@ def config(kind: str = "lora", **adapter: Any) -> Config:
     return Config.model_validate(
         {
             "model": {"name_or_path": "any"},
-            "adapter": {"kind": kind, "r": 8, **adapter},
+            "lora": {"r": 8, **adapter},
+            "train": {"method": kind},
             "data": {"train": "unused"},
             "output_dir": "unused",
         }

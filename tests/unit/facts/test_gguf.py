@@ -113,12 +113,12 @@ def test_a_header_is_cut_short_wherever_it_is_cut(file, damaged):
 )
 def test_what_is_no_gguf_file_is_refused_at_once(content, message, tmp_path):
     (tmp_path / "x.gguf").write_bytes(content)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ModelError, match=message) as caught:
         read_gguf(tmp_path / "x.gguf")
     assert caught.value.path == str(tmp_path / "x.gguf")
     assert caught.value.help
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_damage_to_the_list_of_tensors(file, damaged):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefit.core.errors import ConfigError
+from surefit.core.garbage import uncollected
 from surefit.facts.job_script import JobScript, read_job_script, setup_of_job
 from surefit.facts.shell import arithmetic, split_commands
 
@@ -186,11 +187,15 @@ def test_a_long_script_is_read_in_time(script, piece: str) -> None:
 
     def seconds(text: str) -> float:
         start = time.process_time()
-        script(text)
+        with uncollected():  # a search for garbage goes through all that other tests have loaded
+            script(text)
         return time.process_time() - start
 
-    taken = seconds(text)
-    assert taken < 2 or taken < 8 * min(seconds(text[: len(text) // 4]) for _ in range(2))
+    for _ in range(3):  # beside other work a single measurement may be several times too long
+        taken = seconds(text)
+        if taken < 2 or taken < 8 * seconds(text[: len(text) // 4]):
+            return
+    raise AssertionError(f"{taken:.1f} s")
 
 
 def test_arithmetic_only_of_whole_numbers() -> None:

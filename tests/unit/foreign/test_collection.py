@@ -101,7 +101,7 @@ LEFT_OUT = {
     ),
     "a pattern": (
         "base_model: a\nadapter: lora\ndatasets: [{path: b, type: alpaca}]\nlora_target_modules: 'model.*.q_proj'\n",
-        ["# lora_target_modules: model.*.q_proj: PEFT", "adapter.target_modules stays SureFit's default"],
+        ["# lora_target_modules: model.*.q_proj: PEFT", "lora.target_modules stays SureFit's default"],
     ),
     "a switch that is off": (
         "base_model: a\ndatasets: [{path: b, type: alpaca}]\nload_in_8bit: false\nbf16: auto\n",
@@ -132,7 +132,7 @@ def test_a_schedule_that_cannot_be_said_does_not_become_the_tool_s_default(tmp_p
     path.write_text("model_name_or_path: a\ndataset_name: b\noutput_dir: o\nlr_scheduler_type: polynomial\n")
     found = read(path)
     assert found.loaded is not None
-    assert "train.schedule" not in found.names
+    assert "train.lr_scheduler_type" not in found.names
     assert "linear" not in config_text(found).split("# Not carried over")[0]
 
 
@@ -141,7 +141,7 @@ def test_a_mixture_without_an_adapter_trains_every_weight(tmp_path: Path) -> Non
     path.write_text("model_name_or_path: a\noutput_dir: o\nlearning_rate: 1e-5\ndatasets: [{path: b}]\n")
     found = read(path)
     assert found.loaded is not None
-    assert found.loaded.config.adapter.kind == "full"
+    assert found.loaded.config.train.method == "full"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_stacks_of_experts_are_all_carried_over_or_named_as_lost(
         found = read(path)
         assert found.tool == tool
         assert found.loaded is not None
-        assert found.loaded.config.adapter.experts == carried
+        assert found.loaded.config.lora.experts == carried
         lost = {one.key: one.why for one in found.lost}
         assert ("lora_target_parameters" in lost) is not bool(carried)
         assert carried or "beside all stacks" in lost["lora_target_parameters"]
@@ -264,7 +264,7 @@ def test_without_an_adapter_they_have_no_effect(tmp_path: Path) -> None:
     found = read(tmp_path / "run.yaml")
     assert "lora_target_parameters" in found.setup.ignored
     assert found.loaded is not None
-    assert found.loaded.config.adapter.experts is False
+    assert found.loaded.config.lora.experts is False
 
 
 def test_a_list_for_several_models_is_no_fault(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_renamed_key_is_gone_and_means_what_it_meant() -> None:
     assert not setup.ignored
     assert setup.name("eval_strategy") == "evaluation_strategy"
     assert found.loaded is not None
-    assert (found.loaded.config.train.warmup, found.loaded.config.data.max_length) == (0.1, 512)
+    assert (found.loaded.config.train.warmup_steps, found.loaded.config.data.max_length) == (0.1, 512)
     findings = found_in(text)
     assert findings["SCH005"] == "eval_steps"
     assert "ARG003" not in findings

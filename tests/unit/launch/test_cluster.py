@@ -17,9 +17,9 @@ from surefit.core.errors import DataError, MachineError
 from surefit.core.processes import own_command
 from surefit.launch.cluster import on_ray
 
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {name_or_path: surefit/nano}
-data: {train: rows, prepared: PREPARED, max_length: 256, eval: 0.1}
+data: {train: rows, tokenized: PREPARED, max_length: 256, eval: 0.1}
 output_dir: run
 """
 FILES = 6

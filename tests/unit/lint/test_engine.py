@@ -94,7 +94,7 @@ def test_a_key_set_on_the_command_line_has_no_line() -> None:
 
 def test_a_default_points_to_its_section() -> None:
     assert CONTEXT.place("data.max_length") == ("run.yaml", 2)
-    assert CONTEXT.place("train.epochs") == ("run.yaml", None)
+    assert CONTEXT.place("train.num_train_epochs") == ("run.yaml", None)
 
 
 def test_problems_of_gathering_become_findings() -> None:

@@ -22,8 +22,8 @@ DORA = {"use_dora": True}
 
 
 def found(adapter: dict[str, Any], **sections: Any) -> list[Finding]:
-    lines = {f"adapter.{name}": number for number, name in enumerate(adapter, 1)}
-    tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "adapter": adapter}
+    lines = {f"lora.{name}": number for number, name in enumerate(adapter, 1)}
+    tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "lora": adapter}
     config = Config.model_validate(tree | {name: values for name, values in sections.items() if name != "model"})
     config = config.model_copy(update={"model": config.model.model_copy(update=sections.get("model", {}))})
     context = LintContext(config, Path("run.yaml"), lines, setup=setup_of(config, None))
@@ -35,15 +35,15 @@ def found(adapter: dict[str, Any], **sections: Any) -> list[Finding]:
     [
         ({}, None, ""),
         ({"model": {"quantization": "nf4"}}, None, ""),
-        ({"model": {"quantization": "fp8"}}, "adapter.use_dora", "reads float8 weights without their scales"),
+        ({"model": {"quantization": "fp8"}}, "lora.use_dora", "reads float8 weights without their scales"),
         ({"speed": {"fused_lora": True}}, "speed.fused_lora", "it computes plain LoRA"),
         ({"speed": {"compile": True}}, "speed.compile", "DoRA and compiled layers"),
         ({"parallel": {"mode": "ddp"}}, None, ""),
         ({"parallel": {"mode": "fsdp"}}, None, ""),
-        ({"parallel": {"mode": "tp", "tp": 2}}, "adapter.use_dora", "parallel.mode tp and DoRA"),
-        ({"parallel": {"mode": "cp", "cp": 2}}, "adapter.use_dora", "shared tokens and DoRA"),
-        ({"parallel": {"mode": "fsdp", "cp": 2}}, "adapter.use_dora", "shared tokens and DoRA"),
-        ({"parallel": {"mode": "zero3"}}, "adapter.use_dora", "parallel.mode zero3 and DoRA"),
+        ({"parallel": {"mode": "tp", "tp": 2}}, "lora.use_dora", "parallel.mode tp and DoRA"),
+        ({"parallel": {"mode": "cp", "cp": 2}}, "lora.use_dora", "shared tokens and DoRA"),
+        ({"parallel": {"mode": "fsdp", "cp": 2}}, "lora.use_dora", "shared tokens and DoRA"),
+        ({"parallel": {"mode": "zero3"}}, "lora.use_dora", "parallel.mode zero3 and DoRA"),
     ],
 )
 def test_what_dora_goes_with(sections: dict[str, Any], field: str | None, words: str) -> None:
@@ -54,9 +54,9 @@ def test_what_dora_goes_with(sections: dict[str, Any], field: str | None, words:
 
 
 def test_with_full_training_they_have_no_effect() -> None:
-    findings = found({"kind": "full", "use_dora": True, "use_rslora": True})
+    findings = found({"use_dora": True, "use_rslora": True}, train={"method": "full"})
     assert {finding.code for finding in findings} == {"CFG003"}
-    assert {finding.field for finding in findings} == {"adapter.use_rslora", "adapter.use_dora"}
+    assert {finding.field for finding in findings} == {"lora.use_rslora", "lora.use_dora"}
 
 
 @pytest.mark.parametrize("key", ["use_rslora", "use_dora"])
@@ -66,13 +66,13 @@ def test_an_adapter_goes_on_as_it_was_trained(tmp_path: Path, key: str) -> None:
         json.dumps({"peft_type": "LORA", "r": 16, "lora_alpha": 32, key: True})
     )
     (one,) = found({"start_from": str(tmp_path)})
-    assert one.field == f"adapter.{key}"
-    assert one.message.endswith(f"was trained with {key} true, and adapter.{key} is false")
+    assert one.field == f"lora.{key}"
+    assert one.message.endswith(f"was trained with {key} true, and lora.{key} is false")
     assert found({"start_from": str(tmp_path), key: True}) == []
 
 
 def test_fused_lora_is_off_with_its_reason() -> None:
-    tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "adapter": DORA}
+    tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "lora": DORA}
     loaded = Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset())
     resolved = resolve(loaded, model_facts("surefit/nano"), hardware_facts("h100"), None)
     assert resolved.config.speed.fused_lora is False

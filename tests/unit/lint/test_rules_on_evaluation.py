@@ -36,10 +36,10 @@ def answers(*texts: Any) -> list[dict[str, Any]]:
     return [{"prompt": f"question {n}", "completion": text} for n, text in enumerate(texts)]
 
 
-def unknown(metrics: tuple[str, ...], keep_best: str | None = None, **evaluate: Any) -> list[Finding]:
+def unknown(metrics: tuple[str, ...], metric_for_best_model: str | None = None, **evaluate: Any) -> list[Finding]:
     settings = config(**evaluate)
     settings = settings.model_copy(
-        update={"checkpoint": settings.checkpoint.model_copy(update={"keep_best": keep_best})}
+        update={"checkpoint": settings.checkpoint.model_copy(update={"metric_for_best_model": metric_for_best_model})}
     )
     return run_rules(LintContext(settings, Path("run.yaml"), metrics=metrics), [find_rule("EVL007")]).findings
 
@@ -48,14 +48,14 @@ def test_a_metric_that_the_recipe_does_not_give() -> None:
     metrics = ("exact_match", "valid")
     (one,) = unknown(metrics, gate={"metric": "exact_macht", "min": 0.5})
     assert one.field == "evaluate.gate.metric"
-    assert one.message == "the recipe sft has no metric 'exact_macht'; did you mean 'exact_match'?"
+    assert one.message == "the recipe chat has no metric 'exact_macht'; did you mean 'exact_match'?"
     assert one.help == "choose from exact_match, valid"
     assert unknown(metrics, gate={"metric": "valid", "min": 0.5}) == unknown(metrics, gate={"min": 0.5}) == []
     assert unknown((), gate={"metric": "anything", "min": 0.5}) == [], "a recipe that does not say its metrics"
-    (best,) = unknown(metrics, keep_best="eval_los", in_training=True)
-    assert best.field == "checkpoint.keep_best"
-    assert unknown(metrics, keep_best="eval_loss", in_training=True) == []
-    assert unknown(metrics, keep_best="exact_macht") == [], "EVL005 says that nothing is measured"
+    (best,) = unknown(metrics, metric_for_best_model="eval_los", in_training=True)
+    assert best.field == "checkpoint.metric_for_best_model"
+    assert unknown(metrics, metric_for_best_model="eval_loss", in_training=True) == []
+    assert unknown(metrics, metric_for_best_model="exact_macht") == [], "EVL005 says that nothing is measured"
 
 
 def test_pass_at_k_takes_as_many_answers() -> None:

@@ -96,14 +96,14 @@ def test_only_a_merge_that_reads_the_weights_again_is_ruined() -> None:
     assert codes(stack, quantization="nf4", merge_into="dequantized") == set(), "SureFit keeps the layout"
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw", "paged_adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"])
 def test_what_needs_bitsandbytes(optimizer: str) -> None:
     (found,) = judge(StackFacts(versions={"torch": "2.13.0"}), optimizer=optimizer)
     assert (found.code, found.help) == (
         "STK014",
         "in the clone of SureFit: pip install -c constraints.txt '.[quant]', or train with adamw",
     )
-    assert codes(StackFacts(versions={"torch": "2.13.0"}), optimizer="adamw") == set()
+    assert codes(StackFacts(versions={"torch": "2.13.0"}), optimizer="adamw_torch") == set()
 
 
 def test_a_driver_is_compared_by_its_branch() -> None:

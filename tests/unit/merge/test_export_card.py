@@ -19,8 +19,8 @@ RESOLVED = """
 model:
   name_or_path: /home/me/models/base  # user run.yaml:1
   dtype: bfloat16  # default
-adapter:
-  kind: lora  # default
+train:
+  method: lora  # default
 data:
   train: /srv/private data/rows.jsonl  # user run.yaml:2
   eval: ../rows/eval.jsonl  # user run.yaml:3

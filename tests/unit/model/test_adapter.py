@@ -11,7 +11,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, GateError
 from surefit.model.adapter import adapted_modules, add_adapter, completeness, lora_modules, trainable_parameters
 
@@ -19,7 +19,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def adapt(seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> PeftModel:
-    return add_adapter(tiny_run.llama().to(dtype), AdapterSection(r=4, alpha=8.0, **changes), seed)
+    return add_adapter(tiny_run.llama().to(dtype), LoraSection(r=4, lora_alpha=8.0, **changes), seed)
 
 
 def factors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -65,7 +65,7 @@ def test_transposed_layers_of_gpt2() -> None:
         GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, n_positions=8, bos_token_id=0, eos_token_id=0)
     )
     assert adapted_modules(model, ["c_attn"]) == {"transformer.h.0.attn.c_attn": (96, 32)}
-    assert lora_modules(add_adapter(model, AdapterSection(target_modules=["c_attn"]))) == {
+    assert lora_modules(add_adapter(model, LoraSection(target_modules=["c_attn"]))) == {
         "transformer.h.0.attn.c_attn": (96, 32)
     }
 

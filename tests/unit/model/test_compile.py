@@ -10,7 +10,7 @@ from peft import PeftModel
 from torch._inductor.utils import run_and_get_code
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, MachineError
 from surefit.model import compile as subject
 from surefit.model.adapter import add_adapter
@@ -32,7 +32,7 @@ def adapted(layers: int = 3) -> PeftModel:
         num_key_value_heads=2,
         initializer_range=0.1,  # with the default, 0.02, float32 gradients are 1e-5 off float64's by themselves
     )
-    model = add_adapter(LlamaForCausalLM(config), AdapterSection(r=4))
+    model = add_adapter(LlamaForCausalLM(config), LoraSection(r=4))
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)

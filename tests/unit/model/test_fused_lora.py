@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.model import fused_lora
 from surefit.model.adapter import add_adapter
 from surefit.model.fused_lora import FusedLinear, fuse_lora, left_to_peft
@@ -260,7 +260,7 @@ def test_under_fake_tensors(dropout: float) -> None:
         vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
     )
     with torch.device("meta"):
-        model = add_adapter(LlamaForCausalLM(config), AdapterSection(r=4, dropout=dropout)).train()
+        model = add_adapter(LlamaForCausalLM(config), LoraSection(r=4, lora_dropout=dropout)).train()
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in model.modules():  # as the plan does
             for store in (module._parameters, module._buffers):

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
-from surefit.config.schema import AdapterSection
+from surefit.config.schema import LoraSection
 from surefit.core.errors import MachineError
 from surefit.model import kernel_ops, kernels
 from surefit.model.adapter import add_adapter
@@ -148,7 +148,7 @@ def test_an_mlp_is_known_by_its_linears_and_its_activation() -> None:
 
 def lora(dropout: float = 0.0, r: int = 6) -> PeftModel:
     model = model_of(LlamaConfig)
-    adapter = add_adapter(model, AdapterSection(r=r, alpha=10.0, dropout=dropout))
+    adapter = add_adapter(model, LoraSection(r=r, lora_alpha=10.0, lora_dropout=dropout))
     generator = torch.Generator().manual_seed(1)
     for parameter in adapter.parameters():
         if parameter.requires_grad:

@@ -54,7 +54,7 @@ def gradients(settings: Config) -> tuple[float, dict[str, torch.Tensor]]:
 
 
 def test_all_switches_together_change_neither_loss_nor_gradients(base: Path, tmp_path: Path) -> None:
-    plain = changed(tiny_run.config(base, tmp_path), adapter__dropout=0.0, speed__chunked_loss=False)
+    plain = changed(tiny_run.config(base, tmp_path), lora__lora_dropout=0.0, speed__chunked_loss=False)
     everything = changed(
         plain,
         data__packing=True,
@@ -78,7 +78,7 @@ def test_what_a_user_may_want_to_know(base: Path, tmp_path: Path) -> None:
 
 
 def test_noise_is_added_in_training_alone(base: Path, tmp_path: Path) -> None:
-    settings = changed(tiny_run.config(base, tmp_path), train__neftune_noise_alpha=5.0, adapter__dropout=0.0)
+    settings = changed(tiny_run.config(base, tmp_path), train__neftune_noise_alpha=5.0, lora__lora_dropout=0.0)
     model, _ = prepared(settings)
     ids = torch.arange(1, 9)[None]
     quiet, again = (model.eval()(input_ids=ids).logits for _ in range(2))
@@ -100,7 +100,7 @@ def test_a_packed_model_reads_padding_where_it_must(base: Path, tmp_path: Path) 
 
 
 def test_an_adapter_goes_on_from_another(base: Path, tmp_path: Path, trained: Path) -> None:
-    settings = changed(tiny_run.config(base, tmp_path), adapter__start_from=str(trained))
+    settings = changed(tiny_run.config(base, tmp_path), lora__start_from=str(trained))
     model, notes = prepared(settings)
     first = tiny_run.training(tiny_run.config(base, tmp_path / "again", max_steps=3))
     first.fit()
@@ -125,8 +125,8 @@ def adapter_like(trained: Path, directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"r": 8}, r"the adapter has adapter\.r 8, and the config 4"),
-        ({"lora_alpha": 8}, r"the adapter has adapter\.alpha 8, and the config 32"),
+        ({"r": 8}, r"the adapter has lora\.r 8, and the config 4"),
+        ({"lora_alpha": 8}, r"the adapter has lora\.lora_alpha 8, and the config 32"),
         ({"use_rslora": True}, "the adapter has use_rslora true, and the config false"),
         ({"use_dora": True}, "the adapter has use_dora true, and the config false"),
         ({"bias": "all"}, "the adapter has bias, which SureFit does not train"),
@@ -143,7 +143,7 @@ def test_an_adapter_that_does_not_fit(
 
 
 def test_an_adapter_of_other_layers(base: Path, tmp_path: Path, trained: Path) -> None:
-    settings = changed(tiny_run.config(base, tmp_path), adapter__target_modules=["q_proj"])
+    settings = changed(tiny_run.config(base, tmp_path), lora__target_modules=["q_proj"])
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises(ConfigError, match=r"differ in 12 layers, model\.layers\.0\.mlp\.down_proj among them"):
         start_from(model, trained, settings.model)
@@ -176,4 +176,4 @@ def test_a_damaged_adapter(base: Path, tmp_path: Path, trained: Path, damage: st
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises((ConfigError, GateError)) as caught:
         start_from(model, directory, settings.model)
-    assert caught.value.field == "adapter.start_from"
+    assert caught.value.field == "lora.start_from"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from surefit.config.schema import AdapterSection, ModelSection
+from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import MachineError
 from surefit.model import float8_ops, load, quantize
 from surefit.model.adapter import add_adapter
@@ -93,7 +93,7 @@ def test_all_but_embeddings_and_head(kind: str, tied: bool, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", ["none", "nf4", "fp8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_factors_are_in_the_type_the_base_computes_in(kind: str, dtype: str, tmp_path: Path) -> None:
-    model = add_adapter(loaded(tmp_path / "base", kind, dtype), AdapterSection(r=4))
+    model = add_adapter(loaded(tmp_path / "base", kind, dtype), LoraSection(r=4))
     wanted = {getattr(torch, dtype)}
 
     def types(model: torch.nn.Module) -> set[torch.dtype]:
@@ -105,7 +105,7 @@ def test_factors_are_in_the_type_the_base_computes_in(kind: str, dtype: str, tmp
 
 
 def test_factors_are_in_that_type_on_meta_too() -> None:
-    model = add_adapter(on_meta(), AdapterSection(r=4))
+    model = add_adapter(on_meta(), LoraSection(r=4))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
@@ -255,8 +255,8 @@ def test_a_model_on_meta_has_the_tensors_of_a_loaded_one(kind: str, tied: bool, 
     assert tensors(meta) == tensors(real)
     assert [a for _, _, a, _ in hidden_tensors(meta)] == [a for _, _, a, _ in hidden_tensors(real)]
     assert [type(m) for m in meta.modules()] == [type(m) for m in real.modules()]
-    adapted = add_adapter(meta, AdapterSection(r=4))
-    assert {type(m) for m in adapted.modules()} == {type(m) for m in add_adapter(real, AdapterSection(r=4)).modules()}
+    adapted = add_adapter(meta, LoraSection(r=4))
+    assert {type(m) for m in adapted.modules()} == {type(m) for m in add_adapter(real, LoraSection(r=4)).modules()}
 
 
 def test_bytes_of_an_nf4_layer() -> None:

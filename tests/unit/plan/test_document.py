@@ -57,9 +57,9 @@ def test_the_shape_of_plan_json(plan) -> None:
 
 
 def test_trainable_is_what_lora_adds(plan) -> None:
-    made = plan("adapter.r=8", model="meta-llama/Llama-3.1-8B")
+    made = plan("lora.r=8", model="meta-llama/Llama-3.1-8B")
     assert made["model"]["trainable"] == 20_971_520
-    assert plan("adapter.kind=full", model="meta-llama/Llama-3.1-8B")["model"]["trainable"] == 8_030_261_248
+    assert plan("train.method=full", model="meta-llama/Llama-3.1-8B")["model"]["trainable"] == 8_030_261_248
 
 
 def test_what_is_left_out_is_said(plan) -> None:
@@ -98,10 +98,10 @@ def test_why_nothing_was_simulated_is_said(plan, monkeypatch: pytest.MonkeyPatch
 def test_only_what_certainly_exceeds_the_device_does_not_fit(plan) -> None:
     assert plan()["does_not_fit"] == []
     whole = {"model": "meta-llama/Llama-3.1-8B"}
-    (memory,) = plan("adapter.kind=full", **whole)["does_not_fit"]
+    (memory,) = plan("train.method=full", **whole)["does_not_fit"]
     assert memory.startswith("memory: 14"), memory
     assert "H100" in memory
-    other = plan("adapter.kind=full", **whole, change_model=lambda f: replace(f, architecture="OtherForCausalLM"))
+    other = plan("train.method=full", **whole, change_model=lambda f: replace(f, architecture="OtherForCausalLM"))
     (memory,) = other["does_not_fit"]
     assert memory.startswith("memory: at least "), "of weights, gradients and optimizer alone"
     full = replace

@@ -23,11 +23,10 @@ model:
   revision: null  # default
   dtype: float32  # auto: on a CPU float32 is exact and no slower for small models
   trust_remote_code: false  # default
-adapter:
-  kind: {kind}  # user function-calling-nano.yaml:7
+lora:
   r: 16  # user function-calling-nano.yaml:8
-  alpha: 32.0  # user function-calling-nano.yaml:9
-  dropout: 0.0  # default
+  lora_alpha: 32.0  # user function-calling-nano.yaml:9
+  lora_dropout: 0.0  # default
   target_modules: all-linear  # default
 data:
   train: surefit/function-calling-train  # user function-calling-nano.yaml:12
@@ -38,28 +37,29 @@ data:
   too_long: drop  # default
   bad_rows: error  # default
 train:
-  epochs: 4.0  # user function-calling-nano.yaml:17
+  method: {kind}  # user function-calling-nano.yaml:7
+  num_train_epochs: 4.0  # user function-calling-nano.yaml:17
   max_steps: 400  # --set
   learning_rate: 0.003  # user function-calling-nano.yaml:18
   global_batch_size: 32  # user function-calling-nano.yaml:19
   per_device_train_batch_size: 32  # auto: the largest divisor of 32 whose logits stay within 1.00 GiB
   gradient_checkpointing: false  # auto: on a CPU time is short, not memory
-  optimizer: adamw  # default
-  schedule: cosine  # default
-  warmup: 0.03  # default
+  optim: adamw_torch  # default
+  lr_scheduler_type: cosine  # default
+  warmup_steps: 0.03  # default
   weight_decay: 0.0  # default
   max_grad_norm: 1.0  # default
   seed: 0  # default
 hardware:
   gpu: auto  # default
 checkpoint:
-  every: 100  # auto: a quarter of 400 steps
+  save_steps: 100  # auto: a quarter of 400 steps
   save_total_limit: 2  # default
 evaluate:
   max_examples: null  # default
   max_new_tokens: 128  # user function-calling-nano.yaml:24
   batch_size: 64  # auto: answers are short and the prompts are sorted by length
-  also:
+  extra_sets:
     old_tools: surefit/function-calling-old-tools  # user function-calling-nano.yaml:26
   gate:
     metric: null  # default

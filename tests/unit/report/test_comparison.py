@@ -46,7 +46,7 @@ def second(first: RunDir, tmp_path: Path) -> RunDir:
 
 def test_it_says_what_differs_and_how_sure_it_is(first: RunDir, second: RunDir, tmp_path: Path) -> None:
     page = comparison_page([first, second], tmp_path, recipe_of)
-    assert page.differences == [("adapter.r", ["16", "4"])]
+    assert page.differences == [("lora.r", ["16", "4"])]
     assert page.same == 38
     eval_rows = next(found for found in page.paired if found.set == "eval")
     name, difference, _, wins, losses, ties = eval_rows.metrics[0]
@@ -85,7 +85,7 @@ def test_a_setting_an_older_version_did_not_have_is_no_difference(
 ) -> None:
     second.resolved.write_text(second.resolved.read_text() + "new: 1  # default\nchosen: 2  # --set\n")
     keys = [key for key, _ in comparison_page([first, second], tmp_path, recipe_of).differences]
-    assert keys == ["adapter.r", "chosen"]
+    assert keys == ["lora.r", "chosen"]
 
 
 def test_runs_of_one_name_are_told_apart(first: RunDir, tmp_path: Path) -> None:

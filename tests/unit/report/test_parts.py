@@ -123,9 +123,9 @@ def test_the_time_taken_is_logged_or_else_the_difference() -> None:
 def test_the_settings_are_those_that_resolve_wrote(tmp_path: Path) -> None:
     config = Config.model_validate({
         "model": {"name_or_path": "a # b: 'c'", "dtype": "float32"},
-        "adapter": {"target_modules": ["q_proj", "v_proj"]},
+        "lora": {"target_modules": ["q_proj", "v_proj"]},
         "data": {"train": "ü, [x].jsonl"},
-        "evaluate": {"also": {"old": "old.jsonl"}},
+        "evaluate": {"extra_sets": {"old": "old.jsonl"}},
         "output_dir": "runs/a",
     })  # fmt: skip
     origins = [Origin("user", "run.yaml:3"), Origin("--set"), Origin("default"), Origin("auto", "it # fits: 2 × 2")]
@@ -270,7 +270,7 @@ def test_what_is_trained_is_read_from_the_switches_as_they_are_written(
     tmp_path: Path, switches: dict[str, bool], said: str
 ) -> None:
     config = Config.model_validate(
-        {"model": {"name_or_path": "m"}, "data": {"train": "rows.jsonl"}, "adapter": switches, "output_dir": "runs/r"}
+        {"model": {"name_or_path": "m"}, "data": {"train": "rows.jsonl"}, "lora": switches, "output_dir": "runs/r"}
     )  # fmt: skip
     run = RunDir(tmp_path)
     write_resolved(Resolved(config, dict.fromkeys(dict(leaves(config)), Origin("user")), 1, None), run.resolved)

@@ -19,7 +19,7 @@ model: {{name_or_path: {model}, dtype: {dtype}}}
 data: {{train: train.jsonl, eval: {held_out}, max_length: 512}}
 hardware: {{gpu: {gpu}}}
 evaluate: {{batch_size: {batch}, max_new_tokens: 64, max_examples: 30, in_training: {in_training}{also}}}
-checkpoint: {{every: 10}}
+checkpoint: {{save_steps: 10}}
 output_dir: run
 """
 
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written(here: Path, also: str = "", **words: object) -> Path:
     defaults = {"model": "surefit/nano", "dtype": "auto", "held_out": "held.jsonl", "gpu": "cpu", "batch": 8}
-    text = RUN.format(**(defaults | {"in_training": "false", "also": also and f", also: {also}"} | words))
+    text = RUN.format(**(defaults | {"in_training": "false", "also": also and f", extra_sets: {also}"} | words))
     (here / "run.yaml").write_text(text)
     return here / "run.yaml"
 
@@ -117,7 +117,7 @@ def test_a_set_that_cannot_be_read_is_named(here: Path) -> None:
     found = gather(written(here, "{old: gone.jsonl}"))
     asked, (problem,) = scored_facts(found.loaded.config, found.recipe, found.rows, None, None)
     assert asked is None
-    assert problem.field == "evaluate.also.old"
+    assert problem.field == "evaluate.extra_sets.old"
 
 
 def test_check_says_that_scoring_takes_longer_than_training(here: Path) -> None:

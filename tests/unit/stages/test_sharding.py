@@ -37,9 +37,9 @@ from surefit.stages.watcher import Lines, Watcher
 from surefit.train.sampler import survey
 
 RANGE = 1500
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {{name_or_path: surefit/nano}}
-data: {{train: {train}, prepared: {prepared}, max_length: 64, {more}}}
+data: {{train: {train}, tokenized: {prepared}, max_length: 64, {more}}}
 output_dir: {output}
 """
 
@@ -75,9 +75,9 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 def in_memory(config, tmp_path: Path):
-    """(training rows, held-out examples), as without `data.prepared`."""
-    section = config.data.model_copy(update={"prepared": None})
-    train, held_out = read_splits(section, recipes.get("sft"), config.train.seed)
+    """(training rows, held-out examples), as without `data.tokenized`."""
+    section = config.data.model_copy(update={"tokenized": None})
+    train, held_out = read_splits(section, recipes.get("chat"), config.train.seed)
     tokenizer = load_tokenizer(config.model)
     return build_dataset(train, tokenizer, max_length=64, cache=tmp_path / "cache"), held_out
 
@@ -89,7 +89,7 @@ def as_lists(rows) -> list[tuple[list[int], list[int]]]:
 def test_shards_hold_the_rows_that_training_reads_from_memory(config, tmp_path: Path) -> None:
     one = config()
     result = prepare_shards(one, Watcher(), Wishes())
-    rows = ShardedTokens(tmp_path / "shards", opened(one, recipes.get("sft")))
+    rows = ShardedTokens(tmp_path / "shards", opened(one, recipes.get("chat")))
     expected, held_out = in_memory(one, tmp_path)
     assert result["shards"] > 3
     assert as_lists(rows) == as_lists(expected)
@@ -98,7 +98,7 @@ def test_shards_hold_the_rows_that_training_reads_from_memory(config, tmp_path: 
     assert rows.lengths.max() == expected.lengths.max()
     longest = np.argsort(-expected.lengths, kind="stable")[:9]
     assert rows.lengths.longest(9) == longest.tolist()
-    _, again = read_splits(one.data, recipes.get("sft"), one.train.seed)
+    _, again = read_splits(one.data, recipes.get("chat"), one.train.seed)
     assert [example.messages for example in again] == [example.messages for example in held_out]
 
 
@@ -292,7 +292,7 @@ def test_rows_that_are_written_while_they_are_read_make_no_shard(
 
 
 def test_what_is_missing_or_damaged_is_named_and_mended(config, tmp_path: Path) -> None:
-    one, directory, recipe = config(), tmp_path / "shards", recipes.get("sft")
+    one, directory, recipe = config(), tmp_path / "shards", recipes.get("chat")
     with pytest.raises(DataError, match="no prepared data") as told:
         opened(one, recipe)
     assert "surefit prepare CONFIG" in str(told.value.help)
@@ -338,13 +338,13 @@ def test_shards_of_other_settings_are_refused(config, tmp_path: Path, change, na
     prepare_shards(one, Watcher(), Wishes())
     other = one.model_copy(update={"data": one.data.model_copy(update=change)})
     with pytest.raises(ConfigError, match=named):
-        opened(other, recipes.get("sft"))
+        opened(other, recipes.get("chat"))
     with pytest.raises(ConfigError, match=named):
         prepare_shards(other, Watcher(), Wishes())
     assert read_manifest(tmp_path / "shards").settings["data.max_length"] == 64
     if change != {"too_long": "error"}:
         prepare_shards(other, Watcher(), Wishes(overwrite=True))
-        opened(other, recipes.get("sft"))
+        opened(other, recipes.get("chat"))
 
 
 def test_rows_that_change_are_made_anew_and_the_others_are_kept(config, tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_files_of_every_format_become_shards(config, tmp_path: Path) -> None:
     (directory / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[30:80]))
     parquet.write_table(pyarrow.Table.from_pylist(lines[80:]), directory / "c.parquet")
     prepare_shards(expected, Watcher(), Wishes())
-    section = expected.data.model_copy(update={"train": str(directory), "prepared": str(tmp_path / "other")})
+    section = expected.data.model_copy(update={"train": str(directory), "tokenized": str(tmp_path / "other")})
     prepare_shards(expected.model_copy(update={"data": section}), Watcher(), Wishes())
     assert as_lists(ShardedTokens(tmp_path / "other")) == as_lists(ShardedTokens(tmp_path / "shards"))
     held_out = [(tmp_path / name / "heldout.jsonl").read_text() for name in ("shards", "other")]

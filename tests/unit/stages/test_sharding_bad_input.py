@@ -20,9 +20,9 @@ from surefit.stages.watcher import Watcher
 
 from .test_sharding import contents, write_rows
 
-CONFIG = """recipe: sft
+CONFIG = """recipe: chat
 model: {{name_or_path: surefit/nano}}
-data: {{train: "{train}", prepared: {prepared}, max_length: 64, eval: surefit/requests-eval}}
+data: {{train: "{train}", tokenized: {prepared}, max_length: 64, eval: surefit/requests-eval}}
 output_dir: {output}
 """
 

@@ -60,7 +60,7 @@ def test_a_whole_run(base: Path, tmp_path: Path) -> None:
 
 def test_the_loss_falls_on_rows_that_can_be_learnt(base: Path, tmp_path: Path) -> None:
     seen: list[Progress] = []
-    settings = tiny_run.config(base, tmp_path, kind="full", epochs=20.0)
+    settings = tiny_run.config(base, tmp_path, kind="full", num_train_epochs=20.0)
     training = tiny_run.training(settings, on_progress=seen.append)
     result = training.fit()
     assert seen[0].loss == pytest.approx(math.log(64), rel=0.1)
@@ -72,7 +72,7 @@ def test_the_loss_falls_on_rows_that_can_be_learnt(base: Path, tmp_path: Path) -
 
 
 def test_a_whole_model_knows_the_token_that_ends_its_turns(base: Path, tmp_path: Path) -> None:
-    training = tiny_run.training(tiny_run.config(base, tmp_path, kind="full", epochs=1.0))
+    training = tiny_run.training(tiny_run.config(base, tmp_path, kind="full", num_train_epochs=1.0))
     training.data.tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     training.data.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<end>{% endfor %}"
     written = json.loads((training.fit().output / "generation_config.json").read_text())
@@ -116,7 +116,7 @@ def test_rejected_steps_are_counted_and_the_run_goes_on(base: Path, tmp_path: Pa
 
 
 def test_ten_rejected_steps_in_a_row_stop_the_run_and_keep_the_last_checkpoint(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=2, epochs=10.0)
+    settings = tiny_run.config(base, tmp_path, every=2, num_train_epochs=10.0)
     training = poisoned(tiny_run.training(settings), lambda step: step > 3)
     with pytest.raises(GateError, match="not finite in steps 4 to 13") as caught:
         training.fit()
@@ -200,7 +200,7 @@ def test_a_run_is_neither_overwritten_nor_mixed_with_another(base: Path, tmp_pat
     for change, words in (
         ({"learning_rate": 0.5}, r"train\.learning_rate was 0\.01 when .* and is 0\.5 now"),
         ({"global_batch_size": 16}, r"train\.global_batch_size was 8"),
-        ({"epochs": 5.0}, "total_steps was 12 .* and is 15 now"),
+        ({"num_train_epochs": 5.0}, "total_steps was 12 .* and is 15 now"),
         ({"dtype": "bfloat16"}, r"model\.dtype was 'float32'"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -46,7 +46,7 @@ def one_thread_and_paging_unwarned() -> Iterator[None]:
 def made(model: torch.nn.Module, kind: str, weight_decay: float = 0.0) -> MasterOptimizer:
     if kind in BitsAndBytesAdamW.CLASSES:
         pytest.importorskip("bitsandbytes")
-    train = TrainSection.model_validate({"optimizer": kind, "weight_decay": weight_decay})
+    train = TrainSection.model_validate({"optim": kind, "weight_decay": weight_decay})
     optimizer = make_optimizer(model, train)
     optimizer.learning_rate = 1e-3
     return optimizer
@@ -139,13 +139,13 @@ def test_a_fresh_optimizer_has_no_moments_to_save(kind: str) -> None:
 
 def test_the_names_in_a_checkpoint() -> None:
     model = torch.nn.Linear(2, 1, bias=False, dtype=torch.bfloat16)
-    optimizer = made(model, "adamw")
+    optimizer = made(model, "adamw_torch")
     fill_gradients(model, 0)
     optimizer.step()
     assert set(optimizer.tensors()) == {"master.weight", "step.weight", "exp_avg.weight", "exp_avg_sq.weight"}
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("adamw_8bit", 8), ("paged_adamw", 32), ("paged_adamw_8bit", 8)])
+@pytest.mark.parametrize(("kind", "bits"), [("adamw_8bit", 8), ("paged_adamw_32bit", 32), ("paged_adamw_8bit", 8)])
 def test_what_bitsandbytes_keeps_in_8_bits(kind: str, bits: int) -> None:
     model = tiny_run.llama(hidden_size=WIDTH)
     optimizer = made(model, kind)
@@ -163,11 +163,13 @@ def test_what_bitsandbytes_keeps_in_8_bits(kind: str, bits: int) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "apart"), [("paged_adamw", 1e-6), ("adamw_8bit", 4e-4), ("paged_adamw_8bit", 4e-4)])
+@pytest.mark.parametrize(
+    ("kind", "apart"), [("paged_adamw_32bit", 1e-6), ("adamw_8bit", 4e-4), ("paged_adamw_8bit", 4e-4)]
+)
 def test_bitsandbytes_follows_adamw(kind: str, apart: float) -> None:
     """Twenty steps of 0.001: a weight moves by up to 0.02, and 8-bit moments err by a fiftieth of that."""
     ours, theirs = (tiny_run.llama(hidden_size=WIDTH) for _ in range(2))
-    optimizer, reference = made(ours, kind, 0.1), made(theirs, "adamw", 0.1)
+    optimizer, reference = made(ours, kind, 0.1), made(theirs, "adamw_torch", 0.1)
     for seed in range(20):
         for model in (ours, theirs):
             fill_gradients(model, seed)
@@ -195,10 +197,10 @@ def test_a_plan_can_run_bitsandbytes_without_data(kind: str) -> None:
 def test_bitsandbytes_missing_is_said_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    train = TrainSection.model_validate({"optimizer": "adamw_8bit"})
+    train = TrainSection.model_validate({"optim": "adamw_8bit"})
     with pytest.raises(ConfigError, match="adamw_8bit") as caught:
         make_optimizer(tiny_run.llama(), train)
-    assert caught.value.field == "train.optimizer"
+    assert caught.value.field == "train.optim"
     assert caught.value.help is not None
     assert "'.[quant]'" in caught.value.help
 
@@ -237,7 +239,7 @@ def test_without_gradients_the_norm_is_zero() -> None:
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e9])
 def test_in_float32_norm_and_clipping_have_the_bits_of_torch(max_norm: float) -> None:
     ours, theirs = tiny_run.llama(), tiny_run.llama()
-    optimizer, reference = made(ours, "adamw"), made(theirs, "adamw")
+    optimizer, reference = made(ours, "adamw_torch"), made(theirs, "adamw_torch")
     for model in (ours, theirs):
         fill_gradients(model, 0)
     norm = float(gradient_norm(ours.parameters()))

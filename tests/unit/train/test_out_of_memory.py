@@ -19,7 +19,7 @@ def config(**sections: Any) -> Config:
     return Config.model_validate(
         {
             "model": {"name_or_path": "any", "dtype": "bfloat16"} | sections.get("model", {}),
-            "adapter": sections.get("adapter", {}),
+            "lora": sections.get("lora", {}),
             "data": {"train": "unused", "packing": False},
             "train": train | sections.get("train", {}),
             "speed": {"chunked_loss": False, "tiled_mlp": False, "fused_lora": False} | sections.get("speed", {}),
@@ -117,14 +117,13 @@ def test_a_gpus_workspace_is_no_part_of_a_machines_memory() -> None:
 
 def test_at_the_bottom_only_what_changes_learning_is_left() -> None:
     lowest = config(
-        adapter={"kind": "full"},
-        train={"per_device_train_batch_size": 1, "gradient_checkpointing": "offload"},
+        train={"method": "full", "per_device_train_batch_size": 1, "gradient_checkpointing": "offload"},
         speed={"chunked_loss": True, "tiled_mlp": True},
     )
     found = raised(MemoryError(), lowest)
     assert found.changes == {}
     assert found.help == (
-        "what is left changes what is learnt: --set data.max_length=1024, --set train.optimizer=adamw_8bit, "
+        "what is left changes what is learnt: --set data.max_length=1024, --set train.optim=adamw_8bit, "
         "or a smaller model"
     )
 

@@ -27,8 +27,8 @@ from surefit.train.signals import StopRequest
 from surefit.train.step import train_step
 
 SAVE = manager.save
-BEST = {"keep_best": "eval_loss", "save_total_limit": 1}
-WORSE = {"learning_rate": 0.5, "schedule": "constant"}
+BEST = {"metric_for_best_model": "eval_loss", "save_total_limit": 1}
+WORSE = {"learning_rate": 0.5, "lr_scheduler_type": "constant_with_warmup"}
 """So high that the held-out loss soon gets worse."""
 
 
@@ -157,7 +157,9 @@ def test_a_stop_signal_on_a_full_disk_says_which_checkpoint_there_is(base: Path,
 
 
 def test_with_too_little_room_old_checkpoints_go_but_neither_the_last_nor_the_best(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=2, checkpoint={"keep_best": "eval_loss", "save_total_limit": 5})
+    settings = tiny_run.config(
+        base, tmp_path, every=2, checkpoint={"metric_for_best_model": "eval_loss", "save_total_limit": 5}
+    )
     training = run(settings)
     asked = []
 
@@ -175,7 +177,7 @@ def test_with_too_little_room_old_checkpoints_go_but_neither_the_last_nor_the_be
 
 
 def test_only_what_is_measured_at_a_checkpoint_chooses_the_best(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=4, eval_every=1, checkpoint=BEST)
+    settings = tiny_run.config(base, tmp_path, every=4, eval_steps=1, checkpoint=BEST)
     training = run(settings)
     result = training.fit()
     assert [line["step"] for line in training.held_out.lines] == list(range(1, 13))
@@ -186,7 +188,7 @@ def test_only_what_is_measured_at_a_checkpoint_chooses_the_best(base: Path, tmp_
 
 
 def test_measurements_between_checkpoints_count_for_patience(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=12, eval_every=1, early_stopping_patience=2, learning_rate=1e-9)
+    settings = tiny_run.config(base, tmp_path, every=12, eval_steps=1, early_stopping_patience=2, learning_rate=1e-9)
     result = run(settings).fit()
     assert result.stopped_early
     last = result.counters.step
@@ -230,7 +232,7 @@ def scored(settings: Any) -> Training:
 
 
 def test_the_best_is_kept_and_exported(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=2, checkpoint=BEST | {"keep_best": "exact_match"})
+    settings = tiny_run.config(base, tmp_path, every=2, checkpoint=BEST | {"metric_for_best_model": "exact_match"})
     result = scored(settings).fit()
     assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [4, 12]
     assert result.best_step == 4
@@ -245,7 +247,7 @@ def test_the_best_is_kept_and_exported(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_best_one_is_passed_over_loudly(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=2, checkpoint=BEST | {"keep_best": "exact_match"})
+    settings = tiny_run.config(base, tmp_path, every=2, checkpoint=BEST | {"metric_for_best_model": "exact_match"})
     scored(settings).fit()
     (tmp_path / "checkpoints/step-4/weights.safetensors").write_bytes(b"")
     result = scored(settings).fit(resume=True)
@@ -256,7 +258,7 @@ def test_a_damaged_best_one_is_passed_over_loudly(base: Path, tmp_path: Path) ->
 def test_early_stopping_ends_a_resumed_run_where_it_ends_the_straight_one(base: Path, tmp_path: Path) -> None:
     def settings(out: str) -> Any:
         return tiny_run.config(
-            base, tmp_path / out, every=2, checkpoint=BEST, early_stopping_patience=2, epochs=12.0, **WORSE
+            base, tmp_path / out, every=2, checkpoint=BEST, early_stopping_patience=2, num_train_epochs=12.0, **WORSE
         )
 
     straight = run(settings("straight")).fit()
@@ -281,7 +283,9 @@ def test_early_stopping_ends_a_resumed_run_where_it_ends_the_straight_one(base: 
 
 def test_task_scores_and_perplexity_stand_in_the_log_and_may_decide(base: Path, tmp_path: Path) -> None:
     given = iter([0.1, 0.7, 0.7, 0.2, 0.3, 0.4])
-    settings = tiny_run.config(base, tmp_path, every=2, checkpoint={"keep_best": "exact_match", "save_total_limit": 1})
+    settings = tiny_run.config(
+        base, tmp_path, every=2, checkpoint={"metric_for_best_model": "exact_match", "save_total_limit": 1}
+    )
 
     def score(model: torch.nn.Module) -> dict[str, float]:
         model.eval()
@@ -298,7 +302,7 @@ def test_task_scores_and_perplexity_stand_in_the_log_and_may_decide(base: Path, 
 
 
 def test_a_best_that_nobody_measures_is_refused(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, checkpoint={"keep_best": "exact_match"})
+    settings = tiny_run.config(base, tmp_path, checkpoint={"metric_for_best_model": "exact_match"})
     with pytest.raises(ConfigError, match="exact_match is not measured in training"):
         run(settings)
     with pytest.raises(ConfigError, match=r"not among what was measured: .* did you mean 'exact_matches'"):
@@ -306,7 +310,7 @@ def test_a_best_that_nobody_measures_is_refused(base: Path, tmp_path: Path) -> N
 
 
 def test_the_batch_that_stops_a_run_can_be_replayed(base: Path, tmp_path: Path) -> None:
-    settings = tiny_run.config(base, tmp_path, every=2, epochs=10.0)
+    settings = tiny_run.config(base, tmp_path, every=2, num_train_epochs=10.0)
     training = run(settings)
 
     def poison(model: Any, bad: Callable[[], bool]) -> None:

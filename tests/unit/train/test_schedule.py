@@ -43,7 +43,7 @@ def test_wsd_is_that_of_transformers_one_step_on(warmup: int, decay: float, deca
     theirs = of_transformers(
         get_wsd_schedule, num_warmup_steps=warmup + 1, num_decay_steps=decay_steps, decay_type="linear"
     )
-    ours = [learning_rate(step, STEPS, 1.0, "wsd", warmup, decay) for step in range(STEPS)]
+    ours = [learning_rate(step, STEPS, 1.0, "warmup_stable_decay", warmup, decay) for step in range(STEPS)]
     assert ours == pytest.approx(theirs, abs=1e-12)
 
 
@@ -60,11 +60,18 @@ def test_the_rate_never_is_zero_and_peaks_once(schedule: str) -> None:
 
 def test_warmup_longer_than_the_run_and_a_constant_rate() -> None:
     assert [learning_rate(step, 3, 1.0, "cosine", 9) for step in range(3)] == [0.1, 0.2, 0.3]
-    assert [learning_rate(step, 4, 1.0, "constant", 1) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert [learning_rate(step, 4, 1.0, "constant_with_warmup", 1) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert [learning_rate(step, 4, 1.0, "constant", 1) for step in range(4)] == [1.0] * 4
     assert learning_rate(0, 1, 1.0, "cosine", 0.0) == 1.0
 
 
 def test_a_decay_longer_than_what_warmup_leaves_starts_after_warmup() -> None:
-    assert [learning_rate(step, 5, 1.0, "wsd", 1, 100) for step in range(5)] == [0.5, 1.0, 0.75, 0.5, 0.25]
-    assert [learning_rate(step, 3, 1.0, "wsd", 3, 1) for step in range(3)] == [0.25, 0.5, 0.75]
-    assert learning_rate(0, 1, 1.0, "wsd", 0, 0.2) == 1.0
+    assert [learning_rate(step, 5, 1.0, "warmup_stable_decay", 1, 100) for step in range(5)] == [
+        0.5,
+        1.0,
+        0.75,
+        0.5,
+        0.25,
+    ]
+    assert [learning_rate(step, 3, 1.0, "warmup_stable_decay", 3, 1) for step in range(3)] == [0.25, 0.5, 0.75]
+    assert learning_rate(0, 1, 1.0, "warmup_stable_decay", 0, 0.2) == 1.0

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from surefit.config.schema import STACKED, AdapterSection, Config
+from surefit.config.schema import STACKED, Config, LoraSection
 from surefit.core.errors import SureFitError
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
@@ -55,8 +55,8 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     it is far too small, the adapter has no effect at any usual learning rate.
 
     ## Example
-    `r: 8` with `alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256. `use_rslora: true` with
-    `r: 256` and `alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
+    `r: 8` with `lora_alpha: 512`, or an alpha of 1 that was kept when the rank was raised to 256. `use_rslora: true`
+    with `r: 256` and `lora_alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
 
     ## Fix
     Start at alpha = 2 × r; with rank-stabilised LoRA at alpha = 16, whatever the rank.
@@ -208,9 +208,9 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     """The adapter to continue from does not exist, or is not of the shape that the config asks for.
 
     ## What it does
-    Reads the adapter_config.json in `adapter.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
-    `adapter.r`, `adapter.alpha`, `adapter.use_rslora` and `adapter.use_dora`, and whether it has factors for experts
-    (`target_parameters`) with `adapter.experts`. It must have no rows of new tokens (`trainable_token_indices`), no
+    Reads the adapter_config.json in `lora.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
+    `lora.r`, `lora.lora_alpha`, `lora.use_rslora` and `lora.use_dora`, and whether it has factors for experts
+    (`target_parameters`) with `lora.experts`. It must have no rows of new tokens (`trainable_token_indices`), no
     trained biases or whole modules, and be W + scaling · B A over the base as its files have it: `init_lora_weights`
     must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and no setting may be one that nobody here
     knows. If the model is known, the layers that have factors, by the header of adapter_model.safetensors, are compared
@@ -223,7 +223,8 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     base's weights belong to the base without that part: over the whole base they are another model.
 
     ## Example
-    `start_from: runs/first/adapter`, trained with `alpha: 64`, in a config with `alpha: 32`: half of what it learnt.
+    `start_from: runs/first/adapter`, trained with `lora_alpha: 64`, in a config with `lora_alpha: 32`: half of what it
+    learnt.
 
     ## Fix
     Write the adapter's own rank and alpha, as the finding gives them.
@@ -235,23 +236,24 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     on the built-in model, its loss was 5.16 instead of 4.74.
     """
     section = config.adapter
-    if section.start_from is None or section.kind == "full":
+    if section is None or section.start_from is None:
         return
     found = adapter_config(Path(section.start_from).expanduser())
     if isinstance(found, str):
         yield Finding(
-            field="adapter.start_from",
+            field="lora.start_from",
             message=f"{section.start_from}: {found}",
             help=STACKED if "," in section.start_from
             else "name the directory of a trained adapter, such as runs/NAME/adapter",
         )  # fmt: skip
         return
-    for key, stored in (("r", found.get("r")), ("alpha", found.get("lora_alpha"))):
+    for key in ("r", "lora_alpha"):
+        stored = found.get(key)
         wanted = getattr(section, key)
         if isinstance(stored, int | float) and stored != wanted:
             yield Finding(
-                field=f"adapter.{key}",
-                message=f"{section.start_from} was trained with {key} {stored:g}, and adapter.{key} is {wanted:g}",
+                field=f"lora.{key}",
+                message=f"{section.start_from} was trained with {key} {stored:g}, and lora.{key} is {wanted:g}",
                 help=f"write {key}: {stored:g}",
             )
     trained = {key: bool(found.get(key)) for key in ("use_rslora", "use_dora")}
@@ -259,33 +261,33 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
         had, now = (str(value).lower() for value in (kind, getattr(section, key)))
         if had != now:
             yield Finding(
-                field=f"adapter.{key}",
-                message=f"{section.start_from} was trained with {key} {had}, and adapter.{key} is {now}",
+                field=f"lora.{key}",
+                message=f"{section.start_from} was trained with {key} {had}, and lora.{key} is {now}",
                 help=f"write {key}: {had}",
             )
     problem, special = changes_arithmetic(found), not_continued(found)
     if problem is not None:
         yield Finding(
-            field="adapter.start_from",
+            field="lora.start_from",
             message=f"training cannot go on from {section.start_from}: {problem.reason}",
             help=f"{problem.help}; or leave start_from out",
         )
     elif special is not None:
         yield Finding(
-            field="adapter.start_from",
+            field="lora.start_from",
             message=f"{section.start_from} has {special}, which SureFit does not train",
             help=MERGE_IT,
         )
     if found.get("trainable_token_indices"):
         yield Finding(
-            field="adapter.start_from",
+            field="lora.start_from",
             message=f"{section.start_from} has rows of new tokens, and only factors are trained on",
             help="merge it, name the merged model, which has the tokens, and leave start_from and model.add_tokens out",
         )
     yield from _other_layers(context.model, section, found)
 
 
-def _other_layers(model: ModelFacts | None, section: AdapterSection, found: Mapping[str, Any]) -> Iterator[Finding]:
+def _other_layers(model: ModelFacts | None, section: LoraSection, found: Mapping[str, Any]) -> Iterator[Finding]:
     """The layers that the adapter has factors for and the config does not mean, or the other way round."""
     if model is None or not model.linear_modules:
         return
@@ -294,7 +296,7 @@ def _other_layers(model: ModelFacts | None, section: AdapterSection, found: Mapp
     had = adapted_in(tensors) & model.linear_modules.keys()
     if not found.get("target_parameters") and (never := _never_adapted(model, tensors)):
         yield Finding(
-            field="adapter.start_from",
+            field="lora.start_from",
             message=f"{section.start_from} has factors for {never[0]}, which SureFit does not train",
             help=MERGE_IT,
         )
@@ -308,14 +310,14 @@ def _other_layers(model: ModelFacts | None, section: AdapterSection, found: Mapp
         wanted = matching_exactly(had, model.linear_modules) if had else None
         help_text = f"write target_modules: [{', '.join(wanted)}]" if wanted else MERGE_IT
         yield Finding(
-            field="adapter.target_modules",
+            field="lora.target_modules",
             message=f"{section.start_from} has factors for {len(had)} layers, and target_modules matches {len(now)}: "
             f"they differ in {other[0]}",
             help=help_text if had else "take an adapter of this model",
         )
 
 
-def _tensors_of(section: AdapterSection) -> Iterable[str]:
+def _tensors_of(section: LoraSection) -> Iterable[str]:
     """The names in the adapter's weight file; none where it cannot be read, which training says."""
     try:
         return read_header(Path(section.start_from or "").expanduser() / "adapter_model.safetensors").keys()
@@ -340,7 +342,7 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
     """DoRA is requested together with something that cannot compute it, or was never shown to.
 
     ## What it does
-    With `adapter.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and ways to
+    With `lora.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and ways to
     share a run other than ddp and fsdp.
 
     ## Why it is bad
@@ -349,10 +351,10 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
     ways, SureFit has not proved that they train what one process trains.
 
     ## Example
-    `adapter: {use_dora: true}` with `parallel: {mode: tp}`.
+    `lora: {use_dora: true}` with `parallel: {mode: tp}`.
 
     ## Fix
-    The finding says what to change. `adapter.use_rslora` is possible everywhere.
+    The finding says what to change. `lora.use_rslora` is possible everywhere.
 
     ## Evidence
     DoRA: Liu et al. 2024, https://arxiv.org/abs/2402.09353, equation 5. PEFT 0.21, `tuners/lora/dora.py`:
@@ -369,7 +371,7 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     ## What it does
     In SureFit's own config with `target_modules: all-linear` and without `experts`, adds up the routed experts' weights
     by the names and shapes in the headers of the weight files, and says which share of the parameters gets no factors,
-    and how many factors there would be with `adapter.experts: true`.
+    and how many factors there would be with `lora.experts: true`.
 
     ## Why it is bad
     It is not, if only attention is meant. But all-linear reads as if everything were adapted, and in a mixture of
@@ -381,7 +383,7 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
     ## Fix
     Name the layers that you mean, such as `target_modules: [q_proj, k_proj, v_proj, o_proj]`. If the experts should
-    learn, set `adapter.experts: true`, with a smaller rank if the factors are too many.
+    learn, set `lora.experts: true`, with a smaller rank if the factors are too many.
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
@@ -389,7 +391,7 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
     """
     adapter = config.adapter
-    if adapter.kind != "lora" or adapter.target_modules != "all-linear" or adapter.experts or context.is_foreign:
+    if adapter is None or adapter.target_modules != "all-linear" or adapter.experts or context.is_foreign:
         return
     if not model.parameters or not model.expert_parameters:
         return
@@ -398,11 +400,11 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
     now, then = (trained(model, each, "bfloat16") for each in (adapter, adapter.model_copy(update={"experts": True})))
     if model.expert_stacks and now and then:
         more = (
-            f", or set adapter.experts: true for {count_text(then.parameters)} factors in place of "
+            f", or set lora.experts: true for {count_text(then.parameters)} factors in place of "
             f"{count_text(now.parameters)}"
         )
     yield Finding(
-        field="adapter.target_modules",
+        field="lora.target_modules",
         message=f"all-linear reaches none of the experts of {model.name}: "
         f"{count_text(model.expert_parameters)} of {count_text(model.parameters)} parameters, "
         f"{model.expert_parameters / model.parameters:.0%}, get no factors",
@@ -412,10 +414,10 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
 @rule("ADP009", "experts-not-possible", severity="error", suppressible=False)
 def experts_not_possible(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """`adapter.experts` is set for a model without experts, or with a setting that PEFT cannot combine with it.
+    """`lora.experts` is set for a model without experts, or with a setting that PEFT cannot combine with it.
 
     ## What it does
-    With `adapter.experts`, looks for experts, and for routers where it is `with_router`, in the headers of the weight
+    With `lora.experts`, looks for experts, and for routers where it is `with_router`, in the headers of the weight
     files; and for dropout, DoRA, quantised weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
@@ -425,7 +427,7 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     not proved that it trains what one process trains.
 
     ## Example
-    `adapter: {experts: true, dropout: 0.05}`.
+    `lora: {experts: true, lora_dropout: 0.05}`.
 
     ## Fix
     The finding says what to change.
@@ -435,19 +437,19 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     """
     adapter = config.adapter
     yield from named_by(context, config, "ADP009")
-    if adapter.kind != "lora" or not adapter.experts or model.expert_parameters is None:
+    if adapter is None or not adapter.experts or model.expert_parameters is None:
         return
     if not model.expert_stacks:
         yield Finding(
-            field="adapter.experts",
+            field="lora.experts",
             message=f"{model.name} has no experts that can get factors",
-            help="set adapter.experts: false",
+            help="set lora.experts: false",
         )
     elif adapter.experts == "with_router" and not model.routers:
         yield Finding(
-            field="adapter.experts",
+            field="lora.experts",
             message=f"{model.name} has no routers that can get factors",
-            help="set adapter.experts: true, which leaves routers as they are",
+            help="set lora.experts: true, which leaves routers as they are",
         )
 
 
@@ -477,12 +479,12 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
     to the end and was then refused as incomplete, and on DeepSeek-V3 it did not begin (docs/LOG.md, 23 November).
     """
     adapter = config.adapter
-    if adapter.kind != "lora" or adapter.target_modules == "all-linear" or context.is_foreign:
+    if adapter is None or adapter.target_modules == "all-linear" or context.is_foreign:
         return
     for name in adapter.target_modules:
         if closed_to_lora(model.model_type, name):
             yield Finding(
-                field="adapter.target_modules",
+                field="lora.target_modules",
                 message=f"{name!r} of a {model.model_type} can have no factors of its own",
                 help=f"leave {name} out",
             )
@@ -501,21 +503,21 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
     parts again, which SureFit does not do.
 
     ## Example
-    `adapter: {kind: lora}` for an HRM-Text model.
+    `train: {method: lora}` for an HRM-Text model.
 
     ## Fix
-    Train all weights: `adapter.kind: full`.
+    Train all weights: `train.method: full`.
 
     ## Evidence
     `surefit merge` refused such an adapter after training: "is in the base's files in another form than in the model"
     (docs/LOG.md, 23 November).
     """
-    if config.adapter.kind == "lora" and model.model_type in FUSED_IN_FILES and not context.is_foreign:
+    if config.train.method == "lora" and model.model_type in FUSED_IN_FILES and not context.is_foreign:
         yield Finding(
-            field="adapter.kind",
+            field="train.method",
             message=f"the files of a {model.model_type} hold several layers' weights as one: no adapter can be merged "
             "into them",
-            help="train all weights: adapter.kind: full",
+            help="train all weights: train.method: full",
         )
 
 

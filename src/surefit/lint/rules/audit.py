@@ -64,9 +64,10 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
     """Rows that the model is scored on have their prompt in the training rows.
 
     ## What it does
-    Compares every prompt of `data.eval` (where it names rows) and of `evaluate.also` with every prompt of the training
-    rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; AUD007 has those below. `surefit
-    check` does the same where it reads both files whole, with up to 1,000 scored rows; `surefit audit` with all.
+    Compares every prompt of `data.eval` (where it names rows) and of `evaluate.extra_sets` with every prompt of the
+    training rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; AUD007 has those below.
+    `surefit check` does the same where it reads both files whole, with up to 1,000 scored rows; `surefit audit` with
+    all.
 
     ## Why it is bad
     The score measures memorisation. The more epochs, the better it looks, and none of it carries over to new prompts.

@@ -28,8 +28,8 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
     row in the result: what a turn says, the name and the arguments of a call. Fires from 1 %; AUD041 has those below.
-    `check` does the same with `data.mix`, a file in `data.eval`, and of `evaluate.also` with what is asked there. Words
-    that switch reasoning (`/think`, `/no_think`) may be missing: a template reads them.
+    `check` does the same with `data.mix`, a file in `data.eval`, and of `evaluate.extra_sets` with what is asked there.
+    Words that switch reasoning (`/think`, `/no_think`) may be missing: a template reads them.
 
     ## Why it is bad
     The model never sees what is left out. Without the system message or a tool's result it learns to answer from

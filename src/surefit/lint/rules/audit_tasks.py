@@ -126,7 +126,7 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     `{"tools": "[]"}` in every row, because the column was filled before the tools were known.
 
     ## Fix
-    Fill the column, or train these rows as plain chat with the recipe sft.
+    Fill the column, or train these rows as plain chat with the recipe chat.
 
     ## Evidence
     109 of 300 rows of a public function-calling demonstration set have the tools `"[]"`: harmless as a minority.
@@ -138,7 +138,7 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
         yield Finding(
             field="data.train",
             message=f"{rows_text(none)} offer no tool{first_text(none)}",
-            help="fill the column tools, or train these rows with recipe: sft",
+            help="fill the column tools, or train these rows with recipe: chat",
         )
 
 
@@ -149,8 +149,8 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     ## What it does
     Counts, row by row, how concepts of several words are joined in graphs, how final answers are marked, how JSON is
     spaced, which key of a call comes first and what code is indented by: in the training rows, those of `data.mix`
-    among them, and in each set that is scored (`data.eval`, `evaluate.also`). Fires if the rarer way has 2 % of the
-    training rows or more, or if a scored set is written in a way that the training rows are not.
+    among them, and in each set that is scored (`data.eval`, `evaluate.extra_sets`). Fires if the rarer way has 2 % of
+    the training rows or more, or if a scored set is written in a way that the training rows are not.
 
     ## Why it is bad
     The model learns to toss a coin, and half of its right answers are scored as wrong: text that is compared character

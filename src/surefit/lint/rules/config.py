@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefit.config.inputs import overwritten_inputs
 from surefit.config.resolve import KERNEL_PACKAGES
-from surefit.config.schema import Config
+from surefit.config.schema import Config, LoraSection
 from surefit.core.errors import DataError, MachineError, ModelError, did_you_mean
 from surefit.core.packaging import install_extra
 from surefit.core.rundir import RunDir
@@ -99,30 +99,30 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
     """LoRA settings are given although all weights are trained.
 
     ## What it does
-    With `adapter.kind: full`, looks for the other settings of the adapter in the config: `r`, `alpha`, `use_dora`…
+    With `train.method: full`, looks for settings of the section `lora`: `r`, `lora_alpha`, `use_dora`…
 
     ## Why it is bad
-    They have no effect. Either the settings are left over, or `kind` is not what was meant; full training needs far
+    They have no effect. Either the settings are left over, or the method is not what was meant; full training needs far
     more memory and a lower learning rate.
 
     ## Example
-    `adapter: {kind: full, r: 16}`.
+    `train: {method: full}` with `lora: {r: 16}`.
 
     ## Fix
-    Remove the settings, or write `kind: lora`.
+    Remove the settings, or write `train.method: lora`.
 
     ## Evidence
     Settings that are silently ignored were among the traps found in existing training tools while SureFit was designed.
     """
-    if config.adapter.kind != "full":
+    if config.train.method != "full":
         return
-    for name in ("r", "alpha", "dropout", "target_modules", "experts", "use_rslora", "use_dora", "start_from"):
-        if context.is_set(f"adapter.{name}"):
+    for name in LoraSection.model_fields:
+        if context.is_set(f"lora.{name}"):
             yield Finding(
-                field=f"adapter.{name}",
-                message=f"{name} has no effect: adapter.kind is full",
-                help="remove it, or write kind: lora",
-                fix=Fix(f"adapter.{name}", None),
+                field=f"lora.{name}",
+                message=f"{name} has no effect: train.method is full",
+                help="remove it, or write train.method: lora",
+                fix=Fix(f"lora.{name}", None),
             )
 
 
@@ -166,7 +166,7 @@ def suppression_without_effect(config: Config) -> Iterator[Finding]:
     a rule that stands for an unusable input (DAT001, MOD001, BAT001 …) promises a run that cannot start.
 
     ## Example
-    `lint: {ignore: {SCH001: "the warmup is meant"}}` beside `warmup: 0.03`.
+    `lint: {ignore: {SCH001: "the warmup is meant"}}` beside `warmup_steps: 0.03`.
 
     ## Fix
     Remove the code from `lint.ignore`; `surefit check --fix` does.
@@ -214,15 +214,15 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
     """A setting is given that something else in the config disables.
 
     ## What it does
-    Looks for `train.decay` with a schedule other than wsd, `checkpoint.best_total_limit` without `keep_best`,
-    `speed.fused_lora: true` with `adapter.kind: full`, and, on a CPU, `speed.kernels: true` and
-    `gradient_checkpointing: offload`.
+    Looks for `train.decay_steps` without warmup_stable_decay, `train.warmup_steps` with `constant`,
+    `checkpoint.best_total_limit` without `metric_for_best_model`, `speed.fused_lora: true` with `train.method: full`,
+    and, on a CPU, `speed.kernels: true` and `gradient_checkpointing: offload`.
 
     ## Why it is bad
     Readers of the config believe that the setting is in force, and whoever tunes it compares identical runs.
 
     ## Example
-    `schedule: cosine` with `decay: 0.1`.
+    `lr_scheduler_type: cosine` with `decay_steps: 0.1`.
 
     ## Fix
     Take the setting out, or change what disables it.
@@ -234,9 +234,14 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
         return
     train, on_cpu = config.train, context.hardware is not None and context.hardware.kind == "cpu"
     causes = {
-        "train.decay": train.schedule != "wsd" and f"train.schedule is {train.schedule}, and only wsd has a decay",
-        "checkpoint.best_total_limit": config.checkpoint.keep_best is None and "checkpoint.keep_best is not set",
-        "speed.fused_lora": config.speed.fused_lora is True and config.adapter.kind == "full" and "there is no adapter",
+        "train.decay_steps": train.lr_scheduler_type != "warmup_stable_decay"
+        and f"train.lr_scheduler_type is {train.lr_scheduler_type}, and only warmup_stable_decay has a decay",
+        "train.warmup_steps": train.lr_scheduler_type == "constant"
+        and train.warmup_steps > 0
+        and "train.lr_scheduler_type is constant, and constant_with_warmup has a warmup",
+        "checkpoint.best_total_limit": config.checkpoint.metric_for_best_model is None
+        and "checkpoint.metric_for_best_model is not set",
+        "speed.fused_lora": config.speed.fused_lora is True and config.train.method == "full" and "there is no adapter",
         "speed.kernels": config.speed.kernels is True and on_cpu and "fused kernels need a GPU",
         "train.gradient_checkpointing": train.gradient_checkpointing == "offload"
         and on_cpu

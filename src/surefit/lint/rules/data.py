@@ -22,9 +22,9 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     """The data cannot be read, or a row of it cannot be used.
 
     ## What it does
-    Reports the problems met when the data was read, of `data.train`, `data.mix`, `data.eval` and `evaluate.also`: a
-    missing or empty file, broken JSON on some line, a row whose columns do not parse, token ids outside the tokenizer's
-    vocabulary.
+    Reports the problems met when the data was read, of `data.train`, `data.mix`, `data.eval` and `evaluate.extra_sets`:
+    a missing or empty file, broken JSON on some line, a row whose columns do not parse, token ids outside the
+    tokenizer's vocabulary.
 
     ## Why it is bad
     Training would stop at the same place.
@@ -207,8 +207,8 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
     ## What it does
     Multiplies `data.eval`, if it is a share, by the number of rows that it is held out from (`data.train`; with several
     tasks in one run, those of `data.mix` too), and fires below 10. The split goes by the hash of each prompt, so the
-    number is not exact. Of files, in `data.eval` and `evaluate.also`, it counts the rows. (`data.eval: 0`: EVL031. Few
-    rows because of `evaluate.max_examples`: EVL004.)
+    number is not exact. Of files, in `data.eval` and `evaluate.extra_sets`, it counts the rows. (`data.eval: 0`:
+    EVL031. Few rows because of `evaluate.max_examples`: EVL004.)
 
     ## Why it is bad
     With nine rows a score moves in steps of eleven points, and its 95 % interval covers nearly everything.
@@ -239,7 +239,7 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
         few = each.prompts is not None and each.prompts < SMALL_EVALUATION and not config.evaluate.max_examples
         if few and not (each.name == "eval" and share):
             yield Finding(
-                field="data.eval" if each.name == "eval" else f"evaluate.also.{each.name}",
+                field="data.eval" if each.name == "eval" else f"evaluate.extra_sets.{each.name}",
                 message=f"{plural(each.prompts or 0, 'row')} to score: too few to measure anything",
                 help="name a file of some hundred rows"
                 + (", or a share of the training rows, such as 0.1" if each.name == "eval" else ""),

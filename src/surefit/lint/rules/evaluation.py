@@ -199,29 +199,30 @@ def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding
     """The best checkpoint is to be chosen by a metric that is not measured during training.
 
     ## What it does
-    Looks for a `checkpoint.keep_best` other than `eval_loss` and `eval_perplexity` where `evaluate.in_training` is off.
+    Looks for a `checkpoint.metric_for_best_model` other than `eval_loss` and `eval_perplexity` where
+    `evaluate.in_training` is off.
 
     ## Why it is bad
     Metrics of the task need generated answers. Without them no checkpoint has a score, so none is the best, and early
     stopping never stops the run.
 
     ## Example
-    `keep_best: exact_match` without `in_training: true`.
+    `metric_for_best_model: exact_match` without `in_training: true`.
 
     ## Fix
-    Write `evaluate.in_training: true`, or `keep_best: eval_loss`, which costs nothing extra.
+    Write `evaluate.in_training: true`, or `metric_for_best_model: eval_loss`, which costs nothing extra.
 
     ## Evidence
     Reasoned from the design: the held-out loss is all that is measured at a checkpoint unless answers are asked for.
     transformers stops at such a config only at the first checkpoint, with "The `metric_for_best_model` training
     argument is set to …, which is not found in the evaluation metrics".
     """
-    metric = config.checkpoint.keep_best
+    metric = config.checkpoint.metric_for_best_model
     if setup.tool == "surefit" and metric not in (None, *ALWAYS_MEASURED) and not config.evaluate.in_training:
         yield Finding(
-            field="checkpoint.keep_best",
+            field="checkpoint.metric_for_best_model",
             message=f"the best checkpoint is to be chosen by {metric}, which is not measured during training",
-            help="write evaluate.in_training: true, or keep_best: eval_loss",
+            help="write evaluate.in_training: true, or metric_for_best_model: eval_loss",
         )
 
 
@@ -246,7 +247,7 @@ def more_answers_than_examples(config: Config, resolved: Resolved, dataset: Data
     ## Evidence
     LLaMA-Factory's author advises against generating while training for this reason (hiyouga/LlamaFactory#1110).
     """
-    total, every = resolved.total_steps, resolved.config.checkpoint.every
+    total, every = resolved.total_steps, resolved.config.checkpoint.save_steps
     share = config.data.share
     if not config.evaluate.in_training or not share or not total or not isinstance(every, int):
         return
@@ -257,7 +258,7 @@ def more_answers_than_examples(config: Config, resolved: Resolved, dataset: Data
             field="evaluate.in_training",
             message=f"about {answers:,} answers are written while training, at {-(-total // every):,} checkpoints, and "
             f"{learnt:,} examples are learnt",
-            help="set evaluate.max_examples, or a larger checkpoint.every",
+            help="set evaluate.max_examples, or a larger checkpoint.save_steps",
         )
 
 
@@ -266,9 +267,9 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     """A metric is named that the recipe does not have.
 
     ## What it does
-    Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.keep_best` with the names
-    that the recipe's scores can have. A pass@k needs as many `evaluate.samples`. Recipes of other packages that do not
-    list their metrics are skipped.
+    Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.metric_for_best_model`
+    with the names that the recipe's scores can have. A pass@k needs as many `evaluate.samples`. Recipes of other
+    packages that do not list their metrics are skipped.
 
     ## Why it is bad
     The name is looked up only when there are scores: the gate's after training, merging and all answers to the first
@@ -286,8 +287,8 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     """
     gate = config.evaluate.gate
     named = {"evaluate.gate.metric": gate.metric if gate else None}
-    if config.evaluate.in_training and config.checkpoint.keep_best not in ALWAYS_MEASURED:
-        named["checkpoint.keep_best"] = config.checkpoint.keep_best
+    if config.evaluate.in_training and config.checkpoint.metric_for_best_model not in ALWAYS_MEASURED:
+        named["checkpoint.metric_for_best_model"] = config.checkpoint.metric_for_best_model
     samples = config.evaluate.samples
     for field, name in named.items():
         if name is None or not context.metrics:
@@ -327,7 +328,7 @@ def scoring_outlasts_training(
     1,000 held-out prompts with answers of up to 1,024 tokens at 20 checkpoints of a run of 200 steps.
 
     ## Fix
-    A smaller `evaluate.max_examples` or `max_new_tokens`, a larger `checkpoint.every`; or score afterwards
+    A smaller `evaluate.max_examples` or `max_new_tokens`, a larger `checkpoint.save_steps`; or score afterwards
     (`surefit evaluate --all-checkpoints`).
 
     ## Evidence
@@ -344,7 +345,7 @@ def scoring_outlasts_training(
         field="evaluate.in_training",
         message=f"answers of up to {config.evaluate.max_new_tokens:,} tokens to {scored.held_out.prompts:,} prompts at "
         f"{plural(found[0], 'checkpoint')} take up to {found[1]:.1f} times as long as training on {hardware.name}",
-        help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.every, or score afterwards: "
+        help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.save_steps, or score afterwards: "
         "surefit evaluate --all-checkpoints",
     )
 
@@ -427,7 +428,7 @@ def nothing_held_out(context: LintContext, config: Config) -> Iterator[Finding]:
     ## Why it is bad
     It need not be: every row is learnt. But no held-out loss is measured while training, so nothing shows that the
     model begins to memorise, no checkpoint can be called the best, and no score says whether training helped. Sets in
-    `evaluate.also` are scored all the same. The merge is compared with base and adapter on training rows.
+    `evaluate.extra_sets` are scored all the same. The merge is compared with base and adapter on training rows.
 
     ## Example
     `eval: 0` in a config that `surefit import` made of one with `val_set_size: 0`.
@@ -442,17 +443,17 @@ def nothing_held_out(context: LintContext, config: Config) -> Iterator[Finding]:
         return
     if _needing_held_out_rows(config):
         return  # EVL032 says so
-    also = config.evaluate.also
+    also = config.evaluate.extra_sets
     scored = f"only {', '.join(also)} will be scored" if also else "no score will say whether training helped"
     yield Finding(
         field="data.eval",
         message=f"all rows are trained on and none is held out: no held-out loss is measured, and {scored}",
         help="nothing, if that is meant; otherwise set data.eval to a share such as 0.02, or to a file of rows",
     )
-    if config.train.eval_every is not None:
+    if config.train.eval_steps is not None:
         yield Finding(
-            field="train.eval_every",
-            message=f"there is no held-out loss to measure every {plural(config.train.eval_every, 'step')}",
+            field="train.eval_steps",
+            message=f"there is no held-out loss to measure every {plural(config.train.eval_steps, 'step')}",
             help="leave it out, or hold rows out with data.eval",
         )
 
@@ -462,15 +463,15 @@ def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Findi
     """A setting needs held-out rows, and nothing is held out.
 
     ## What it does
-    With `data.eval: 0`, looks for `checkpoint.keep_best`, `train.early_stopping_patience`, `evaluate.in_training` and
-    `evaluate.gate`.
+    With `data.eval: 0`, looks for `checkpoint.metric_for_best_model`, `train.early_stopping_patience`,
+    `evaluate.in_training` and `evaluate.gate`.
 
     ## Why it is bad
     Each of them decides by what is measured on held-out rows. Without any, no checkpoint is the best, the run never
     stops early, and the gate has nothing to judge.
 
     ## Example
-    `eval: 0` with `keep_best: eval_loss`.
+    `eval: 0` with `metric_for_best_model: eval_loss`.
 
     ## Fix
     Hold rows out (`eval: 0.02`, or a file), or leave the setting out.
@@ -492,7 +493,10 @@ def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Findi
 def _needing_held_out_rows(config: Config) -> dict[str, str]:
     """Return the keys that are set and need held-out rows, each with what it does with them."""
     needing: dict[str, tuple[object, str]] = {
-        "checkpoint.keep_best": (config.checkpoint.keep_best, "the best checkpoint is chosen by"),
+        "checkpoint.metric_for_best_model": (
+            config.checkpoint.metric_for_best_model,
+            "the best checkpoint is chosen by",
+        ),
         "train.early_stopping_patience": (config.train.early_stopping_patience, "the run is stopped by the loss on"),
         "evaluate.in_training": (config.evaluate.in_training, "answers are scored on"),
         "evaluate.gate": (config.evaluate.gate, "the gate decides by the scores of"),
@@ -580,4 +584,4 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
 
 
 def _key_of(scored: ScoredSet) -> str:
-    return "data.eval" if scored.name == "eval" else f"evaluate.also.{scored.name}"
+    return "data.eval" if scored.name == "eval" else f"evaluate.extra_sets.{scored.name}"

@@ -49,12 +49,12 @@ def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts)
     ## Evidence
     All of five published reports on fine-tuning ran out of memory unexpectedly.
     """
-    full = resolved.config.adapter.kind == "full"
+    full = resolved.config.train.method == "full"
     yield from _too_large(
         [term for term in memory_terms(resolved, model, hardware.compute_capability) if term.moment not in PER_ROW],
         hardware,
-        "adapter.kind" if full else "model.name_or_path",
-        "train with adapter.kind: lora" if full else "take a smaller model or a larger GPU",
+        "train.method" if full else "model.name_or_path",
+        "train with train.method: lora" if full else "take a smaller model or a larger GPU",
     )
 
 
@@ -240,9 +240,9 @@ def scoring_may_not_fit(
     Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
     prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no kernel
     that avoids them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
-    held-out rows and of every set of `evaluate.also`, from a sample of each: its bytes, or its tokens where the bytes
-    are more than `data.max_length` and the tokenizer is on this machine. For sets on the hub, prompts are assumed to
-    have `data.max_length` tokens.
+    held-out rows and of every set of `evaluate.extra_sets`, from a sample of each: its bytes, or its tokens where the
+    bytes are more than `data.max_length` and the tokenizer is on this machine. For sets on the hub, prompts are assumed
+    to have `data.max_length` tokens.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -348,7 +348,7 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     updated by a kernel of its own.
 
     ## Example
-    `optimizer: adamw_8bit` for LoRA of rank 16 on Llama-3.1-8B: 0.3 GiB of moments beside 15 GiB of weights.
+    `optim: adamw_8bit` for LoRA of rank 16 on Llama-3.1-8B: 0.3 GiB of moments beside 15 GiB of weights.
 
     ## Fix
     Write `adamw`. The 8-bit optimizers are for training all weights.
@@ -370,5 +370,5 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
             message=f"{setup.name('optimizer')} {setup.optimizer} for LoRA: the moments take at most "
             f"{bytes_text(moments)} in float32, beside {bytes_text(weights)} of weights",
             help="write adamw",
-            fix=Fix("train.optimizer", "adamw") if setup.tool == "surefit" else None,
+            fix=Fix("train.optim", "adamw_torch") if setup.tool == "surefit" else None,
         )

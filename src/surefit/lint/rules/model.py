@@ -21,7 +21,7 @@ from surefit.lint.rule import Finding, LintContext, named_by, rule
 from surefit.lint.rules.adapter import STORED_QUANTIZED
 
 NAME = "model.name_or_path"
-TARGETS = "adapter.target_modules"
+TARGETS = "lora.target_modules"
 MISSPELT = 0.8
 """How alike a name and a layer's are where the layer is meant: q_prj and q_proj are, in_proj and v_proj not."""
 
@@ -547,7 +547,7 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     28 %. `surefit merge` over such files stopped with a size mismatch, or with bitsandbytes' "Blockwise 4bit
     quantization only supports 16/32-bit floats".
     """
-    if setup.tool != "surefit" or model.quantization not in STORED_QUANTIZED or config.adapter.kind == "full":
+    if setup.tool != "surefit" or model.quantization not in STORED_QUANTIZED or config.train.method == "full":
         return
     original = original_of(config.model.name_or_path)
     yield Finding(
@@ -582,9 +582,9 @@ def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]
     PEFT warns about it, "Model with `tie_word_embeddings=True` and the tied_target_modules=… are part of the adapter",
     and goes on.
     """
-    targets = config.adapter.target_modules
+    targets = config.lora.target_modules
     heads = [name for name in targets if name in OUTPUT_HEADS] if isinstance(targets, list) else []
-    if config.adapter.kind == "lora" and model.tied_embeddings and heads:
+    if config.train.method == "lora" and model.tied_embeddings and heads:
         yield Finding(
             field=TARGETS,
             message=f"{heads[0]} shares its weights with the embedding of {model.name}",
@@ -608,7 +608,7 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
 
     ## Fix
     Take the token out of the list. A base model's own tokens learn their use through the other layers, or with
-    `adapter.kind: full`.
+    `train.method: full`.
 
     ## Evidence
     transformers' `add_tokens` returns 0 for a token that already exists, and says nothing.

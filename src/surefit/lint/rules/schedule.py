@@ -33,10 +33,10 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     was chosen never begins.
 
     ## Example
-    `warmup: 100` for 5,500 rows in batches of 64: the run has 86 steps.
+    `warmup_steps: 100` for 5,500 rows in batches of 64: the run has 86 steps.
 
     ## Fix
-    Give the warmup as a share, `warmup: 0.03`, or train for more steps.
+    Give the warmup as a share, `warmup_steps: 0.03`, or train for more steps.
 
     ## Evidence
     A published report on summarising legal documents with Qwen3-4B trained 86 steps with `warmup_steps=100`.
@@ -50,8 +50,8 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
         field="warmup_steps",
         message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
         f"reaches {peak}",
-        help="write the warmup as a share of the run, warmup: 0.03" if own else "warm up over 3 % of the run",
-        fix=Fix("train.warmup", 0.03) if own else None,
+        help="write the warmup as a share of the run, warmup_steps: 0.03" if own else "warm up over 3 % of the run",
+        fix=Fix("train.warmup_steps", 0.03) if own else None,
     )
 
 
@@ -71,7 +71,7 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     """Checkpoints and held-out losses come less often than once per run.
 
     ## What it does
-    Compares `checkpoint.every` with the optimizer steps of the run. Other tools set the two separately: SCH005 and
+    Compares `checkpoint.save_steps` with the optimizer steps of the run. Other tools set the two separately: SCH005 and
     SCH006.
 
     ## Why it is bad
@@ -79,22 +79,22 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
     overfitting is not seen.
 
     ## Example
-    `every: 200` in a run of 86 steps.
+    `save_steps: 200` in a run of 86 steps.
 
     ## Fix
-    Leave `checkpoint.every` at auto (a quarter of the run), or set it below the number of steps.
+    Leave `checkpoint.save_steps` at auto (a quarter of the run), or set it below the number of steps.
 
     ## Evidence
     A published report on summarising legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
     and nobody noticed.
     """
-    total, every = resolved.total_steps, resolved.config.checkpoint.every
+    total, every = resolved.total_steps, resolved.config.checkpoint.save_steps
     if setup.tool == "surefit" and total is not None and isinstance(every, int) and every > total:
         yield Finding(
-            field="checkpoint.every",
+            field="checkpoint.save_steps",
             message=f"the first checkpoint and held-out loss would come at step {every:,} of a run of {total:,}",
-            help="leave checkpoint.every at auto (a quarter of the run), or set it lower",
-            fix=Fix("checkpoint.every", "auto"),
+            help="leave checkpoint.save_steps at auto (a quarter of the run), or set it lower",
+            fix=Fix("checkpoint.save_steps", "auto"),
         )
 
 
@@ -116,7 +116,7 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     relearns the form of the training rows.
 
     ## Example
-    `adapter.kind: full` with LoRA's customary `learning_rate: 2e-4`.
+    `train.method: full` with LoRA's customary `learning_rate: 2e-4`.
 
     ## Fix
     Start at 2e-4 for LoRA, at 1e-5 for full training.
@@ -157,7 +157,7 @@ def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     merged model is the base model, and the evaluation says "no difference".
 
     ## Example
-    `adapter.kind: lora` with full training's customary `learning_rate: 2e-6`.
+    `train.method: lora` with full training's customary `learning_rate: 2e-6`.
 
     ## Fix
     Start at 2e-4.
@@ -325,18 +325,18 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     """Early stopping is requested, but there are too few measurements for it to stop anything.
 
     ## What it does
-    Counts the measurements of the run, one per `checkpoint.every` steps, of the held-out loss also one per
-    `train.eval_every` steps, and one at the end. The first sets the best value; `early_stopping_patience` more without
+    Counts the measurements of the run, one per `checkpoint.save_steps` steps, of the held-out loss also one per
+    `train.eval_steps` steps, and one at the end. The first sets the best value; `early_stopping_patience` more without
     a better one have to follow before the last.
 
     ## Why it is bad
     The run goes to its end whatever is measured, although the config reads otherwise.
 
     ## Example
-    `early_stopping_patience: 3` with `every: auto`: a quarter of the run, so four measurements.
+    `early_stopping_patience: 3` with `save_steps: auto`: a quarter of the run, so four measurements.
 
     ## Fix
-    Lower `checkpoint.every`, or the patience; for the held-out loss, set `train.eval_every`.
+    Lower `checkpoint.save_steps`, or the patience; for the held-out loss, set `train.eval_steps`.
 
     ## Evidence
     The arithmetic. A published report on summarising legal documents evaluated every 200 steps of a run of 86 steps,
@@ -345,17 +345,17 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
     patience, total, every = (
         config.train.early_stopping_patience,
         resolved.total_steps,
-        resolved.config.checkpoint.every,
+        resolved.config.checkpoint.save_steps,
     )
     if setup.tool != "surefit" or patience is None or total is None or not isinstance(every, int):
         return
     if config.data.holds_nothing_out:
         return  # EVL032 says that nothing is measured
-    loss = config.checkpoint.keep_best in (None, *ALWAYS_MEASURED)
-    between = config.train.eval_every if loss else None
+    loss = config.checkpoint.metric_for_best_model in (None, *ALWAYS_MEASURED)
+    between = config.train.eval_steps if loss else None
     measured = rounds(total, every, between)
     if patience + 1 >= measured:
-        enough, field = max(1, (total - 1) // (patience + 1)), "train.eval_every" if loss else "checkpoint.every"
+        enough, field = max(1, (total - 1) // (patience + 1)), "train.eval_steps" if loss else "checkpoint.save_steps"
         yield Finding(
             field="train.early_stopping_patience",
             message=f"a patience of {patience} needs {patience + 1} measurements before the last, and the run has "
@@ -366,7 +366,7 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
 
 @rule("SCH010", "no-stable-phase", severity="warning")
 def no_stable_phase(config: Config, resolved: Resolved) -> Iterator[Finding]:
-    """The schedule is wsd, and warmup and decay leave nothing between them.
+    """The schedule is warmup_stable_decay, and warmup and decay leave nothing between them.
 
     ## What it does
     Counts the steps of the warmup, of the decay and of the run.
@@ -376,21 +376,21 @@ def no_stable_phase(config: Config, resolved: Resolved) -> Iterator[Finding]:
     to what the warmup leaves, so the config does not say what happens. (A warmup as long as the run: SCH001.)
 
     ## Example
-    `schedule: wsd` with `decay: 500` in a run of 300 steps.
+    `lr_scheduler_type: warmup_stable_decay` with `decay_steps: 500` in a run of 300 steps.
 
     ## Fix
-    Lower `train.decay`: a tenth to a fifth of the run is usual.
+    Lower `train.decay_steps`: a tenth to a fifth of the run is usual.
 
     ## Evidence
     Hu et al. 2024 (MiniCPM, arXiv 2404.06395), who proposed it, decay over the last tenth of the steps.
     """
     total, train = resolved.total_steps, config.train
-    if train.schedule != "wsd" or total is None:
+    if train.lr_scheduler_type != "warmup_stable_decay" or total is None:
         return
-    rising, falling = warmup_steps(total, train.warmup), warmup_steps(total, train.decay)
+    rising, falling = warmup_steps(total, train.warmup_steps), warmup_steps(total, train.decay_steps)
     if rising < total <= rising + falling:
         yield Finding(
-            field="train.decay",
+            field="train.decay_steps",
             message=f"{rising:,} steps of warmup and {falling:,} of decay leave none of {total:,} at the peak rate",
-            help="write decay: 0.2, or less",
+            help="write decay_steps: 0.2, or less",
         )

@@ -480,7 +480,7 @@ def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: St
     The run stops when the optimizer is made, after the model has been loaded.
 
     ## Example
-    `optimizer: adamw_8bit` after `pip install .` in the clone of SureFit.
+    `optim: adamw_8bit` after `pip install .` in the clone of SureFit.
 
     ## Fix
     `pip install bitsandbytes` (for SureFit, in its clone: `pip install -c constraints.txt '.[quant]'`), or train with

@@ -83,7 +83,7 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
         return
     # Experts in stacks are no linear layers, which alone are quantised.
     size = f"{bytes_text(model.weight_bytes)} of {model.dtype}"
-    fewer = config.adapter.kind == "lora" and config.model.quantization == "none" and not model.expert_stacks
+    fewer = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
     yield Finding(
         field=NAME,
         message=f"{model.name} is stored in {model.dequantized_from}: {size} are made of it once, in SureFit's cache, "
@@ -97,7 +97,7 @@ def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
     """The adapter to go on from names another base model than the config.
 
     ## What it does
-    Compares the base that the adapter in `adapter.start_from` was trained on (`surefit.json`, or
+    Compares the base that the adapter in `lora.start_from` was trained on (`surefit.json`, or
     `base_model_name_or_path` in adapter_config.json) with `model.name_or_path`, by name.
 
     ## Why it is bad
@@ -116,14 +116,14 @@ def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
     PEFT loads an adapter of any base whose layers have the same shapes, and says nothing.
     """
     section = config.adapter
-    if section.start_from is None or section.kind == "full":
+    if section is None or section.start_from is None:
         return
     directory = Path(section.start_from).expanduser()
     named = _base_of(directory)
     if named is None or _same(named, config.model.name_or_path):
         return
     yield Finding(
-        field="adapter.start_from",
+        field="lora.start_from",
         message=f"{section.start_from} was trained on {named}, and model.name_or_path is {config.model.name_or_path}",
         help=f"name {named}; or, where that is merged already, leave start_from out. If both are the same files, "
         "ignore this",

@@ -2,7 +2,7 @@
 import { byId, element, latest, post } from "./common.js";
 
 const form = byId("plan"), result = byId("result");
-const NUMBERS = new Set(["data.max_length", "train.global_batch_size", "adapter.r", "hardware.count", "train.max_steps"]);
+const NUMBERS = new Set(["data.max_length", "train.global_batch_size", "lora.r", "hardware.count", "train.max_steps"]);
 const VERDICTS = { fits: "good", "does not fit": "bad" };
 let changed = 0;
 

@@ -85,7 +85,7 @@ def _parse(text: str) -> str:
 
 
 RECIPE = TaskRecipe(
-    name="sft",
+    name="chat",
     version=2,
     citation="exact match of the stripped answer, reasoning left out; no external scorer",
     columns=(),

@@ -3,7 +3,7 @@
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.recipes.sft import RECIPE
+from surefit.recipes.chat import RECIPE
 from surefit.task import Prediction
 
 USER = {"role": "user", "content": "2 + 2?"}
