@@ -11,7 +11,7 @@ from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, quoted
 from surefit.stages.checking import checked
 from surefit.stages.prepare import Gathered, config_file, gather
-from surefit.stages.scored import SAMPLED_ROWS, scored_sources
+from surefit.stages.scored import SAMPLED_ROWS, SAMPLED_TEXT, scored_sources
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -107,9 +107,10 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
         and not found.prepared
     ):
         notes.append(f"not looked at: {config.data.train}, which can only be read whole; JSON Lines can be sampled")
-    if found.rows is not None and found.rows.total > SAMPLED_ROWS:
-        looked = min(SAMPLED_ROWS, len(found.rows))
-        notes.append(f"looked at {looked} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
+    if found.rows is not None:
+        looked = len(found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT))
+        if looked < found.rows.total:
+            notes.append(f"looked at {looked} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
     rendered = report.get("rendered", {"rows": 0, "of": 0})
     if rendered["rows"] < rendered["of"]:
         notes.append(

@@ -19,7 +19,7 @@ from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.units import plural, quoted, shortened
 from surefit.foreign import Foreign, Lost, read, tool_of
 from surefit.lint.rule import LintContext, Rule
-from surefit.stages.scored import SAMPLED_ROWS
+from surefit.stages.scored import SAMPLED_ROWS, SAMPLED_TEXT
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -240,7 +240,7 @@ def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
         return []
     section = found.loaded.config.data
     try:
-        to_examples(rows.sample(SAMPLED_ROWS), recipes.get("chat"), section.format, section.bad_rows)
+        to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipes.get("chat"), section.format, section.bad_rows)
     except SureFitError as error:
         return [error]
     return []

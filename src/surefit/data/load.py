@@ -23,6 +23,9 @@ from surefit.data.readers import TOO_MANY, Placed, characters, room
 from surefit.data.sources import resolve_source
 from surefit.data.stream import Range, file_errors, ranges, read_range, unchanged
 
+FEWEST = 10
+"""Rows of a sample, however long they are."""
+
 
 class Rows(Sequence[dict[str, Any]]):
     """Rows in memory that know where they were read.
@@ -72,10 +75,18 @@ class Rows(Sequence[dict[str, Any]]):
         """The rows in order, with their places."""
         return iter(self._placed)
 
-    def sample(self, limit: int) -> Rows:
-        """Up to `limit` rows, spread evenly, that still know where they were read."""
-        chosen = [self._placed[n] for n in evenly(len(self), limit)]
-        return Rows(self.source, chosen, self.files, self.sha256, min(limit, self.total), self.estimated)
+    def sample(self, limit: int, text: int | None = None) -> Rows:
+        """Up to `limit` rows, spread evenly, that still know where they were read.
+
+        Args:
+            text: characters that they have together at most, about; `FEWEST` rows are taken in any case.
+        """
+        chosen = evenly(len(self), limit)
+        if text is not None and (found := sum(characters(self.row(n)) for n in chosen)) > text:
+            limit = max(FEWEST, len(chosen) * text // found)
+            chosen = evenly(len(self), limit)
+        placed = [self._placed[n] for n in chosen]
+        return Rows(self.source, placed, self.files, self.sha256, min(limit, self.total), self.estimated)
 
     def chosen(self, numbers: Iterable[int]) -> Rows:
         """The rows of these numbers, that still know where they were read."""

@@ -12,7 +12,14 @@ from surefit import __version__
 from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
 from surefit.core.units import plural
 from surefit.stages.prepare import Gathered, row_counts
-from surefit.stages.scored import SAMPLED_ROWS, divided_rows, scored_facts, scored_sources, tasks_without_rows
+from surefit.stages.scored import (
+    SAMPLED_ROWS,
+    SAMPLED_TEXT,
+    divided_rows,
+    scored_facts,
+    scored_sources,
+    tasks_without_rows,
+)
 
 if TYPE_CHECKING:
     from surefit.config.load import Loaded
@@ -181,7 +188,9 @@ def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
         return None, []
     section = found.loaded.config.data
     try:
-        sample = to_examples(found.rows.sample(SAMPLED_ROWS), found.recipe, section.format, section.bad_rows)
+        sample = to_examples(
+            found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), found.recipe, section.format, section.bad_rows
+        )
         return with_thinking(sample, section.thinking), []
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
@@ -266,7 +275,12 @@ def mixed_problems(
     for source, rows in found.mixed.items():
         key = f"data.mix.{source}"
         try:
-            examples = to_examples(rows.sample(limit or len(rows)), found.recipe, section.format, section.bad_rows)
+            examples = to_examples(
+                rows.sample(limit or len(rows), SAMPLED_TEXT if limit else None),
+                found.recipe,
+                section.format,
+                section.bad_rows,
+            )
         except SureFitError as error:
             error.about(key)
             _name_the_mixed_recipe(error, rows.columns, found.recipe)

@@ -52,13 +52,15 @@ def scored_of(run: Prepared) -> ScoredFacts | None:
     """What the model will be asked; None where that cannot be read, which the check says."""
     from surefit.data.formats import to_examples
     from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.stages.scored import SAMPLED_ROWS, scored_facts
+    from surefit.stages.scored import SAMPLED_ROWS, SAMPLED_TEXT, scored_facts
 
     section = run.resolved.config.data
     try:
         train = None
         if run.rows is not None and isinstance(section.eval, float):
-            train = to_examples(run.rows.sample(SAMPLED_ROWS), run.recipe, section.format, section.bad_rows)
+            train = to_examples(
+                run.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), run.recipe, section.format, section.bad_rows
+            )
         tokenizer = facts_of_tokenizer(run.model)
         return scored_facts(run.resolved.config, run.recipe, run.rows, train, tokenizer, run.mixed, counted=True)[0]
     except SureFitError:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.task import Example, TaskRecipe
 
-SAMPLED_ROWS = 500
-"""Rows that are converted: enough for a systematic fault, and little of a check's two seconds."""
+SAMPLED_ROWS, SAMPLED_TEXT = 500, 6_000_000
+"""Rows that are converted, and their characters: enough for a systematic fault, and little of a check's two seconds."""
 
 
 def scored_sources(config: Config) -> dict[str, str]:
@@ -103,7 +103,9 @@ def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[E
     from surefit.data.formats import to_examples
 
     section, total = config.data, sum(one.total for one in sources)
-    samples = [rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total))) for rows in sources]
+    samples = [
+        rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total)), SAMPLED_TEXT // len(sources)) for rows in sources
+    ]
     with contextlib.suppress(SureFitError):
         return [one for some in samples for one in to_examples(some, recipe, section.format, section.bad_rows)]
     return None
@@ -130,7 +132,7 @@ def _read(
         return rows, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
         raise missing[0]
-    return rows, to_examples(rows.sample(SAMPLED_ROWS), recipe, section.format, section.bad_rows)
+    return rows, to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipe, section.format, section.bad_rows)
 
 
 def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
