@@ -19,7 +19,7 @@ class ExampleFacts:
         with_tools: those that hand tools to the chat template.
         measured: those whose length was compared with `max_length`; 0 where the tokenizer is not on this machine.
         max_length: the limit, in tokens.
-        too_long: of those measured, the ones that are longer for certain. Only what the example itself says is counted,
+        too_long: of those measured, the ones that are longer by what the example itself says,
             not what the chat template adds.
         first_too_long: where the first of them is.
         longest: tokens that the longest of them has at least.

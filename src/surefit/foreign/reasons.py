@@ -70,9 +70,10 @@ REASONS: tuple[tuple[str, str], ...] = (
         "eval predict metric generation generate temperature top_k top_p num_beams max_new_tokens do_sample bench "
         "length_penalty repetition",
     ),
+    ("SureFit trains on answers only, and on all of a plain text", "train_on_"),
     (
         "SureFit uses the model's own tokenizer and chat template",
-        "template token eos_ bos_ system thinking tool_format eot_ role field_ train_on message_ processor vocab",
+        "template token eos_ bos_ system thinking tool_format eot_ role field_ message_ processor vocab",
     ),
     (
         "SureFit reads and shuffles the rows itself",

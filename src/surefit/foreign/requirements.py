@@ -28,7 +28,7 @@ from surefit.foreign.releases import least_python, requirements_of
 from surefit.foreign.result import Foreign, Lost
 
 NAMES = re.compile(
-    r"(.*[-_.])?(requirements|constraints)([-_.].*)?\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
+    r"(.*[-_.])?(requirements|constraints)(\d*|[-_.].*)\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
 )
 BESIDE = re.compile(
     r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)|"

@@ -66,7 +66,10 @@ def _certificate(found: Artefacts) -> Condition:
     if certificate is None:
         return Condition("unknown", "The weights have no certificate: the merge stage has not vouched for them.")
     if certificate.passed:
-        return Condition("yes", "The weights on disk are those that were trained: the certificate passed.")
+        return Condition(
+            "yes",
+            "The weights were written as they were trained: the certificate passed. They are not read again here.",
+        )
     return Condition("no", f"The weights failed their certificate: {certificate.reason.rstrip('.')}.")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefit.core.errors import ConfigError, ModelError, SureFitError
+from surefit.core.errors import ConfigError, ModelError, SureFitError, did_you_mean
 from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
 from surefit.facts.door import require_sound_adapter
@@ -179,7 +179,7 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
 def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
     """What to merge, with several adapters made one in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
-    from surefit.merge.combine import Combined, combine
+    from surefit.merge.combine import WAYS, Combined, combine
     from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
     from surefit.model.streamed import FromFiles
@@ -197,6 +197,13 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
     with tempfile.TemporaryDirectory() as folder:
         adapter, combined = target, None
+        if options.combine not in WAYS:
+            raise ConfigError(
+                f"there is no way {options.combine!r} to combine adapters{did_you_mean(options.combine, WAYS)}",
+                code="E8043",
+                field="--combine",
+                help=f"choose from {', '.join(WAYS)}",
+            )
         if options.others:
             combined = Combined(options.combine, ((target, 1.0), *map(_weighted, options.others)))
             adapter = combine(FromFiles(base, base_directory(base), hardware.kind), combined, Path(folder))

@@ -17,7 +17,7 @@ from surefit.config.oom_ladder import adaptations, as_arguments
 from surefit.config.oom_ladder import adapted as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.config.trackers import TRACKERS
-from surefit.core.errors import ConfigError, ShortOfMemory
+from surefit.core.errors import ConfigError, DataError, ShortOfMemory
 from surefit.core.malloc import freed_given_back, keep_what_is_freed
 from surefit.core.rundir import RunDir, write_json
 from surefit.core.units import count_text, quoted
@@ -194,9 +194,14 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
                 watcher.note(uncompared)
             _, held_out = read_splits(config.data, run.recipe, config.train.seed)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
-        eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out, source=eval_key(config.data))
+        try:
+            eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out, source=eval_key(config.data))
+        except DataError as error:
+            error.message = f"the held-out rows: {error.message}"
+            raise
         held_out = held_out.without(eval_rows.refused)
     _say_what_was_left_out(watcher, rows, skipped)
+    _say_what_was_left_out(watcher, eval_rows, (), "of the held-out rows, ")
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
 
 
@@ -374,7 +379,7 @@ def _scorer(run: Prepared, data: TrainingData) -> Any:
     return scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
 
 
-def _say_what_was_left_out(watcher: Watcher, rows: Any, skipped: Sequence[str]) -> None:
+def _say_what_was_left_out(watcher: Watcher, rows: Any, skipped: Sequence[str], which: str = "") -> None:
     stats = rows.stats
     left_out = (
         (stats.skipped, "rows could not be used"),
@@ -383,10 +388,11 @@ def _say_what_was_left_out(watcher: Watcher, rows: Any, skipped: Sequence[str]) 
     )
     for number, why in left_out:
         if number:
-            watcher.note(f"left out: {number:,} of {stats.rows + (stats.split if 'examples' in why else 0):,} {why}")
+            total = stats.rows + (stats.split if "examples" in why else 0)
+            watcher.note(f"left out: {which}{number:,} of {total:,} {why}")
     for place in skipped[:3]:
         watcher.note(f"  {place}")
-    if stats.split:
+    if stats.split and not which:
         watcher.note(
             f"{stats.split:,} more examples than rows: the chat template rewrites earlier turns, so conversations are "
             "divided where it does"

@@ -63,7 +63,7 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     `global_batch_size: 64` with 40 rows.
 
     ## Fix
-    Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `epochs`.
+    Lower `global_batch_size`, so that an epoch has at least some twenty steps, or raise `num_train_epochs`.
 
     ## Evidence
     Small hand-made data sets are trained with the batch size of a large one; the loss curve has three points.

@@ -82,8 +82,9 @@ def length_limit_loses_rows(context: LintContext, setup: Setup, examples: Exampl
 
     ## What it does
     Counts, in a sample, the examples with more tokens than `max_length`, and fires from one in twenty on. The chat
-    template's own tokens are not counted, so there are at least that many. If all are too long, LAB010 fires instead;
-    if documents are cut to fit (`data.too_long: truncate`), neither does: no row is lost.
+    template's own tokens are not counted, and texts that it leaves out or shortens are, so the count is not exact. If
+    all are too long, LAB010 fires instead; if documents are cut to fit (`data.too_long: truncate`), neither does: no
+    row is lost.
 
     ## Why it is bad
     SureFit leaves such rows out, other tools cut them. They are not a random sample: they are the long ones, and the
@@ -103,9 +104,9 @@ def length_limit_loses_rows(context: LintContext, setup: Setup, examples: Exampl
     if examples.too_long >= LOST_SHARE * examples.measured:
         yield Finding(
             field="max_length",
-            message=f"at least {examples.too_long} of {plural(examples.measured, 'sampled row')} are longer than "
+            message=f"about {examples.too_long} of {plural(examples.measured, 'sampled row')} are longer than "
             f"{setup.name('max_length')} {examples.max_length:,}: {examples.first_too_long}, for example",
-            help=f"raise it; the longest of these rows has at least {examples.longest:,} tokens",
+            help=f"raise it; the longest of these rows has about {examples.longest:,} tokens, or more",
         )
 
 

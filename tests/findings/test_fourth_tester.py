@@ -1,0 +1,101 @@
+"""What a newcomer who followed the pages found on 2026-11-26 (U1 to U13 in the log)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from surefit.cli.app import app
+from surefit.data.load import FEWEST, Rows, load_rows
+from surefit.foreign.reasons import why_lost
+from surefit.foreign.requirements import is_requirements
+from surefit.lint.rules.labels import length_limit_loses_rows
+
+RUN = """recipe: chat
+model: {name_or_path: surefit/nano, dtype: float32}
+data: {train: rows.jsonl, eval: held.jsonl, max_length: 128}
+train: {max_steps: 1, global_batch_size: 4, learning_rate: 1e-3}
+hardware: {gpu: cpu}
+output_dir: run
+"""
+
+
+def write(path: str, answers: list[str]) -> None:
+    rows = [{"prompt": f"Number {n} of {path}?", "completion": answer} for n, answer in enumerate(answers)]
+    Path(path).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
+    Path("run.yaml").write_text(RUN)
+    write("rows.jsonl", [f"It is {n}." for n in range(20)])
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("long", [2, 4], ids=["U1-some", "U1-all"])
+def test_held_out_rows_that_are_left_out_are_said(long: int) -> None:
+    write("held.jsonl", ["It is so. " * (200 if n < long else 1) for n in range(4)])
+    ran = CliRunner().invoke(app, ["train", "run.yaml", "--json"])
+    if long == 4:
+        assert ran.exit_code == 2
+        error = json.loads(ran.stdout.splitlines()[-1])
+        assert (error["code"], error["field"]) == ("E4008", "data.max_length")
+        assert "held-out rows" in error["message"]
+    else:
+        assert ran.exit_code == 0
+        assert "of the held-out rows, 2 of 4" in Path("run/log.txt").read_text()
+
+
+@pytest.mark.usefixtures("here")
+def test_u5_a_way_to_combine_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    words = [
+        "merge",
+        "adapter",
+        "--base",
+        "surefit/nano",
+        "--with",
+        "adapter",
+        "--combine",
+        "tiez",
+        "-o",
+        "out",
+        "--json",
+    ]
+    ran = CliRunner().invoke(app, words)
+    error = json.loads(ran.stdout.splitlines()[-1])
+    assert (ran.exit_code, error["code"], error["field"]) == (2, "E8043", "--combine")
+    assert "'ties'" in error["message"]
+
+
+def test_u4_a_count_that_is_not_exact_is_no_lower_bound() -> None:
+    assert "at least" not in (length_limit_loses_rows.__doc__ or "").partition("## Why")[0]
+
+
+def test_u8_why_the_loss_on_prompts_is_not_carried() -> None:
+    assert why_lost("train_on_inputs") == why_lost("train_on_prompt") != why_lost("eos_token")
+
+
+@pytest.mark.parametrize(
+    "name", ["requirements2.txt", "requirements.txt", "requirements-dev.txt", "dev_constraints.txt"]
+)
+def test_u11_names_of_requirements(name: str) -> None:
+    assert is_requirements(Path(name))
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sample_of_long_rows_is_bounded_by_its_text() -> None:
+    write("held.jsonl", ["word " * 1_000] * 100)
+    rows: Rows = load_rows("held.jsonl")
+    assert len(rows.sample(50)) == 50
+    assert len(rows.sample(50, 100_000)) == 19
+    assert len(rows.sample(50, 10)) == FEWEST
+    assert rows.sample(50, 100_000).place(18)[1] == 95
