@@ -99,3 +99,16 @@ def test_a_sample_of_long_rows_is_bounded_by_its_text() -> None:
     assert len(rows.sample(50, 100_000)) == 19
     assert len(rows.sample(50, 10)) == FEWEST
     assert rows.sample(50, 100_000).place(18)[1] == 95
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("template", "code"), [("chatml", "E2029"), ("chatlm", "E2033")], ids=["U10-tokens", "U10-mistyped"]
+)
+def test_a_template_that_cannot_be_used_is_said_once(template: str, code: str) -> None:
+    write("held.jsonl", [f"It was {n}." for n in range(20)])
+    Path("run.yaml").write_text(RUN.replace("dtype: float32", f"chat_template: {template}"))
+    findings = json.loads(CliRunner().invoke(app, ["check", "run.yaml", "--json"]).stdout.splitlines()[-1])["findings"]
+    said = [each for each in findings if each["severity"] == "error"]
+    assert [(each["field"], each.get("error")) for each in said] == [("model.chat_template", code)]
+    assert ("'chatml'" in said[0]["message"]) == (template == "chatlm")

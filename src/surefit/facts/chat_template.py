@@ -6,7 +6,7 @@ import json
 from collections.abc import Container, Mapping
 from pathlib import Path
 
-from surefit.core.errors import ModelError
+from surefit.core.errors import ModelError, did_you_mean
 from surefit.core.units import KIB
 from surefit.facts.named_templates import DEFAULT, template_files
 from surefit.facts.template import TemplateRefused, render
@@ -149,7 +149,8 @@ def _text_in(wanted: str) -> str:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:
-        why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        named = f"no such file{did_you_mean(wanted, list(NAMED))}"
+        why = named if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
         raise ModelError(why, code="E2033", path=path, field=FIELD, help=_HELP) from None
     except UnicodeDecodeError:
         raise ModelError("not UTF-8 text", code="E2034", path=path, field=FIELD, help=_HELP) from None

@@ -73,6 +73,8 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
         kept=others,
         shared=shared,
     )
+    if damaged:  # a template that the config names and that cannot be used has been said
+        mixed, unread = ([each for each in found if each.code != "E4352"] for found in (mixed, unread))
     audit = _audit(rows, others, loaded.config, recipe) if rows else None
     if audit is None and shared.seen:
         audit = AuditFacts(loaded.config.data.train, 0, 0)
