@@ -207,12 +207,12 @@ def test_the_whole_pipeline_shares_its_training_and_says_one_thing_on_stdout(con
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["exit_code"] == 0, "one JSON object and nothing else"
     assert "2 processes, ddp: 4 rows a step, in each 1 micro batch of 2" in done.stderr
-    assert "Trained 1 steps" in done.stderr
+    assert "Trained 1 step in" in done.stderr
 
 
 @pytest.mark.distributed
 def test_two_processes_that_read_shards_learn_what_one_learns_from_rows(config: Path) -> None:
-    shards = f"data.tokenized={config.parent / 'shards'}"
+    shards = f"data.tokenized={config.parent / 'tokens'}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     losses = []
     for name, verbs, sets in (
