@@ -40,10 +40,7 @@ def fix_config(
         MachineError: it cannot be written.
     """
     path = loaded.path
-    if path.name == RunDir(path.parent).resolved.name and RunDir(path.parent).events.exists():
-        raise ConfigError(
-            "this is the record of a run, which stays as it ran", code="E1018", path=path, help="fix its config file"
-        )
+    _require_no_record(path)
     wanted = [{"code": each["code"], "finding": each["field"], **each["fix"]} for each in findings if each["fix"]]
     changes, reasons = _changes(loaded, wanted)
     text = read_text(path)
@@ -63,12 +60,21 @@ def fix_config(
     return {"fixed": fixed, "not_fixed": refused, "diff": diff, "written": bool(edited.done) and not dry_run}
 
 
+def _require_no_record(path: Path) -> None:
+    if path.name == RunDir(path.parent).resolved.name and RunDir(path.parent).events.exists():
+        raise ConfigError(
+            "this is the record of a run, which stays as it ran", code="E1018", path=path, help="fix its config file"
+        )
+
+
 def rename_keys(out: Output, path: Path, dry_run: bool) -> bool:
     """Write the new names of a config's keys into it, show the difference, and return whether there was any.
 
     Raises:
+        ConfigError: the file is the record of a run.
         MachineError: it cannot be written.
     """
+    _require_no_record(path)
     text = read_text(path)
     edited = rename_text(text, path)
     for key, reason in edited.refused.items():

@@ -112,6 +112,14 @@ def test_other_places(text: str, expected: dict[str, Any]) -> None:
     assert yaml.safe_load(rename_text(text, Path("run.yaml")).text) == expected
 
 
+def test_the_record_of_a_run_keeps_its_names(tmp_path: Path) -> None:
+    (tmp_path / "resolved.yaml").write_text(OLD)
+    (tmp_path / "events.jsonl").write_text("")
+    done = CliRunner().invoke(app, ["check", str(tmp_path), "--fix"])
+    assert done.exit_code == 2
+    assert (tmp_path / "resolved.yaml").read_text() == OLD
+
+
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["written", "dry run"])
 def test_check_fix_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dry: tuple[str, ...]) -> None:
     monkeypatch.chdir(tmp_path)
