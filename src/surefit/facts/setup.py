@@ -259,11 +259,8 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     total = resolved.total_steps if resolved else None
     dtype, attention = _known(model.dtype), _known(decided.speed.attention)
     quantized, mode = model.quantization != "none", _known(decided.parallel.mode)
-    every, packing, recompute = (
-        _known(checkpoint.save_steps),
-        _known(decided.data.packing),
-        train.gradient_checkpointing,
-    )
+    save_steps, packing = _known(checkpoint.save_steps), _known(decided.data.packing)
+    recompute, warms_up = train.gradient_checkpointing, train.lr_scheduler_type != "constant"
     trackers = switched_on(decided.telemetry)
     return Setup(
         tool="surefit",
@@ -288,16 +285,14 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         total_steps=total,
         optimizer=train.optim,
         learning_rate=train.learning_rate,
-        warmup_steps=warmup_steps(total, train.warmup_steps)
-        if total and train.lr_scheduler_type != "constant"
-        else None,
+        warmup_steps=warmup_steps(total, train.warmup_steps) if total and warms_up else None,
         micro_batch=_known(train.per_device_train_batch_size),
         # Where the micro batches do not divide, some processes run an empty one: there is no product to compare.
         accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
         world_size=data_ranks(decided),
         global_batch=train.global_batch_size,
-        save_steps=every,
-        eval_steps=every,
+        save_steps=save_steps,
+        eval_steps=save_steps,
         eval_rows=not config.data.holds_nothing_out,
         save_total_limit=checkpoint.save_total_limit,
         best_model=checkpoint.metric_for_best_model is not None,

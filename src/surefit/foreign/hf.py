@@ -6,18 +6,16 @@ import os.path
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from surefit.config.optimizers import OPTIMIZERS
+from surefit.config.schema import SchedulerName
 from surefit.config.trackers import TRACKERS
 from surefit.foreign import convert as c
 from surefit.foreign.draft import Draft, To
 
 AUTO = "auto"
-SCHEDULES = {
-    "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant_with_warmup",
-    "warmup_stable_decay": "warmup_stable_decay",
-}  # fmt: skip
+SCHEDULES = {name: name for name in get_args(SchedulerName)}
 OPTIMIZER_NAMES = {alias: name for name, row in OPTIMIZERS.items() for alias in (name, *row.aliases)}
 ATTENTION = {
     name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
