@@ -44,8 +44,7 @@ def check_file(
         if fix:
             from surefit.cli.fixing import rename_keys
 
-            if rename_keys(out, config_file(target), dry_run) and dry_run:
-                return 0
+            rename_keys(out, config_file(target), dry_run)
         found = gather(target, overrides, patience=PATIENCE_S, look=True)
         report = checked(found, rules)
         if fix:

@@ -67,8 +67,8 @@ def _require_no_record(path: Path) -> None:
         )
 
 
-def rename_keys(out: Output, path: Path, dry_run: bool) -> bool:
-    """Write the new names of a config's keys into it, show the difference, and return whether there was any.
+def rename_keys(out: Output, path: Path, dry_run: bool) -> None:
+    """Write the new names of a config's keys into it, and show the difference.
 
     Raises:
         ConfigError: the file is the record of a run.
@@ -80,12 +80,11 @@ def rename_keys(out: Output, path: Path, dry_run: bool) -> bool:
     for key, reason in edited.refused.items():
         out.say(f"not renamed: {key}: {reason}", "yellow")
     if not edited.done:
-        return False
+        return
     if not dry_run:
         write_edited(path, edited.text)
     out.say(_diff(text, edited.text, path))
     out.say(f"{'would rename' if dry_run else 'renamed'}: {', '.join(edited.done)}", "green")
-    return True
 
 
 def _without_effect(edited: Edited, wanted: Sequence[dict[str, Any]], judged: Judge) -> dict[str, str]:

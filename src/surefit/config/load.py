@@ -149,10 +149,8 @@ def _old_names(
         if is_overridden(old, overridden):
             yield ConfigError(message, code="E2102", path=OVERRIDE, field=old, help=f"write {OVERRIDE} {new}={value}")
         else:
-            yield ConfigError(
-                message, code="E2103", path=path, line=lines.get(old), field=old,
-                help="write the new name, or let `surefit check --fix` write it",
-            )  # fmt: skip
+            way_out = "remove one of the two" if both else "write the new name, or let `surefit check --fix` write it"
+            yield ConfigError(message, code="E2103", path=path, line=lines.get(old), field=old, help=way_out)
 
 
 def read_text(path: Path) -> str:

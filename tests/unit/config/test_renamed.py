@@ -80,6 +80,15 @@ def test_each_old_key_is_said_with_its_new_name_beside_every_other_problem(tmp_p
     assert "constant_with_warmup" in old["train.schedule"].message
 
 
+def test_of_two_names_for_one_key_one_goes_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(NEW.replace("seed: 3", "optimizer: adamw"))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert (caught.value.code, caught.value.field) == ("E2103", "train.optimizer")
+    assert "--fix" not in str(caught.value.help)
+
+
 def test_an_old_key_on_the_command_line_is_said_too(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(NEW)
@@ -126,7 +135,8 @@ def test_check_fix_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     text = OLD.replace("function_calling + sft", "sft")
     Path("run.yaml").write_text(text)
     Path("rows.jsonl").write_text('{"prompt": "One?", "completion": "Two."}\n' * 20)
-    CliRunner().invoke(app, ["check", "run.yaml", "--fix", *dry])
+    done = CliRunner().invoke(app, ["check", "run.yaml", "--fix", *dry])
+    assert (done.exit_code == 2) == bool(dry), "with --dry-run the old names are still there"
     written = Path("run.yaml").read_text()
     assert (written == text) == bool(dry)
     if not dry:
