@@ -297,6 +297,8 @@ def test_requests_that_never_end_do_not_keep_others_out(start: Callable[..., Any
         assert server.get("/runs").status == 200
         for one in waiting:
             one.close()
+        server.kill()
+        assert server.process.stdout.read() == "Ctrl-C stops it; runs go on\n"
 
 
 def test_the_files_of_a_run_are_not_written(server: Any) -> None:

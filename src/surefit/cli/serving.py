@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.ui.stages import Refuse, Stages
 
+AT_ONCE = 100
+"""Connections accepted before anything else runs: a few such rounds, and `ui.connection.MOST`, fit into 1,024 files."""
+
 
 def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opened: bool) -> int:
     """Serve `workspace`.
@@ -60,7 +63,7 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     app: Any = create_app(Workspace(root), stages(), door)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
-        timeout_graceful_shutdown=2, http=MakesRoom,
+        timeout_graceful_shutdown=2, http=MakesRoom, backlog=AT_ONCE,
     )  # fmt: skip
     uvicorn.Server(settings).run(sockets=[listening])
     return EXIT_OK
@@ -85,7 +88,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=AT_ONCE)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise MachineError(

@@ -82,20 +82,18 @@ def render(
         TemplateRefused: with the template's own reason.
         TemplateExceeds: it went over the bounds above.
     """
-    _left.set(MAX_LOOPS)
-    _until.set(time.thread_time() + SECONDS)
     if template in _too_slow:
         raise TemplateExceeds(_too_slow[template])
+    given = {
+        "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt,
+        **(special or {}), **(switches or {}),
+    }  # fmt: skip
     try:
         _require_tried(template)
-        parts = _compiled(template).generate(
-            messages=messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            **(special or {}),
-            **(switches or {}),
-        )
-        return "".join(_within_bounds(parts))
+        try:
+            return _rendered(template, given)
+        except TemplateExceeds:  # a machine that stands still for a moment is not the template's fault
+            return _rendered(template, given)
     except TemplateExceeds as error:
         if len(messages) <= SHORT:
             _too_slow[template] = str(error)
@@ -104,6 +102,12 @@ def render(
         raise
     except Exception as error:  # a template is somebody's program: it can fail in any way
         raise TemplateRefused(str(error)) from error
+
+
+def _rendered(template: str, given: dict[str, Any]) -> str:
+    _left.set(MAX_LOOPS)
+    _until.set(time.thread_time() + SECONDS)
+    return "".join(_within_bounds(_compiled(template).generate(given)))
 
 
 def variables_of(template: str) -> frozenset[str]:

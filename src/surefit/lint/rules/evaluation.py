@@ -183,7 +183,8 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
     if gate is None or not rows:
         return
     z = NormalDist().inv_cdf((1 + gate.confidence) / 2)
-    ties = math.ceil(z * math.sqrt(2) / gate.margin) - 2 if gate.not_worse_than and gate.margin else 0
+    needed = z * math.sqrt(2) / max(gate.margin, 1e-9) - 2
+    ties = math.ceil(needed) if gate.not_worse_than and gate.margin else 0
     if rows < max(SMALL_EVALUATION, ties):
         beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
