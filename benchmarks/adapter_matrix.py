@@ -53,8 +53,8 @@ from surefit.core.rundir import read_json, write_json
 from surefit.merge.combine import Combined, combine
 from surefit.merge.merge import MergeJob, merge_adapter
 from surefit.model.adapter import add_adapter, start_from
+from surefit.model.layerwise_forward import FromFiles
 from surefit.model.load import load_model
-from surefit.model.streamed import FromFiles
 
 VOCABULARY, MORE = 96, 98
 IDS = torch.randint(5, 90, (4, 16), generator=torch.Generator().manual_seed(1))

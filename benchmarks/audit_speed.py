@@ -24,10 +24,10 @@ from typing import Any
 from surefit import recipes, samples
 from surefit.config.schema import ModelSection
 from surefit.core import env
-from surefit.data import tokenize
 from surefit.data.audit import chunk, whole
 from surefit.data.audit.chunk import Looker, Question
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.tokens import tokenize
 from surefit.model.tokenizer import load_tokenizer
 
 WORDS = [

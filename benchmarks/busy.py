@@ -126,12 +126,12 @@ def answer(path: Path, model: str) -> None:
 
     env.quiet_libraries()
     env.sleep_at_barriers()
-    from surefit.data.tokenize import tokenize_prompt
+    from surefit.data.tokens.tokenize import tokenize_prompt
     from surefit.generate.engine import Decoding, generate
     from surefit.model.layers import load_to_answer
     from surefit.model.tokenizer import load_tokenizer
     from surefit.stages.evaluating import held_out_sets
-    from surefit.stages.prepare import prepare
+    from surefit.stages.run_context import prepare
 
     run = prepare(DEMO, [f"model.name_or_path={model}", f"output_dir={path.parent}/run"])
     section = run.resolved.config.model

@@ -26,20 +26,20 @@ from safetensors.torch import load_file, save_file
 
 from surefit.config.schema import ModelSection
 from surefit.core.sampling import evenly
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import read_splits
-from surefit.data.tokenize import tokenize_prompt
+from surefit.data.rows.layouts import read_splits
+from surefit.data.tokens.dataset import build_dataset
+from surefit.data.tokens.tokenize import tokenize_prompt
 from surefit.evaluate.rows import read_answer
 from surefit.evaluate.stats import paired_bootstrap
 from surefit.generate.engine import Decoding, generate
 from surefit.merge import certify
 from surefit.merge.merge import MergeJob, certify_merged
+from surefit.model.layerwise_forward import nudged
 from surefit.model.load import load_model
 from surefit.model.quantize import rounded_through
 from surefit.model.saved import load_adapted
-from surefit.model.streamed import nudged
 from surefit.model.tokenizer import load_tokenizer
-from surefit.stages.prepare import prepare
+from surefit.stages.run_context import prepare
 
 Tensors = dict[str, torch.Tensor]
 WEIGHT_CHECKS = ("weights_off_disk", "weights_off_base", "weights_not_finite", "merge_rounding")

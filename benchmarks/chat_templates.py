@@ -31,8 +31,8 @@ from transformers import PreTrainedTokenizerFast
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import write_atomic
-from surefit.data.thinking import thinking_as
-from surefit.data.tokenize import conversation_segments, encode_turns, tokenize_prompt
+from surefit.data.rows.reasoning import thinking_as
+from surefit.data.tokens.tokenize import conversation_segments, encode_turns, tokenize_prompt
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.thinking import answer_of, how_read
 from surefit.generate.processors import decode_answer

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from surefit import nano, recipes, samples
 from surefit.core.env import quiet_libraries
-from surefit.data.tokenize import tokenize_prompt
+from surefit.data.tokens.tokenize import tokenize_prompt
 from surefit.generate.engine import Decoding, Generation, generate
 from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, TaskRecipe

@@ -123,7 +123,7 @@ def part_map(rows: str, cache: str, shards: str) -> dict[str, Any]:
     import datasets
     import numpy as np
 
-    from surefit.data.sharded import ShardedTokens
+    from surefit.data.tokens.shard_manifest import ShardedTokens
 
     found = datasets.load_dataset("json", data_files=f"{rows}/*.jsonl", split="train", cache_dir=cache)
     kind = datasets.Features({name: datasets.Sequence(datasets.Value("int32")) for name in ("input_ids", "labels")})
@@ -179,7 +179,7 @@ def troved(out: str, shards: str) -> Iterator[tuple[int, int, bool]]:
     """(rows, tokens, whether the first are those of the shards) of each of datatrove's files."""
     import numpy as np
 
-    from surefit.data.sharded import ShardedTokens
+    from surefit.data.tokens.shard_manifest import ShardedTokens
 
     own_rows = ShardedTokens(Path(shards))
     for path in sorted(glob.glob(f"{out}/*.ds")):
@@ -199,7 +199,7 @@ def troved(out: str, shards: str) -> Iterator[tuple[int, int, bool]]:
 
 def part_many(shards: str) -> dict[str, Any]:
     """10^9 rows, which are one shard's again and again: seconds and MiB."""
-    from surefit.data.sharded import ShardedTokens, read_manifest
+    from surefit.data.tokens.shard_manifest import ShardedTokens, read_manifest
     from surefit.train.sampler import batch_rows, survey
 
     directory = Path(shards)
@@ -220,7 +220,7 @@ def part_many(shards: str) -> dict[str, Any]:
 
 def part_feed(shards: str) -> dict[str, Any]:
     """Training's rows from shards and from memory: seconds to the first batch, and for each row that is read."""
-    from surefit.data.sharded import ShardedTokens, read_manifest
+    from surefit.data.tokens.shard_manifest import ShardedTokens, read_manifest
     from surefit.train.sampler import batch_rows, survey
 
     start = time.monotonic()

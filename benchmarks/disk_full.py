@@ -141,7 +141,7 @@ def train(base: Path, disk: Path, way: str, said: Path, resume: bool, world: Any
 def in_processes(count: int, work: Callable[[bool, Any], None], resume: bool) -> Callable[[], None]:
     """Start the processes of a run as forks of this one; returns what waits for them."""
     from surefit.core.errors import LostProcess
-    from surefit.parallel.mesh import World, joined
+    from surefit.parallel.process_group import World, joined
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -58,14 +58,14 @@ from surefit.core.errors import Interrupted
 from surefit.facts.all_linear import without_gradient
 from surefit.model.classes import auto_class
 from surefit.plan.building import build
-from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import record, run_training
+from surefit.plan.step_config import Setting, setting_of
 from surefit.plan.trace import Recorder
 from surefit.stages.checking import Refused, require_no_errors
 from surefit.stages.planning import planned_run
-from surefit.stages.prepare import prepare
+from surefit.stages.progress_listener import Lines
+from surefit.stages.run_context import prepare
 from surefit.stages.training import train as train_run
-from surefit.stages.watcher import Lines
 
 ROOT = Path(__file__).parents[1]
 SECONDS, BYTES = 300, 12 * 2**30

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.cli.foreign import run_fair_rules
+from surefit.cli.checking_foreign import run_fair_rules
 from surefit.core.errors import SureFitError
-from surefit.foreign import Foreign, read
-from surefit.foreign.write import config_text
+from surefit.importers import Foreign, read
+from surefit.importers.write import config_text
 from surefit.lint.engine import all_rules
 
 REJECTED = "the_tools_own_parser_rejects"

@@ -186,13 +186,13 @@ def read_model(folder: Path) -> object:
 
 def read_merge(folder: Path) -> object:
     from surefit.stages.merging import AdapterOptions, merge_adapter
-    from surefit.stages.watcher import Watcher
+    from surefit.stages.progress_listener import Watcher
 
     return merge_adapter(folder / "adapter", Watcher(), "auto", AdapterOptions(base="surefit/nano"))
 
 
 def read_rows(folder: Path) -> object:
-    from surefit.data.load import load_rows
+    from surefit.data.read.load import load_rows
 
     return load_rows(str(next((path for path in folder.iterdir() if path.stem == "rows"), folder / "rows.jsonl")))
 
@@ -231,7 +231,7 @@ def read_config(folder: Path) -> object:
 
 
 def read_other(folder: Path) -> object:
-    from surefit.foreign import read
+    from surefit.importers import read
 
     return read(next((path for path in folder.iterdir() if path.name in OTHERS), folder / "axolotl.yml"))
 

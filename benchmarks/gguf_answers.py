@@ -34,12 +34,12 @@ class Run:
     def __init__(self, target: Path, count: int) -> None:
         from surefit.config.schema import ModelSection
         from surefit.core.sampling import evenly
-        from surefit.data.formats import read_splits
-        from surefit.data.tokenize import tokenize_prompt
+        from surefit.data.rows.layouts import read_splits
+        from surefit.data.tokens.tokenize import tokenize_prompt
         from surefit.generate.engine import Decoding, generate
         from surefit.model.load import load_model
         from surefit.model.tokenizer import load_tokenizer
-        from surefit.stages.prepare import prepare
+        from surefit.stages.run_context import prepare
 
         run = prepare(target)
         config = run.resolved.config

@@ -48,8 +48,8 @@ from surefit.checkpoint.manager import latest_complete, load
 from surefit.core.errors import LostProcess
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World, joined
-from surefit.train import heldout, loop, saving, sharded_checkpoint
+from surefit.parallel.process_group import World, joined
+from surefit.train import checkpointing, heldout, loop, sharded_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA, dropout": {},
@@ -186,8 +186,8 @@ def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(loop, "train_step", "step")
     watch.wrap(loop, "export", "export")
     watch.wrap(heldout, "mean_loss", "evaluation")
-    watch.wrap(saving.Snapshot, "take", "copy")
-    watch.wrap(saving.Saving, "_write", WRITING)
+    watch.wrap(checkpointing.Snapshot, "take", "copy")
+    watch.wrap(checkpointing.Saving, "_write", WRITING)
     watch.wrap(sharded_checkpoint.WritingTogether, "_work", WRITING)
     made = config(base, out, kind)
     with joined(world, patience(kind) / 60):

@@ -26,7 +26,7 @@ import pyarrow
 from tokenizers import Tokenizer
 
 from surefit import nano
-from surefit.data.pack import best_fit_decreasing, pack_for, shard
+from surefit.data.tokens.pack import best_fit_decreasing, pack_for, shard
 
 MEDIAN, SIGMA = 150, 0.9
 STEPS = (8, 16, 32, 64, 128, 256)

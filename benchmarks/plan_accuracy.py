@@ -193,7 +193,7 @@ def _batch(case: Case, seed: int) -> dict[str, Any]:
     """Examples of random tokens, all supervised; padded ones are an eighth shorter than the first."""
     import numpy as np
 
-    from surefit.data.collate import collate, pack
+    from surefit.data.tokens.collate import collate, pack
 
     (rows, length), random = BATCHES[case.shape], np.random.default_rng(seed)
     lengths = [length if case.packed or row == 0 else length - length // 8 for row in range(rows)]
@@ -206,9 +206,9 @@ def predict(case: Case, gpu: str) -> dict[str, Any]:
     """What the plan says of it."""
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
-    from surefit.plan.forecast import Planner
-    from surefit.plan.setting import setting_of
+    from surefit.plan.planner import Planner
     from surefit.plan.simulate import simulate
+    from surefit.plan.step_config import setting_of
 
     made, model, hardware = resolved(case), model_facts(SHAPES[case.shape]), hardware_facts(gpu, Path.cwd())
     found = simulate(setting_of(made, model, hardware), expandable=case.expandable)

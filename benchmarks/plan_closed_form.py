@@ -22,13 +22,13 @@ from typing import Any
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.core.units import GIB
-from surefit.facts.budget import peak_bytes_on_one
 from surefit.facts.hardware import HardwareFacts, hardware_facts
+from surefit.facts.memory_formula import peak_bytes_on_one
 from surefit.facts.model import model_facts
-from surefit.plan.document import disagreement
-from surefit.plan.setting import setting_of
+from surefit.plan.build_plan import disagreement
+from surefit.plan.memory_interval import CONTEXT, calculated
 from surefit.plan.simulate import simulate
-from surefit.plan.verdict import CONTEXT, calculated
+from surefit.plan.step_config import setting_of
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",

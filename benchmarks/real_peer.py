@@ -114,10 +114,10 @@ def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
     """The first rows that are short enough, as the stacks read them."""
     import yaml
 
-    from surefit.data.dataset import build_dataset
-    from surefit.data.formats import read_splits
+    from surefit.data.rows.layouts import read_splits
+    from surefit.data.tokens.dataset import build_dataset
     from surefit.model.tokenizer import load_tokenizer
-    from surefit.stages.prepare import prepare
+    from surefit.stages.run_context import prepare
 
     source = SHARED if SHARED.is_file() else SAMPLES
     settings = {

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from surefit.core.env import quiet_libraries
-from surefit.data.cache import MASKED
-from surefit.data.collate import collate
-from surefit.data.tokenize import encode
-from surefit.stages.prepare import prepare
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import collate
+from surefit.data.tokens.tokenize import encode
+from surefit.stages.run_context import prepare
 from surefit.task import Example
 
 BOOKS = ("The-Time-Machine_35.txt", "Pride-and-Prejudice_1342.txt")

@@ -20,8 +20,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from surefit.core.errors import DataError
-from surefit.data.light_template import LightTemplate
-from surefit.data.rendered import LOST, Comparison
+from surefit.data.rows.rendered_turns import LOST, Comparison
+from surefit.data.tokens.light_template import LightTemplate
 from surefit.facts.thinking import how_read
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, Message

@@ -277,7 +277,7 @@ def surefit_config(job: Job) -> Any:
     """The config that `surefit train` would run, every "auto" decided."""
     import yaml
 
-    from surefit.stages.prepare import prepare
+    from surefit.stages.run_context import prepare
 
     settings = {
         "recipe": "chat",
@@ -370,7 +370,7 @@ def nudge(job: Job, model: Any) -> None:
         return
     from surefit.merge.certify import nudge as share
     from surefit.merge.certify import size_of
-    from surefit.model.streamed import nudged
+    from surefit.model.layerwise_forward import nudged
 
     for name, parameter in model.named_parameters():
         nudged(parameter.data, share(job.torch_dtype, size_of(model)), name)

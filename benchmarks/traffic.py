@@ -30,13 +30,13 @@ from unittest.mock import patch
 
 import surefit
 from surefit.config.schema import LoraSection
-from surefit.core.garbage import uncollected
+from surefit.core.gc_pause import uncollected
 from surefit.facts.model import catalogue
 from surefit.model import kernels
 from surefit.plan import time
 from surefit.plan.operations import Operation, Operations
-from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
+from surefit.plan.step_config import Setting
 from surefit.plan.time import operations
 
 MODELS = {"1b": "meta-llama/Llama-3.2-1B", "8b": "meta-llama/Llama-3.1-8B"}

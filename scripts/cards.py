@@ -23,11 +23,11 @@ from surefit.core.units import GIB, duration_text
 from surefit.facts.gpus import BF16_CAPABILITY, GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.document import planned
-from surefit.plan.forecast import Planner
+from surefit.plan.build_plan import planned
+from surefit.plan.planner import Planner
 from surefit.plan.search import bisect
 from surefit.plan.step_time_cache import rates_for
-from surefit.stages.prepare import Prepared, prepare
+from surefit.stages.run_context import Prepared, prepare
 
 PAGE = Path(__file__).parents[1] / "docs/reference/cards.md"
 CARDS = (

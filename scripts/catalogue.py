@@ -21,10 +21,10 @@ from typing import Any
 
 from surefit.core.errors import ModelError, SureFitError
 from surefit.core.rundir import write_atomic
-from surefit.facts.door import read_json_object
 from surefit.facts.model import CATALOGUE, HUB_ID, build_facts, read_config
 from surefit.facts.named_templates import DEFAULT, templates_in
 from surefit.facts.safetensors import INDEX, SINGLE, read_header
+from surefit.facts.validate_model_files import read_json_object
 
 LEFT_OUT = (
     "_name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "auto_map", "use_cache", "prefix",

@@ -17,7 +17,7 @@ from surefit.core import errors
 SOURCE = Path(errors.__file__).parents[1]
 ERRORS = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
 ROOMS = {
-    "1": "core cli api results ui samples doctor report", "2": "config facts lint", "3": "foreign", "4": "data",
+    "1": "core cli api results ui samples doctor report", "2": "config facts lint", "3": "importers", "4": "data",
     "5": "model train checkpoint parallel launch telemetry", "6": "merge",
     "7": "evaluate generate metrics recipes retrieval task", "8": "plan stages",
 }  # fmt: skip

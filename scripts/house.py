@@ -28,7 +28,7 @@ EXEMPLARS = {
     "a rule": r"PAR013",
 }
 """Kind of addition → what every file that knows one of that kind mentions; the plainest one, without peculiarities."""
-VOCABULARY = {"config/renamed.py", "foreign/known.py", "foreign/requirements.py", "lint/rules/requirements.py"}
+VOCABULARY = {"config/renamed.py", "importers/known.py", "importers/requirements.py", "lint/rules/requirements.py"}
 """Keys and packages of other tools: one may be called as something of ours is, and stays as it is."""
 PATCHED = {"model/compat.py", "plan/loading.py", "plan/ranks.py", "plan/simulate.py"}
 """Where names of other packages may be replaced: while training, while libraries are imported, and on fake tensors."""

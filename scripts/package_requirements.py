@@ -1,4 +1,4 @@
-"""Write src/surefit/foreign/schemas/requirements.json: what releases of training tools ask of other packages.
+"""Write src/surefit/importers/schemas/requirements.json: what releases of training tools ask of other packages.
 
 python scripts/package_requirements.py REPORTS
 
@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-OUTPUT = Path(__file__).parent.parent / "src/surefit/foreign/schemas/requirements.json"
+OUTPUT = Path(__file__).parent.parent / "src/surefit/importers/schemas/requirements.json"
 TOOLS = ("axolotl", "llamafactory", "unsloth")
 INTERPRETER = ("transformers", "trl", "peft", "accelerate", "datasets", "torch", "bitsandbytes")
 NEEDED = frozenset({

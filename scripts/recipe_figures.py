@@ -21,8 +21,8 @@ from typing import Any
 from surefit.config.load import load_config
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
-from surefit.plan.document import planned
-from surefit.stages.prepare import prepare
+from surefit.plan.build_plan import planned
+from surefit.stages.run_context import prepare
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- plan (?P<config>\S+)(?P<given>(?: \S+=\S+)*) (?P<figure>[a-z]+) -->)(.*?)(<!-- /plan -->)")

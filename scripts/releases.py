@@ -1,4 +1,4 @@
-"""Write src/surefit/foreign/schemas/releases.json: which release of which library takes which argument.
+"""Write src/surefit/importers/schemas/releases.json: which release of which library takes which argument.
 
 python scripts/releases.py WHEELS
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
-OUTPUT = Path(__file__).parent.parent / "src/surefit/foreign/schemas/releases.json"
+OUTPUT = Path(__file__).parent.parent / "src/surefit/importers/schemas/releases.json"
 FILES = {
     "transformers": r"transformers/((training_args|trainer)(_seq2seq)?|utils/quantization_config)\.py",
     "trl": r"trl/(trainer|experimental/\w+)/(?!judges|callbacks|utils)\w+\.py",

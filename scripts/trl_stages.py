@@ -1,4 +1,4 @@
-"""Writes the keys that each of TRL's commands takes (`trl sft`, `trl dpo`, …) to foreign/schemas/trl_stages.json.
+"""Writes the keys that each of TRL's commands takes (`trl sft`, `trl dpo`, …) to importers/schemas/trl_stages.json.
 
 python scripts/trl_stages.py
 
@@ -13,7 +13,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 STAGES = ("sft", "dpo", "kto", "grpo", "rloo", "reward", "distillation")
-TARGET = Path(__file__).parents[1] / "src/surefit/foreign/schemas/trl_stages.json"
+TARGET = Path(__file__).parents[1] / "src/surefit/importers/schemas/trl_stages.json"
 
 
 def keys_of(stage: str) -> list[str]:

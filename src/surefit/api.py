@@ -26,8 +26,8 @@ from surefit.core.errors import ConfigError, DataError
 from surefit.core.progress import heard_by
 from surefit.core.rundir import write_atomic
 from surefit.results import Certificate, CheckReport, Comparison, Finding, Plan, Scores, Trained
-from surefit.stages.prepare import Prepared, config_file, gather, prepare
-from surefit.stages.watcher import Lines, Watcher
+from surefit.stages.progress_listener import Lines, Watcher
+from surefit.stages.run_context import Prepared, config_file, gather, prepare
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config as Settings
@@ -231,9 +231,9 @@ def compare(
 
 def report(target: Target | Trained, *others: Target | Trained) -> Path:
     """Write the page of a run, or one that compares several; its path."""
-    from surefit.stages.prepare import run_directory
     from surefit.stages.reporting import report as report_run
     from surefit.stages.reporting import report_on_several
+    from surefit.stages.run_context import run_directory
 
     runs = [run_directory(_path(each)) for each in (target, *others)]
     with _said(quiet=False) as watcher:

@@ -140,7 +140,7 @@ STARTS_PYTHON = {
     "doctor/probes.py": "names it",
     "doctor/script.py": "names it",
     "core/limited.py": "tries a function: -I, which is more",
-    "facts/door.py": "tries an expression: -I, which is more",
+    "facts/validate_model_files.py": "tries an expression: -I, which is more",
     "launch/slurm.py": "names its environment",
     "merge/quantised.py": "llama.cpp's converter, in the checkout that the user named",
 }

@@ -13,10 +13,10 @@ from tests.cli.conftest import Surefit
 
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
 from surefit.core.rundir import file_sha256
-from surefit.data.cache import ARRAYS
-from surefit.data.formats import HELD_OUT
-from surefit.data.sharded import MANIFEST
-from surefit.data.shards import shard_sha256
+from surefit.data.rows.layouts import HELD_OUT
+from surefit.data.tokens.cache import ARRAYS
+from surefit.data.tokens.shard_manifest import MANIFEST
+from surefit.data.tokens.shards import shard_sha256
 
 SHARDS = ("--set", "data.tokenized=shards")
 
@@ -129,7 +129,7 @@ BILLION = """
 import resource, sys, time
 import numpy as np
 from pathlib import Path
-from surefit.data.sharded import ShardedTokens
+from surefit.data.tokens.shard_manifest import ShardedTokens
 from surefit.train.sampler import batch_rows, survey
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.monotonic()

@@ -10,7 +10,8 @@ import pytest
 from tests.cli.conftest import Surefit, row
 
 from surefit.core.errors import EXIT_OK
-from surefit.data import formats, remembered
+from surefit.data.rows import layouts
+from surefit.data.tokens import dataset_index_cache
 
 
 def trained(surefit: Surefit, config: Path, name: str, *more: str) -> tuple[dict[str, Any], list[float]]:
@@ -25,13 +26,13 @@ def trained(surefit: Surefit, config: Path, name: str, *more: str) -> tuple[dict
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A list that grows by one each time that all rows are converted."""
     calls: list[str] = []
-    real = formats.read_splits
+    real = layouts.read_splits
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append("all rows")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(formats, "read_splits", counted)
+    monkeypatch.setattr(layouts, "read_splits", counted)
     return calls
 
 
@@ -57,7 +58,7 @@ def test_changed_rows_and_changed_code_are_converted_again(
     path.write_text(path.read_text() + json.dumps(row("nobody")) + "\n")
     trained(surefit, config, "third", *skip)
     assert len(conversions) == 2
-    monkeypatch.setattr(remembered, "_code_sha256", lambda: "edited")
+    monkeypatch.setattr(dataset_index_cache, "_code_sha256", lambda: "edited")
     trained(surefit, config, "fourth", *skip)
     assert len(conversions) == 3
 

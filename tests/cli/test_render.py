@@ -10,7 +10,7 @@ from rich.console import Console
 
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError
-from surefit.stages import watcher
+from surefit.stages import progress_listener
 
 FINDING = {
     "code": "SCH001",
@@ -80,7 +80,7 @@ def test_plain_progress_speaks_only_on_long_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 0.0, 1.0, 12.0, 13.0, 30.0])
-    monkeypatch.setattr(watcher.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress_listener.time, "monotonic", lambda: next(clock))
     with Output().progress("training") as on_progress:
         for done in (0, 1, 2, 3, 4):  # the first call says what was done before
             on_progress(done, 4, f"step {done}")

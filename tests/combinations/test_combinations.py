@@ -27,10 +27,10 @@ from surefit import samples
 from surefit.config.capabilities import CONFLICTS, NOT_ADAMW, QUANTIZED, Conflict, Trait
 from surefit.config.modes import GROUPED, NAMES
 from surefit.lint.engine import choose_rules
-from surefit.parallel.mesh import World
-from surefit.plan.forecast import Planner
+from surefit.parallel.process_group import World
+from surefit.plan.planner import Planner
 from surefit.stages.checking import checked
-from surefit.stages.prepare import Gathered, gather
+from surefit.stages.run_context import Gathered, gather
 
 BASE = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its facts come with SureFit; what trains is far smaller."""

@@ -32,11 +32,11 @@ from surefit.model.attention import use_varlen
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.prepare import prepare_for_training
 from surefit.model.varlen import counting_attention
-from surefit.plan.setting import Setting
-from surefit.plan.setting import setting_of as planned_setting
+from surefit.plan.memory_interval import calculated
 from surefit.plan.simulate import record, simulate
-from surefit.plan.verdict import calculated
-from surefit.stages.prepare import prepare
+from surefit.plan.step_config import Setting
+from surefit.plan.step_config import setting_of as planned_setting
+from surefit.stages.run_context import prepare
 
 LAYERS, HEADS, KEYS, LENGTH = 2, 4, 2, 48
 CONFIG = LlamaConfig(

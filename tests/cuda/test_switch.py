@@ -17,7 +17,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import SureFitError
 from surefit.facts.hardware import HardwareFacts
 from surefit.merge import quantised
-from surefit.model import compat, load, sdpa, streamed
+from surefit.model import compat, layerwise_forward, load, sdpa
 
 SOURCE = Path(surefit.__file__).parent
 GPU = HardwareFacts("cuda", "a GPU", 2**34, True, 1, 2**34, 2**34, "detected", "", (9, 0), 1)
@@ -57,7 +57,7 @@ def test_loading_on_a_gpu_starts_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_model_read_from_its_files_starts_cuda(tmp_path: Path) -> None:
     with pytest.raises(SureFitError):
-        streamed.FromFiles(ModelSection(name_or_path="x", dtype="bfloat16"), tmp_path, "cuda")
+        layerwise_forward.FromFiles(ModelSection(name_or_path="x", dtype="bfloat16"), tmp_path, "cuda")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -70,15 +70,15 @@ def test_an_export_read_again_starts_cuda(tmp_path: Path) -> None:
 
 
 def test_whoever_loads_a_model_starts_cuda() -> None:
-    """`model/gguf.py` loads on the CPU alone; `model/whole.py` and `plan/building.py` build without data."""
+    """`model/gguf.py` loads on the CPU; `model/multimodal_wrapper.py` and `plan/building.py` build without data."""
     loading = {
         path.relative_to(SOURCE).as_posix()
         for path in SOURCE.rglob("*.py")
         if re.search(r"(AutoModelForCausalLM|auto_class\(.*\))\.from_(pretrained|config)\(", path.read_text())
     }
     starting = {path for path in loading if "start_cuda()" in (SOURCE / path).read_text()}
-    assert starting == {"merge/quantised.py", "model/load.py", "model/streamed.py"}
-    assert loading - starting <= {"model/gguf.py", "model/whole.py", "plan/building.py"}
+    assert starting == {"merge/quantised.py", "model/load.py", "model/layerwise_forward.py"}
+    assert loading - starting <= {"model/gguf.py", "model/multimodal_wrapper.py", "plan/building.py"}
 
 
 def test_no_other_place_sets_the_switch() -> None:

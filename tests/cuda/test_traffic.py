@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from surefit.config.schema import LoraSection
-from surefit.plan.setting import Setting
+from surefit.plan.step_config import Setting
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/traffic.py"
 SHAPE = LlamaConfig(

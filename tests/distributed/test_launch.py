@@ -141,7 +141,7 @@ if os.environ.get("RANK") == "1":
 HANG = """
 import os, signal
 if os.environ.get("RANK") == "1":
-    from surefit.train.saving import Saving
+    from surefit.train.checkpointing import Saving
     real = Saving.save
     def hanging(saving, step, state):
         if step == 10:

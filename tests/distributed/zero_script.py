@@ -25,10 +25,10 @@ from safetensors.torch import load_file, save_file
 from surefit.checkpoint import manager
 from surefit.config.modes import ZERO
 from surefit.config.schema import Config
-from surefit.data.collate import collate
+from surefit.data.tokens.collate import collate
 from surefit.model.prepare import prepare_for_training
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.mesh import World, joined, together
+from surefit.parallel.process_group import World, joined, together
 from surefit.parallel.zero import Zero
 from surefit.train.optim import make_optimizer
 from surefit.train.step import StepResult, mean_loss, train_step

@@ -20,8 +20,8 @@ from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
 from surefit.facts.architecture import dimensions, require_decoder
-from surefit.facts.budget import target_modules, trained, trained_tensors
 from surefit.facts.hardware import hardware_facts
+from surefit.facts.memory_formula import target_modules, trained, trained_tensors
 from surefit.facts.model import directory_facts
 from surefit.facts.tensors import tensors
 from surefit.model.adapter import add_adapter, lora_modules, start_from, trainable_parameters
@@ -29,7 +29,7 @@ from surefit.model.classes import auto_class
 from surefit.model.load import load_model, skeleton
 from surefit.model.quantize import is_four_bit, quantized_layers
 from surefit.plan.fake import FakeMode
-from surefit.plan.setting import pretrained_config
+from surefit.plan.step_config import pretrained_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))

@@ -29,8 +29,8 @@ from surefit.merge.combine import Combined, combine
 from surefit.merge.fold import fold, rounding_error
 from surefit.merge.merge import MergeJob, merge_adapter
 from surefit.model.adapter import add_adapter, start_from
+from surefit.model.layerwise_forward import FromFiles
 from surefit.model.load import load_model
-from surefit.model.streamed import FromFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SCRIPT = Path(__file__).parents[2] / "benchmarks/adapter_matrix.py"

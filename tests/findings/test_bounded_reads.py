@@ -21,17 +21,17 @@ from surefit.core import limited
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.units import MIB
-from surefit.data.glance import SHOWN_BYTES, glance
-from surefit.data.load import load_rows
-from surefit.data.sharded import ShardedTokens
-from surefit.data.sources import resolve_source
+from surefit.data.read.load import load_rows
+from surefit.data.read.quick_sample import SHOWN_BYTES, glance
+from surefit.data.read.sources import resolve_source
+from surefit.data.tokens.shard_manifest import ShardedTokens
 from surefit.facts.model import model_facts
 from surefit.facts.safetensors import read_header
 from surefit.facts.template import TemplateExceeds, TemplateRefused, _environment, _is_plain, _readable, render
 from surefit.facts.tokenizer import tokenizer_facts
 from surefit.nano import PATH
 from surefit.stages.checking import Refused
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 ROWS: list[dict[str, object]] = [
     {"messages": [{"role": "user", "content": f"What is {n} + 1?"}, {"role": "assistant", "content": str(n + 1)}]}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.foreign import context_of
+from surefit.cli.checking_foreign import context_of
 from surefit.core.errors import ConfigError
 from surefit.facts.families import family_of, family_of_template
-from surefit.foreign import detect, read
-from surefit.foreign.write import config_text
+from surefit.importers import detect, read
+from surefit.importers.write import config_text
 from surefit.lint.engine import run_rules
 
 AXOLOTL = """base_model: Qwen/Qwen2.5-7B-Instruct

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.facts.directives import slips_in
 from surefit.facts.module_names import LAYERS, type_in_name
+from surefit.facts.sbatch_syntax import slips_in
 from surefit.facts.shell import options_alone
-from surefit.foreign.releases import least_python, requirements_of
-from surefit.foreign.turn_markers import marker_of_model
+from surefit.importers.releases import least_python, requirements_of
+from surefit.importers.turn_markers import marker_of_model
 
 
 @pytest.fixture(autouse=True)
@@ -760,8 +760,8 @@ def test_releases_are_looked_for_in_setup_py_and_in_a_pipfile(name: str) -> None
     ],
 )
 def test_padding_with_the_end_token_in_other_words(line: str, fires: bool) -> None:
-    from surefit.foreign.python_conflicts import pads_with_eos
-    from surefit.foreign.python_source import parse
+    from surefit.importers.python_conflicts import pads_with_eos
+    from surefit.importers.python_source import parse
 
     Path("train.py").write_text(HEAD + line + "\n")
     assert (pads_with_eos(parse(Path("train.py"))) == HEAD.count("\n") + 1) is fires

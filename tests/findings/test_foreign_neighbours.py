@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.core.errors import ConfigError
-from surefit.foreign import detect
-from surefit.foreign.reasons import why_lost
+from surefit.importers import detect
+from surefit.importers.reasons import why_lost
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.foreign.releases import NEWEST, Judge
+from surefit.importers.releases import NEWEST, Judge
 
 CASES = Path(__file__).parents[3] / "shared/cases"
 needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not on this machine")

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.data.load import FEWEST, Rows, load_rows
-from surefit.foreign.reasons import why_lost
-from surefit.foreign.requirements import is_requirements
+from surefit.data.read.load import FEWEST, Rows, load_rows
+from surefit.importers.reasons import why_lost
+from surefit.importers.requirements import is_requirements
 from surefit.lint.rules.labels import length_limit_loses_rows
 
 RUN = """recipe: chat

@@ -16,7 +16,7 @@ from surefit.cli import exits
 from surefit.cli.app import app
 from surefit.config.load import load_config
 from surefit.core.errors import ConfigError, DataError
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
 from surefit.facts.hardware import hardware_facts
 
 RUN = "model: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl, eval: 0.3}\noutput_dir: run\n"

@@ -128,8 +128,8 @@ def rendered(place: Path, messages: list[dict[str, Any]], tools: Any, asks: bool
 
 
 def first_example(place: Path) -> Any:
-    from surefit.data.formats import to_examples
-    from surefit.stages.prepare import prepare
+    from surefit.data.rows.layouts import to_examples
+    from surefit.stages.run_context import prepare
 
     run = prepare(Path("run.yaml"))
     assert run.rows is not None
@@ -140,7 +140,7 @@ def first_example(place: Path) -> Any:
 def test_check_and_tokens(place: Path, layout: str, template: str) -> None:
     """No false error, one where no template can write the conversations, and the ids that transformers makes."""
     from surefit.config.schema import ModelSection
-    from surefit.data.tokenize import encode_turns
+    from surefit.data.tokens.tokenize import encode_turns
     from surefit.model.tokenizer import load_tokenizer
 
     write_run(place, layout, template)

@@ -15,8 +15,8 @@ from surefit.cli.app import app
 from surefit.config.load import load_config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import read_json, read_jsonl
-from surefit.foreign import read
-from surefit.foreign.write import config_text
+from surefit.importers import read
+from surefit.importers.write import config_text
 
 RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}

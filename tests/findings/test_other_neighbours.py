@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from surefit import nano
 from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, DataError
-from surefit.data import looking
-from surefit.data.sources import files_of, resolve_source
+from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.rows import template_checks
 from surefit.model.adapter import add_adapter, start_from
 from surefit.model.load import load_model
 
@@ -245,14 +245,18 @@ def test_the_base_does_not_answer_in_place_of_an_adapter_that_is_gone() -> None:
 
 @pytest.mark.parametrize(
     ("turns", "least", "most"),
-    [(2, looking.LEAST, looking.LEAST), (10, looking.LEAST, looking.LEAST), (100, 1, looking.LEAST - 1)],
+    [
+        (2, template_checks.LEAST, template_checks.LEAST),
+        (10, template_checks.LEAST, template_checks.LEAST),
+        (100, 1, template_checks.LEAST - 1),
+    ],
     ids=["N1-15", "N1-15-turns", "N1-15-very-long"],
 )
 def test_a_busy_machine_looks_at_as_many_rows(
     turns: int, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """N1-15: no time at all, which a busy machine comes near to."""
-    monkeypatch.setattr(looking, "SECONDS", -1.0)
+    monkeypatch.setattr(template_checks, "SECONDS", -1.0)
     write_config()
     talk = [{"role": ("user", "assistant")[n % 2], "content": f"Say {n}."} for n in range(turns)]
     write_rows(Path("rows.jsonl"), [{"messages": talk} for _ in range(60)])

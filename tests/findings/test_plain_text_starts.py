@@ -13,9 +13,9 @@ from tokenizers.processors import RobertaProcessing, Sequence, TemplateProcessin
 from transformers import AutoTokenizer
 
 from surefit import nano
-from surefit.data.tokenize import encode_turns, special_tokens_of
+from surefit.data.tokens.tokenize import encode_turns, special_tokens_of
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 from surefit.task import Example
 
 BOS, EOS = "<bos>", "<|end|>"

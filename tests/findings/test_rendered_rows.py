@@ -12,11 +12,11 @@ from tokenizers import AddedToken, Tokenizer
 
 from surefit import nano
 from surefit.core.errors import DataError
-from surefit.data.formats import row_converter
-from surefit.data.messages import conversation, tool_calls
+from surefit.data.rows.layouts import row_converter
+from surefit.data.rows.messages import conversation, tool_calls
 from surefit.recipes import get
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 SFT = get("chat")
 HEAD = "{% for m in messages %}"

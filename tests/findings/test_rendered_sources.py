@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.findings.test_rendered_rows import CALL, CHATML, DROPS, REFUSES, TOOL, TRIMS, answer, model, system
 
-from surefit.data import looking
+from surefit.data.rows import template_checks
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 KEYS = {
     "data.mix.other.jsonl": "data: {train: rows.jsonl, eval: 0.3, mix: {other.jsonl: 1.0}%s}\n",
@@ -107,8 +107,8 @@ def test_all_rows_refused_cannot_be_skipped(tmp_path: Path) -> None:
 
 def test_the_sources_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little there is, some row of every source is looked at."""
-    monkeypatch.setattr(looking, "SECONDS", 0.0)
-    monkeypatch.setattr(looking, "LEAST", 1)
+    monkeypatch.setattr(template_checks, "SECONDS", 0.0)
+    monkeypatch.setattr(template_checks, "LEAST", 1)
     found = findings(tmp_path, DROPS, "data.eval", [system()])
     assert [(one["code"], one["field"]) for one in found] == [("AUD040", "data.eval")]
     assert "1 of 1" in found[0]["message"]

@@ -34,8 +34,8 @@ from surefit.merge.fold import fold, rounding_error
 from surefit.merge.serving import Beside, adapter_commands, card_commands, model_commands
 from surefit.merge.stream import misfits
 from surefit.model.finite import why_not_finite
+from surefit.model.layerwise_forward import FromFiles
 from surefit.model.quantize import Float8Linear
-from surefit.model.streamed import FromFiles
 from surefit.plan.process import ASSUMED, for_another_process, process_bytes
 from surefit.report.model_card import About, model_card
 from surefit.task import mean_scores

@@ -18,27 +18,28 @@ from surefit import nano
 from surefit.core.errors import ConfigError, DataError, ModelError
 from surefit.core.limited import ExceedsLimit, NotTried, run_limited
 from surefit.core.units import bytes_of
-from surefit.data import columnar, dataset
-from surefit.data.columnar import require_no_bomb
-from surefit.data.dataset import build_dataset, eval_key, takes_all
-from surefit.data.formats import Examples, split_eval, to_examples
-from surefit.data.lengths import sampled_lengths
-from surefit.data.light_template import LightTemplate
-from surefit.data.load import load_rows
-from surefit.data.looking import TURNS, look_at_examples
-from surefit.data.messages import tool_calls, tool_list
-from surefit.data.rendered import unclosed_thoughts
-from surefit.data.sources import files_of, resolve_source
-from surefit.data.special_tokens import special_tokens
-from surefit.data.tokenize import encode_turns
-from surefit.data.turns import beginning_of, rendered_turns
+from surefit.data.read import columnar
+from surefit.data.read.columnar import require_no_bomb
+from surefit.data.read.load import load_rows
+from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.rows.layouts import Examples, split_eval, to_examples
+from surefit.data.rows.messages import tool_calls, tool_list
+from surefit.data.rows.rendered_turns import unclosed_thoughts
+from surefit.data.rows.special_tokens import special_tokens
+from surefit.data.rows.template_checks import TURNS, look_at_examples
+from surefit.data.tokens import dataset
+from surefit.data.tokens.dataset import build_dataset, eval_key, takes_all
+from surefit.data.tokens.lengths import sampled_lengths
+from surefit.data.tokens.light_template import LightTemplate
+from surefit.data.tokens.tokenize import encode_turns
+from surefit.data.tokens.turns import beginning_of, rendered_turns
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.template import render
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rules.audit_rendering import parts_left_out, turns_left_out
 from surefit.recipes import get
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 from surefit.task import Example
 
 from .conftest import write_rows

@@ -11,10 +11,10 @@ import pytest
 from tests.findings.test_rendered_rows import CHATML, HEAD, TAIL, TOOL, TURN, answer, model
 
 from surefit.core.errors import DataError
-from surefit.data.formats import bad_rows_error, row_converter
+from surefit.data.rows.layouts import bad_rows_error, row_converter
 from surefit.recipes import get
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 Q, A = "Tell me about amber and delta.", "Amber comes before delta."
 CHAT = [{"role": "user", "content": Q}, {"role": "assistant", "content": A}]

@@ -14,11 +14,11 @@ from tests.findings.test_rendered_rows import CHATML, HEAD, model
 
 from surefit import recipes
 from surefit.core.errors import DataError
-from surefit.data.formats import read_splits, row_converter
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import read_splits, row_converter
 from surefit.recipes import get
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 Row = dict[str, Any]
 Check = Callable[..., list[dict[str, Any]]]

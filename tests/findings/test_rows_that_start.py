@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.core.errors import DataError
-from surefit.data.load import load_rows
-from surefit.data.sources import files_of, resolve_source
+from surefit.data.read.load import load_rows
+from surefit.data.read.sources import files_of, resolve_source
 
 TOOLS = json.dumps([{"name": "ring", "description": "Call", "parameters": {"who": {"type": "string"}}}])
 RUN = """recipe: chat

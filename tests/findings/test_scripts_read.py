@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from surefit.facts.job_script import read_job_script
-from surefit.foreign.python_source import COMPUTED, STEPS, option, parse
-from surefit.foreign.requirements import asked_beside
+from surefit.importers.python_source import COMPUTED, STEPS, option, parse
+from surefit.importers.requirements import asked_beside
 
 LOCK = 'version = 1\n\n[[package]]\nname = "transformers"\nversion = "4.40.2"\n'
 RANGE = '[project]\nname = "x"\nversion = "1"\ndependencies = ["transformers>=4.38"]\n'

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.data import columnar
-from surefit.data.load import load_rows
+from surefit.data.read import columnar
+from surefit.data.read.load import load_rows
 from surefit.facts.lora_settings import CONVERTIBLE
 
 

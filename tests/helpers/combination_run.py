@@ -19,7 +19,7 @@ from tiny_run import rows, training
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World, joined, together
+from surefit.parallel.process_group import World, joined, together
 
 
 def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:

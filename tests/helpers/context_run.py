@@ -23,16 +23,16 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefit.core.errors import SureFitError
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.model import varlen
 from surefit.model.attention import require_packable, use_varlen
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.sdpa import gpu_assumed
 from surefit.model.tiling import tile_mlps
-from surefit.parallel.context import ContextParallel
+from surefit.parallel.context_parallel import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.mesh import World, joined
+from surefit.parallel.process_group import World, joined
 from surefit.train.loss import loss_sum
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, supervised_tokens, train_step

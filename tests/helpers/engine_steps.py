@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from surefit.checkpoint import manager
 from surefit.config.schema import LoraSection
 from surefit.core.errors import SureFitError
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.tiling import tile_mlps
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.mesh import World, from_first, joined
+from surefit.parallel.process_group import World, from_first, joined
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 

@@ -9,7 +9,7 @@ import torch
 from engine_steps import micro_batches, same_path
 
 from surefit.parallel.ddp import DataParallel
-from surefit.parallel.mesh import World, joined
+from surefit.parallel.process_group import World, joined
 
 MIXTURE = {
     "family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,

@@ -9,9 +9,9 @@ import torch
 from engine_steps import micro_batches, same_path
 
 from surefit.parallel.fsdp import FullySharded
-from surefit.parallel.mesh import World, joined
-from surefit.parallel.pipeline import Pipeline
-from surefit.parallel.tensor import TensorParallel
+from surefit.parallel.pipeline_parallel import Pipeline
+from surefit.parallel.process_group import World, joined
+from surefit.parallel.tensor_parallel import TensorParallel
 
 
 def main():

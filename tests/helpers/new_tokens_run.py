@@ -9,7 +9,7 @@ import torch
 from engine_steps import micro_batches, same_path
 
 from surefit.parallel.ddp import DataParallel
-from surefit.parallel.mesh import World, joined
+from surefit.parallel.process_group import World, joined
 
 LAST = range(96, 128)  # of 128 tokens, so that every micro batch has some
 RARE = range(126, 128)

@@ -22,13 +22,13 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from surefit.config.schema import LoraSection
-from surefit.data.collate import pack
+from surefit.data.tokens.collate import pack
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.parallel.ddp import DataParallel
 from surefit.parallel.engine import Engine
 from surefit.parallel.fsdp import FullySharded
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 

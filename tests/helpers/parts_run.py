@@ -32,7 +32,7 @@ from surefit.config.schema import TrainSection
 from surefit.core.errors import Interrupted, MachineError, SureFitError
 from surefit.parallel.engine import engine_of
 from surefit.parallel.fsdp import FullySharded
-from surefit.parallel.mesh import World, by_first, gathered, joined, together
+from surefit.parallel.process_group import World, by_first, gathered, joined, together
 from surefit.train.loop import Training
 from surefit.train.optim import make_optimizer
 from surefit.train.resuming import like

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from engine_steps import micro_batches, optimizer_of, prepared, refused, same_path, saved_and_resumed, tell
 
-from surefit.parallel.pipeline import Pipeline
+from surefit.parallel.pipeline_parallel import Pipeline
 from surefit.train.step import train_step
 
 

@@ -19,11 +19,11 @@ from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
 from surefit.config.modes import GROUPED, MODES
 from surefit.config.schema import LoraSection, ParallelSection, TrainSection
-from surefit.data.collate import pack
+from surefit.data.tokens.collate import pack
 from surefit.model.adapter import add_adapter
 from surefit.model.attention import use_varlen
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World, joined
+from surefit.parallel.process_group import World, joined
 from surefit.train.loss import loss_sum
 from surefit.train.optim import make_optimizer
 

@@ -18,7 +18,7 @@ from sharing import SCENARIOS, fit, outcome, resumed, settings, wrapped
 
 from surefit.model.attention import use_varlen
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World, joined
+from surefit.parallel.process_group import World, joined
 from surefit.parallel.sharded_context import ShardedContext
 
 RUNS = ("lora padded", "full uneven")

@@ -25,7 +25,7 @@ from surefit.model import prepare
 from surefit.model.kernels import use_kernels
 from surefit.model.sdpa import gpu_assumed
 from surefit.parallel.engine import Engine, engine_of
-from surefit.parallel.mesh import World, by_first, joined, together
+from surefit.parallel.process_group import World, by_first, joined, together
 
 STEPS = 20
 SCENARIOS: dict[str, dict[str, Any]] = {

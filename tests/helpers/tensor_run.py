@@ -5,7 +5,7 @@ from functools import partial
 from engine_steps import micro_batches, prepared, refused, same_path, saved_and_resumed, tell
 from torch.distributed.tensor import DTensor
 
-from surefit.parallel.tensor import TensorParallel
+from surefit.parallel.tensor_parallel import TensorParallel
 
 
 def shards(world, **model):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from surefit.data.cache import MASKED
-from surefit.data.tokenize import encode
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.tokenize import encode
 from surefit.task import Example
 
 

@@ -4,7 +4,7 @@ import pytest
 import tiny_run
 import torch
 
-from surefit.data.collate import collate
+from surefit.data.tokens.collate import collate
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from surefit.core.errors import GateError, Interrupted
 from surefit.core.rundir import read_jsonl
-from surefit.data.collate import collate
+from surefit.data.tokens.collate import collate
 from surefit.train.loop import MAX_REJECTED_IN_A_ROW, Training
 from surefit.train.optim import MasterAdamW
 from surefit.train.progress import Progress

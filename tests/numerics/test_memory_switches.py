@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from surefit.config.schema import LoraSection
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.facts import activations
 from surefit.model import checkpointing
 from surefit.model.adapter import add_adapter

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from surefit.core.errors import ModelError
-from surefit.data.collate import pack
+from surefit.data.tokens.collate import pack
 from surefit.facts.attention import packing_obstacle
 from surefit.model import attention, varlen
 from surefit.model.attention import counting_attention, require_packable, use_varlen

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import RunDir, read_json
-from surefit.data.collate import pack
+from surefit.data.tokens.collate import pack
 from surefit.facts.safetensors import weight_files
 from surefit.merge import quantised
 from surefit.merge.export import export_quantised, source_of

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PretrainedConfig
 
-from surefit.data.collate import Item, collate, pack
+from surefit.data.tokens.collate import Item, collate, pack
 from surefit.model.compat import rows_known
 from surefit.train.loss import loss_sum
 

@@ -15,10 +15,10 @@ import pytest
 
 from surefit import recipes
 from surefit.core.errors import DataError
+from surefit.data.audit.detectors.vintage import MovieLens
 from surefit.data.audit.sample import file_observations, sample_audit
-from surefit.data.detectors.vintage import MovieLens
-from surefit.data.formats import to_examples, to_prompts
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import to_examples, to_prompts
 from surefit.facts.audit import AuditFacts
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import LintContext

@@ -14,12 +14,12 @@ from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.facts.activations import LOSS_TILE, chunk_rows
-from surefit.facts.budget import at_least, peak_bytes_on_one
+from surefit.facts.memory_formula import at_least, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.plan.allocator import replay
-from surefit.plan.document import disagreement
-from surefit.plan.setting import Setting
+from surefit.plan.build_plan import disagreement
 from surefit.plan.simulate import record, simulate
+from surefit.plan.step_config import Setting
 
 NAMES = {
     "qwen2-0.5b": "Qwen/Qwen2.5-0.5B-Instruct", "qwen2-7b": "Qwen/Qwen2.5-7B", "qwen3-0.6b": "Qwen/Qwen3-0.6B",

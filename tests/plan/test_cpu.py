@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from surefit.core.units import GIB, MIB
+from surefit.plan.build_plan import planned
 from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
-from surefit.plan.document import planned
-from surefit.plan.forecast import share_of_memory
+from surefit.plan.memory_interval import CPU_MARGIN, KEPT_ABOVE, calculated, need
+from surefit.plan.planner import share_of_memory
 from surefit.plan.process import ASSUMED
-from surefit.plan.setting import setting_of
 from surefit.plan.simulate import simulate
-from surefit.plan.verdict import CPU_MARGIN, KEPT_ABOVE, calculated, need
+from surefit.plan.step_config import setting_of
 
 FULL = ("train.method=full", "model.dtype=float32", "train.per_device_train_batch_size=8")
 NANO = {"model": "surefit/nano", "gpu": "cpu"}

@@ -9,8 +9,8 @@ import pytest
 
 from surefit.plan import cuda
 from surefit.plan.host import host_plan, paged_bytes, pinned_bytes
-from surefit.plan.setting import setting_of
 from surefit.plan.simulate import record
+from surefit.plan.step_config import setting_of
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])

@@ -13,11 +13,11 @@ from surefit.config.schema import LoraSection, ModelSection
 from surefit.facts.sharding import Sharing
 from surefit.merge.certify import read_logits
 from surefit.model.adapter import add_adapter
-from surefit.model.streamed import FromFiles
+from surefit.model.layerwise_forward import FromFiles
 from surefit.plan import merging
 from surefit.plan.building import build, materialise
-from surefit.plan.setting import Setting
 from surefit.plan.simulate import record_merge, record_run
+from surefit.plan.step_config import Setting
 from surefit.plan.trace import Recorder, Trace
 
 CONFIG = LlamaConfig(

@@ -16,7 +16,7 @@ from surefit.config.schema import LoraSection
 from surefit.facts.gpus import GPUS
 from surefit.facts.model import catalogue
 from surefit.plan.profile import rates_of
-from surefit.plan.setting import Setting
+from surefit.plan.step_config import Setting
 from surefit.plan.time import operations, roofline
 
 ROOT = Path(__file__).parents[2]

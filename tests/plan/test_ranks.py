@@ -19,20 +19,20 @@ from surefit.config.schema import Config
 from surefit.config.world import accumulation
 from surefit.core.errors import MachineError
 from surefit.core.units import GIB
-from surefit.facts import budget, memory_per_rank
+from surefit.facts import memory_formula, memory_per_rank
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.interconnect import REACHED, link_of
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
 from surefit.facts.sharding import Sharing, held, sharing_of
 from surefit.lint.rules.memory import does_not_fit
+from surefit.plan.build_plan import planned
 from surefit.plan.communication import exchange
-from surefit.plan.document import planned
-from surefit.plan.forecast import Planner
+from surefit.plan.memory_interval import need, upper_end
+from surefit.plan.planner import Planner
 from surefit.plan.ranks import pretended
 from surefit.plan.search import Machine, candidates, shared_variants
-from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
-from surefit.plan.verdict import need, upper_end
+from surefit.plan.step_config import Setting
 
 LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"
 
@@ -138,7 +138,7 @@ def test_more_processes_need_less_of_what_they_share() -> None:
     facts = model_facts(LLAMA_8B)
     for mode in ("fsdp", "zero3", "tp", "pp"):
         few, many = (memory_per_rank.peak_bytes(run_of(mode, count, facts), facts) for count in (2, 4))
-        one = budget.peak_bytes_on_one(run_of(mode, 2, facts), facts)
+        one = memory_formula.peak_bytes_on_one(run_of(mode, 2, facts), facts)
         assert few is not None
         assert many is not None
         assert one is not None
@@ -242,7 +242,7 @@ def test_what_is_exchanged_and_how_long_it_takes() -> None:
     fsdp = exchange(run_of("fsdp", 4, facts), facts, card, 2048)
     assert ddp is not None
     assert fsdp is not None
-    factors = budget.trained(facts, run_of("ddp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.trained(facts, run_of("ddp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
     assert ddp.bytes == round(2 * 3 / 4 * 2 * factors), "a ring moves a sum twice, but for each one's own part"
     assert fsdp.bytes > 100 * ddp.bytes
     link = link_of("a100-80")
@@ -265,7 +265,7 @@ def test_groups_that_share_a_model_also_exchange_gradients(mode: str) -> None:
     one, two = (exchange(run_of(mode, 2, facts, hardware={"count": count}), facts, card, 2048) for count in (2, 4))
     assert one is not None
     assert two is not None
-    factors = budget.trained(facts, run_of(mode, 2, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.trained(facts, run_of(mode, 2, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
     assert two.bytes == pytest.approx(one.bytes / 2 + 2 * 1 / 2 * 2 * factors / 2, rel=1e-6)
     assert two.what.endswith("between the groups")
 
@@ -281,7 +281,7 @@ def test_shared_tokens_within_shards_exchange_keys_which_are_waited_for() -> Non
     assert both is not None
     keys = 3 * 28 * 3 / 4 * 2 * 2 * 8 * 128 * 65_536
     assert both.waited == both.bytes - shards.bytes == keys
-    factors = budget.trained(facts, run_of("cp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.trained(facts, run_of("cp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
     assert tokens.bytes == round(keys + 2 * 3 / 4 * 2 * factors)
     # Groups within a machine, shards over two: the keys do not leave it.
     over = {"hardware": {"count": 4, "nodes": 2}, "parallel": {"cp": 4}}

@@ -21,8 +21,8 @@ from surefit.model import quantize
 from surefit.model.sdpa import gpu_assumed
 from surefit.plan import building
 from surefit.plan.building import build
-from surefit.plan.setting import Setting
 from surefit.plan.simulate import record, run_training
+from surefit.plan.step_config import Setting
 from surefit.plan.trace import Recorder, Trace
 
 TINY = {

@@ -14,7 +14,7 @@ from surefit.config.schema import LoraSection
 from surefit.facts import activations
 from surefit.plan import simulate
 from surefit.plan.operations import Operations
-from surefit.plan.setting import Setting
+from surefit.plan.step_config import Setting
 from surefit.plan.time import _count
 from surefit.plan.trace import Trace
 from surefit.train import loss

@@ -14,10 +14,10 @@ from surefit.config.load import load_config
 from surefit.config.resolve import Resolved, resolve
 from surefit.core.units import GIB, KIB
 from surefit.facts.answering_time import answering_seconds, checkpoints_against_training
+from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
 from surefit.facts.gpus import find_gpu
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.facts.scored import ScoredFacts, ScoredSet
 from surefit.generate.engine import Decoding, generate
 from surefit.model.load import load_model
 from surefit.model.tokenizer import load_tokenizer

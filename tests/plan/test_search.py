@@ -11,9 +11,9 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.forecast import Lengths, Planner
+from surefit.plan.memory_interval import Need, need, verdict
+from surefit.plan.planner import Lengths, Planner
 from surefit.plan.search import _correct, bisect, candidates, optimize, solve
-from surefit.plan.verdict import Need, need, verdict
 
 
 @dataclass

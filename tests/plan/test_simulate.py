@@ -17,8 +17,8 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.core.units import MIB
 from surefit.facts.model import model_facts
 from surefit.plan.extrapolate_layers import SHALLOW, deepen, layer_of
-from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import Memory, record, simulate
+from surefit.plan.step_config import Setting, setting_of
 from surefit.plan.trace import Recorder, Trace
 
 LORA, FULL = LoraSection(r=8, target_modules=["q_proj"]), None

@@ -23,15 +23,15 @@ from surefit.config.load import Loaded
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config, LoraSection
 from surefit.core.errors import ConfigError, MachineError
-from surefit.data.collate import supervision
+from surefit.data.tokens.collate import supervision
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.sdpa import share_of_products
 from surefit.plan import calibrate as calibrating
 from surefit.plan import profile as profiles
-from surefit.plan.forecast import Lengths, Planner
 from surefit.plan.operations import Operation, Operations, Tally, extended, operation_of
+from surefit.plan.planner import Lengths, Planner
 from surefit.plan.profile import (
     LAUNCH_SECONDS,
     MOVEMENT,
@@ -44,8 +44,8 @@ from surefit.plan.profile import (
     speed_at,
     stored_profile,
 )
-from surefit.plan.setting import Setting
 from surefit.plan.simulate import record
+from surefit.plan.step_config import Setting
 from surefit.plan.time import Spent, StepTime, operations, roofline, run_time
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step

@@ -6,7 +6,7 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.verdict import CONTEXT, calculated, need, require_plannable, verdict
+from surefit.plan.memory_interval import CONTEXT, calculated, need, require_plannable, verdict
 
 
 @pytest.mark.parametrize(

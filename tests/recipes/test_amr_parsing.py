@@ -8,7 +8,7 @@ import penman
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
 from surefit.metrics.penman_text import well_formed
 from surefit.recipes.amr_parsing import RECIPE, TWO_TASK
 from surefit.task import Prediction

@@ -8,7 +8,7 @@ import pytest
 
 from surefit import recipes
 from surefit.core.errors import DataError
-from surefit.data.formats import row_converter
+from surefit.data.rows.layouts import row_converter
 from surefit.recipes.long_summarization import INSTRUCTION, LETTERS, RECIPE, Gold
 from surefit.task import Prediction
 

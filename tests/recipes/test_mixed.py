@@ -12,15 +12,15 @@ from tests.cli.conftest import call
 from surefit import recipes
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
-from surefit.data.formats import to_examples, to_prompts
-from surefit.data.load import Rows, load_rows
-from surefit.data.readers import Placed
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.read.readers import Placed
+from surefit.data.rows.layouts import to_examples, to_prompts
 from surefit.evaluate.estimates import estimates
 from surefit.evaluate.gate import judge
 from surefit.evaluate.paired import differences
 from surefit.evaluate.stats import mean_of_estimates
-from surefit.stages.prepare import gather
-from surefit.stages.scored import scored_facts
+from surefit.stages.eval_prompts import scored_facts
+from surefit.stages.run_context import gather
 from surefit.task import Prediction
 
 MIXED = recipes.get("math_reasoning + code_generation")

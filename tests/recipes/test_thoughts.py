@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from surefit import recipes
-from surefit.data.thinking import thinking_as
+from surefit.data.rows.reasoning import thinking_as
 from surefit.recipes.answering import final_answers
 from surefit.task import Prediction
 

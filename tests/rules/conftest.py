@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from surefit import foreign, recipes
+from surefit import importers, recipes
 from surefit.cli.auditing import config_question, scored_rows
-from surefit.cli.foreign import context_of
+from surefit.cli.checking_foreign import context_of
 from surefit.config.load import load_config
 from surefit.config.resolve import resolve
 from surefit.config.schema import Config
@@ -20,12 +20,12 @@ from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
 from surefit.data.audit.sample import sample_audit
 from surefit.data.audit.whole import audit
-from surefit.data.formats import Examples, load_mixed, to_examples
-from surefit.data.load import Rows, load_rows
-from surefit.data.looking import look_at_examples
-from surefit.data.sampled import example_facts
-from surefit.data.sources import is_local
-from surefit.data.thinking import with_thinking
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.read.sources import is_local
+from surefit.data.rows.layouts import Examples, load_mixed, to_examples
+from surefit.data.rows.reasoning import with_thinking
+from surefit.data.rows.sample_checks import example_facts
+from surefit.data.rows.template_checks import look_at_examples
 from surefit.facts import hardware as hardware_module
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.batch import BatchFacts
@@ -38,8 +38,8 @@ from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
 from surefit.samples import PREFIX
-from surefit.stages.prepare import dividing, row_counts
-from surefit.stages.scored import scored_facts
+from surefit.stages.eval_prompts import scored_facts
+from surefit.stages.run_context import dividing, row_counts
 from surefit.task import TaskRecipe
 
 collect_ignore_glob = ["*/bad.py", "*/good.py", "*/train.py"]  # scripts to be read: nothing imports them
@@ -97,7 +97,7 @@ def sampled(rows: Rows, recipe: TaskRecipe, config: Config) -> Examples | None:
 
 def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
     """The context of another tool's file, with the facts that the fixture states."""
-    found = foreign.read(path)
+    found = importers.read(path)
     context, _ = context_of(found)
     device = hardware_facts("auto")
     hardware = replace(device, **{**MACHINE, **stated["hardware"]}) if "hardware" in stated else context.hardware
@@ -139,7 +139,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def build(path: Path, directory: Path | None = None) -> LintContext:
         monkeypatch.chdir(directory or path.parent)
         stated, problems = stated_facts(path), []
-        if foreign.detect(path) != "surefit":
+        if importers.detect(path) != "surefit":
             return foreign_context(path, stated)
         loaded = load_config(path)
         config = loaded.config

@@ -136,7 +136,7 @@ def test_mathematics_and_code_are_one_run_with_one_gate(tmp_path) -> None:
     """The shipped config: rows of both kinds, each scored by its own rules; a loss at either closes the gate."""
     from surefit.evaluate.gate import judge
     from surefit.stages.checking import checked
-    from surefit.stages.prepare import gather
+    from surefit.stages.run_context import gather
 
     config = Path(__file__).parents[2] / "configs/distillation-llama-3.1-8b.yaml"
     found = gather(config, ["output_dir=" + str(tmp_path / "run")])

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.config.schema import DataSection, ModelSection
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import read_splits
+from surefit.data.rows.layouts import read_splits
+from surefit.data.tokens.dataset import build_dataset
 from surefit.model.tokenizer import load_tokenizer
 from surefit.recipes import get
 
@@ -164,7 +164,7 @@ def test_the_collator_overwrote_the_masked_labels(judge) -> None:
 
 def test_each_rank_tokenised_the_data_again(check, tmp_path, monkeypatch) -> None:
     """14 minutes, four times: here the second reader finds what the first one wrote, by its content."""
-    from surefit.data import dataset as token_dataset
+    from surefit.data.tokens import dataset as token_dataset
 
     check(RUN)
     train, _ = read_splits(DataSection(train="rows.jsonl", eval=0.25), get("chat"), seed=0)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from surefit.data.collate import collate
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.tokens.collate import collate
 from surefit.train.step import loss_sum
 
 RUN = "recipe: chat\nmodel: {name_or_path: surefit/nano}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n"

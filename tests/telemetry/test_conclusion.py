@@ -17,7 +17,7 @@ from tests.telemetry.test_sinks import scalars, wandb_records
 from surefit.config.trackers import TelemetrySection
 from surefit.core.rundir import RunDir, read_json, write_json
 from surefit.stages.concluding import concluded
-from surefit.stages.watcher import Lines
+from surefit.stages.progress_listener import Lines
 from surefit.telemetry.ids import remember
 from surefit.telemetry.sinks import make_sinks
 

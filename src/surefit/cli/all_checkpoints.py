@@ -10,11 +10,11 @@ from surefit.core.rundir import RunDir
 from surefit.core.units import plural
 from surefit.evaluate.curve import in_words
 from surefit.stages.evaluating import held_out_sets, require_held_out
-from surefit.stages.prepare import Prepared
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
 
 
 def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World | None = None) -> int:
@@ -28,7 +28,7 @@ def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World
     if dry_run:
         return _dry_run(out, run)
     from surefit.evaluate.checkpoints import score_checkpoints
-    from surefit.parallel.mesh import World, by_first
+    from surefit.parallel.process_group import World, by_first
 
     world = world or World()
     held_out = by_first(world, lambda: held_out_sets(run)["eval"])

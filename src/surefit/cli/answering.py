@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.cli.launching import share_rows
-from surefit.stages.prepare import Prepared, prepare
+from surefit.stages.run_context import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
 
 
 def evaluate(

@@ -17,8 +17,8 @@ from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
 from surefit.stages.checking import fitting_recipe, mixed_problems, tokenizer_of
-from surefit.stages.prepare import gather
-from surefit.stages.scored import scored_sources
+from surefit.stages.eval_prompts import scored_sources
+from surefit.stages.run_context import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from surefit.data.audit.chunk import Question
     from surefit.data.audit.clean import Removals
     from surefit.data.audit.whole import Audited
-    from surefit.data.load import Hashed
+    from surefit.data.read.load import Hashed
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
 
@@ -116,8 +116,8 @@ def _passport_file(subject: Subject, asked: Path | None) -> Path | None:
     Raises:
         ConfigError: that file may not be written over, or ends as a file of rows does.
     """
-    from surefit.data.opening import endings
-    from surefit.data.readers import ENDINGS
+    from surefit.data.read.file_io import endings
+    from surefit.data.read.readers import ENDINGS
 
     path = asked or subject.passport
     if path is None:
@@ -210,7 +210,7 @@ def _audited(
 def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
     """A copy is of all rows or of none."""
     from surefit.data.audit.clean import clean_path, removed_path
-    from surefit.data.sources import resolve_source
+    from surefit.data.read.sources import resolve_source
 
     config = subject.context.config
     if max_rows is not None or (config is not None and config.data.limit is not None):
@@ -230,7 +230,7 @@ def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
 def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str, Any]:
     """Write the clean copy, or say what it would be."""
     from surefit.data.audit.clean import clean_path, removed_path, write_clean
-    from surefit.data.sources import resolve_source
+    from surefit.data.read.sources import resolve_source
 
     path, counts = clean_path(resolve_source(rows.source), fix.out), removals.counts()
     parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
@@ -350,7 +350,7 @@ def config_question(config: Config) -> Question:
 def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> dict[str, Audited]:
     """The rows of the sets that are scored, by config key; those that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import Streamed
-    from surefit.data.load import require_other_rows
+    from surefit.data.read.load import require_other_rows
 
     scored: dict[str, Audited] = {}
     for key, source in scored_sources(config).items():

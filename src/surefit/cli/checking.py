@@ -10,8 +10,8 @@ from surefit.cli.findings import UNREAD, say_report, without_facts
 from surefit.core.errors import ConfigError, DataError, SureFitError
 from surefit.core.units import plural, quoted
 from surefit.stages.checking import checked
-from surefit.stages.prepare import Gathered, config_file, gather
-from surefit.stages.scored import SAMPLED_ROWS, SAMPLED_TEXT, scored_sources
+from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, scored_sources
+from surefit.stages.run_context import Gathered, config_file, gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -31,7 +31,7 @@ def check_file(
 ) -> int:
     """The verb: a file, the rules that were chosen, what can be fixed, in the format that was asked for."""
     from surefit.cli.annotations import DOCUMENTS, error_report
-    from surefit.cli.foreign import check_foreign, is_foreign
+    from surefit.cli.checking_foreign import check_foreign, is_foreign
     from surefit.config.load import load_text
     from surefit.facts.hub import PATIENCE_S
     from surefit.lint.engine import choose_rules
@@ -89,7 +89,7 @@ def _say_check(out: Output, found: Gathered, report: dict[str, Any], show: int =
 
 def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
     """What a clean check does not speak for."""
-    from surefit.data.sources import is_local
+    from surefit.data.read.sources import is_local
 
     notes = []
     config = found.loaded.config
@@ -120,9 +120,9 @@ def _not_looked_at(found: Gathered, report: dict[str, Any]) -> list[str]:
 
 
 def _show_examples(out: Output, found: Gathered, count: int) -> None:
-    from surefit.data.formats import placed, to_examples
-    from surefit.data.show import segments
-    from surefit.data.thinking import with_thinking
+    from surefit.data.rows.layouts import placed, to_examples
+    from surefit.data.rows.reasoning import with_thinking
+    from surefit.data.tokens.show import segments
     from surefit.model.tokenizer import load_tokenizer
 
     if found.rows is None and found.problems:

@@ -132,7 +132,7 @@ def _served(url: str, model: str | None) -> Ask:
 def _local(name: str) -> Ask:
     from surefit.config.resolve import decide_dtype
     from surefit.config.schema import ModelSection
-    from surefit.data.tokenize import tokenize_prompt
+    from surefit.data.tokens.tokenize import tokenize_prompt
     from surefit.facts.hardware import hardware_facts
     from surefit.generate.engine import Decoding, generate
     from surefit.model.load import load_model

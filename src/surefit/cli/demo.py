@@ -22,7 +22,7 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
 from surefit.core.sampling import evenly
 from surefit.core.units import duration_text, plural
 from surefit.evaluate.answers import PREDICTIONS
-from surefit.stages.prepare import Prepared, prepare
+from surefit.stages.run_context import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -13,11 +13,11 @@ from surefit.core.units import plural, shortened
 from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped
 from surefit.stages import evaluating
 from surefit.stages.events import require_trained
-from surefit.stages.prepare import Prepared
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
 
 GATE_CODES = {"passed": EXIT_OK, "failed": EXIT_FINDINGS, "cannot tell": EXIT_UNDECIDED}
 GATE_WORDS = {"passed": ("passed", "green"), "failed": ("FAILED", "red"), "cannot tell": ("CANNOT TELL", "yellow")}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from surefit.merge.export import Source
     from surefit.merge.quantised import Conversion, Outtype
     from surefit.merge.serving import Served
-    from surefit.stages.prepare import Prepared
+    from surefit.stages.run_context import Prepared
 
 ASKED = 3
 """Prompts of the run that a server is asked."""
@@ -47,7 +47,7 @@ class ExportOptions:
 def export(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
     from surefit.merge.export import ADAPTER, HUB, require_place, source_of
-    from surefit.stages.prepare import prepare, run_directory
+    from surefit.stages.run_context import prepare, run_directory
 
     run = prepare(run_directory(target).path)
     as_it_is = options.format in (HUB, ADAPTER)
@@ -164,9 +164,9 @@ def _sequences(run: Prepared) -> list[list[int]]:
 
 def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
-    from surefit.data.dataset import eval_key, takes_all
-    from surefit.data.formats import read_splits
-    from surefit.data.shorten import prompt_cutter
+    from surefit.data.rows.layouts import read_splits
+    from surefit.data.rows.shorten import prompt_cutter
+    from surefit.data.tokens.dataset import eval_key, takes_all
     from surefit.evaluate.estimates import estimates
     from surefit.evaluate.generation_settings import ways
     from surefit.evaluate.inference import LocalModel
@@ -216,7 +216,7 @@ def _interval(value: float, low: float, high: float, sign: str = "") -> str:
 
 
 def _about(run: Prepared, format: str) -> Any:
-    from surefit.data.sources import resolve_source
+    from surefit.data.read.sources import resolve_source
     from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
     from surefit.report.model_card import About
 
@@ -291,14 +291,14 @@ def serve_check(out: Output, target: Path, url: str | None, model: str | None) -
 def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list[dict[str, Any]]:
     """A few rows of the run, asked greedily of the server."""
     from surefit.core.sampling import evenly
-    from surefit.data.formats import read_splits
+    from surefit.data.rows.layouts import read_splits
     from surefit.evaluate.answers import read_run
     from surefit.evaluate.generation_settings import GenerationSettings
     from surefit.evaluate.inference import Server
     from surefit.evaluate.rows import pick
     from surefit.generate.engine import Decoding
     from surefit.generate.server import ServedModel
-    from surefit.stages.prepare import prepare
+    from surefit.stages.run_context import prepare
 
     if found.run is None:
         raise ConfigError(

@@ -22,11 +22,11 @@ from surefit.core.errors import EXIT_SHORT, ConfigError
 from surefit.core.units import plural, quoted
 from surefit.launch.local import launch
 from surefit.stages.checking import checked, require_no_errors
-from surefit.stages.prepare import Prepared, config_file, prepare
+from surefit.stages.run_context import Prepared, config_file, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
 
 
 def train(
@@ -114,7 +114,7 @@ def _require_gpus(run: Prepared, gpus: int) -> None:
 
 
 def _part_of_rows(target: Path, overrides: Sequence[str], work: Callable[[Prepared, World | None], int]) -> int:
-    from surefit.parallel.mesh import World, from_first
+    from surefit.parallel.process_group import World, from_first
 
     world = World.current()
     with _joined_to(world, target, overrides):
@@ -127,7 +127,7 @@ def _joined_to(world: World, target: Path, overrides: Sequence[str]) -> Abstract
     """Connected to the other processes, on the device that the config says."""
     import torch
 
-    from surefit.parallel.mesh import joined
+    from surefit.parallel.process_group import joined
 
     config = load_config(config_file(target), overrides).config
     on_gpu = torch.cuda.is_available() and config.hardware.gpu != "cpu"
@@ -227,7 +227,7 @@ def _one_of_several(
     out: Output, target: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, dry_run: bool, adapt: bool
 ) -> int:
     """What the first process has found out and decided, all of them do."""
-    from surefit.parallel.mesh import World, from_first
+    from surefit.parallel.process_group import World, from_first
 
     if adapt:
         _require_own_launcher()

@@ -11,7 +11,7 @@ from surefit.core.units import plural
 from surefit.facts.lora_settings import adapters_below, found_below
 from surefit.stages import merging
 from surefit.stages.merging import AdapterOptions, is_adapter
-from surefit.stages.prepare import Prepared, prepare
+from surefit.stages.run_context import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

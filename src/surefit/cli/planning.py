@@ -14,7 +14,7 @@ from surefit.core.svg import picture_file
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.plan.assumptions import assumption_text
 from surefit.stages.planning import planned_run
-from surefit.stages.prepare import Prepared, prepare
+from surefit.stages.run_context import Prepared, prepare
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -49,7 +49,7 @@ class Question:
 def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:
     """The verb: the plan itself, or what was asked of it."""
     from surefit.cli import searching
-    from surefit.core.garbage import uncollected
+    from surefit.core.gc_pause import uncollected
 
     asked.require_one()
     with uncollected():  # also between one simulation and the next: what they leave is gone with the process

@@ -22,19 +22,19 @@ from surefit.core.output import json_with, output_file
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
 from surefit.core.units import plural, quoted
-from surefit.data.formats import Examples, to_prompts
-from surefit.data.load import Rows, load_rows
-from surefit.data.readers import Placed
-from surefit.data.sources import resolve_source
-from surefit.data.stream import stream_rows
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.read.readers import Placed
+from surefit.data.read.sources import resolve_source
+from surefit.data.read.stream import stream_rows
+from surefit.data.rows.layouts import Examples, to_prompts
 from surefit.evaluate.distributed import in_order, of_all, share
 from surefit.evaluate.generation_settings import GenerationSettings, ways
 from surefit.evaluate.inference import PORTION, Respondent
 from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
 from surefit.evaluate.runner import respondents
 from surefit.evaluate.variants import VARIANTS, choose, identity, place
-from surefit.parallel.mesh import World, from_first
-from surefit.stages.prepare import Prepared
+from surefit.parallel.process_group import World, from_first
+from surefit.stages.run_context import Prepared
 from surefit.task import Example
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def prepare(
 
     def work(out: Output) -> int:
         from surefit.config.load import load_config
-        from surefit.stages.sharding import Wishes, prepare_shards
+        from surefit.stages.tokenize_shards import Wishes, prepare_shards
 
         if engine == "ray" and workers > 1:
             raise ConfigError(

@@ -29,7 +29,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
 from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
-from surefit.stages.watcher import PlainProgress, Watcher
+from surefit.stages.progress_listener import PlainProgress, Watcher
 from surefit.train.progress import OnStep
 
 BAR_WIDTH = 76

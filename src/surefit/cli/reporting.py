@@ -10,7 +10,7 @@ from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text
 from surefit.stages import reporting
-from surefit.stages.prepare import run_directory
+from surefit.stages.run_context import run_directory
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

@@ -22,7 +22,7 @@ from surefit.core.units import plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.stages.prepare import Prepared
+    from surefit.stages.run_context import Prepared
 
 COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
 """Of every step's line; the first two are measured, the others must be the same wherever it runs."""
@@ -54,7 +54,7 @@ class Curve:
 
 def reproduce(out: Output, path: Path, steps: int) -> int:
     """Train the first steps of a run again, and compare."""
-    from surefit.stages.prepare import prepare
+    from surefit.stages.run_context import prepare
 
     run = run_of(path)
     before = _lines(run, steps)

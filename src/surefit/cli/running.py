@@ -15,7 +15,7 @@ from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.stages.events import latest, trained
 from surefit.stages.planning import planned_run, scored_of
-from surefit.stages.prepare import Prepared
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output

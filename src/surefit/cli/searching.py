@@ -11,17 +11,17 @@ from surefit.config.resolve import resolve
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
 from surefit.core.units import GIB, bytes_text, duration_text, plural
 from surefit.stages.planning import kept_lengths
-from surefit.stages.prepare import Prepared, lengths_of
+from surefit.stages.run_context import Prepared, lengths_of
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.plan.forecast import Planner
+    from surefit.plan.planner import Planner
     from surefit.plan.search import Candidate, Choice, Machine
 
 
 def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | None = None) -> int:
     """The fastest configuration that fits, on this device or on any of several."""
-    from surefit.plan.forecast import Planner
+    from surefit.plan.planner import Planner
     from surefit.plan.search import optimize as search
 
     start, costs = time.monotonic(), _prices(prices)
@@ -120,7 +120,7 @@ def _reason(chosen: Choice, best: Candidate) -> str:
 
 def compare_gpus(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
     """The config on several GPUs: what fits, how long, how much."""
-    from surefit.plan.forecast import Planner
+    from surefit.plan.planner import Planner
     from surefit.plan.search import on_each
 
     costs = _prices(prices)
@@ -163,7 +163,7 @@ def letters(one: dict[str, Any]) -> str:
 
 def solve(out: Output, run: Prepared, field: str) -> int:
     """How far one setting can go on this device."""
-    from surefit.plan.forecast import Planner
+    from surefit.plan.planner import Planner
     from surefit.plan.search import FIELDS
     from surefit.plan.search import solve as search
 
@@ -219,8 +219,8 @@ def _places(run: Prepared, gpus: str) -> list[Machine]:
     """
     from surefit.facts.generation import fitting_prompts
     from surefit.facts.hardware import hardware_facts
+    from surefit.plan.memory_interval import upper_end
     from surefit.plan.search import Machine
-    from surefit.plan.verdict import upper_end
 
     places = []
     for name in _names(gpus):

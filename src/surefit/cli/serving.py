@@ -127,7 +127,7 @@ def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
     from surefit.config.load import load_config
     from surefit.core.rundir import write_atomic
     from surefit.stages.checking import checked
-    from surefit.stages.prepare import gather
+    from surefit.stages.run_context import gather
 
     with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
         path = Path(folder) / name

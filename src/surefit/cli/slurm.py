@@ -38,11 +38,11 @@ from surefit.launch.slurm import (
     submit,
 )
 from surefit.stages.checking import checked, require_no_errors
-from surefit.stages.prepare import gather
+from surefit.stages.run_context import gather
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.stages.prepare import Gathered
+    from surefit.stages.run_context import Gathered
 
 RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
 """The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
@@ -231,7 +231,7 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
 
 def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
     """The array job that makes the shards of `data.tokenized`, on processors alone."""
-    from surefit.stages.sharding import prepared_directory, source_files
+    from surefit.stages.tokenize_shards import prepared_directory, source_files
 
     loaded = load_config(target, overrides)
     prepared_directory(loaded.config)

@@ -10,11 +10,11 @@ from surefit.core.errors import EXIT_OK
 from surefit.core.units import duration_text, plural
 from surefit.stages import training
 from surefit.stages.checking import Refused
-from surefit.stages.prepare import Prepared
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
 
 
 def train(out: Output, run: Prepared, *, world: World | None = None, **wishes: Any) -> int:

@@ -42,7 +42,7 @@ class Loaded:
         path: the file it was read from.
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
-        adopted: dotted key → its place in another tool's file that the config names (foreign/adopt.py).
+        adopted: dotted key → its place in another tool's file that the config names (importers/adopt.py).
     """
 
     config: Config

@@ -1,6 +1,6 @@
 """The decisions that depend on how much memory a step takes: the micro batch, what is recomputed, tiles.
 
-The arithmetic itself (`facts/budget.py`) stands above `config/`, so it is passed in as a function.
+The arithmetic itself (`facts/memory_formula.py`) stands above `config/`, so it is passed in as a function.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from surefit.core.errors import ConfigError
 from surefit.core.lock import InUse, locked
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, write_atomic, write_json
-from surefit.data.formats import Examples
-from surefit.data.shorten import prompt_cutter
+from surefit.data.rows.layouts import Examples
+from surefit.data.rows.shorten import prompt_cutter
 from surefit.evaluate.answers import GRAMMAR, step_of
 from surefit.evaluate.curve import svg
 from surefit.evaluate.distributed import score_across
@@ -32,7 +32,7 @@ from surefit.evaluate.record import Files
 from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.variants import CheckpointModel
-from surefit.parallel.mesh import World, by_first, gathered
+from surefit.parallel.process_group import World, by_first, gathered
 from surefit.task import Scores, TaskRecipe
 
 SET = "eval"

@@ -16,7 +16,7 @@ from surefit.evaluate.inference import Respondent
 from surefit.evaluate.judging import score_variant
 from surefit.evaluate.record import Scored
 from surefit.evaluate.rows import Picked
-from surefit.parallel.mesh import World, gathered
+from surefit.parallel.process_group import World, gathered
 from surefit.task import Example, TaskRecipe
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surefit.config.schema import Config
-from surefit.data.shorten import prompt_limit
+from surefit.data.rows.shorten import prompt_limit
 from surefit.evaluate.answers import GRAMMAR
 from surefit.generate.engine import Decoding
 from surefit.task import TaskRecipe

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from surefit.config.schema import Config
 from surefit.core.errors import errors_at
 from surefit.core.progress import silent
-from surefit.data.formats import Examples
-from surefit.data.shorten import prompt_cutter
+from surefit.data.rows.layouts import Examples
+from surefit.data.rows.shorten import prompt_cutter
 from surefit.evaluate.generation_settings import ways
 from surefit.evaluate.inference import LocalModel
 from surefit.evaluate.rows import judge, pick, predictions

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.progress import OnProgress, silent
-from surefit.data.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
+from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
 from surefit.evaluate.rows import Answer, Picked

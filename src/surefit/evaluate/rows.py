@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, errors_at
 from surefit.core.sampling import evenly
-from surefit.data.formats import Examples
+from surefit.data.rows.layouts import Examples
 from surefit.generate.engine import Generation
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 

@@ -14,8 +14,8 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.progress import OnProgress, silent
 from surefit.core.rundir import RunDir, write_json
-from surefit.data.formats import Examples
-from surefit.data.shorten import prompt_cutter
+from surefit.data.rows.layouts import Examples
+from surefit.data.rows.shorten import prompt_cutter
 from surefit.evaluate.answers import BASELINE, step_of
 from surefit.evaluate.distributed import score_across
 from surefit.evaluate.gate import require_reference
@@ -27,7 +27,7 @@ from surefit.evaluate.rows import Picked, pick, require_scorable
 from surefit.evaluate.settings import require_settings
 from surefit.evaluate.summary import summarise
 from surefit.evaluate.variants import SERVED, choose, open_variants
-from surefit.parallel.mesh import World, by_first
+from surefit.parallel.process_group import World, by_first
 from surefit.task import TaskRecipe
 
 

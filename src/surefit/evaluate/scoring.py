@@ -12,8 +12,8 @@ from surefit.core.errors import DataError, did_you_mean, errors_at
 from surefit.core.progress import OnProgress, silent
 from surefit.core.reading import parse_json
 from surefit.core.units import plural, shortened
-from surefit.data.formats import Examples, to_examples, to_prompts
-from surefit.data.load import Rows, load_rows
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.layouts import Examples, to_examples, to_prompts
 from surefit.evaluate.answers import BASELINE
 from surefit.evaluate.estimates import estimates
 from surefit.metrics.strict_json import json_kind

@@ -196,8 +196,8 @@ def covered(model: ModelFacts) -> bool:
 
 
 def shared_tokens(batch: MicroBatch, parts: int) -> MicroBatch:
-    """The part of a micro batch that one of several processes has, `parallel/context.py`: T / n tokens and one of
-    filling; it reads the keys of its front piece's and of its last piece's documents up to their ends.
+    """The part of a micro batch that one of several processes has, `parallel/context_parallel.py`: T / n tokens and
+    one of filling; it reads the keys of its front piece's and of its last piece's documents up to their ends.
 
     Of n processes and a document of T tokens the first has the pieces 1 and 2n of 2n, so it reads T / 2n and T keys.
     """

@@ -19,10 +19,10 @@ import math
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import processes
+from surefit.facts.eval_prompts import ScoredSet
 from surefit.facts.flops import FORWARD, TRAINED, work_of
 from surefit.facts.gpus import Gpu
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.scored import ScoredSet
 
 
 def answering_seconds(config: Config, model: ModelFacts, gpu: Gpu, prompts: int, prompt: float, answer: int) -> float:

@@ -39,7 +39,7 @@ class AuditFacts:
         observations: name → what was seen; a name that is missing was not looked for.
         max_length: the limit that the token lengths were judged by; None where there is no config.
         conventions: config key of the other sources of a run (`data.mix.SOURCE`, `data.eval`,
-            `evaluate.extra_sets.NAME`) → how their rows are written (data/detectors/conventions.py).
+            `evaluate.extra_sets.NAME`) → how their rows are written (data/audit/detectors/conventions.py).
         others: the same keys → what is seen of their rows once the chat template has rendered them.
     """
 

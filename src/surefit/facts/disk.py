@@ -23,8 +23,8 @@ from surefit.config.world import processes
 from surefit.core import env
 from surefit.core.units import count_text
 from surefit.facts.activations import FLOAT32
-from surefit.facts.budget import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
 from surefit.facts.hardware import HardwareFacts, nearest_existing
+from surefit.facts.memory_formula import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.named_templates import template_files
 from surefit.facts.tensors import Shape, factors, parameters

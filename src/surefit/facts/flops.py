@@ -28,8 +28,8 @@ from typing import Any
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.facts.architecture import text_section
-from surefit.facts.budget import OUTPUT_HEADS, target_modules
 from surefit.facts.gpus import find_gpu
+from surefit.facts.memory_formula import OUTPUT_HEADS, target_modules
 from surefit.facts.model import ModelFacts
 
 FORWARD = INPUT_GRADIENT = WEIGHT_GRADIENT = 2

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from surefit.config.schema import Config
 from surefit.facts.activations import FLOAT32
-from surefit.facts.budget import Term
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import Term
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sdpa import Call, Capability, Kernel, kernel_of
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.facts.door import read_json_object, require_sound_config, templates_of
 from surefit.facts.named_templates import DEFAULT, TEMPLATE_DIR, TEMPLATE_FILE, TOOL_USE
 from surefit.facts.safetensors import INDEX, SINGLE, Tensor
+from surefit.facts.validate_model_files import read_json_object, require_sound_config, templates_of
 
 
 @dataclass(frozen=True)

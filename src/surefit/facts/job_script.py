@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from surefit.core.errors import ConfigError
-from surefit.facts.directives import Slip, slips_in, variables_in
 from surefit.facts.installs import Install, installs_in
+from surefit.facts.sbatch_syntax import Slip, slips_in, variables_in
 from surefit.facts.setup import Place, Setup
 from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, options_alone, split_commands
 

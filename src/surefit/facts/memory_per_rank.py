@@ -1,4 +1,4 @@
-"""What one of several processes needs: the closed form of `facts/budget.py` for each way of sharing a run.
+"""What one of several processes needs: the closed form of `facts/memory_formula.py` for each way of sharing a run.
 
 A process is one GPU. Every mode is described by what it changes of the single process: which tokens, matrices or layers
 are seen (then the arithmetic of `budget` applies to those), what of weights and optimizer is held in shares, and which
@@ -40,16 +40,16 @@ from surefit.config.modes import MODES, ZERO
 from surefit.config.resolve import Resolved
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
-from surefit.facts import budget
+from surefit.facts import memory_formula
 from surefit.facts.activations import AMPERE, FLOAT32, MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
-from surefit.facts.budget import Budget, Term, at_least, micro_batch
+from surefit.facts.memory_formula import Budget, Term, at_least, micro_batch
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
 from surefit.facts.step_shape import micro_batch_shape
 from surefit.facts.tensors import tensors
 
 CONTEXT_BUCKET = 64 * MIB
-"""`parallel/context.py` sums gradients in tensors of about this size."""
+"""`parallel/context_parallel.py` sums gradients in tensors of about this size."""
 DEEPSPEED = {"reduce_bucket_size": 5e8, "stage3_max_live_parameters": 1e9, "stage3_prefetch_bucket_size": 5e7}
 """DeepSpeed's defaults (runtime/zero/config.py), in numbers."""
 
@@ -63,7 +63,7 @@ def peak_bytes(
 ) -> Budget | None:
     """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
-    whole = budget.peak_bytes_on_one(resolved, model, length, padded, capability)
+    whole = memory_formula.peak_bytes_on_one(resolved, model, length, padded, capability)
     if sharing is None or whole is None:
         return whole
     return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), whole)
@@ -83,7 +83,7 @@ def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, i
 
 def _without_activations(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None) -> list[Term]:
     """Where activations are not known: what one process needs at least, divided where a mode divides it."""
-    terms = budget.memory_terms_on_one(resolved, model, capability)
+    terms = memory_formula.memory_terms_on_one(resolved, model, capability)
     sharing = sharing_of(resolved.config)
     if sharing is None:
         return terms
@@ -121,7 +121,7 @@ class _Run:
         return micro_batch_shape(self.resolved, self.length).micro_batches
 
     def of(self, model: ModelFacts, **changes: Any) -> Budget:
-        found = budget.peak_bytes_on_one(
+        found = memory_formula.peak_bytes_on_one(
             self.resolved, model, self.length, self.padded, self.capability, parts=self.sharing.tokens, **changes
         )
         assert found is not None, "the whole model was covered"
@@ -244,10 +244,10 @@ def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[Term, int, i
     of the next, and the gradients of one, `trained` numbers, whole and twice in float32; or at the embedding, where no
     layer is there and the first one's gradients are in float32 once. The term, and those two sizes."""
     config = run.resolved.config
-    part = budget.trained(run.model, config.adapter, config.model.dtype)
+    part = memory_formula.trained(run.model, config.adapter, config.model.dtype)
     assert part is not None, "the whole model was covered"
-    moments = budget.backward_moments(run.batch(run.model), part, True)
-    last = moments.pop(budget.EMBEDDING)
+    moments = memory_formula.backward_moments(run.batch(run.model), part, True)
+    last = moments.pop(memory_formula.EMBEDDING)
     first, reduced = max(moments.values()), (run.number + 2 * FLOAT32) * trained
     if first + gathered + reduced >= last + FLOAT32 * trained:
         return (
@@ -269,7 +269,7 @@ def _zero(run: _Run, whole: Budget) -> Budget:
     bucket = int(number * tuned["reduce_bucket_size"])
     if run.capability is None:
         # On a CPU an empty tensor takes the pages that are written to: those of the gradients that come to lie in it.
-        part_of_all = budget.trained(run.model, resolved.config.adapter, resolved.config.model.dtype)
+        part_of_all = memory_formula.trained(run.model, resolved.config.adapter, resolved.config.model.dtype)
         assert part_of_all is not None, "the whole model was covered"
         bucket = min(bucket, number * part_of_all.parameters)
     mine = held(resolved, run.model, sharing)

@@ -22,7 +22,6 @@ from surefit.core.units import shortened
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
-from surefit.facts.door import read_json_object, require_sound_config, template_of
 from surefit.facts.experts import NO_STACKS, lone_numbers, routers, stacks
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
@@ -30,6 +29,7 @@ from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
 from surefit.facts.low_bits import dequantized_headers, low_bits, plain, why_not
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, templates_in
 from surefit.facts.safetensors import Tensor, read_weights
+from surefit.facts.validate_model_files import read_json_object, require_sound_config, template_of
 
 NANO = "surefit/nano"
 _FOLDER = "name the folder that holds config.json and *.safetensors"

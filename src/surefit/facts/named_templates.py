@@ -12,7 +12,7 @@ from typing import Any
 
 from surefit.core.errors import ModelError
 from surefit.core.reading import read_bytes
-from surefit.facts.door import MAX_TEMPLATE_BYTES, read_json_object, templates_of
+from surefit.facts.validate_model_files import MAX_TEMPLATE_BYTES, read_json_object, templates_of
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIR = "additional_chat_templates"

@@ -180,7 +180,7 @@ def is_here(name: str, model: ModelFacts, layers: range, rank: int, size: int) -
 
 
 def stages(model: ModelFacts, size: int) -> list[range]:
-    """The layers of each stage of a pipeline, by the parameters that `parallel/pipeline.py` counts."""
+    """The layers of each stage of a pipeline, by the parameters that `parallel/pipeline_parallel.py` counts."""
     layer = dict.fromkeys(range(model.num_layers), 0)
     outside = {"embed": 0, "end": 0}
     for tensor in tensors(model, None):

@@ -9,8 +9,8 @@ from typing import Any
 
 from surefit.config.schema import LoraSection
 from surefit.facts.activations import LLAMA_LIKE as LLAMA_LIKE
-from surefit.facts.budget import OUTPUT_HEADS, target_modules
 from surefit.facts.experts import factor_shapes, wrappers
+from surefit.facts.memory_formula import OUTPUT_HEADS, target_modules
 from surefit.facts.model import ModelFacts
 from surefit.facts.vocabulary import row_shapes
 

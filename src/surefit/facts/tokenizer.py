@@ -16,13 +16,13 @@ from surefit.core.errors import ModelError
 from surefit.core.limited import ExceedsLimit, NotTried, run_limited
 from surefit.core.reading import read_bytes, reason_of
 from surefit.facts.chat_template import SPECIAL
-from surefit.facts.door import read_json_object, require_sound_special, require_sound_steps
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_for, templates_in
 from surefit.facts.template import TemplateExceeds, TemplateRefused, render
 from surefit.facts.thinking import as_read, how_read
 from surefit.facts.turn_end import ends_of_turn, first_in
+from surefit.facts.validate_model_files import read_json_object, require_sound_special, require_sound_steps
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TOOLS = re.compile(r"\btools\b")
@@ -202,7 +202,7 @@ def _facts(
 
 
 def require_sound_tokenizer(path: Path) -> None:
-    """The door of a tokenizer's files (facts/door.py); what is not there is fine.
+    """The door of a tokenizer's files (facts/validate_model_files.py); what is not there is fine.
 
     Raises:
         ModelError: one of them is damaged, or would take a library beyond measure.

@@ -24,7 +24,7 @@ from transformers import (
 
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.progress import OnProgress, silent
-from surefit.data.tokenize import ends_by_next
+from surefit.data.tokens.tokenize import ends_by_next
 from surefit.facts.named_templates import TOOL_USE, by_name
 from surefit.facts.thinking import as_read, how_read
 from surefit.generate.constrained import Compiler, Constrain

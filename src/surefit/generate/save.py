@@ -14,8 +14,8 @@ from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
 from surefit.model.compat import without_deepspeed
 from surefit.model.load import PROCESSOR
-from surefit.model.own_code import own_code
-from surefit.model.whole import Whole, whole_config
+from surefit.model.multimodal_wrapper import Whole, whole_config
+from surefit.model.remote_code import own_code
 
 GENERATION_CONFIG = "generation_config.json"
 

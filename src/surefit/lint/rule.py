@@ -30,11 +30,11 @@ from surefit.facts.audit import AuditFacts
 from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.environment import EnvironmentFacts
+from surefit.facts.eval_prompts import ScoredFacts
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.job_script import JobScript
 from surefit.facts.model import ModelFacts
-from surefit.facts.scored import ScoredFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts

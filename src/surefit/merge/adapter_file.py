@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 from surefit.core.errors import GateError
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import ends_with
-from surefit.facts.door import require_sound_adapter
 from surefit.facts.lora_settings import PREFIX, changes_arithmetic
 from surefit.facts.safetensors import read_header
+from surefit.facts.validate_model_files import require_sound_adapter
 from surefit.model.adapter import (
     CONFIG,
     ROWS,

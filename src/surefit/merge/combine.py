@@ -27,7 +27,7 @@ from surefit.merge.adapter_file import AdapterFile, Update, parameter_of, read_a
 from surefit.merge.stream import misfits
 from surefit.model.adapter import CONFIG, WEIGHTS
 from surefit.model.identity import adapter_identity
-from surefit.model.streamed import FromFiles, cast
+from surefit.model.layerwise_forward import FromFiles, cast
 
 EXACT = "cat"
 WAYS = (EXACT, "linear", "ties", "dare_ties", "dare_linear", "magnitude_prune", "svd")

@@ -16,7 +16,7 @@ from surefit.facts.experts import wrappers
 from surefit.merge.adapter_file import AdapterFile, Update, incomplete, rank_and_scaling
 from surefit.model.compat import stacked_from_files
 from surefit.model.experts import expert_stacks, of_each, router_stacks
-from surefit.model.streamed import Weights
+from surefit.model.layerwise_forward import Weights
 
 
 def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:

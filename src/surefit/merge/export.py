@@ -29,8 +29,8 @@ from surefit.merge.merge import PROMPTS
 from surefit.merge.quantised import Conversion, make, measure, require_convertible
 from surefit.model.identity import base_identity, weights_sha256
 from surefit.model.load import PROCESSOR
-from surefit.model.own_code import own_code
-from surefit.model.whole import names_in_whole
+from surefit.model.multimodal_wrapper import names_in_whole
+from surefit.model.remote_code import own_code
 
 HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"

@@ -46,12 +46,12 @@ from surefit.model.identity import (
     read_record,
     weights_sha256,
 )
+from surefit.model.layerwise_forward import FromFiles, Weights, nudged
 from surefit.model.load import load_model
+from surefit.model.multimodal_wrapper import Whole, whole_config
 from surefit.model.saved import load_resized, load_saved, with_adapter
-from surefit.model.streamed import FromFiles, Weights, nudged
 from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens, tokens_with_rows
 from surefit.model.vocabulary import ends, token_rows
-from surefit.model.whole import Whole, whole_config
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""

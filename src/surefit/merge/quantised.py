@@ -32,10 +32,10 @@ from surefit.merge import certify
 from surefit.merge.certify import Check
 from surefit.model.classes import auto_class
 from surefit.model.compat import without_deepspeed
+from surefit.model.layerwise_forward import FromFiles, nudged
 from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
 from surefit.model.sdpa import start_cuda
-from surefit.model.streamed import FromFiles, nudged
 
 Outtype = Literal["f16", "bf16", "q8_0", "q4_k_m"]
 ERRORS = {"nf4": 0.092, "int8": 0.0079, "fp8": 0.0264, "q4_k_m": 0.0713, "q8_0": 0.0053, "bf16": 0.0017, "f16": 0.0002}

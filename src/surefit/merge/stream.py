@@ -26,7 +26,7 @@ from surefit.merge.experts import one_by_one
 from surefit.merge.fold import fold, rounding_error
 from surefit.model.experts import is_transposed, without_factors
 from surefit.model.identity import tensor_sha256
-from surefit.model.streamed import Weights, cast, names_in_files
+from surefit.model.layerwise_forward import Weights, cast, names_in_files
 from surefit.model.tokenizer import Resized
 from surefit.model.vocabulary import ends
 

@@ -21,7 +21,6 @@ from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
 from surefit.core.units import quoted, shortened
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
-from surefit.facts.door import require_sound_adapter
 from surefit.facts.experts import experts_of, wrappers
 from surefit.facts.lora_settings import (
     MERGE_IT,
@@ -31,6 +30,7 @@ from surefit.facts.lora_settings import (
     not_continued,
     rename_problem,
 )
+from surefit.facts.validate_model_files import require_sound_adapter
 from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
 from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
 from surefit.model.tokenizer import tokens_with_rows
@@ -442,7 +442,7 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
 
 @contextmanager
 def adapter_errors(directory: Path) -> Iterator[None]:
-    """What PEFT says of an adapter as a message with its directory, after a look at its settings (facts/door.py)."""
+    """Raise PEFT's complaint with the adapter's directory, after `facts/validate_model_files.py` saw its settings."""
     again = "it belongs to another base, or is damaged: name the base that it was trained beside, or copy it again"
     with library_errors(directory, GateError, "the adapter cannot be loaded", again):
         require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)

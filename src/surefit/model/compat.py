@@ -111,8 +111,8 @@ def rows_known(batch: Mapping[str, Any]) -> Iterator[None]:
     each time for all that was launched. Can go when it takes the answers as arguments.
 
     Args:
-        batch: as data/collate.py makes it. Where it lacks `padded` and `document_lengths`, and of tensors of another
-            shape than its rows, transformers asks as ever.
+        batch: as data/tokens/collate.py makes it. Where it lacks `padded` and `document_lengths`, and of tensors of
+            another shape than its rows, transformers asks as ever.
     """
     shape, padded, lengths = batch["input_ids"].shape, batch.get("padded"), batch.get("document_lengths")
     ignored, packed = masking_utils._ignore_causal_mask_sdpa, masking_utils.find_packed_sequence_indices

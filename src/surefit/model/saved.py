@@ -14,7 +14,7 @@ from surefit.core.rundir import RunDir
 from surefit.facts.named_templates import TEMPLATE_FILE, by_name, templates_in
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.layers import load_to_answer
-from surefit.model.streamed import config_to_load
+from surefit.model.layerwise_forward import config_to_load
 from surefit.model.tokenizer import Resized, load_tokenizer
 from surefit.model.vocabulary import grow
 

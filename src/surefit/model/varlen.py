@@ -8,7 +8,8 @@ padding dropped, silently). A document's tokens read that document alone:
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
   has sinks, or a softcap, which no kernel of torch's knows.
 
-Where several processes share the tokens of a row, `sharing` says which of them this one has (parallel/context.py).
+Where several processes share the tokens of a row, `sharing` says which of them this one has
+(parallel/context_parallel.py).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from surefit.model import compat
 from surefit.parallel.engine import Batch, Engine, Loss
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 
 
 class LossOf(torch.nn.Module):

@@ -16,8 +16,8 @@ import torch
 
 from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
-from surefit.parallel.flat import Flat
-from surefit.parallel.mesh import World, summed
+from surefit.parallel.process_group import World, summed
+from surefit.parallel.shard_ranges import Flat
 
 Batch = Mapping[str, Any]
 Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]

@@ -24,8 +24,8 @@ from surefit.core.errors import ModelError
 from surefit.model.compile import decoder_layers
 from surefit.parallel.ddp import LossOf
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
-from surefit.parallel.flat import Flat, Lazy, part_of, shape_of
-from surefit.parallel.mesh import World, device_of
+from surefit.parallel.process_group import World, device_of
+from surefit.parallel.shard_ranges import Flat, Lazy, part_of, shape_of
 
 
 class FullySharded(Engine):

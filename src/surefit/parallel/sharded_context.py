@@ -10,7 +10,7 @@ from __future__ import annotations
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from surefit.parallel.context import SharedTokens
+from surefit.parallel.context_parallel import SharedTokens
 from surefit.parallel.fsdp import FullySharded
 
 

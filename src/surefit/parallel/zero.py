@@ -29,9 +29,9 @@ from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.packaging import install_extra
 from surefit.core.reading import read_json_file
-from surefit.foreign.adopt import TUNING
+from surefit.importers.adopt import TUNING
 from surefit.parallel.engine import Batch, Engine, Loss, Norm
-from surefit.parallel.mesh import World, device_of
+from surefit.parallel.process_group import World, device_of
 
 CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
 """Stage → DeepSpeed's optimizer of it. What it makes depends on the data types too."""

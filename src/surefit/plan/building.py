@@ -20,7 +20,7 @@ from surefit.model.kernels import use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.quantize import BLOCK, frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
 from surefit.model.tiling import tile_mlps
-from surefit.plan.setting import Setting
+from surefit.plan.step_config import Setting
 from surefit.plan.trace import HOST, Recorder
 
 
@@ -149,7 +149,8 @@ def _scales(weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def micro_batch(setting: Setting, recorder: Recorder) -> Mapping[str, Any]:
-    """A micro batch as data/collate.py makes it, of token 1; where some rows are padded, the last one's last place.
+    """A micro batch as data/tokens/collate.py makes it, of token 1; where some rows are padded, the last one's last
+    place.
 
     On a GPU it lies in the host's memory, and what is moved there exists while it is used.
     """

@@ -6,7 +6,7 @@ from surefit.config.modes import MODES
 from surefit.config.resolve import Resolved
 from surefit.config.schema import LoraSection
 from surefit.core.units import MIB
-from surefit.facts.budget import Budget, target_modules, trained
+from surefit.facts.memory_formula import Budget, target_modules, trained
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import sharing_of
 

@@ -13,8 +13,8 @@ from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.resolve import Resolved
 from surefit.config.world import processes
 from surefit.facts.activations import TOKEN_BYTES
-from surefit.facts.budget import MOMENTS, PAGED, trained_tensors
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import MOMENTS, PAGED, trained_tensors
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.step_shape import micro_batch_shape
 

@@ -20,8 +20,8 @@ from surefit.merge.certify import TOKENS_READ, read_logits
 from surefit.merge.fold import fold, rounding_error
 from surefit.merge.merge import PROMPTS
 from surefit.model.adapter import lora_modules
-from surefit.model.streamed import FromFiles, Slot, hollow
-from surefit.plan.setting import Setting
+from surefit.model.layerwise_forward import FromFiles, Slot, hollow
+from surefit.plan.step_config import Setting
 from surefit.plan.trace import Recorder
 
 COMPARED = 4

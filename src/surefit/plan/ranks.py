@@ -31,9 +31,9 @@ from surefit.config.schema import ParallelSection
 from surefit.core.errors import MachineError
 from surefit.facts.sharding import Sharing
 from surefit.model.varlen import Documents, Share
-from surefit.parallel import context, ddp, pipeline, tensor
+from surefit.parallel import context_parallel, ddp, pipeline_parallel, tensor_parallel
 from surefit.parallel.engine import Engine, engine_of
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 from surefit.plan.trace import HOST, Recorder
 
 GATHERED, REDUCED, BUCKETS, RECEIVED = "gathered weights", "reduction", "gradient buckets", "received states"
@@ -164,11 +164,11 @@ def _nothing(*_: Any, **__: Any) -> None:
 _UNCOMPARED: tuple[tuple[Any, str, Any], ...] = (
     (torch_ddp, "_verify_param_shape_across_processes", lambda *_, **__: True),
     (torch_ddp, "_sync_module_states", _nothing),
-    (context, "require_packable", _nothing),
-    (context.SharedTokens, "_require_shareable", _nothing),
-    (pipeline._Parts, "require_exact", _nothing),
-    (tensor, "_hidden", _nothing),
-    (tensor, "_require_same", _nothing),
+    (context_parallel, "require_packable", _nothing),
+    (context_parallel.SharedTokens, "_require_shareable", _nothing),
+    (pipeline_parallel._Parts, "require_exact", _nothing),
+    (tensor_parallel, "_hidden", _nothing),
+    (tensor_parallel, "_require_same", _nothing),
     (torch.nn.Module, "to", lambda module, *_, **__: module),
 )
 
@@ -195,7 +195,7 @@ def among_others(recorder: Recorder, engine: Engine) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, instead in (
             (ddp, "_sum", _summed),
-            (context, "part_of", _part_of),
+            (context_parallel, "part_of", _part_of),
             (fsdp_param, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
             (fsdp_group, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
             (fsdp_param, "free_storage", _resizing(fsdp_param.free_storage, recorder, GATHERED)),
@@ -250,7 +250,7 @@ def _part_of(
     """`context.part_of` of documents that are supervised like the whole batch, by their lengths alone."""
     rows, length = batch["input_ids"].shape
     lengths = batch["document_lengths"] if "document_lengths" in tuple(batch) else (length,) * rows
-    pieces = context.divided(lengths, size)
+    pieces = context_parallel.divided(lengths, size)
     held = [sum(piece.last - piece.first for piece in part) for part in pieces]
     count = 1 + max(held)
     read = [piece.last - piece.document for piece in pieces[rank]]

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from surefit.config.resolve import Resolved
-from surefit.core.garbage import uncollected
+from surefit.core.gc_pause import uncollected
+from surefit.facts.eval_prompts import ScoredFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.facts.scored import ScoredFacts
 from surefit.plan.loading import import_libraries
 from surefit.plan.step_time_cache import rates_for
 

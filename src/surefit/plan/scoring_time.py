@@ -28,14 +28,14 @@ import torch
 from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.evaluate.variants import VARIANTS
+from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.facts.scored import ScoredFacts, ScoredSet
 from surefit.plan.building import build
 from surefit.plan.operations import Operations, Tally, extended
 from surefit.plan.profile import Rates
-from surefit.plan.setting import Setting, setting_of
 from surefit.plan.simulate import DEEP, record_run
+from surefit.plan.step_config import Setting, setting_of
 from surefit.plan.time import DISK_BYTES_PER_SECOND, SHALLOW, START_SECONDS, roofline
 from surefit.plan.trace import Recorder
 

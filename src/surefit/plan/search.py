@@ -27,9 +27,9 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
 from surefit.facts.vocabulary import with_new_tokens
-from surefit.plan.forecast import Planner
+from surefit.plan.memory_interval import Need, Verdict, need, require_plannable, verdict
+from surefit.plan.planner import Planner
 from surefit.plan.process import process_bytes
-from surefit.plan.verdict import Need, Verdict, need, require_plannable, verdict
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime

@@ -31,7 +31,7 @@ from surefit.plan.fake import FakeMode
 from surefit.plan.malloc import Malloc
 from surefit.plan.merging import from_files, run_merge
 from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
-from surefit.plan.setting import Known, Setting, require_sizes
+from surefit.plan.step_config import Known, Setting, require_sizes
 from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
 from surefit.train import loss
 from surefit.train.optim import MasterOptimizer, make_optimizer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.config.resolve import Resolved
 from surefit.core.errors import MachineError
-from surefit.core.garbage import uncollected
+from surefit.core.gc_pause import uncollected
 from surefit.facts.flops import work_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
@@ -20,7 +20,7 @@ from surefit.plan.loading import import_libraries
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
     from surefit.plan.profile import Rates
-    from surefit.plan.setting import Setting
+    from surefit.plan.step_config import Setting
     from surefit.plan.time import Spent, StepTime
 
 FEW, MANY = 2, 16
@@ -78,7 +78,7 @@ class Pace:
         near: bool,
     ) -> StepTime:
         import_libraries()
-        from surefit.plan.setting import setting_of
+        from surefit.plan.step_config import setting_of
         from surefit.plan.time import Spent, StepTime, roofline
 
         setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from surefit.core.errors import ConfigError
 from surefit.plan.operations import Operation, Operations, Tally, extended
 from surefit.plan.profile import Rates, speed_at
-from surefit.plan.setting import Known, Setting
 from surefit.plan.simulate import DEEP, record
+from surefit.plan.step_config import Known, Setting
 from surefit.plan.trace import Again
 
 SHALLOW = (2, 3)

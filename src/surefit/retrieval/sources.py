@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.units import plural, shortened
-from surefit.data.detectors.vintage import MovieLens
+from surefit.data.audit.detectors.vintage import MovieLens
 from surefit.retrieval.interactions import Events, Key
 
 _WANTED = (

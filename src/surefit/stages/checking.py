@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from surefit import __version__
 from surefit.core.errors import EXIT_ENVIRONMENT, GateError, SureFitError
 from surefit.core.units import plural
-from surefit.stages.prepare import Gathered, row_counts
-from surefit.stages.scored import (
+from surefit.stages.eval_prompts import (
     SAMPLED_ROWS,
     SAMPLED_TEXT,
     divided_rows,
@@ -20,13 +19,14 @@ from surefit.stages.scored import (
     scored_sources,
     tasks_without_rows,
 )
+from surefit.stages.run_context import Gathered, row_counts
 
 if TYPE_CHECKING:
     from surefit.config.load import Loaded
     from surefit.config.schema import Config
-    from surefit.data.formats import Examples
-    from surefit.data.load import Rows
-    from surefit.data.looking import SharedLook
+    from surefit.data.read.load import Rows
+    from surefit.data.rows.layouts import Examples
+    from surefit.data.rows.template_checks import SharedLook
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
-    from surefit.data.looking import SharedLook
-    from surefit.data.special_tokens import SPECIAL
+    from surefit.data.rows.special_tokens import SPECIAL
+    from surefit.data.rows.template_checks import SharedLook
     from surefit.facts.audit import AuditFacts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
@@ -183,8 +183,8 @@ def tokenizer_of(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitEr
 
 def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
     """What a sample of the rows becomes, and what converting it runs into."""
-    from surefit.data.formats import to_examples
-    from surefit.data.thinking import with_thinking
+    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.reasoning import with_thinking
 
     if found.rows is None or found.recipe is None:
         return None, []
@@ -204,9 +204,9 @@ def _rendered(
 ) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
     """The sample without the rows that the chat template does not take, what is seen of the others once they are
     rendered, and those rows as an error, where they are not to be left out."""
-    from surefit.data.formats import WAY_OUT
-    from surefit.data.looking import left_out, refused_rows, without_refused
-    from surefit.data.unread import unread_columns
+    from surefit.data.rows.layouts import WAY_OUT
+    from surefit.data.rows.template_checks import left_out, refused_rows, without_refused
+    from surefit.data.rows.unread_fields import unread_columns
 
     if sample is None or found.rows is None or found.recipe is None:
         return sample, {}, []
@@ -224,7 +224,7 @@ def _examples(
     found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """That sample in numbers, and what is wrong with it."""
-    from surefit.data.sampled import documents_missing, example_facts, not_divisible, tokens_missing
+    from surefit.data.rows.sample_checks import documents_missing, example_facts, not_divisible, tokens_missing
 
     if sample is None:
         return None, []
@@ -249,7 +249,7 @@ def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRe
 def fitting_recipe(columns: Sequence[str]) -> str | None:
     """The recipe whose own columns are all there, or the general one where they fit a known layout."""
     from surefit import recipes
-    from surefit.data.formats import LAYOUTS
+    from surefit.data.rows.layouts import LAYOUTS
 
     for name in recipes.names():
         own = recipes.get(name).columns_in(columns)
@@ -267,8 +267,8 @@ def mixed_problems(
 ) -> list[SureFitError]:
     """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
     to `limit` of each source, of which `shared` renders some."""
-    from surefit.data.formats import to_examples
-    from surefit.data.sampled import template_missing, tokens_missing
+    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.sample_checks import template_missing, tokens_missing
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
@@ -298,7 +298,7 @@ def mixed_problems(
 
 def _none_taken(source: str, examples: Examples, config: Config) -> list[SureFitError]:
     """What is wrong where the share of a source takes none of its rows: known once all of them are."""
-    from surefit.data.formats import mix_in
+    from surefit.data.rows.layouts import mix_in
 
     nothing = examples.subset([])
     try:

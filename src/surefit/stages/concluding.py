@@ -20,7 +20,7 @@ from surefit.core.sampling import evenly
 from surefit.core.units import quoted, shortened
 from surefit.evaluate.answers import base_of, read_variant, same_rows, shipped
 from surefit.stages.events import trained
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
 from surefit.telemetry.conclusion import Conclusion, send
 from surefit.telemetry.numbers import numbers_of
 

@@ -9,14 +9,14 @@ from surefit.core.errors import ConfigError
 from surefit.stages.concluding import concluded
 from surefit.stages.events import at_work, require_trained
 from surefit.stages.placing import require_inputs_apart
-from surefit.stages.prepare import Prepared
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
     from surefit.core.rundir import RunDir
-    from surefit.data.formats import Examples
-    from surefit.parallel.mesh import World
+    from surefit.data.rows.layouts import Examples
+    from surefit.parallel.process_group import World
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
         ConfigError: nothing is trained yet, and what is trained was asked for; or there is no row to score.
     """
     from surefit.evaluate.runner import score_variants
-    from surefit.parallel.mesh import World, by_first
+    from surefit.parallel.process_group import World, by_first
 
     world = world or World()
     config = run.resolved.config
@@ -85,10 +85,10 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     Raises:
         ConfigError: there is neither.
     """
-    from surefit.data.dataset import eval_key, takes_all
-    from surefit.data.formats import read_splits, to_examples
-    from surefit.data.load import load_rows
-    from surefit.data.thinking import with_thinking
+    from surefit.data.read.load import load_rows
+    from surefit.data.rows.layouts import read_splits, to_examples
+    from surefit.data.rows.reasoning import with_thinking
+    from surefit.data.tokens.dataset import eval_key, takes_all
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config

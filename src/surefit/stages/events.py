@@ -10,7 +10,7 @@ from typing import Any
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
 
 
 @contextlib.contextmanager

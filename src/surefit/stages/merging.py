@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefit.core.errors import ConfigError, ModelError, SureFitError, did_you_mean
 from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
-from surefit.facts.door import require_sound_adapter
 from surefit.facts.lora_settings import adapters_below, found_below
 from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
+from surefit.facts.validate_model_files import require_sound_adapter
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted, require_trained
 from surefit.stages.placing import require_inputs_apart
-from surefit.stages.prepare import Prepared
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,9 +101,9 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
         DataError: no row can be used.
     """
     from surefit.core.sampling import evenly
-    from surefit.data.dataset import build_dataset, eval_key
-    from surefit.data.formats import read_splits
-    from surefit.data.sharded import ShardedTokens
+    from surefit.data.rows.layouts import read_splits
+    from surefit.data.tokens.dataset import build_dataset, eval_key
+    from surefit.data.tokens.shard_manifest import ShardedTokens
 
     config = run.resolved.config
     data = config.data
@@ -182,7 +182,7 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     from surefit.merge.combine import WAYS, Combined, combine
     from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
-    from surefit.model.streamed import FromFiles
+    from surefit.model.layerwise_forward import FromFiles
 
     if not is_adapter(target):
         below = adapters_below(target)

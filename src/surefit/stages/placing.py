@@ -10,7 +10,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.output import output_file
 from surefit.core.rundir import RunDir
-from surefit.stages.prepare import Prepared
+from surefit.stages.run_context import Prepared
 
 
 def require_inputs_apart(run: Prepared, *written: Path) -> None:

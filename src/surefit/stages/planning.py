@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, SureFitError
-from surefit.stages.prepare import Prepared, examples_per_row, lengths_of
+from surefit.stages.run_context import Prepared, examples_per_row, lengths_of
 
 if TYPE_CHECKING:
-    from surefit.facts.scored import ScoredFacts
-    from surefit.plan.forecast import Lengths
+    from surefit.facts.eval_prompts import ScoredFacts
+    from surefit.plan.planner import Lengths
 
 
 def planned_run(run: Prepared, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def planned_run(run: Prepared, *, quick: bool = False, needs_rows: bool = False)
     Raises:
         DataError: they are.
     """
-    from surefit.plan.document import planned
+    from surefit.plan.build_plan import planned
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(each * run.row_count)
@@ -50,9 +50,9 @@ def kept_lengths(run: Prepared) -> Lengths:
 
 def scored_of(run: Prepared) -> ScoredFacts | None:
     """What the model will be asked; None where that cannot be read, which the check says."""
-    from surefit.data.formats import to_examples
+    from surefit.data.rows.layouts import to_examples
     from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.stages.scored import SAMPLED_ROWS, SAMPLED_TEXT, scored_facts
+    from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, scored_facts
 
     section = run.resolved.config.data
     try:

@@ -9,7 +9,7 @@ from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir
 from surefit.stages.concluding import concluded
 from surefit.stages.events import noted
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
 
 COMPARISON = "compare.html"
 

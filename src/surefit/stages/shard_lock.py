@@ -12,7 +12,7 @@ from pathlib import Path
 
 from surefit.core.lock import locked
 from surefit.core.rundir import sweep
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
 
 
 @contextlib.contextmanager

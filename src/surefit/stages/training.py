@@ -25,17 +25,17 @@ from surefit.stages.checking import checked, require_no_errors
 from surefit.stages.events import noted, trained
 from surefit.stages.placing import require_inputs_apart, require_new_or_run
 from surefit.stages.planning import planned_run
-from surefit.stages.prepare import Prepared
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
+from surefit.stages.run_context import Prepared
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from surefit.data.cache import TokenDataset
-    from surefit.data.formats import Examples
-    from surefit.data.remembered import Start
-    from surefit.data.sharded import ShardedTokens
-    from surefit.parallel.mesh import World
+    from surefit.data.rows.layouts import Examples
+    from surefit.data.tokens.cache import TokenDataset
+    from surefit.data.tokens.dataset_index_cache import Start
+    from surefit.data.tokens.shard_manifest import ShardedTokens
+    from surefit.parallel.process_group import World
     from surefit.train.inputs import TrainingData
 
 
@@ -149,14 +149,14 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
 
     Of several processes the first tokenises, and the others read what it has written; prepared data all read alike.
     """
-    from surefit.data.cache import TokenDataset
-    from surefit.data.sharded import ShardedTokens
+    from surefit.data.tokens.cache import TokenDataset
+    from surefit.data.tokens.shard_manifest import ShardedTokens
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
     if world is None:
         return _tokenise(watcher, run)
-    from surefit.parallel.mesh import from_first
+    from surefit.parallel.process_group import from_first
 
     own = _tokenise(watcher, run) if world.is_first else None
     parts = [(type(rows), rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
@@ -168,8 +168,8 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
 
 
 def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
-    from surefit.data.dataset import build_dataset, eval_key, no_rows
-    from surefit.data.formats import read_splits
+    from surefit.data.rows.layouts import read_splits
+    from surefit.data.tokens.dataset import build_dataset, eval_key, no_rows
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
@@ -208,8 +208,8 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
 def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]) -> Start:
     """The rows as tokens; those of an earlier start where nothing has changed since."""
     from surefit import recipes
-    from surefit.data.formats import read_splits, training_rows
-    from surefit.data.remembered import Start, recalled, remember, start_key
+    from surefit.data.rows.layouts import read_splits, training_rows
+    from surefit.data.tokens.dataset_index_cache import Start, recalled, remember, start_key
 
     config = run.resolved.config
     section, seed = config.data, config.train.seed
@@ -235,9 +235,9 @@ def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedToken
     Raises:
         ConfigError: they are of another tokenizer.
     """
-    from surefit.data.cache import tokenizer_digest
-    from surefit.data.prepared import require_tokenizer
-    from surefit.data.sharded import ShardedTokens
+    from surefit.data.tokens.cache import tokenizer_digest
+    from surefit.data.tokens.shard_manifest import ShardedTokens
+    from surefit.data.tokens.shard_settings import require_tokenizer
 
     manifest, directory = run.gathered.prepared, run.resolved.config.data.tokenized
     if manifest is None or directory is None:
@@ -320,7 +320,7 @@ def _train_once(
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
     from surefit.parallel.engine import engine_of
-    from surefit.parallel.mesh import World
+    from surefit.parallel.process_group import World
     from surefit.telemetry.memory import reset_peak
     from surefit.telemetry.sinks import make_sinks
     from surefit.train.inputs import Callbacks, Environment

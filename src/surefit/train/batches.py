@@ -8,10 +8,10 @@ import numpy as np
 
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
-from surefit.data.cache import MASKED
-from surefit.data.collate import collate, pack
-from surefit.data.pack import pack_for, shard
-from surefit.data.sharded import ShardedLengths
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.pack import pack_for, shard
+from surefit.data.tokens.shard_manifest import ShardedLengths
 from surefit.train.sampler import RowLengths, Rows, batch_rows, micro_batches
 from surefit.train.step import Batch
 

@@ -27,11 +27,11 @@ from surefit.config.schema import Config
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
-from surefit.data.collate import tokens_in
+from surefit.data.tokens.collate import tokens_in
 from surefit.model.finite import why_not_finite
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.flat import Lazy, part_of
-from surefit.parallel.mesh import World, by_first, gathered, together
+from surefit.parallel.process_group import World, by_first, gathered, together
+from surefit.parallel.shard_ranges import Lazy, part_of
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import Batches
 from surefit.train.optim import MasterOptimizer

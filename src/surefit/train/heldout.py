@@ -12,7 +12,7 @@ from surefit.checkpoint import best
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.mesh import by_first
+from surefit.parallel.process_group import by_first
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.batches import Batches

@@ -25,12 +25,13 @@ from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, unless_full
 from surefit.model.adapter import lora_modules
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.mesh import any_of, by_first, together
+from surefit.parallel.process_group import any_of, by_first, together
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.telemetry.sink import FanOut
 from surefit.train import resuming
 from surefit.train.batches import Batches
+from surefit.train.checkpointing import Saving
 from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
 from surefit.train.dry_pass import dry_pass
 from surefit.train.expert_use import ExpertUse
@@ -45,7 +46,6 @@ from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, TrainResult
 from surefit.train.reporting import Pace, Reporting, meter_of
 from surefit.train.sampler import dropout_seed, read_all, survey
-from surefit.train.saving import Saving
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate
 from surefit.train.signals import StopRequest

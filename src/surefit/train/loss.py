@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from surefit.config.schema import ParallelSection
 from surefit.core.errors import ConfigError, ModelError
-from surefit.data.collate import OWN_KEYS
+from surefit.data.tokens.collate import OWN_KEYS
 from surefit.facts.activations import LOSS_TILE, chunk_rows
 from surefit.model.compat import answering, rows_known
 from surefit.model.sdpa import capability_of
@@ -35,7 +35,8 @@ def loss_sum(
 
     Args:
         model: a causal language model, with or without LoRA factors.
-        batch: as data/collate.py makes it: tensors are moved to the model's device, everything else is passed as it is.
+        batch: as data/tokens/collate.py makes it: tensors are moved to the model's device, everything else is passed
+            as it is.
         chunked: False computes the logits of all tokens, and keeps those of the supervised ones in float32.
         balance: what the router's loss has added to the sum is put there, detached.
 

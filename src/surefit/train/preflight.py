@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from surefit.config.schema import Config
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, unless_full, write_json
-from surefit.data.batch_audit import Item, audit_batches
+from surefit.data.audit.batches import Item, audit_batches
 from surefit.facts.batch import BatchFacts
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import Finding, LintContext

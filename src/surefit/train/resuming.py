@@ -11,7 +11,7 @@ import torch
 from surefit.checkpoint import manager
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import Engine
-from surefit.parallel.mesh import by_first
+from surefit.parallel.process_group import by_first
 from surefit.train.identity import HELD_OUT, identity, require_same, require_same_held_out, what_changed
 from surefit.train.optim import MasterOptimizer
 from surefit.train.progress import Counters

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from surefit.core.errors import DataError
-from surefit.data.cache import MASKED
-from surefit.data.sharded import ShardedLengths, ShardedTokens
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.shard_manifest import ShardedLengths, ShardedTokens
 from surefit.train.permutation import permuted
 
 TABLE_ROWS = 2**24

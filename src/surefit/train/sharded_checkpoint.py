@@ -23,7 +23,7 @@ from surefit.checkpoint import manager, shards
 from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.core.errors import LostProcess, MachineError
 from surefit.core.rundir import is_full
-from surefit.parallel.mesh import World, by_first, from_first, gathered, together
+from surefit.parallel.process_group import World, by_first, from_first, gathered, together
 
 LOOK_SECONDS = 0.02
 """Between two looks at whether all parts are there."""

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
-from surefit.data.collate import tokens_in
+from surefit.data.tokens.collate import tokens_in
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.train.loss import loss_sum
 from surefit.train.optim import clip_factor, gradient_norm
 from surefit.train.scaling import LossScale
 
 Batch = Mapping[str, Any]
-"""A micro batch, padded or packed, as data/collate.py makes it."""
+"""A micro batch, padded or packed, as data/tokens/collate.py makes it."""
 
 
 class Optimizer(Protocol):

@@ -26,8 +26,8 @@ from surefit.config.schema import Config
 from surefit.config.world import processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
-from surefit.data.formats import training_rows
-from surefit.data.sources import is_local
+from surefit.data.read.sources import is_local
+from surefit.data.rows.layouts import training_rows
 from surefit.facts.flops import FORWARD, TRAINED, work_of
 from surefit.facts.generation import fitting_prompts
 from surefit.facts.gpus import GPUS
@@ -36,9 +36,9 @@ from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
 from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.assumptions import assumption_text
-from surefit.plan.document import planned
+from surefit.plan.build_plan import planned
+from surefit.plan.memory_interval import upper_end
 from surefit.plan.profile import device_of, rates_of, speed_at
-from surefit.plan.verdict import upper_end
 from surefit.ui.pages import Ui, text_of
 
 SCRATCH: dict[str, Any] = {

@@ -16,7 +16,7 @@ from surefit.checkpoint import manager, shards
 from surefit.checkpoint.manager import State, damage, latest_complete, load, prune, weights_sha256
 from surefit.checkpoint.snapshot import Snapshot
 from surefit.core.errors import MachineError, ModelError
-from surefit.parallel.flat import Flat, part_of, shape_of
+from surefit.parallel.shard_ranges import Flat, part_of, shape_of
 
 PARTS = 3
 WHOLE = {

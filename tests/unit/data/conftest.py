@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from surefit.data.formats import Examples
+from surefit.data.rows.layouts import Examples
 from surefit.task import Example
 
 SPECIAL = ["<|pad|>", "<|text_end|>", "<|begin|>", "<|end|>", "<|tools|>", *(f"<|{r}|>" for r in ("system", "user"))]

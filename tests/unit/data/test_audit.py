@@ -16,15 +16,15 @@ from transformers import AutoTokenizer
 
 from surefit import nano, recipes
 from surefit.core.errors import DataError
-from surefit.data import near_duplicates, tokenize
-from surefit.data.audit import chunk, whole
+from surefit.data.audit import chunk, near_duplicates, whole
 from surefit.data.audit.chunk import Question
 from surefit.data.audit.lengths import Lengths
 from surefit.data.audit.passport import histogram, length_summary, passport
 from surefit.data.audit.sample import Tally, sample_audit
 from surefit.data.audit.whole import Audit, audit
-from surefit.data.formats import to_examples
-from surefit.data.load import Rows, load_rows
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.layouts import to_examples
+from surefit.data.tokens import tokenize
 
 SFT = partial(recipes.get, "chat")
 QUESTION = Question(source="", columns=(), recipe=SFT, recipe_name="chat")

@@ -19,14 +19,14 @@ from surefit import recipes
 from surefit.cli.auditing import audit as run_audit
 from surefit.cli.render import Output
 from surefit.core.errors import MachineError
-from surefit.data import near_duplicates, spool
-from surefit.data.audit import whole
+from surefit.data.audit import near_duplicates, whole
 from surefit.data.audit.chunk import Question
 from surefit.data.audit.lengths import Lengths
 from surefit.data.audit.passport import passport
 from surefit.data.audit.streamed import Streamed
 from surefit.data.audit.whole import Audited, audit
-from surefit.data.load import load_rows
+from surefit.data.read import disk_columns
+from surefit.data.read.load import load_rows
 
 QUESTION = Question(source="", columns=(), recipe=partial(recipes.get, "chat"), recipe_name="chat")
 
@@ -69,7 +69,7 @@ def test_streamed_rows_give_the_same_passport(files: Path, monkeypatch: pytest.M
     assert seen["near_duplicate"]["rows"] > 150
     assert loaded["scored"]["data.eval"]["leak_exact"] > 90
     for name, small in (("ROWS_AT_ONCE", 300), ("BUCKETS", 5), ("BLOCK", 64)):
-        monkeypatch.setattr(spool, name, small)
+        monkeypatch.setattr(disk_columns, name, small)
     monkeypatch.setattr(near_duplicates, "HELD", 500)
     monkeypatch.setattr(whole, "CHUNK", 170)
     streamed = found(Streamed(str(files)), scored=scored)
@@ -120,11 +120,11 @@ def test_quantiles_are_those_of_all_lengths(count: int) -> None:
 
 
 def test_a_full_temporary_directory_is_said(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(column: spool.Column, values: object) -> None:
+    def full(column: disk_columns.Column, values: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     rows = Streamed(str(files))
-    monkeypatch.setattr(spool.Column, "append", full)
+    monkeypatch.setattr(disk_columns.Column, "append", full)
     with pytest.raises(MachineError, match="no room for the temporary files") as caught:
         audit(rows, QUESTION)
     assert "surefit-audit-" in str(caught.value.path)
@@ -139,8 +139,8 @@ def test_a_limit_takes_the_rows_that_a_run_takes(files: Path, limit: int) -> Non
 
 
 def test_the_rows_of_a_config_are_streamed(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("surefit.data.glance.WHOLE_BYTES", 1_000)
-    monkeypatch.setattr("surefit.data.load._kept", lambda parts: pytest.fail("rows are loaded"))
+    monkeypatch.setattr("surefit.data.read.quick_sample.WHOLE_BYTES", 1_000)
+    monkeypatch.setattr("surefit.data.read.load._kept", lambda parts: pytest.fail("rows are loaded"))
     config = tmp_path / "run.yaml"
     config.write_text(
         "recipe: chat\nmodel: {name_or_path: surefit/nano}\n"

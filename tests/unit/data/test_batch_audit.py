@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from surefit.data.batch_audit import Item, audit_batches, prompt_ends
-from surefit.data.cache import MASKED
-from surefit.data.collate import collate
-from surefit.data.tokenize import encode
+from surefit.data.audit.batches import Item, audit_batches, prompt_ends
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import collate
+from surefit.data.tokens.tokenize import encode
 from surefit.facts.batch import BatchFacts
 from surefit.task import Example
 

@@ -9,10 +9,10 @@ import pytest
 from tests.helpers.tokens import tokenize_example
 
 from surefit.core.errors import DataError, MachineError
-from surefit.data import dataset as token_dataset
-from surefit.data.cache import MASKED, cache_key
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import Examples
+from surefit.data.rows.layouts import Examples
+from surefit.data.tokens import dataset as token_dataset
+from surefit.data.tokens.cache import MASKED, cache_key
+from surefit.data.tokens.dataset import build_dataset
 from surefit.task import Example
 
 from .conftest import MARKED_TEMPLATE, as_examples, chat
@@ -112,7 +112,7 @@ def test_a_template_with_todays_date_is_tokenised_anew_each_day(make_tokenizer, 
     dated = make_tokenizer("{{ strftime_now('%Y') }}" + MARKED_TEMPLATE)
     plain = make_tokenizer()
     before = cache_key(EXAMPLES, dated, {}), cache_key(EXAMPLES, plain, {})
-    monkeypatch.setattr("surefit.data.cache.date", Tomorrow)
+    monkeypatch.setattr("surefit.data.tokens.cache.date", Tomorrow)
     after = cache_key(EXAMPLES, dated, {}), cache_key(EXAMPLES, plain, {})
     assert before[0] != after[0]
     assert before[1] == after[1]

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from surefit.config.schema import ModelSection
-from surefit.data.cache import CODE_VERSION, Encoded
-from surefit.data.tokenize import encode_turns
+from surefit.data.tokens.cache import CODE_VERSION, Encoded
+from surefit.data.tokens.tokenize import encode_turns
 from surefit.model.tokenizer import load_tokenizer
 from surefit.task import Example
 
@@ -62,6 +62,6 @@ def test_other_tokens_have_another_version() -> None:
     assert {name: len(own[3]) for name, own in made.items()} == {"nano": 1, "grows": 1, "rewrites": 2, "endless": 1}
     digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:16]
     assert (CODE_VERSION, digest) == GOLDEN, (
-        "the examples' tokens are not those that GOLDEN stands for: raise CODE_VERSION in src/surefit/data/cache.py, so"
+        "the examples' tokens are not those that GOLDEN stands for: raise CODE_VERSION in data/tokens/cache.py, so"
         " that tokens stored before are not taken for these, and write the new version and hash into GOLDEN"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from surefit.data.cache import MASKED
-from surefit.data.collate import collate, pack, tokens_in
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import collate, pack, tokens_in
 
 
 def item(ids, labels):

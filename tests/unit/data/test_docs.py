@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.helpers.tokens import tokenize_example
 
 from surefit import recipes
-from surefit.data.formats import LAYOUTS, detect_format, to_examples
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import LAYOUTS, detect_format, to_examples
 
 PAGE = Path(__file__).parents[3] / "docs/data.md"
 SFT = recipes.get("chat")

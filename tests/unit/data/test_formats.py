@@ -13,8 +13,8 @@ from pyarrow import parquet
 from surefit import recipes
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
-from surefit.data.formats import LAYOUTS, detect_format, read_splits, to_examples, to_prompts
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import LAYOUTS, detect_format, read_splits, to_examples, to_prompts
 
 SFT, CALLING = recipes.get("chat"), recipes.get("function_calling")
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}

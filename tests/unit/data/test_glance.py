@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data import glance as module
-from surefit.data.glance import glance
-from surefit.data.load import Rows, load_rows
+from surefit.data.read import quick_sample as module
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.read.quick_sample import glance
 
 COUNT = 20_000
 

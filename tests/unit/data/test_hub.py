@@ -11,7 +11,7 @@ import pytest
 from datasets import exceptions
 
 from surefit.core.errors import DataError, MachineError
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
 
 TOOLS = [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": "x"}}]
 
@@ -100,7 +100,7 @@ def test_a_token_in_a_message_is_not_repeated(hub):
 
 def test_offline_for_real(tmp_path):
     code = (
-        "from surefit.data.load import load_rows\n"
+        "from surefit.data.read.load import load_rows\n"
         "from surefit.core.errors import MachineError\n"
         "try:\n load_rows('owner/nothing')\n"
         "except MachineError as error:\n print(error)"

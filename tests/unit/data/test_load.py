@@ -11,8 +11,8 @@ import pytest
 
 from surefit import samples
 from surefit.core.errors import DataError
-from surefit.data.load import load_rows
-from surefit.data.sources import is_local, resolve_source
+from surefit.data.read.load import load_rows
+from surefit.data.read.sources import is_local, resolve_source
 
 
 def refused(text) -> DataError:
@@ -121,8 +121,8 @@ def test_the_hash_is_that_of_the_bytes(write, tmp_path):
 def test_reading_rows_imports_nothing_heavy(write):
     path = write("a.jsonl", [{"text": "x"}])
     code = (
-        f"import sys; from surefit.data.load import load_rows; load_rows({str(path)!r});"
-        "import surefit.data.formats;"
+        f"import sys; from surefit.data.read.load import load_rows; load_rows({str(path)!r});"
+        "import surefit.data.rows.layouts;"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pyarrow', 'numpy') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,9 +11,9 @@ from surefit.config.load import load_config
 from surefit.config.resolve import leaves, total_steps
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
-from surefit.data.formats import load_mixed, read_splits
-from surefit.data.load import load_rows
-from surefit.stages.prepare import row_counts
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import load_mixed, read_splits
+from surefit.stages.run_context import row_counts
 
 SFT = recipes.get("chat")
 
@@ -124,7 +124,7 @@ def test_the_steps_count_the_mixed_rows(write):
 
 def test_check_names_the_source_that_cannot_be_used(write, monkeypatch, tmp_path):
     from surefit.stages.checking import checked
-    from surefit.stages.prepare import gather
+    from surefit.stages.run_context import gather
 
     monkeypatch.chdir(tmp_path)
     write("train.jsonl", rows("own", 400))

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from surefit.data.near_duplicates import (
+from surefit.data.audit.near_duplicates import (
     THRESHOLD,
     band_keys,
     jaccard,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefit.core.errors import DataError
-from surefit.data.pack import best_fit_decreasing, pack_for, shard
+from surefit.data.tokens.pack import best_fit_decreasing, pack_for, shard
 
 CAPACITY = 64
 items = st.lists(st.integers(1, CAPACITY), max_size=200)

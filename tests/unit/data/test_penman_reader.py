@@ -6,8 +6,8 @@ import pytest
 
 from surefit import samples
 from surefit.core.errors import DataError
-from surefit.data.load import load_rows
-from surefit.data.sources import data_files
+from surefit.data.read.load import load_rows
+from surefit.data.read.sources import data_files
 
 TEXT = """\ufeff# AMR release; generated on a day
 # a note

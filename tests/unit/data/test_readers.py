@@ -11,9 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data import columnar, readers
-from surefit.data.load import load_rows
-from surefit.data.readers import MAX_DEPTH
+from surefit.data.read import columnar, readers
+from surefit.data.read.load import load_rows
+from surefit.data.read.readers import MAX_DEPTH
 
 ROWS = [{"prompt": "a", "completion": "b"}, {"prompt": "c", "completion": "d\u2028e"}]
 GOOD = '{"prompt": "a", "completion": "b"}'

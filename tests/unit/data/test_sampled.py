@@ -10,8 +10,8 @@ import pytest
 from tests.helpers.tokens import tokenize_example
 
 from surefit import nano
-from surefit.data import sampled
-from surefit.data.sampled import example_facts
+from surefit.data.rows import sample_checks
+from surefit.data.rows.sample_checks import example_facts
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.task import Example
 
@@ -65,9 +65,9 @@ def test_the_work_is_bounded(facts: TokenizerFacts, monkeypatch: pytest.MonkeyPa
         handed.extend(texts)
         return [len(text) for text in texts]
 
-    monkeypatch.setattr(sampled, "_lengths", lengths)
+    monkeypatch.setattr(sample_checks, "_lengths", lengths)
     found = example_facts(as_examples(*(chat("x" * 100_000, "y") for _ in range(500))), facts, 2_000)
-    assert sum(map(len, handed)) <= sampled.BUDGET
+    assert sum(map(len, handed)) <= sample_checks.BUDGET
     assert found.measured == len(handed) == found.too_long > 20
 
 

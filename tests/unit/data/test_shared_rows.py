@@ -9,10 +9,10 @@ from tests.helpers.tokens import tokenize_example
 
 from surefit import recipes
 from surefit.core.errors import DataError
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import to_examples
-from surefit.data.load import load_rows
-from surefit.data.tokenize import tokenize_prompt
+from surefit.data.read.load import load_rows
+from surefit.data.rows.layouts import to_examples
+from surefit.data.tokens.dataset import build_dataset
+from surefit.data.tokens.tokenize import tokenize_prompt
 
 CALLING, SFT = recipes.get("function_calling"), recipes.get("chat")
 

@@ -4,11 +4,11 @@ import pytest
 
 from surefit.config.schema import Config, ModelSection
 from surefit.core.errors import DataError
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import Examples
-from surefit.data.sampled import documents_missing
-from surefit.data.shorten import MARK, UNUSED, kept, prompt_cutter, prompt_limit, shorten
-from surefit.data.tokenize import encode, lengths
+from surefit.data.rows.layouts import Examples
+from surefit.data.rows.sample_checks import documents_missing
+from surefit.data.rows.shorten import MARK, UNUSED, kept, prompt_cutter, prompt_limit, shorten
+from surefit.data.tokens.dataset import build_dataset
+from surefit.data.tokens.tokenize import encode, lengths
 from surefit.model.tokenizer import load_tokenizer
 from surefit.recipes import get
 from surefit.task import Example

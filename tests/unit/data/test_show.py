@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.helpers.tokens import tokenize_example
 
-from surefit.data.cache import MASKED
-from surefit.data.show import segments
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.show import segments
 from surefit.task import Example
 
 from .conftest import chat

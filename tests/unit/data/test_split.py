@@ -7,7 +7,7 @@ import random
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.data.formats import Examples, split_eval
+from surefit.data.rows.layouts import Examples, split_eval
 from surefit.task import Example
 
 from .conftest import as_examples, chat

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data.load import load_rows
-from surefit.data.stream import Range, ranges, read_range, stream_rows
+from surefit.data.read.load import load_rows
+from surefit.data.read.stream import Range, ranges, read_range, stream_rows
 
 
 def lines(count: int) -> str:
@@ -44,7 +44,7 @@ def test_a_block_border_changes_nothing(write, monkeypatch):
     """Line ends are looked for block by block: here every block is smaller than a line."""
     path = write("a.jsonl", lines(200))
     expected = ranges(str(path), range_bytes=500)
-    monkeypatch.setattr("surefit.data.stream.MIB", 7)
+    monkeypatch.setattr("surefit.data.read.stream.MIB", 7)
     assert ranges(str(path), range_bytes=500) == expected
 
 
@@ -80,7 +80,7 @@ def test_samples_keep_their_name():
 
 
 def test_load_rows_refuses_what_does_not_fit(write, monkeypatch):
-    monkeypatch.setattr("surefit.data.load.room", lambda: 100_000)
+    monkeypatch.setattr("surefit.data.read.load.room", lambda: 100_000)
     path = write("a.jsonl", lines(1_000))
     with pytest.raises(DataError) as caught:
         load_rows(str(path))

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data.stream import ranges, read_range, stream_rows
+from surefit.data.read.stream import ranges, read_range, stream_rows
 
 boto3, s3fs, moto = (pytest.importorskip(name) for name in ("boto3", "s3fs", "moto.server"))
 ROWS = [{"text": f"row {n}"} for n in range(2_000)]

@@ -16,9 +16,9 @@ from datasets import Dataset, DatasetDict, Features, Json, List
 from pyarrow import parquet
 
 from surefit.core.errors import DataError, MachineError
-from surefit.data import opening
-from surefit.data.load import load_rows
-from surefit.data.stream import ranges, stream_rows
+from surefit.data.read import file_io
+from surefit.data.read.load import load_rows
+from surefit.data.read.stream import ranges, stream_rows
 
 ROWS = [{"text": f"row {n}: {'word ' * (n % 9)}"} for n in range(2_000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -290,7 +290,7 @@ def test_what_a_web_server_answers_is_said(web, name, kind, said):
 
 
 def test_a_server_that_does_not_answer(web, monkeypatch):
-    monkeypatch.setattr(opening, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(file_io, "READ_SECONDS", 0.3)
     assert "timed out" in refused(f"{web}/slow.jsonl", MachineError).message
     assert "cannot be read" in refused("http://127.0.0.1:9/a.jsonl", MachineError).message
 

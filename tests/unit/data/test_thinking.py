@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from surefit.config.schema import DataSection
-from surefit.data.formats import read_splits
-from surefit.data.thinking import thinking_as
-from surefit.data.tokenize import conversation_segments, tokenize_prompt
+from surefit.data.rows.layouts import read_splits
+from surefit.data.rows.reasoning import thinking_as
+from surefit.data.tokens.tokenize import conversation_segments, tokenize_prompt
 from surefit.facts.thinking import FIELDS, how_read, split_thoughts, thoughts_of, without_thoughts
 from surefit.recipes.chat import RECIPE
 from surefit.task import Example, Prediction

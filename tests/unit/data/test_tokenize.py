@@ -9,8 +9,8 @@ from tests.helpers.tokens import tokenize_example
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from surefit.core.errors import DataError, ModelError
-from surefit.data.cache import MASKED
-from surefit.data.tokenize import TEMPLATE_DATE, conversation_segments, encode, encode_turns, tokenize_prompt
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.tokenize import TEMPLATE_DATE, conversation_segments, encode, encode_turns, tokenize_prompt
 from surefit.task import Example
 
 from .conftest import CORPUS, SPECIAL, chat

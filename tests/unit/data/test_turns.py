@@ -12,10 +12,10 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefit.core.errors import DataError
-from surefit.data.dataset import build_dataset
-from surefit.data.light_template import LightTemplate
-from surefit.data.sampled import token_examples
-from surefit.data.tokenize import conversation_segments, encode_turns, tokenize_prompt
+from surefit.data.rows.sample_checks import token_examples
+from surefit.data.tokens.dataset import build_dataset
+from surefit.data.tokens.light_template import LightTemplate
+from surefit.data.tokens.tokenize import conversation_segments, encode_turns, tokenize_prompt
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.generate.engine import stop_token_ids
 from surefit.task import Example
@@ -270,6 +270,6 @@ def test_words_that_begin_the_next_turn_end_none():
 
 def test_a_comparison_without_the_end_is_noticed(monkeypatch):
     assert judge(PUBLISHED["glm4moe"]).wrong == []
-    monkeypatch.setattr("surefit.data.tokenize.ends_by_next", lambda tokenizer, tools: {})
+    monkeypatch.setattr("surefit.data.tokens.tokenize.ends_by_next", lambda tokenizer, tools: {})
     assert all("without the '<|" in what for what in judge(PUBLISHED["glm4moe"]).wrong)
     assert judge(PUBLISHED["glm4moe"]).wrong

@@ -11,7 +11,7 @@ from surefit.evaluate.distributed import share, whole
 from surefit.evaluate.record import Scored
 from surefit.evaluate.rows import Answer, Picked
 from surefit.generate.engine import Generation
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 from surefit.task import Example
 
 

@@ -13,7 +13,7 @@ from tests.helpers.tokens import tokenize_example
 
 from surefit.core.errors import ConfigError, DataError, GateError
 from surefit.core.rundir import read_json, write_json
-from surefit.data.formats import Examples
+from surefit.data.rows.layouts import Examples
 from surefit.evaluate import inference, runner, variants
 from surefit.evaluate.rows import pick
 from surefit.evaluate.runner import score_variants

@@ -15,8 +15,9 @@ from transformers import LlamaForCausalLM
 
 from surefit.config.resolve import Resolved
 from surefit.config.schema import LoraSection
-from surefit.facts import budget
-from surefit.facts.budget import (
+from surefit.facts import memory_formula
+from surefit.facts.hardware import hardware_facts
+from surefit.facts.memory_formula import (
     LOSS_BYTES,
     Term,
     at_least,
@@ -25,11 +26,10 @@ from surefit.facts.budget import (
     trained,
     trained_tensors,
 )
-from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.tensors import factors
 from surefit.model.adapter import add_adapter, trainable_parameters
-from surefit.plan.document import planned
+from surefit.plan.build_plan import planned
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 N = 20_971_520
@@ -119,8 +119,8 @@ def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..
     adapter = plain.config.adapter.model_copy(update={"use_dora": True})
     speed = plain.config.speed.model_copy(update={"fused_lora": False})
     dora = replace(plain, config=plain.config.model_copy(update={"lora": adapter, "speed": speed}))
-    assert budget.peak_bytes_on_one(plain, model) is not None
-    assert budget.peak_bytes_on_one(dora, model) is None
+    assert memory_formula.peak_bytes_on_one(plain, model) is not None
+    assert memory_formula.peak_bytes_on_one(dora, model) is None
     assert "activations" in " ".join(planned(dora, model, hardware_facts("h100"), quick=True)["left_out"])
     assert "activations" not in " ".join(planned(plain, model, hardware_facts("h100"), quick=True)["left_out"])
     terms = {term.term: term.bytes for term in memory_terms_on_one(dora, model)}

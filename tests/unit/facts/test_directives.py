@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from surefit.facts.directives import slips_in, variables_in
 from surefit.facts.job_script import read_job_script
+from surefit.facts.sbatch_syntax import slips_in, variables_in
 
 HEAD = "#!/bin/bash\n"
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from surefit.core.errors import ModelError
-from surefit.facts.door import require_sound_adapter
 from surefit.facts.model import catalogue, model_facts
 from surefit.facts.safetensors import INDEX, read_header
 from surefit.facts.tokenizer import tokenizer_facts
+from surefit.facts.validate_model_files import require_sound_adapter
 from surefit.nano import PATH
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefit.core.errors import ConfigError
-from surefit.core.garbage import uncollected
+from surefit.core.gc_pause import uncollected
 from surefit.facts.job_script import JobScript, read_job_script, setup_of_job
 from surefit.facts.shell import arithmetic, split_commands
 

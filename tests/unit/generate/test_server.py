@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from surefit.core.errors import ConfigError, MachineError
-from surefit.data.tokenize import TEMPLATE_DATE
+from surefit.data.tokens.tokenize import TEMPLATE_DATE
 from surefit.generate.engine import Decoding, Generation
 from surefit.generate.server import ServedModel
 from surefit.task import Grammar

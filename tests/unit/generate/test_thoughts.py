@@ -9,7 +9,7 @@ import pytest
 from tests.unit.data.test_turns import PUBLISHED, ask, say, tokenizer_with
 
 from surefit.core.errors import DataError
-from surefit.data.tokenize import encode_turns, tokenize_label_prompt, tokenize_prompt
+from surefit.data.tokens.tokenize import encode_turns, tokenize_label_prompt, tokenize_prompt
 from surefit.facts.thinking import answer_of, divided
 from surefit.task import Example
 

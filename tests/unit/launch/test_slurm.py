@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.foreign import context_of
+from surefit.cli.checking_foreign import context_of
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
-from surefit.foreign import read
+from surefit.importers import read
 from surefit.launch.slurm import (
     BatchJob,
     job_states,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from surefit.config.schema import Config
-from surefit.data.load import load_rows
+from surefit.data.read.load import load_rows
 from surefit.facts.dataset import dataset_facts
 from surefit.lint.engine import find_rule, run_rules
 from surefit.lint.rule import Finding, LintContext

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit import foreign
+from surefit import importers
 from surefit.lint.engine import find_rule, run_rules
 from surefit.lint.rule import Finding, LintContext
 
@@ -42,7 +42,7 @@ QUIET = [
 
 def found(code: str, path: Path, text: str) -> list[Finding]:
     path.write_text(text, encoding="utf-8")
-    read = foreign.read(path)
+    read = importers.read(path)
     return run_rules(LintContext(None, path, setup=read.setup), [find_rule(code)]).findings
 
 

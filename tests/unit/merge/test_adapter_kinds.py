@@ -19,7 +19,7 @@ from surefit.merge.adapter_file import read_adapter
 from surefit.merge.combine import Combined, combine
 from surefit.merge.merge import MergeJob, certify_merged, merge_adapter
 from surefit.model.adapter import completeness, lora_modules
-from surefit.model.streamed import FromFiles, Weights
+from surefit.model.layerwise_forward import FromFiles, Weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {

@@ -21,7 +21,7 @@ from surefit.merge.certify import (
     logit_noise,
     read_logits,
 )
-from surefit.model.streamed import nudged
+from surefit.model.layerwise_forward import nudged
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

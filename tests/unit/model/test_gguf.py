@@ -338,7 +338,7 @@ def test_smollm2_is_what_its_makers_say(smollm2):
 def test_the_end_of_a_turn_is_learnt_though_it_also_pads(smollm2):
     from tests.helpers.tokens import tokenize_example
 
-    from surefit.data.collate import collate
+    from surefit.data.tokens.collate import collate
     from surefit.task import Example
 
     _, tokenizer = smollm2

@@ -13,7 +13,7 @@ from peft import get_peft_model_state_dict
 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, GateError
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.model.adapter import add_adapter, start_from
 from surefit.model.load import load_model
 from surefit.model.prepare import base_of, prepare_for_training, reads_padding

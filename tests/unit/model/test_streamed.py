@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
-from surefit.model.streamed import FromFiles, Weights
+from surefit.model.layerwise_forward import FromFiles, Weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [9, 3, 4, 30, 31, 32, 33]])

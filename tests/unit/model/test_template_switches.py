@@ -9,7 +9,7 @@ import pytest
 
 from surefit.config.schema import Config, ModelSection
 from surefit.core.errors import ConfigError
-from surefit.data.tokenize import conversation_segments, tokenize_prompt
+from surefit.data.tokens.tokenize import conversation_segments, tokenize_prompt
 from surefit.facts.chat_template import with_defaults
 from surefit.facts.template import TemplateRefused, render, variables_of
 from surefit.model.tokenizer import load_tokenizer, with_switches

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from surefit import nano
 from surefit.core.errors import ModelError
 from surefit.generate.save import require_savable, save_model
-from surefit.model.whole import Whole, whole_config
+from surefit.model.multimodal_wrapper import Whole, whole_config
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import family_shapes

@@ -10,11 +10,11 @@ import pytest
 import torch
 import varlen_on_cpu  # noqa: F401 (registers the kernel)
 
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.model import varlen
 from surefit.model.sdpa import gpu_assumed
 from surefit.model.varlen import counting_attention, sharing, varlen_attention
-from surefit.parallel.context import divided, part_of, tokens_of
+from surefit.parallel.context_parallel import divided, part_of, tokens_of
 
 LENGTHS = (23, 1, 40, 2, 7)
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16

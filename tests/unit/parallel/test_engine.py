@@ -4,7 +4,7 @@ import pytest
 
 from surefit.config.schema import ParallelSection
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 
 
 @pytest.mark.parametrize("mode", ["single", "ddp", "fsdp"])

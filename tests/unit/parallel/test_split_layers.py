@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from surefit.core.errors import ConfigError
-from surefit.parallel.pipeline import split_layers
+from surefit.parallel.pipeline_parallel import split_layers
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -12,7 +12,7 @@ from surefit.config.schema import ParallelSection
 from surefit.core.errors import MachineError
 from surefit.parallel import zero
 from surefit.parallel.engine import engine_of
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
 from surefit.train.loss import can_chunk
 from surefit.train.optim import MasterAdamW
 

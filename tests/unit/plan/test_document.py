@@ -14,8 +14,8 @@ from surefit.config.resolve import resolve
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.plan.document import planned
-from surefit.plan.forecast import Planner
+from surefit.plan.build_plan import planned
+from surefit.plan.planner import Planner
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from surefit.core.errors import DataError, GateError
 from surefit.core.rundir import RunDir, read_json, write_json
 from surefit.stages import concluding
 from surefit.stages.concluding import certificate_numbers, concluded, examples, score_numbers
-from surefit.stages.watcher import Lines, Watcher
+from surefit.stages.progress_listener import Lines, Watcher
 from surefit.telemetry import conclusion
 from surefit.telemetry.conclusion import Conclusion, send
 

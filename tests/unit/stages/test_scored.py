@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from surefit.facts.scored import ScoredFacts
+from surefit.facts.eval_prompts import ScoredFacts
 from surefit.lint.engine import find_rule
 from surefit.stages.checking import checked
-from surefit.stages.prepare import gather
-from surefit.stages.scored import scored_facts
+from surefit.stages.eval_prompts import scored_facts
+from surefit.stages.run_context import gather
 
 SHORT = "What is the capital of Norway?"
 RUN = """\
@@ -69,7 +69,7 @@ def test_every_set_is_looked_at(here: Path) -> None:
 
 
 def test_the_tokens_are_those_that_the_model_is_asked(here: Path) -> None:
-    from surefit.data.tokenize import tokenize_prompt
+    from surefit.data.tokens.tokenize import tokenize_prompt
     from surefit.model.tokenizer import load_tokenizer
     from surefit.task import Example
 

@@ -24,16 +24,16 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, DataError, MachineError
 from surefit.core.lock import locked
 from surefit.core.processes import pool
-from surefit.data import sharded, shards
-from surefit.data.dataset import build_dataset
-from surefit.data.formats import read_splits
-from surefit.data.prepared import opened
-from surefit.data.sharded import ShardedTokens, read_manifest
-from surefit.data.stream import ranges
+from surefit.data.read.stream import ranges
+from surefit.data.rows.layouts import read_splits
+from surefit.data.tokens import shard_manifest, shards
+from surefit.data.tokens.dataset import build_dataset
+from surefit.data.tokens.shard_manifest import ShardedTokens, read_manifest
+from surefit.data.tokens.shard_settings import opened
 from surefit.model.tokenizer import load_tokenizer
-from surefit.stages import shard_lock, sharding
-from surefit.stages.sharding import Wishes, prepare_shards
-from surefit.stages.watcher import Lines, Watcher
+from surefit.stages import shard_lock, tokenize_shards
+from surefit.stages.progress_listener import Lines, Watcher
+from surefit.stages.tokenize_shards import Wishes, prepare_shards
 from surefit.train.sampler import survey
 
 RANGE = 1500
@@ -52,7 +52,7 @@ def write_rows(path: Path, name: str, count: int) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "ranges", partial(ranges, range_bytes=RANGE))
+    monkeypatch.setattr(tokenize_shards, "ranges", partial(ranges, range_bytes=RANGE))
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_mix_is_seen_as_often_as_in_memory(config, tmp_path: Path, passes: flo
 @pytest.mark.slow
 def test_workers_and_groups_write_the_same_bytes(config, tmp_path: Path) -> None:
     for name in ("one", "two", "grouped"):
-        sharding.planned(config(name), _made(tmp_path / name))
+        tokenize_shards.planned(config(name), _made(tmp_path / name))
     prepare_shards(config("one"), Watcher(), Wishes())
     prepare_shards(config("two"), Watcher(), Wishes(workers=2))
     for number in (2, 0, 1):
@@ -138,8 +138,8 @@ KILLED = """
 import sys
 from surefit.config.load import load_config
 from surefit.config.schema import ModelSection
-from surefit.stages.sharding import Wishes, prepare_shards
-from surefit.stages.watcher import Watcher
+from surefit.stages.tokenize_shards import Wishes, prepare_shards
+from surefit.stages.progress_listener import Watcher
 from pathlib import Path
 prepare_shards(load_config(Path(sys.argv[1]), ()).config, Watcher(), Wishes())
 """
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(config, tmp_path: Pat
     whole, again = config("whole"), config("again")
     prepare_shards(whole, Watcher(), Wishes())
     directory = _made(tmp_path / "again")
-    sharding.planned(again, directory)
+    tokenize_shards.planned(again, directory)
     killed = 0
     for made, delay in ((1, 0.0), (2, 0.004), (4, 0.01), (5, 0.017)):
         child = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "again.yaml")])
@@ -171,7 +171,7 @@ def test_a_full_disk_leaves_whole_shards_and_the_command_goes_on(config, tmp_pat
     one = config("full", place=small_disk)
     expected = config("roomy")
     prepare_shards(expected, Watcher(), Wishes())
-    sharding.planned(one, _made(small_disk / "full"))
+    tokenize_shards.planned(one, _made(small_disk / "full"))
     room(small_disk, 60 * 1024)
     with pytest.raises(MachineError, match="No space left") as told:
         prepare_shards(one, Watcher(), Wishes())
@@ -210,7 +210,7 @@ import sys
 from multiprocessing import get_context
 from pathlib import Path
 from surefit.stages.shard_lock import alone
-from surefit.stages.watcher import Watcher
+from surefit.stages.progress_listener import Watcher
 
 def group(number):
     start.wait()
@@ -376,7 +376,7 @@ def test_bad_rows_are_named_or_counted(config, tmp_path: Path) -> None:
 
 
 def test_few_shards_are_open_at_once(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded, "OPEN", 2)
+    monkeypatch.setattr(shard_manifest, "OPEN", 2)
     prepare_shards(config(), Watcher(), Wishes())
     rows = ShardedTokens(tmp_path / "shards")
     files = len(os.listdir("/proc/self/fd"))
@@ -428,7 +428,7 @@ def test_a_worker_says_what_is_wrong_and_a_killed_one_is_told(
     with pytest.raises(DataError, match=r"rows\.jsonl:4: prompt: missing"):
         prepare_shards(config(), Watcher(), Wishes(workers=2))
     rows.write_text(good)
-    monkeypatch.setattr(sharding, "_start_worker", _die)
+    monkeypatch.setattr(tokenize_shards, "_start_worker", _die)
     with pytest.raises(MachineError, match="a worker was killed"):
         prepare_shards(config(), Watcher(), Wishes(workers=2))
     monkeypatch.undo()
@@ -441,17 +441,17 @@ def _die() -> None:
 
 def answers_without_torch(section: str) -> tuple[str, bool]:
     """(digest of the tokenizer, whether torch was imported), in a worker."""
-    return sharding.loaded_tokenizer(section)[1], sys.modules.get("torch") is not None
+    return tokenize_shards.loaded_tokenizer(section)[1], sys.modules.get("torch") is not None
 
 
 @pytest.mark.slow
 def test_a_worker_does_without_torch(config):
     section = config().model.model_dump_json()
-    with pool(1, sharding._start_worker, (False,)) as executor:
+    with pool(1, tokenize_shards._start_worker, (False,)) as executor:
         digest, imported = executor.submit(answers_without_torch, section).result()
     assert not imported
-    assert digest == sharding.loaded_tokenizer(section)[1]
-    with pool(1, sharding._start_worker, (True,)) as executor:  # the counter-example
+    assert digest == tokenize_shards.loaded_tokenizer(section)[1]
+    with pool(1, tokenize_shards._start_worker, (True,)) as executor:  # the counter-example
         assert executor.submit(answers_without_torch, section).result() == (digest, True)
 
 
@@ -464,5 +464,7 @@ def test_which_models_a_worker_needs_torch_for(config, tmp_path, monkeypatch, mo
     monkeypatch.chdir(tmp_path)
     Path("some.gguf").touch()
     changed = config().model_copy(update={"model": ModelSection(**model)})
-    assert sharding._needs_torch(changed) is needed
-    assert sharding._needs_torch(changed.model_copy(update={"recipe": "somebody_elses"}))  # its code may ask for torch
+    assert tokenize_shards._needs_torch(changed) is needed
+    assert tokenize_shards._needs_torch(
+        changed.model_copy(update={"recipe": "somebody_elses"})
+    )  # its code may ask for torch

@@ -14,9 +14,9 @@ from small_disk import room
 
 from surefit.config.load import load_config
 from surefit.core.errors import DataError, MachineError
-from surefit.data import opening, readers
-from surefit.stages.sharding import LAYOUT_ROWS, Wishes, prepare_shards
-from surefit.stages.watcher import Watcher
+from surefit.data.read import file_io, readers
+from surefit.stages.progress_listener import Watcher
+from surefit.stages.tokenize_shards import LAYOUT_ROWS, Wishes, prepare_shards
 
 from .test_sharding import contents, write_rows
 
@@ -106,7 +106,7 @@ class Sleepy(http.server.SimpleHTTPRequestHandler):
 
 
 def test_a_server_that_times_out(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "READ_SECONDS", 0.3)
+    monkeypatch.setattr(file_io, "READ_SECONDS", 0.3)
     monkeypatch.setattr(Sleepy, "awake", threading.Event())
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Sleepy, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -115,7 +115,7 @@ def test_a_server_that_times_out(tmp_path: Path, folder: Path, monkeypatch: pyte
         with pytest.raises(MachineError, match=r"b\.jsonl: no answer.*timed out"):
             make(tmp_path, url, tmp_path / "shards")
         Sleepy.awake.set()
-        monkeypatch.setattr(opening, "READ_SECONDS", 30)
+        monkeypatch.setattr(file_io, "READ_SECONDS", 30)
         assert make(tmp_path, url, tmp_path / "shards")["manifest"]
     finally:
         Sleepy.awake.set()

@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from surefit.core.errors import ModelError
-from surefit.data.collate import collate, pack
+from surefit.data.tokens.collate import collate, pack
 from surefit.facts import activations
 from surefit.facts.activations import chunk_rows
 from surefit.plan.simulate import record_run

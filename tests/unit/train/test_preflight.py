@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 from surefit import nano
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, read_json
-from surefit.data.batch_audit import Item
-from surefit.data.cache import MASKED
-from surefit.data.collate import collate
-from surefit.data.tokenize import encode
+from surefit.data.audit.batches import Item
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import collate
+from surefit.data.tokens.tokenize import encode
 from surefit.task import Example
 from surefit.train import batches
 from surefit.train.preflight import require_sound_batches

@@ -20,7 +20,7 @@ from surefit.checkpoint import manager
 from surefit.checkpoint.manager import damage, latest_complete, list_steps
 from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.train import saving
+from surefit.train import checkpointing
 from surefit.train.heldout import perplexity
 from surefit.train.loop import Training
 from surefit.train.signals import StopRequest
@@ -54,7 +54,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         events.append(f"end {step}")
         return path
 
-    monkeypatch.setattr(saving.manager, "save", save)
+    monkeypatch.setattr(checkpointing.manager, "save", save)
     return events
 
 
@@ -102,7 +102,7 @@ def test_a_fault_of_the_writer_comes_out_at_the_next_call(
     def broken(*args: Any) -> None:
         raise RuntimeError("the writer broke")
 
-    monkeypatch.setattr(saving.manager, "save", broken)
+    monkeypatch.setattr(checkpointing.manager, "save", broken)
     training = run(tiny_run.config(base, tmp_path, every=4))
     with pytest.raises(RuntimeError, match="the writer broke"):
         training.fit()
@@ -121,7 +121,7 @@ def test_a_disk_that_fills_up_under_the_writer_is_waited_out(
             raise full_disk()
         return SAVE(directory, step, state)
 
-    monkeypatch.setattr(saving.manager, "save", save)
+    monkeypatch.setattr(checkpointing.manager, "save", save)
     training = run(tiny_run.config(base, tmp_path, every=4))
     training.saving.guard.sleep = lambda seconds: None
     result = training.fit()

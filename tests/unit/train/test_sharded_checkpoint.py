@@ -14,8 +14,8 @@ import torch
 from surefit.checkpoint import manager, shards
 from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.core.errors import MachineError
-from surefit.parallel.flat import Flat
-from surefit.parallel.mesh import World
+from surefit.parallel.process_group import World
+from surefit.parallel.shard_ranges import Flat
 from surefit.train import sharded_checkpoint
 from surefit.train.sharded_checkpoint import WritingTogether
 

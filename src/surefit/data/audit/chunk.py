@@ -14,16 +14,16 @@ import numpy.typing as npt
 
 from surefit.core.errors import DataError, RecipeError
 from surefit.core.sampling import portions
-from surefit.data import tokenize
 from surefit.data.audit.languages import language_of
+from surefit.data.audit.near_duplicates import Hashes, text_keys
 from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
-from surefit.data.formats import row_converter
-from surefit.data.messages import trained_on
-from surefit.data.near_duplicates import Hashes, text_keys
-from surefit.data.other_templates import other_templates
-from surefit.data.rendered import Comparison, Segments, unclosed_thoughts
-from surefit.data.show import segments
-from surefit.data.thinking import thinking_as
+from surefit.data.rows.layouts import row_converter
+from surefit.data.rows.messages import trained_on
+from surefit.data.rows.other_templates import other_templates
+from surefit.data.rows.reasoning import thinking_as
+from surefit.data.rows.rendered_turns import Comparison, Segments, unclosed_thoughts
+from surefit.data.tokens import tokenize
+from surefit.data.tokens.show import segments
 from surefit.facts.dataset import answer_of, is_blank, is_null
 from surefit.task import Example, TaskRecipe
 

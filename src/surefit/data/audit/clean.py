@@ -14,10 +14,10 @@ import numpy as np
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_atomic
 from surefit.data.audit.chunk import Question
+from surefit.data.audit.near_duplicates import near_duplicates, near_matches
 from surefit.data.audit.whole import Audited, Whole, first_of_equals, repeats
-from surefit.data.near_duplicates import near_duplicates, near_matches
-from surefit.data.opening import endings
-from surefit.data.sources import Source
+from surefit.data.read.file_io import endings
+from surefit.data.read.sources import Source
 
 REASONS = ("empty", "over_max_length", "leak_exact", "leak_near", "duplicate", "near_duplicate")
 """Observations for which a row is left out; of several that a row shows, the first is named."""

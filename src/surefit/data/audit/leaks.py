@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import SureFitError
 from surefit.core.sampling import evenly
 from surefit.data.audit.sample import Tally
-from surefit.data.formats import row_converter
+from surefit.data.rows.layouts import row_converter
 from surefit.facts.audit import Observation
 from surefit.facts.dataset import GENERAL
 from surefit.task import Example, Row, TaskRecipe
 
 if TYPE_CHECKING:
-    from surefit.data.load import Rows
+    from surefit.data.read.load import Rows
 
 LEAK = "leak_exact"
 """Observation: the prompt of a scored row is that of a training row."""

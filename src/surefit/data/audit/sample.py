@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import DataError
 from surefit.core.sampling import evenly
 from surefit.core.units import MIB, shortened
-from surefit.data.detectors import Detector, Sighting, detectors, file_detectors
-from surefit.data.detectors.conventions import NAMES
-from surefit.data.sources import files_of, resolve_source
+from surefit.data.audit.detectors import Detector, Sighting, detectors, file_detectors
+from surefit.data.audit.detectors.conventions import NAMES
+from surefit.data.read.sources import files_of, resolve_source
 from surefit.facts.audit import AuditFacts, Observation
 
 if TYPE_CHECKING:
-    from surefit.data.load import Rows
+    from surefit.data.read.load import Rows
 
 EXAMPLES = 3
 SAMPLE = 500

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from surefit.core.sampling import evenly
 from surefit.data.audit.sample import SAMPLE
-from surefit.data.load import Rows, files_sha256, rows_sha256
-from surefit.data.readers import Placed
-from surefit.data.sources import resolve_source
-from surefit.data.stream import file_errors, ranges, read_range
+from surefit.data.read.load import Rows, files_sha256, rows_sha256
+from surefit.data.read.readers import Placed
+from surefit.data.read.sources import resolve_source
+from surefit.data.read.stream import file_errors, ranges, read_range
 
 
 class Streamed:

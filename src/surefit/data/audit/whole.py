@@ -24,12 +24,12 @@ from surefit.core.progress import OnProgress, silent
 from surefit.data.audit import chunk
 from surefit.data.audit.chunk import DIGEST, Looker, Question, Seen
 from surefit.data.audit.lengths import Lengths
+from surefit.data.audit.near_duplicates import near_duplicates, near_matches
 from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, convention_detectors, detected
-from surefit.data.load import Rows
-from surefit.data.looking import NAMES as RENDERINGS
-from surefit.data.near_duplicates import near_duplicates, near_matches
-from surefit.data.readers import Placed, characters
-from surefit.data.spool import Column, Spool, SpooledKeys, spooled
+from surefit.data.read.disk_columns import Column, Spool, SpooledKeys, spooled
+from surefit.data.read.load import Rows
+from surefit.data.read.readers import Placed, characters
+from surefit.data.rows.template_checks import NAMES as RENDERINGS
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
 

@@ -12,7 +12,6 @@ from surefit.core.errors import SureFitError
 from surefit.core.reading import read_json_file
 from surefit.core.units import bytes_text, count_text
 from surefit.facts.all_linear import FUSED_IN_FILES, closed_to_lora, without_gradient
-from surefit.facts.budget import MOMENTS, OUTPUT_HEADS, target_modules, trained
 from surefit.facts.experts import experts_of
 from surefit.facts.lora_settings import (
     MERGE_IT,
@@ -24,6 +23,7 @@ from surefit.facts.lora_settings import (
     matching_exactly,
     not_continued,
 )
+from surefit.facts.memory_formula import MOMENTS, OUTPUT_HEADS, target_modules, trained
 from surefit.facts.model import ModelFacts
 from surefit.facts.safetensors import read_header
 from surefit.facts.setup import Setup

@@ -14,10 +14,10 @@ from surefit.core.errors import did_you_mean
 from surefit.core.units import plural, shortened
 from surefit.facts.answering_time import checkpoints_against_training
 from surefit.facts.dataset import DatasetFacts
+from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
 from surefit.facts.gpus import find_gpu
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.facts.scored import ScoredFacts, ScoredSet
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.data import SMALL_EVALUATION

@@ -11,12 +11,12 @@ from surefit.config.resolve import Resolved
 from surefit.config.schema import Config
 from surefit.config.world import processes, sharing_by, ways_to_share
 from surefit.core.units import bytes_text
-from surefit.facts.budget import MOMENTS, Term, at_least
+from surefit.facts.eval_prompts import ScoredFacts
 from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import MOMENTS, Term, at_least
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.scored import ScoredFacts
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, Fix, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE

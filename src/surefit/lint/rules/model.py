@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from surefit.config.schema import Config
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.facts.all_linear import closed_to_lora, ends_with
-from surefit.facts.budget import OUTPUT_HEADS
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.families import family_of
 from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import OUTPUT_HEADS
 from surefit.facts.model import ModelFacts, open_copy, original_of
 from surefit.facts.module_names import HEADS, layers_of
 from surefit.facts.setup import Setup

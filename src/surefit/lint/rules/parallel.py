@@ -425,7 +425,7 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
     Another number of processes, or another `parallel.mode`.
 
     ## Evidence
-    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor.py` refused tp: 4 once the model was loaded.
+    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor_parallel.py` refused tp: 4 once the model was loaded.
     """
     decided = context.resolved.config if context.resolved else config
     found = sharing_obstacle(decided, model)

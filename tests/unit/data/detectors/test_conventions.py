@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefit.data.detectors.conventions import CodeStyle, FinalAnswers, Graphs, JsonStyle
+from surefit.data.audit.detectors.conventions import CodeStyle, FinalAnswers, Graphs, JsonStyle
 
 
 def names(detector: Any, answer: str, column: str = "completion") -> list[str]:

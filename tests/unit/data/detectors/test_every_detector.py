@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefit.data.detectors import detectors, file_detectors
+from surefit.data.audit.detectors import detectors, file_detectors
 
 COLUMNS = (
     "prompt", "completion", "messages", "conversations", "text", "summary", "tools", "function", "answers", "question",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from surefit.data.detectors.targets import EmptyWords, ListsOfOne, LongSummaries, PythonValues
+from surefit.data.audit.detectors.targets import EmptyWords, ListsOfOne, LongSummaries, PythonValues
 
 
 def names(detector: Any, row: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from surefit.data.detectors.text import Boilerplate, CarriageReturns, Characters
+from surefit.data.audit.detectors.text import Boilerplate, CarriageReturns, Characters
 
 
 def seen(text: str) -> set[str]:

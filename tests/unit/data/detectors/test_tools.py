@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from surefit.data.detectors.tools import ToolUse, TurnsInARow
+from surefit.data.audit.detectors.tools import ToolUse, TurnsInARow
 
 TOOL = {
     "name": "weather",

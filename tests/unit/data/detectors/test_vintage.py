@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from surefit.data.detectors import vintage
-from surefit.data.detectors.vintage import Benchmarks, MovieLens, SingleObjects, Vintage, normal_hash
+from surefit.data.audit.detectors import vintage
+from surefit.data.audit.detectors.vintage import Benchmarks, MovieLens, SingleObjects, Vintage, normal_hash
 
 SMALL = Vintage("ml-latest-small", 4, 12, ("1", "7", "3.5", "900000007"), "2018")
 HEADER = "userId,movieId,rating,timestamp\n"

@@ -1,0 +1,307 @@
+"""Other tools' configs: `surefit check` of one, and `surefit import`. Torch-free."""
+
+from __future__ import annotations
+
+import os.path
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from surefit import __version__
+from surefit.cli.findings import say_report, without_facts
+from surefit.cli.info import hand_over
+from surefit.config.resolve import Resolved, resolve
+from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
+from surefit.core.units import plural, quoted, shortened
+from surefit.importers import Foreign, Lost, read, tool_of
+from surefit.lint.rule import LintContext, Rule
+from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT
+
+if TYPE_CHECKING:
+    from surefit.cli.render import Output
+    from surefit.data.read.load import Rows
+    from surefit.facts.hardware import HardwareFacts
+    from surefit.facts.model import ModelFacts
+    from surefit.facts.setup import Setup
+    from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.lint.engine import LintResult
+
+T = TypeVar("T")
+SHOWN = 20
+"""Keys that a check lists as not looked at; the rest are counted."""
+SLIP = 0.8
+"""How alike a column and the one that a script reads in its place have to be."""
+SUREFITS_MEMORY = ("MEM", "DSK")
+"""Families that count what SureFit itself would hold and write."""
+
+
+@dataclass(frozen=True)
+class Unsized:
+    """A model that is not on this machine, as far as resolving asks for it."""
+
+    parameters: int | None = None
+    vocab_size: int = 0
+    packing_obstacle: str | None = None
+    padded_attention: str = "sdpa"
+
+
+def is_foreign(target: Path) -> bool:
+    """Whether this is a config of another tool.
+
+    Raises:
+        ConfigError: it can be read, and is no config of a tool that SureFit knows.
+    """
+    return target.is_file() and tool_of(target) not in (None, "surefit")
+
+
+def check_foreign(
+    out: Output, target: Path, rules: Sequence[Rule], style: str = "text", unusable: Sequence[str] = ()
+) -> int:
+    """Every finding about another tool's config, and what could not be looked at.
+
+    Args:
+        rules: those to run.
+        style: text, json, sarif or github.
+        unusable: options that were given and only make sense for SureFit's own configs.
+    """
+    found = read(target)
+    if unusable:
+        help_text = f"`surefit import {quoted(target)}` makes a SureFit config of it"
+        raise ConfigError(
+            f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s",
+            code="E1019",
+            path=target,
+            help=help_text,
+        )
+    start = time.monotonic()
+    result, notes = run_fair_rules(found, rules)
+    report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(found)}
+    for finding in report["findings"]:
+        finding["fix"] = None  # there is no editing of other tools' files
+    notes += without_facts(report["skipped"])
+    return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
+
+
+def run_fair_rules(found: Foreign, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:
+    """What those of the rules find that are fair to another tool's config, and notes on what is missing."""
+    from surefit.lint.engine import run_rules
+
+    context, notes = context_of(found)
+    return run_rules(context, [rule for rule in rules if _fair(rule, context)]), notes
+
+
+def _document(found: Foreign) -> dict[str, Any]:
+    """What the JSON says of the file beside the findings."""
+    keys = ("key", "line", "value", "why")
+    return {
+        "tool": found.tool,
+        "not_looked_at": [{key: getattr(one, key) for key in keys} for one in found.lost],
+    }
+
+
+def _not_looked_at(lost: Sequence[Lost]) -> list[str]:
+    lines = [f"not looked at: {one.key}{f' (line {one.line})' if one.line else ''}: {one.why}" for one in lost[:SHOWN]]
+    return [*lines, f"not looked at: {plural(len(lost) - SHOWN, 'more key')}"] if len(lost) > SHOWN else lines
+
+
+def _fair(rule: Rule, context: LintContext) -> bool:
+    """Whether what a rule counts for SureFit's own run holds for this one: not where memory is shared out or saved."""
+    setup = context.setup
+    shared = setup is not None and (
+        setup.quantization not in (None, "none")
+        or setup.parallel not in (None, "none", "ddp")
+        or bool(setup.cpu_offload)
+    )
+    return not (shared and rule.code[:3] in SUREFITS_MEMORY and Resolved in rule.needs)
+
+
+def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
+    """All that rules may look at, and notes on what is missing. What is not on this machine is no problem of the file.
+
+    Hardware is what this machine has where it has a GPU, or where the run is told to use none; a run checked on a
+    laptop is trained elsewhere.
+    """
+    from surefit.facts.environment import environment_facts
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.stack import stack_facts
+    from surefit.importers.trl import with_rows
+
+    notes = [f"judged by {found.judged_by}"] if found.judged_by else []
+    here = _attempt(lambda: hardware_facts("auto"), notes)
+    hardware = here if here and (here.kind != "cpu" or found.setup.on_cpu) else None
+    if hardware is None and found.loaded:
+        notes.append("not looked at: the memory of the GPU, for there is none on this machine")
+    model = _model(found, notes)
+    rows = _rows(found, notes)
+    setup = with_rows(found.setup, rows[0]) if rows and found.tool == "trl" else found.setup
+    resolved = resolve_foreign(found, model, here, len(rows) if rows is not None else None)
+    loaded = found.loaded
+    context = LintContext(
+        config=loaded.config if loaded else None,
+        path=found.path,
+        lines=loaded.lines if loaded else {},
+        names=found.names,
+        setup=setup,
+        resolved=resolved,
+        model=model,
+        hardware=hardware,
+        dataset=_dataset(rows),
+        tokenizer=_tokenizer(setup, model, notes),
+        environment=environment_facts(),
+        stack=found.stack or stack_facts(),
+        job=found.job,
+        problems=(*found.problems, *_row_problems(found, rows), *_column_problems(found)),
+    )
+    return context, notes
+
+
+def resolve_foreign(
+    found: Foreign, model: ModelFacts | None, hardware: HardwareFacts | None, rows: int | None
+) -> Resolved | None:
+    """The run's decisions and steps, on one process; None where the file describes no whole run.
+
+    Args:
+        found: the file.
+        model: None where the model is not on this machine.
+        hardware: of this machine.
+        rows: rows to train on, where all of them are known; packed rows are not counted.
+    """
+    if found.loaded is None or hardware is None:
+        return None
+    count = None if found.setup.packing or not found.rows_known else rows
+    try:
+        return resolve(found.loaded, model or Unsized(), hardware, count)
+    except SureFitError:
+        # Batch sizes that do not divide are BAT001's finding.
+        return None
+
+
+def _attempt(look: Callable[[], T], notes: list[str]) -> T | None:
+    try:
+        return look()
+    except SureFitError as error:
+        notes.append(f"not looked at: {error.where or 'the machine'}: {error.message}")
+        return None
+
+
+def _model(found: Foreign, notes: list[str]) -> ModelFacts | None:
+    from surefit.facts.hub import PATIENCE_S
+    from surefit.facts.model import model_facts
+
+    name = found.setup.base_model or (found.loaded.config.model.name_or_path if found.loaded else None)
+    if name is None:
+        return None
+    revision = found.setup.base_revision
+    return _attempt(lambda: model_facts(name, None if revision == "main" else revision, PATIENCE_S), notes)
+
+
+def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> TokenizerFacts | None:
+    """The model's tokenizer; its chat template only where the tool writes the rows with it."""
+    from surefit.facts.tokenizer import facts_of_tokenizer
+
+    found = _attempt(lambda: facts_of_tokenizer(model), notes) if model else None
+    own = (setup.conversations or setup.loss_on == "assistant") and setup.chat_template is None
+    return found if found is None or own else found.without_template()
+
+
+def _rows(found: Foreign, notes: list[str]) -> Rows | None:
+    """The training rows, where they are on this machine and laid out as SureFit reads them."""
+    from surefit.data.read.load import load_rows
+    from surefit.data.read.sources import is_local
+
+    if found.loaded is None:
+        return None
+    source, split = found.loaded.config.data.train, found.loaded.config.data.split
+    if not found.rows_known:
+        notes.append(f"not looked at: the rows of {source}, for SureFit reads them differently or not all of them")
+        return None
+    if not is_local(source) or not (os.path.exists(source) or source.startswith("surefit/")):
+        notes.append(f"not looked at: the rows of {source} (not on this machine)")
+        return None
+    return _attempt(lambda: load_rows(source, split=split), notes)
+
+
+def _dataset(rows: Rows | None) -> Any:
+    from surefit.facts.dataset import dataset_facts
+
+    return dataset_facts(rows.source, rows, rows.where, expected=()) if rows else None
+
+
+def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
+    """What converting a sample of the rows runs into."""
+    from surefit import recipes
+    from surefit.data.rows.layouts import to_examples
+
+    if rows is None or found.loaded is None:
+        return []
+    section = found.loaded.config.data
+    try:
+        to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipes.get("chat"), section.format, section.bad_rows)
+    except SureFitError as error:
+        return [error]
+    return []
+
+
+def _column_problems(found: Foreign) -> list[SureFitError]:
+    """Columns that the file names and that the rows on this machine do not have."""
+    from surefit.core.errors import did_you_mean
+    from surefit.data.read.load import load_rows
+    from surefit.importers.columns import named_columns
+
+    problems: list[SureFitError] = []
+    columns: dict[str, list[str]] = {}
+    for named in named_columns(found):
+        if named.source not in columns:
+            rows = _attempt(partial(load_rows, named.source), []) if os.path.isfile(named.source) else None
+            columns[named.source] = sorted(rows.columns) if rows else []
+        known = columns[named.source]
+        if found.tool == "python" and not get_close_matches(named.column, known, n=1, cutoff=SLIP):
+            continue  # a script may ask for a column that only some data sets have
+        if known and named.column not in known:
+            problems.append(
+                ConfigError(
+                    f"the rows of {named.source} have no column {named.column!r}{did_you_mean(named.column, known)}",
+                    code="E1020",
+                    path=found.path,
+                    line=found.line(named.key),
+                    field=named.key,
+                    help=f"their columns are {', '.join(known)}",
+                )
+            )
+    return problems
+
+
+def import_config(out: Output, source: Path, output: Path | None) -> int:
+    """Write a SureFit config that does what another tool's does, with a comment for all that it does not."""
+    from surefit.importers.write import config_text
+
+    found = read(source)
+    if found.loaded is None:
+        _refuse(found)
+    text = config_text(found)
+    hand_over(out, text, output, {"the config to import": source})
+    left = [*found.judged, *found.lost]
+    if left:
+        out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")
+    out.result({**_document(found), "path": str(output) if output else None, "config": text})
+    return EXIT_OK
+
+
+def _refuse(found: Foreign) -> None:
+    """Nothing to write: say what is missing."""
+    if found.problems:
+        first, *rest = found.problems
+        first.also = tuple(rest)
+        raise first
+    reasons = [f"{one.key}: {shortened(str(one.value))}: {one.why}" for one in found.lost if one.key in ("rl", "stage")]
+    raise ConfigError(
+        f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),
+        code="E1021",
+        path=found.path,
+        help="a SureFit config needs a model and rows to train on: `surefit init` writes one to start from, and "
+        f"`surefit check {quoted(found.path)}` checks this file as it is",
+    )

@@ -1,0 +1,174 @@
+"""Things that can be written in several ways, each sound by itself: which way does a row take?
+
+A mix of two ways in one data set is the fault; the rule AUD033 weighs the shares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from surefit.core.units import shortened
+from surefit.data.audit.detectors import Sighting
+from surefit.data.audit.detectors.parts import answer, answer_text
+
+_GRAPH = re.compile(r"\s*\(\s*[^\s()/\"]+\s*/\s*[^\s()]")
+_ROLE = re.compile(r"\s:[A-Za-z]")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()/]|:[^\s()/"]*|[^\s()/":][^\s()/"]*|"')
+_FINALS = {
+    "final_hashes": re.compile(r"(?:^|\n)#### *(\S[^\n]*?)\s*\Z"),
+    "final_letter_a": re.compile(r"(?:^|\n)A: *(\S[^\n]*?)\s*\Z"),
+    "final_boxed": re.compile(r"\\boxed\s*\{([^{}]*)\}[^\n]{0,20}\Z"),
+    "final_sentence": re.compile(r"[Tt]he (?:final )?answer is:?\s*(\S[^\n]*?)\s*\Z"),
+}
+_SEPARATED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_PLAIN = re.compile(r"(?<![\d.,])\d{4,}(?![\d,])")
+_KEY = re.compile(r'"(?:[^"\\]|\\.)*":(\s?)')
+_CODE_COLUMNS = ("code", "canonical_solution", "solution")
+_FENCE = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_LONGEST_JSON = 100_000
+
+
+class Graphs:
+    """PENMAN: whether it parses, and how a concept of several words is written."""
+
+    names = ("graph", "graph_unparseable", "graph_spaced_concepts", "graph_underscored_concepts")
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may have an answer."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """A concept with a space is refused by one reader and glued by another: it is a way of writing here."""
+        text = answer_text(row)
+        if not _GRAPH.match(text) or not _ROLE.search(text):  # without a role it may be a fraction, (a / b)
+            return
+        graph = text[text.index("(") :]
+        yield Sighting("graph", index, shortened(" ".join(graph.split()), 40))
+        tokens = _TOKEN.findall(graph)
+        spaced, underscored = _concepts(tokens)
+        if spaced:
+            yield Sighting("graph_spaced_concepts", index, f"the concept {spaced!r}")
+        if underscored:
+            yield Sighting("graph_underscored_concepts", index, f"the concept {underscored!r}")
+        problem = graph_problem(tokens)
+        if problem:
+            yield Sighting("graph_unparseable", index, problem)
+
+
+def _concepts(tokens: list[str]) -> tuple[str, str]:
+    """The first concept of several words, and the first with an underscore; "" for none."""
+    spaced = underscored = ""
+    for place, token in enumerate(tokens):
+        if token != "/":
+            continue
+        words = []
+        for word in tokens[place + 1 :]:
+            if word in "()/" or word[0] in ':"':
+                break
+            words.append(word)
+        if len(words) > 1:
+            spaced = spaced or " ".join(words)
+        elif words and "_" in words[0]:
+            underscored = underscored or words[0]
+    return spaced, underscored
+
+
+def graph_problem(tokens: list[str]) -> str:
+    """What is wrong with these tokens of PENMAN, concepts of several words apart; "" where nothing is.
+
+    A light check of what goes wrong in practice: parentheses, quotation marks, roles and nodes without their part.
+    """
+    depth = 0
+    for place, token in enumerate(tokens):
+        following = tokens[place + 1] if place + 1 < len(tokens) else ""
+        if token == "(":
+            depth += 1
+            if following in ("", "(", ")", "/") or following[0] in ':"':
+                return "a node without a variable"
+        elif token == ")":
+            depth -= 1
+            if depth < 0:
+                return "one closing parenthesis too many"
+            if depth == 0 and following:
+                return f"text after the graph: {shortened(following, 20)}"
+        elif token == '"':
+            return "a quotation mark that is not closed"
+        elif token == "/" and (following in ("", "(", ")", "/") or following[0] == ":"):
+            return "a node without a concept"
+        elif token[0] == ":" and (following in ("", ")", "/") or following[0] == ":"):
+            return f"the role {token} without a value"
+    return f"{depth} parentheses that are not closed" if depth else ""
+
+
+class FinalAnswers:
+    """How a worked solution ends, and whether its final number has thousands separators."""
+
+    names = (*_FINALS, "thousands_separated", "thousands_plain")
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may have an answer."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """Only the last 200 characters."""
+        tail = answer_text(row)[-200:]
+        for name, pattern in _FINALS.items():
+            found = pattern.search(tail)
+            if found:
+                yield Sighting(name, index, f"ends with {shortened(found[0].strip(), 40)!r}")
+                yield from _thousands(index, found[1])
+                return
+
+
+def _thousands(index: int, final: str) -> Iterator[Sighting]:
+    for name, pattern in (("thousands_separated", _SEPARATED), ("thousands_plain", _PLAIN)):
+        found = pattern.search(final)
+        if found:
+            yield Sighting(name, index, f"the final answer is written {found[0]}")
+
+
+class JsonStyle:
+    """JSON answers with a space after the colon, and without. Not where the recipe writes the JSON itself."""
+
+    names = ("json_spaced", "json_compact")
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Answers that are trained on as they stand."""
+        return "function_calling" not in (recipe or "") and "answers" not in columns
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """The first key decides."""
+        text = answer(row)[1]
+        if not isinstance(text, str) or len(text) > _LONGEST_JSON or not text.lstrip().startswith(("{", "[{")):
+            return
+        found = _KEY.search(text)
+        if found:
+            yield Sighting("json_spaced" if found[1] else "json_compact", index, shortened(text.strip(), 40))
+
+
+class CodeStyle:
+    """Indentation of code by tabs and by spaces."""
+
+    names = ("code_tabs", "code_spaces")
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may hold code."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """A column of code, or the first fenced block of the answer."""
+        text = next((row[name] for name in _CODE_COLUMNS if isinstance(row.get(name), str)), "")
+        if not text and "```" in (whole := answer_text(row)):
+            fenced = _FENCE.search(whole)
+            text = fenced[1] if fenced else ""
+        if "\n\t" in text:
+            yield Sighting("code_tabs", index, "a line begins with a tab")
+        elif "\n  " in text:
+            yield Sighting("code_spaces", index, "lines are indented by spaces")
+
+
+DETECTORS = (Graphs(), FinalAnswers(), JsonStyle(), CodeStyle())
+NAMES = frozenset(name for detector in DETECTORS for name in detector.names) | {"name_first", "arguments_first"}
+"""The ways of writing that are compared, those of calls among them, which `tools` looks at."""

@@ -1,0 +1,124 @@
+"""Answers that are not what they should be: a placeholder, a summary that is too long, Python for JSON, a list."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from surefit.core.units import shortened
+from surefit.data.audit.detectors import Sighting
+from surefit.data.audit.detectors.parts import answer, answer_text
+
+_PLACEHOLDER = re.compile(
+    r"\s*(?:nan|<na>|n/?a|#n/a|null|none|undefined|\[object object\]|tbd|todo|-)\s*", re.IGNORECASE
+)
+_SUMMARIES = ("summary", "reference_summary", "highlights", "abstract")
+_SOURCES = ("text", "document", "article", "report", "original_text", "dialogue", "judgement", "bill")
+_QUOTE = re.compile(r"\s*[\[({]+\s*'")
+_CONSTANTS = ("True", "False", "None")
+_MOST_CHARACTERS = 20_000
+
+
+class EmptyWords:
+    """A text that stands for nothing at all, such as "None"; what has no text is counted by the audit itself."""
+
+    names = ("placeholder",)
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may have an answer."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """The whole answer must be the placeholder."""
+        text = answer_text(row)
+        if 0 < len(text) < 24 and _PLACEHOLDER.fullmatch(text):
+            yield Sighting("placeholder", index, f"the answer is the string {text.strip()!r}")
+
+
+class LongSummaries:
+    """A summary that is longer than what it summarises."""
+
+    names = ("summary_longer_than_source",)
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Rows with a column of each kind."""
+        return any(name in columns for name in _SUMMARIES) and any(name in columns for name in _SOURCES)
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """Compares characters."""
+        summary = next((row[name] for name in _SUMMARIES if isinstance(row.get(name), str)), "")
+        source = next((row[name] for name in _SOURCES if isinstance(row.get(name), str)), "")
+        if source and len(summary) > len(source):
+            what = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
+            yield Sighting("summary_longer_than_source", index, what)
+
+
+class PythonValues:
+    """A Python value where JSON was meant, `{'a': None}`; and answers that are JSON, to set it against."""
+
+    names = ("python_answer", "json_answer", "python_column")
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may hold one."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """The answer, then the other columns."""
+        column, value = answer(row)
+        if isinstance(value, str):
+            if _is_python(value):
+                yield Sighting("python_answer", index, f"{column} is Python, not JSON: {shortened(value, 40)}")
+            elif _is_json(value):
+                yield Sighting("json_answer", index, f"{column} is JSON: {shortened(value, 40)}")
+        for name, other in row.items():
+            if name != column and isinstance(other, str) and _is_python(other):
+                yield Sighting("python_column", index, f"{name} is Python, not JSON: {shortened(other, 40)}")
+                return
+
+
+def _is_json(text: str) -> bool:
+    """An object, or a list of objects, by its beginning: Python writes `{'`."""
+    return text.lstrip()[:2].startswith(('{"', "[{"))
+
+
+def _is_python(text: str) -> bool:
+    """What Python reads and JSON does not."""
+    if text[:1] not in "[({ \n\t" or len(text) > _MOST_CHARACTERS or not _maybe_python(text):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    else:
+        return False
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return False
+    return isinstance(value, (dict, list, tuple, set))
+
+
+def _maybe_python(text: str) -> bool:
+    return bool(_QUOTE.match(text)) or (text.lstrip()[:1] in ("[", "{") and any(word in text for word in _CONSTANTS))
+
+
+class ListsOfOne:
+    """A text inside a list: as text it becomes `['…']`."""
+
+    names = ("list_of_one",)
+
+    def applies(self, columns: Collection[str], recipe: str | None) -> bool:
+        """Every row may have an answer."""
+        return True
+
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+        """A list of several texts is a list of references, and none of this detector's business."""
+        column, value = answer(row)
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            yield Sighting("list_of_one", index, f"{column} is a list of one string: [{shortened(value[0], 40)!r}]")
+
+
+DETECTORS = (EmptyWords(), LongSummaries(), PythonValues(), ListsOfOne())

@@ -1,0 +1,1 @@
+"""Bytes to rows: local files, URLs and hub data sets, plain, compressed or columnar."""

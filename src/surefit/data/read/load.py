@@ -1,0 +1,187 @@
+"""Rows in memory, for data that fits into it: read as `stream_rows` reads, and kept.
+
+Nothing here needs torch or transformers; `pyarrow` and `datasets` are loaded only for what they alone can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, overload
+
+from surefit.core.errors import DataError
+from surefit.core.rundir import file_sha256
+from surefit.core.sampling import evenly
+from surefit.core.units import bytes_text
+from surefit.data.read.columnar import ROW_COST, VALUE_COST, require_no_bomb, require_room
+from surefit.data.read.file_io import endings
+from surefit.data.read.readers import TOO_MANY, Placed, characters, room
+from surefit.data.read.sources import resolve_source
+from surefit.data.read.stream import Range, file_errors, ranges, read_range, unchanged
+
+FEWEST = 10
+"""Rows of a sample, however long they are."""
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """Rows in memory that know where they were read.
+
+    Attributes:
+        source: as the user wrote it.
+        files: the files they were read from; empty for the hub.
+        sha256: hash of the files' bytes (of a single file: what `sha256sum` prints), or of the hub's rows.
+        total: rows that the source has: more than there are here where only some were looked at.
+        estimated: that number in words, with its error, where it is not counted.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        placed: Sequence[Placed],
+        files: Sequence[Path],
+        sha256: str,
+        total: int | None = None,
+        estimated: str = "",
+    ) -> None:
+        self.source = source
+        self.files = tuple(files)
+        self.sha256 = sha256
+        self.total = len(placed) if total is None else total
+        self.estimated = estimated
+        self._placed = placed
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [placed.row for placed in self._placed[index]]
+        return self._placed[index].row
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (placed.row for placed in self._placed)
+
+    def placed(self) -> Iterator[Placed]:
+        """The rows in order, with their places."""
+        return iter(self._placed)
+
+    def sample(self, limit: int, text: int | None = None) -> Rows:
+        """Up to `limit` rows, spread evenly, that still know where they were read.
+
+        Args:
+            text: characters that they have together at most, about; `FEWEST` rows are taken in any case.
+        """
+        chosen = evenly(len(self), limit)
+        if text is not None and (found := sum(characters(self.row(n)) for n in chosen)) > text:
+            limit = max(FEWEST, len(chosen) * text // found)
+            chosen = evenly(len(self), limit)
+        placed = [self._placed[n] for n in chosen]
+        return Rows(self.source, placed, self.files, self.sha256, min(limit, self.total), self.estimated)
+
+    def chosen(self, numbers: Iterable[int]) -> Rows:
+        """The rows of these numbers, that still know where they were read."""
+        return Rows(self.source, [self._placed[n] for n in numbers], self.files, self.sha256)
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One row."""
+        return self._placed[number].row
+
+    def place(self, index: int) -> tuple[str, int | None]:
+        """(file, 1-based line), or ("file row N", None) where rows have no lines of their own."""
+        return self._placed[index].path, self._placed[index].line
+
+    def where(self, index: int) -> str:
+        """`file:line`, or `file row N`."""
+        path, line = self.place(index)
+        return path if line is None else f"{path}:{line}"
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column that any row has, in the order of their first appearance."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+
+class Hashed(Protocol):
+    """Rows that are known by their hash."""
+
+    sha256: str
+
+
+def load_rows(source: str, *, split: str = "train") -> Rows:
+    """Read every row into memory; `stream_rows` reads what does not fit.
+
+    Args:
+        source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
+        split: which split of a hub data set or a saved `DatasetDict`, unless the name says it.
+
+    Raises:
+        DataError: missing, empty, malformed (with file, line and column), or more than there is memory for.
+        MachineError: it cannot be reached.
+    """
+    parts = ranges(source, split=split, range_bytes=sys.maxsize)
+    names = [one.file for one in parts]
+    with unchanged(names):
+        placed = _kept(parts)
+        if resolve_source(source).kind in ("hub", "url"):
+            return Rows(source, placed, (), rows_sha256(placed))
+        files = [Path(name) for name in names]
+        with file_errors(source):
+            return Rows(source, placed, files, files_sha256(files))
+
+
+def _kept(parts: Sequence[Range]) -> list[Placed]:
+    """The rows of these ranges in memory, as long as there is room."""
+    for one in parts:
+        needed = None
+        if endings(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
+            needed = require_no_bomb(one.file, os.path.getsize(one.file))
+        if endings(one.file) == (".parquet", ""):
+            require_room(one.file, needed)
+    placed: list[Placed] = []
+    taken, limit = 0, room()
+    for one in parts:
+        for found in read_range(one):
+            placed.append(found)
+            taken += ROW_COST + VALUE_COST * len(found.row) + characters(found.row)
+            if taken > limit:
+                raise DataError(
+                    f"its first {len(placed):,} rows take {bytes_text(taken)} of memory, all that there is room for",
+                    code="E4048",
+                    path=found.path,
+                    line=found.line,
+                    help=TOO_MANY,
+                )
+    return placed
+
+
+def require_other_rows(rows: Hashed, train: Hashed | None, source: str) -> None:
+    """Raises:
+    DataError: the rows to be scored on are the training rows.
+    """
+    if train is not None and rows.sha256 == train.sha256:
+        help_text = "name other rows, or a share such as 0.02 to set aside"
+        raise DataError("the same rows as data.train", code="E4049", path=source, field="data.eval", help=help_text)
+
+
+def files_sha256(files: Sequence[Path]) -> str:
+    """Of a single file what `sha256sum` prints, of several the hash of their hashes."""
+    digests = [file_sha256(file) for file in files]
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def rows_sha256(placed: Iterable[Placed]) -> str:
+    """Of rows that lie in no file here."""
+    digest = hashlib.sha256()
+    for one in placed:
+        digest.update(json.dumps(one.row, default=str).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,495 @@
+"""One reader per text format: a stream of bytes → rows with their places; what is malformed is refused with its line.
+
+Rows of JSON Lines, CSV and plain text are known by their line, those of a JSON array by their number. The first three
+hold one row at a time; a JSON array and blocks of PENMAN are read whole. columnar.py has Parquet and Arrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BufferedReader, StringIO
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from surefit.core.errors import DataError
+from surefit.core.reading import deeper_than
+from surefit.core.units import GIB, KIB, MIB, bytes_text, shortened
+from surefit.data.read.file_io import endings
+from surefit.facts.hardware import ram_bytes
+from surefit.metrics.strict_json import json_kind
+
+MAX_DEPTH = 100
+"""Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
+
+ROW_BYTES = 8 * MIB
+"""Of one row. A novel has a tenth of it; the tokenizer takes four hundred times as much memory as the text."""
+WHOLE_BYTES = 8 * GIB
+"""Of a file that is not read line by line."""
+
+HEAD = 64 * KIB
+"""Of a file, by which its kind is told."""
+
+_SIGNATURES = {
+    b"\x1f\x8b": ("compressed with gzip", "give it the extension .gz: it is decompressed while it is read"),
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "give it the extension .zst: it is decompressed while it is read"),
+    b"BZh": ("compressed with bzip2", "unpack it first: bunzip2 -k FILE"),
+    b"\xfd7zXZ": ("compressed with xz", "unpack it first: unxz -k FILE"),
+    b"PK\x03\x04": ("a ZIP archive or a spreadsheet", "unpack it, or export it as CSV"),
+    b"PAR1": ("a Parquet file", "give it the extension .parquet"),
+    b"\xff\xfe": ("UTF-16 text", "save it as UTF-8"),
+    b"\xfe\xff": ("UTF-16 text", "save it as UTF-8"),
+}
+
+
+class Placed(NamedTuple):
+    """A row and where it was read: `line` is None where `path` already says "file row N"."""
+
+    row: dict[str, Any]
+    path: str
+    line: int | None
+
+
+class ByteLines(Protocol):
+    """What the readers of lines ask of a stream of bytes."""
+
+    def peek(self, size: int = ..., /) -> bytes:
+        """Bytes that are read again."""
+
+    def readline(self, size: int, /) -> bytes:
+        """The next line, or its first `size` bytes."""
+
+
+def read_jsonl(file: ByteLines, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+    """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine.
+
+    Args:
+        file: where line `first` begins.
+        name: of the file, for messages.
+        first: 1-based number of the first line.
+        size: bytes to read; None reads to the end.
+    """
+    for number, text in _lines(file, name, first, size):
+        if text:
+            yield Placed(_line_row(text, name, number), name, number)
+
+
+def _lines(file: ByteLines, name: str, first: int, size: int | None) -> Iterator[tuple[int, str]]:
+    """(number, text without the white space at its end) of each line."""
+    _refuse_other_kinds(file, name)
+    number = first
+    while (size is None or size > 0) and (data := file.readline(ROW_BYTES + 1)):
+        require_size(len(data), name, number)
+        yield number, _utf8(data, name, number).rstrip()
+        number += 1
+        size = None if size is None else size - len(data)
+
+
+def require_size(size: int, place: object, line: int | None = None) -> None:
+    """Refuse a row, or a text in it, of more than `ROW_BYTES`."""
+    if size > ROW_BYTES:
+        raise DataError(
+            f"a row of more than {bytes_text(ROW_BYTES)}",
+            code="E4086",
+            path=str(place),
+            line=line,
+            help="split the text into several rows, or remove the row: it has more tokens than any model reads",
+        )
+
+
+def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
+    try:
+        row = _decode(text, path, line)
+    except json.JSONDecodeError as error:
+        array = text.lstrip().startswith("[") and line == 1
+        raise DataError(
+            f"{_problem(error)} (column {error.colno})",
+            code="E4087",
+            path=path,
+            line=line,
+            help=_ARRAY_HELP if array else "every line of a JSON Lines file is one whole JSON object",
+        ) from None
+    if not isinstance(row, dict):
+        raise DataError(
+            f"a row must be a JSON object, not {json_kind(row)}",
+            code="E4088",
+            path=path,
+            line=line,
+            help=_ARRAY_HELP if isinstance(row, list) and line == 1 else None,
+        )
+    return row
+
+
+_ARRAY_HELP = "a file that is one JSON array needs the extension .json"
+
+
+def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
+    """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
+    _refuse_other_kinds(file, name)
+    start = file.readline(ROW_BYTES + 1)
+    if is_object(start):
+        return read_jsonl(_Again(start, file), name)
+    text = _utf8(start + _whole(file, name), name, None)
+    try:
+        value = _decode(text, name, None)
+    except json.JSONDecodeError as error:
+        message = f"{_problem(error)} (column {error.colno})"
+        raise DataError(
+            message, code="E4089", path=name, line=error.lineno, help="a JSON file is an array of objects"
+        ) from None
+    return _numbered(value if isinstance(value, list) else [value], name)
+
+
+class _Again:
+    """A stream whose first line is read once more."""
+
+    def __init__(self, start: bytes, file: ByteLines) -> None:
+        self._start, self._file = start, file
+
+    def peek(self, size: int = 0) -> bytes:
+        return self._start[:HEAD]
+
+    def readline(self, size: int) -> bytes:
+        data, self._start = self._start, b""
+        return data or self._file.readline(size)
+
+
+def is_object(line: bytes) -> bool:
+    """Whether a line is a row of JSON Lines."""
+    try:
+        return line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _numbered(rows: list[Any], path: str) -> Iterator[Placed]:
+    for number, row in enumerate(rows, start=1):
+        place = f"{path} row {number}"
+        require_size(characters(row), place)
+        if not isinstance(row, dict):
+            raise DataError(f"a row must be a JSON object, not {json_kind(row)}", code="E4090", path=place)
+        yield Placed(row, place, None)
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON; write null")
+
+
+class _RepeatedKey(ValueError):
+    """An object has a key twice: Python would take the last value, Arrow stops."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _RepeatedKey(next(key for n, (key, _) in enumerate(pairs) if key in dict(pairs[:n])))
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_not_json, object_pairs_hook=_unique)
+
+
+def _decode(text: str, path: str, line: int | None) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        json.JSONDecodeError: not JSON; its position is relative to `text`.
+        DataError: JSON in form, but with a value that no row can have.
+    """
+    try:
+        value = _DECODER.decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:
+        raise _undecodable(error, path, line) from None
+    # The array around the rows of a .json file is one level more.
+    if text.count("[") + text.count("{") > MAX_DEPTH and deeper_than(value, MAX_DEPTH + isinstance(value, list)):
+        raise DataError(f"nested more than {MAX_DEPTH} levels deep", code="E4091", path=path, line=line, help=_FLATTER)
+    return value
+
+
+def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
+    if isinstance(error, RecursionError):
+        return DataError(f"nested more than {MAX_DEPTH} levels deep", code="E4092", path=path, line=line, help=_FLATTER)
+    if isinstance(error, UnicodeEncodeError):
+        message = "half of a surrogate pair (\\ud800 to \\udfff), which is not a character"
+        return DataError(
+            message, code="E4093", path=path, line=line, help="remove it: the text was cut inside a character"
+        )
+    if isinstance(error, _RepeatedKey):
+        return DataError(
+            f"the key {shortened(repr(str(error)))} stands twice in one object",
+            code="E4140", path=path, line=line, help="keep one of the two: only one value can be read",
+        )  # fmt: skip
+    if "digits" in str(error):
+        return DataError(
+            "an integer with thousands of digits", code="E4094", path=path, line=line, help="write it as a string"
+        )
+    return DataError(str(error), code="E4095", path=path, line=line)
+
+
+_FLATTER = "store the deeply nested part as a string of JSON"
+
+
+def read_csv(file: BufferedReader, name: str) -> Iterator[Placed]:
+    """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
+    _refuse_other_kinds(file, name)
+    reader = csv.reader(_csv_lines(file, name), strict=True)
+    header, line = None, 1
+    while (cells := _csv_cells(reader, name, line)) is not None:
+        if cells and header is None:
+            header = _csv_header(cells, name, line)
+        elif cells and header is not None:
+            require_size(sum(map(len, cells)), name, line)
+            yield Placed(_csv_row(header, cells, name, line), name, line)
+        line = reader.line_num + 1
+
+
+def _csv_lines(file: BufferedReader, name: str) -> Iterator[str]:
+    for number, data in enumerate(iter(lambda: file.readline(ROW_BYTES + 1), b""), start=1):
+        require_size(len(data), name, number)
+        text = _utf8(data, name, number)
+        # A carriage return by itself ends a line too.
+        yield from StringIO(text, newline="") if "\r" in text[:-2] else (text,)
+
+
+def _csv_cells(reader: Any, name: str, line: int) -> list[str] | None:
+    """The next row's cells; None at the end. The limit is the process's own: it is ours for this row alone."""
+    limit = csv.field_size_limit(ROW_BYTES)
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise DataError(
+            f"not valid CSV: {error}",
+            code="E4096",
+            path=name,
+            line=line,
+            help='put a value with commas, quotes or line breaks in quotes, and double a quote inside it: ""',
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _csv_header(cells: list[str], path: str, line: int) -> list[str]:
+    for separator, word in ((";", "semicolons"), ("\t", "tabs")):
+        if len(cells) == 1 and separator in cells[0]:
+            raise DataError(
+                f"the values are separated by {word}, not commas",
+                code="E4097",
+                path=path,
+                line=line,
+                help="export it with commas",
+            )
+    repeated = [cell for cell, count in Counter(cells).items() if count > 1]
+    if repeated:
+        problem = f"the header names the column {repeated[0]!r} twice"
+        raise DataError(problem, code="E4098", path=path, line=line, help="give every column a name of its own")
+    return cells
+
+
+def _csv_row(header: list[str], cells: list[str], path: str, line: int) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise DataError(
+            f"{len(cells)} values where the header names {len(header)} columns",
+            code="E4099",
+            path=path,
+            line=line,
+            help="put values that hold commas in quotes",
+        )
+    return dict(zip(header, cells, strict=True))
+
+
+def characters(value: Any) -> int:
+    """Of all texts in a row; does not recurse."""
+    count, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, (str, bytes)):
+            count += len(item)
+        elif isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+    return count
+
+
+def room() -> int:
+    """Bytes that rows may take: half of the machine's memory or of the container's, and no more than is free."""
+    limits = [(ram_bytes() or sys.maxsize) // 2]
+    with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
+        limits += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
+    return min(limits)
+
+
+TOO_MANY = "tokenise them with surefit prepare, which does not hold all of them, or use fewer rows or more memory"
+
+
+def refuse_over_room(needed: int, place: str, rows: int) -> None:
+    """Refuse rows that take more memory than there is."""
+    if needed > (limit := room()):
+        raise DataError(
+            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
+            f"for {bytes_text(limit)}",
+            code="E4100",
+            path=place,
+            help=TOO_MANY,
+        )
+
+
+def _whole(file: BufferedReader, name: str) -> bytes:
+    """The rest of a file that is read at once: its bytes, its text and its rows are in memory together."""
+    limit = min(WHOLE_BYTES, room() // 3)
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise DataError(
+            f"more than {bytes_text(limit)}, and a JSON array or PENMAN file is read whole: not enough memory",
+            code="E4101",
+            path=name,
+            help="write it as JSON Lines, which are read one by one: jq -c '.[]' FILE.json > FILE.jsonl",
+        )
+    return data
+
+
+_PENMAN_MARK = re.compile(rb"^[ \t]*#[ \t]*::\w", re.MULTILINE)
+_NO_COMMENT = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
+
+
+def is_penman(head: bytes) -> bool:
+    """Whether a text file holds blocks of PENMAN: a field such as "# ::snt" near its beginning, or only comments."""
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    return bool(_PENMAN_MARK.search(head)) or not _NO_COMMENT.search(head)
+
+
+def read_text(file: BufferedReader, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+    """Plain text, one document a line as `datasets` reads it, with blank lines left out; or blocks of PENMAN.
+
+    Args:
+        file, name, first, size: as in `read_jsonl`.
+    """
+    if first == 1 and size is None and is_penman(file.peek(HEAD)[:HEAD]):
+        yield from read_penman(file, name)
+        return
+    for number, text in _lines(file, name, first, size):
+        if text:
+            yield Placed({"text": text}, name, number)
+
+
+_PENMAN_FIELD = re.compile(r"::(\S+)[ \t]*")
+
+
+def read_penman(file: BufferedReader, path: str) -> Iterator[Placed]:
+    """Blocks of PENMAN as the AMR bank has them: "# ::id …" and "# ::snt …", then a graph of several lines.
+
+    Rows have `id` (where given), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
+    without a space, other fields and other comments are fine, and a blank line may be missing between two blocks.
+    """
+    _refuse_other_kinds(file, path)
+    row: dict[str, Any] = {}
+    begin, ended = 1, False
+    for number, text in enumerate(_utf8(_whole(file, path), path, None).splitlines(), start=1):
+        text = text.strip()
+        fields = _penman_fields(text) if text.startswith("#") else {}
+        if row and (fields.keys() & row.keys() or ("graph" in row and (fields or (ended and text[:1] == "(")))):
+            yield _penman_row(row, path, begin)
+            row = {}
+        ended = not text and "graph" in row
+        if fields or (text and text[0] != "#"):
+            begin = begin if row else number
+            row |= fields if fields else _penman_line(row, text, path, number)
+    if row:
+        yield _penman_row(row, path, begin)
+
+
+def _penman_fields(comment: str) -> dict[str, str]:
+    """The sentence is the rest of its line; an id ends at the next field."""
+    marks = list(_PENMAN_FIELD.finditer(comment))
+    found: dict[str, str] = {}
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
+        if mark[1] == "snt":
+            return {**found, "sentence": comment[mark.end() :].strip()}
+        if mark[1] == "id":
+            found["id"] = comment[mark.end() : following.start() if following else None].strip()
+    return found
+
+
+def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[str, str]:
+    if "graph" not in row and text[0] != "(":
+        raise DataError(
+            f"neither a comment nor the beginning of a graph: {shortened(text, 40)!r}",
+            code="E4102",
+            path=path,
+            line=line,
+            help='a text file is read as PENMAN: "# ::snt SENTENCE", the graph in parentheses, a blank line',
+        )
+    return {"graph": f"{row['graph']}\n{text}" if "graph" in row else text}
+
+
+def _penman_row(row: dict[str, Any], path: str, line: int) -> Placed:
+    if not row.get("sentence"):
+        raise DataError(
+            "a graph without its sentence" if "graph" in row else "a block without a sentence",
+            code="E4103",
+            path=path,
+            line=line,
+            help='write "# ::snt SENTENCE" above the graph',
+        )
+    return Placed({name: row[name] for name in ("id", "sentence", "graph") if name in row}, str(path), line)
+
+
+LINES: dict[str, Callable[[BufferedReader, str, int, int | None], Iterator[Placed]]] = {
+    ".jsonl": read_jsonl,
+    ".txt": read_text,
+}
+"""File ending → reader of formats that may be read from any line."""
+WHOLE: dict[str, Callable[[BufferedReader, str], Iterator[Placed]]] = {
+    ".json": read_json,
+    ".csv": read_csv,
+    ".penman": read_penman,
+}
+"""File ending → reader of formats that are read from their beginning."""
+ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".penman", ".txt", ".arrow")
+"""Of every file that can be read."""
+NAMED_ONLY = (".txt",)
+"""Endings that are read where the file is named: in a directory such a file may be a licence or a note."""
+
+
+def _problem(error: json.JSONDecodeError) -> str:
+    return f"not valid JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+
+
+def _refuse_other_kinds(file: ByteLines, name: str) -> None:
+    """Compressed and binary files that carry the name of a text file."""
+    head, ending = file.peek(1024)[:1024], endings(name)[0]
+    for signature, (what, help_text) in _SIGNATURES.items():
+        if head.startswith(signature):
+            raise DataError(f"this is {what}, not {ending} text", code="E4104", path=name, help=help_text)
+    if b"\0" in head:
+        raise DataError(
+            f"this is binary data, not {ending} text",
+            code="E4105",
+            path=name,
+            help="give the file the extension of its real format",
+        )
+
+
+def _utf8(data: bytes, path: str, line: int | None) -> str:
+    """Text without a byte-order mark; `line` is that of `data`, or None to count lines from its start."""
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8")) + 1
+        cut = error.end == len(data) and error.reason == "unexpected end of data"
+        raise DataError(
+            f"not UTF-8 text: the byte 0x{data[error.start]:02x} (column {column})",
+            code="E4106",
+            path=path,
+            line=line or before.count(b"\n") + 1,
+            help="the file ends inside a character: was it cut off?" if cut else "save the file as UTF-8",
+        ) from None

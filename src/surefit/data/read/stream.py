@@ -1,0 +1,239 @@
+"""Rows as a stream: a source is cut into ranges that can be read one by one, in any process, in bounded memory.
+
+    for one in ranges("data/*.jsonl"):
+        for row, path, line in read_range(one):
+            ...
+
+`load_rows` reads the same way and keeps what it reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from surefit import samples
+from surefit.core.errors import DataError, os_help
+from surefit.core.units import MIB
+from surefit.data.read.columnar import read_arrow, read_parquet, row_groups
+from surefit.data.read.file_io import endings, is_url, opened, shown
+from surefit.data.read.readers import ENDINGS, HEAD, LINES, WHOLE, Placed, is_penman
+from surefit.data.read.sources import KINDS, files_of, resolve_source
+
+RANGE_BYTES = 64 * MIB
+COLUMNAR = (".parquet", ".arrow")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A part of one file that is read by itself.
+
+    Attributes:
+        file: a local path or a URL; for a data set on the hub `owner/name:config@split`.
+        start: where it begins: a byte of JSON Lines and plain text, a row group of Parquet, 0 of what is not divided.
+        stop: where it ends, likewise; None for the end of the file.
+        first: 1-based number of its first line, or of its first row where the format has no lines.
+    """
+
+    file: str
+    start: int = 0
+    stop: int | None = None
+    first: int = 1
+
+
+def ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES) -> list[Range]:
+    """The parts of a source, in order: a function of its files alone, whoever reads them.
+
+    JSON Lines and plain text on this machine are cut at the first line end after every `range_bytes`, Parquet between
+    row groups. What is compressed, behind a URL (Parquet apart) or of another format is one range for each file.
+
+    Args:
+        source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
+        split: which split of a hub data set or a saved `DatasetDict`, unless the name says it.
+        range_bytes: of one range, about.
+
+    Raises:
+        DataError: missing, empty, or of a kind that cannot be read. MachineError: it cannot be reached.
+    """
+    found = resolve_source(source)
+    if found.kind == "hub":
+        return [Range(source if "@" in source else f"{source}@{split}")]
+    with file_errors(source):
+        files = files_of(found, split)
+        cut = [one for file in files for one in _cut(file, range_bytes)]
+        require_same_columns(files)
+    return cut
+
+
+def read_range(one: Range) -> Iterator[Placed]:
+    """The rows of a range, in the memory of one row or one record batch (of a JSON array and PENMAN: of the file).
+
+    Raises:
+        DataError: malformed, with file, line and column. MachineError: it cannot be reached.
+    """
+    rows = _rows(one)
+    with file_errors(one.file):
+        first = next(rows, None)
+        if first is not None:
+            yield first
+            yield from rows
+        elif one.start == 0 and one.stop is None:
+            raise DataError(
+                "the file holds no rows", code="E4127", path=place_of(one.file), help="was it written completely?"
+            )
+
+
+def stream_rows(source: str, *, split: str = "train") -> Iterator[Placed]:
+    """Every row of a source in order.
+
+    Args:
+        source, split: as in `ranges`.
+
+    Raises:
+        DataError, MachineError: as `ranges` and `read_range`.
+    """
+    return itertools.chain.from_iterable(map(read_range, ranges(source, split=split, range_bytes=sys.maxsize)))
+
+
+def _rows(one: Range) -> Iterator[Placed]:
+    ending = endings(one.file)[0]
+    if ending == ".parquet":
+        yield from read_parquet(one.file, one.start, one.stop, one.first)
+    elif ending == ".arrow":
+        yield from read_arrow(one.file)
+    elif ending in LINES:
+        with opened(one.file, one.start) as file:
+            size = None if one.stop is None else one.stop - one.start
+            yield from LINES[ending](file, place_of(one.file), one.first, size)
+    elif ending in WHOLE:
+        with opened(one.file) as file:
+            yield from WHOLE[ending](file, place_of(one.file))
+    else:
+        from surefit.data.read.hub import hub_rows
+
+        yield from hub_rows(one.file)
+
+
+def place_of(file: str) -> str:
+    """A file as messages and artefacts name it: of a sample, where the package is installed says nothing."""
+    return samples.name_of(file) or shown(file)
+
+
+def _cut(file: str, range_bytes: int) -> list[Range]:
+    ending, packed = endings(file)
+    if ending not in ENDINGS:
+        said = f"the extension {ending!r}" if ending else "no extension"
+        raise DataError(f"a data file with {said} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
+    if ending in COLUMNAR and packed:
+        raise DataError(
+            "Parquet and Arrow files are compressed internally, and this one is once more",
+            code="E4129",
+            path=shown(file),
+            help="decompress the file",
+        )
+    if not is_url(file) and os.path.getsize(file) == 0:
+        raise DataError("the file is empty", code="E4130", path=file, help="was it written completely?")
+    if ending == ".parquet":
+        return _cut_groups(file, range_bytes)
+    if ending in LINES and not packed and not is_url(file) and os.path.getsize(file) > range_bytes:
+        with open(file, "rb") as stream:
+            if ending == ".jsonl" or not is_penman(stream.read(HEAD)):
+                stream.seek(0)
+                return _cut_lines(file, stream, range_bytes)
+    return [Range(file)]
+
+
+def _cut_lines(file: str, stream: BinaryIO, range_bytes: int) -> list[Range]:
+    """One pass over the file, which counts its lines."""
+    found = []
+    start, first, position, line = 0, 1, 0, 1
+    while block := stream.read(MIB):
+        done = 0
+        while (due := max(done, start + range_bytes - 1 - position)) < len(block) and (
+            at := block.find(b"\n", due) + 1
+        ):
+            line += block.count(b"\n", done, at)
+            found.append(Range(file, start, position + at, first))
+            start, first, done = position + at, line, at
+        line += block.count(b"\n", done)
+        position += len(block)
+    return found if start == position else [*found, Range(file, start, position, first)]
+
+
+def _cut_groups(file: str, range_bytes: int) -> list[Range]:
+    found = []
+    start, first, row, held = 0, 1, 1, 0
+    groups, _ = row_groups(file)
+    for number, (rows, size) in enumerate(groups):
+        if held and held + size > range_bytes:
+            found.append(Range(file, start, number, first))
+            start, first, held = number, row, 0
+        row, held = row + rows, held + size
+    return [*found, Range(file, start, len(groups) if found else None, first)]
+
+
+def require_same_columns(files: list[str]) -> None:
+    """Parquet files of one source are one table: a column that one lacks, or has of another kind, is a mistake."""
+    tables = [file for file in files if endings(file)[0] == ".parquet"]
+    if len(tables) < 2:
+        return
+    known = row_groups(tables[0])[1]
+    for file in tables[1:]:
+        found = row_groups(file)[1]
+        names = [name for name in known | found if _differ(known.get(name), found.get(name))]
+        if names:
+            here, there = (of.get(names[0], "missing") for of in (found, known))
+            raise DataError(
+                f"its columns are not those of {shown(tables[0])}: {names[0]!r} is {here} here and {there} there",
+                code="E4131",
+                path=shown(file),
+                help="write the files with one schema, or name those that belong together",
+            )
+
+
+def _differ(a: str | None, b: str | None) -> bool:
+    return a != b and "null" not in (a, b)
+
+
+@contextmanager
+def unchanged(files: Sequence[str]) -> Iterator[None]:
+    """Refuse files of this machine that somebody writes while they are read: what was made of them would be known by
+    the hash of something else.
+
+    Raises:
+        DataError: one has changed.
+    """
+    before = [_state(file) for file in files]
+    yield
+    for file, was in zip(files, before, strict=True):
+        if _state(file) != was:
+            help_text = "run the same command again once it is complete"
+            raise DataError(
+                "the file changed while it was being read", code="E4132", path=place_of(file), help=help_text
+            )
+
+
+def _state(file: str) -> tuple[int, int] | None:
+    """(bytes, time of change); None of what is not here."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+@contextmanager
+def file_errors(path: str) -> Iterator[None]:
+    """Turn what the operating system says of a file into our words."""
+    try:
+        yield
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else shown(path)
+        raise DataError(
+            f"cannot be read: {error.strerror or error}", code="E4133", path=named, help=os_help(error)
+        ) from None

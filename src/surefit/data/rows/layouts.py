@@ -1,0 +1,633 @@
+"""Rows of any known layout become the recipe's `Example`s, and examples are divided into training and held-out ones.
+
+docs/data.md shows one row of every layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_mean
+from surefit.data.read.load import Rows, load_rows
+from surefit.data.rows.messages import (
+    TEXT_ALONE,
+    answered,
+    conversation,
+    from_sharegpt,
+    json_list,
+    message_list,
+    row_tools,
+    system_turn,
+    text,
+)
+from surefit.data.rows.other_layouts import layout_advice
+from surefit.data.rows.reasoning import with_thinking
+from surefit.data.tokens.pretokenized import tokens_row
+from surefit.task import Example, Message, Row, TaskRecipe, part_of
+
+if TYPE_CHECKING:
+    from surefit.config.schema import DataSection
+
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+PROMPTS = ("messages", "conversations", "prompt")
+"""Columns that hold a prompt, but for Alpaca's."""
+NO_INPUT = "<noinput>"
+"""What Self-Instruct, whose rows Alpaca's are made like, writes for an input that is empty."""
+HELD_OUT = "heldout.jsonl"
+"""The held-out rows of prepared data (data/tokens/shards.py)."""
+PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
+"""Where rows that are only to be answered have what they ask."""
+WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
+VERDICTS = ("label", "kto_tag")
+"""Columns in which KTO's data sets say whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
+_PREFERRED = frozenset(["true", "chosen", "desirable"])
+_NOT_PREFERRED = frozenset(["false", "rejected", "undesirable", "dispreferred"])
+"""What a `label` can mean by KTO: TRL defines a bool, which a CSV file writes as text; the words mean nothing else. A
+number, or a word such as bad or wrong, is as often a class."""
+_GOOD = _PREFERRED | {"1", "1.0", "good", "correct", "accepted"}
+_BAD = _NOT_PREFERRED | {"0", "0.0", "bad", "incorrect", "wrong"}
+"""What a `kto_tag`, which is nothing but KTO's, can mean."""
+SHOWN = 5
+"""Problems that one error lists; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Examples(Sequence[Example]):
+    """The usable rows of a source.
+
+    Attributes:
+        examples: in the order of the rows.
+        where: of each, `file:line` or `file row N`.
+        skipped: of each row left out, where it is and why.
+    """
+
+    examples: list[Example]
+    where: list[str]
+    skipped: list[str]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.examples[index]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.examples)
+
+    def subset(self, indices: Sequence[int]) -> Examples:
+        """Some of the examples, without the note of what was skipped."""
+        return Examples([self.examples[i] for i in indices], [self.where[i] for i in indices], [])
+
+    def without(self, refused: Mapping[int, str]) -> Examples:
+        """The other examples; those of these numbers are named among the skipped ones, each with why it is refused."""
+        if not refused:
+            return self
+        kept = self.subset([n for n in range(len(self)) if n not in refused])
+        return replace(kept, skipped=[*self.skipped, *(f"{self.where[n]}: {why}" for n, why in refused.items())])
+
+
+def _messages_row(row: Row) -> dict[str, Any]:
+    return _with_system(row, message_list(row["messages"], "messages"), "messages")
+
+
+def _with_system(row: Row, messages: list[Message], field: str) -> dict[str, Any]:
+    """A row's conversation, its system message from a column of its own among it, and its tools."""
+    return {"messages": answered([*system_turn(row, messages), *messages], field), "tools": row_tools(row)}
+
+
+def _prompt_completion_row(row: Row) -> dict[str, Any]:
+    prompt, completion = _turns(row["prompt"], "prompt", "user"), _turns(row["completion"], "completion", "assistant")
+    if completion[-1]["role"] != "assistant":
+        raise DataError("the last message must have the role assistant", code="E4009", field="completion")
+    # The loss belongs to the completion: answers that stand in the prompt are given, not learnt.
+    given = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
+    return _with_system(row, given + completion, "prompt")
+
+
+def _turns(value: Any, field: str, role: str) -> list[Message]:
+    """A list of messages as it is, or a text as one message."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise DataError("empty", code="E4010", field=field)
+        return [{"role": role, "content": value}]
+    return message_list(value, field)
+
+
+def _text_row(row: Row) -> dict[str, Any]:
+    value = text(row["text"], "text")
+    if not value.strip():
+        raise DataError("empty", code="E4011", field="text")
+    return {"text": value}
+
+
+def _alpaca_row(row: Row) -> dict[str, Any]:
+    if not text(row["output"], "output").strip():
+        raise DataError("empty", code="E4012", field="output")
+    messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
+    return {"messages": conversation(messages, "history"), "tools": row_tools(row)}
+
+
+def _alpaca_prompt(row: Row) -> list[Message]:
+    instruction = text(row["instruction"], "instruction")
+    # Dolly's name for what others call input.
+    name = "context" if "context" in row and "input" not in row else "input"
+    context = text(row.get(name) or "", name)
+    context = "" if context.strip().lower() == NO_INPUT else context
+    question = "\n\n".join(part for part in (instruction, context) if part.strip())
+    if not question:
+        raise DataError("empty", code="E4013", field="instruction")
+    messages = system_turn(row)
+    for i, pair in enumerate(json_list(row.get("history") or [], "history")):
+        messages += _history_turns(pair, f"history[{i}]")
+    return [*messages, {"role": "user", "content": question}]
+
+
+def _history_turns(pair: Any, field: str) -> list[Message]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        raise DataError("expected a list of a question and an answer", code="E4014", field=field)
+    return [{"role": role, "content": pair[i]} for i, role in enumerate(("user", "assistant"))]
+
+
+def _sharegpt_row(row: Row) -> dict[str, Any]:
+    value, field = from_sharegpt(row)
+    return _with_system(row, message_list(value, field), field)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A general data format.
+
+    Attributes:
+        columns: those that tell it.
+        normal: row → what the `to_example` of a recipe without columns of its own is handed, whatever the layout:
+            `{"messages": list, "tools": list or None}`, checked and ending with an assistant turn, or `{"text": str}`.
+            Of rows that are tokens already the example itself, with which a recipe has nothing to do.
+    """
+
+    columns: tuple[str, ...]
+    normal: Callable[[Row], dict[str, Any] | Example]
+
+
+LAYOUTS = {
+    "messages": Layout(("messages",), _messages_row),
+    "sharegpt": Layout(("conversations",), _sharegpt_row),
+    "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
+    "alpaca": Layout(("instruction", "output"), _alpaca_row),
+    "text": Layout(("text",), _text_row),
+    "tokens": Layout(("input_ids",), tokens_row),
+}
+"""In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones, and
+`input_ids` that another model's tokenizer made of them."""
+
+
+def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
+    """The layout of rows with these columns: "recipe" or a key of `LAYOUTS`.
+
+    Raises:
+        DataError: the recipe's columns are not all there, or it has none and no layout fits.
+    """
+    if recipe.columns:
+        _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
+        return "recipe"
+    for name, layout in LAYOUTS.items():
+        if all(column in columns for column in layout.columns):
+            return name
+    known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    advice = layout_advice(columns)
+    raise DataError(
+        f"columns that fit no format: {_listed(columns)}",
+        code="E4015",
+        field="data.format",
+        help=f"{advice}; known formats: {known}" if advice else f"known formats: {known}",
+    )
+
+
+def _require(columns: Sequence[str], needed: Sequence[str], who: str) -> None:
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        hints = did_you_mean(missing[0], columns)
+        raise DataError(
+            f"{who} needs the column{'s' * (len(missing) > 1)} {' and '.join(map(repr, missing))}, "
+            f"the data has {_listed(columns)}{hints}",
+            code="E4016",
+            field=missing[0],
+            help=f"rename the columns to {', '.join(needed)}, or choose another recipe or data.format",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "") or "none"
+
+
+def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    """Row → `Example` for one layout.
+
+    Raises:
+        DataError: layout, recipe and columns do not match.
+    """
+    if recipe.parts:
+        return _mixed_converter(source, recipe, fmt)
+    try:
+        fmt = detect_format(columns, recipe) if fmt == "auto" else fmt
+        if fmt == "recipe" or recipe.columns:
+            return _recipe_converter(columns, recipe, fmt)
+        layout = LAYOUTS[fmt]
+        _require(columns, layout.columns, f"the format {fmt}")
+    except DataError as error:
+        raise DataError(error.message, code=error.code, path=source, field=error.field, help=error.help) from None
+
+    def convert(row: Row) -> Example:
+        _require_values(row, layout.columns)
+        _refuse_media(row)
+        _refuse_bad_answer(row)
+        normal = layout.normal(row)
+        return normal if isinstance(normal, Example) else recipe.to_example(normal)
+
+    return convert
+
+
+def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    """Each row by its own columns: sources of several tasks hold rows of several layouts."""
+    known: dict[tuple[str, ...], tuple[str, Callable[[Row], Example]]] = {}
+
+    def convert(row: Row) -> Example:
+        columns = tuple(name for name, value in row.items() if value is not None)
+        if columns not in known:
+            part = part_of(columns, recipe.parts)
+            known[columns] = part.name, row_converter(columns, source, part, "auto" if part.columns else fmt)
+        name, to_example = known[columns]
+        return replace(to_example(row), part=name)
+
+    return convert
+
+
+def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
+    if not recipe.columns:
+        help_text = f"choose one of {', '.join(LAYOUTS)}, or auto"
+        raise DataError(
+            f"the recipe {recipe.name} has no columns of its own", code="E4017", field="data.format", help=help_text
+        )
+    if fmt != "recipe":
+        raise DataError(
+            f"the recipe {recipe.name} reads its own columns ({', '.join(recipe.columns)}), not the format {fmt}",
+            code="E4018",
+            field="data.format",
+            help="leave data.format at auto, or train with recipe: chat",
+        )
+    _require(columns, recipe.columns_in(columns), f"the recipe {recipe.name}")
+    return recipe.to_example
+
+
+def _require_values(row: Row, columns: Sequence[str]) -> None:
+    for name in columns:
+        if row.get(name) is None:
+            raise DataError("missing", code="E4019", field=name)
+
+
+def _refuse_media(row: Row) -> None:
+    """A conversation's images in columns of their own: the text alone would be trained on as if it spoke of nothing."""
+    for name in MEDIA:
+        if row.get(name):
+            raise DataError(
+                f"the row has {name}, but only text is trained on", code="E4020", field=name, help=TEXT_ALONE
+            )
+
+
+def _refuse_bad_answer(row: Row) -> None:
+    """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
+    for name in VERDICTS:
+        value = row.get(name)
+        if verdict(name, value) is False:
+            raise DataError(
+                f"{name} is {value}, which by KTO's layout (prompt, completion, label: true or false) says that the "
+                "answer is a bad one, and every answer is learnt",
+                code="E4326",
+                field=name,
+                help=f"leave such rows out: SureFit learns from good answers alone; where {name} is a class and says "
+                "nothing about the answer, rename or delete the column",
+            )
+
+
+def verdict(name: str, value: Any) -> bool | None:
+    """Whether a value of one of the columns `VERDICTS` says that an answer is a good one; None where it says neither.
+
+    >>> verdict("label", False), verdict("label", 0), verdict("kto_tag", 0)
+    (False, None, False)
+    """
+    written = str(value).strip().lower()
+    good, bad = (_GOOD, _BAD) if name == "kto_tag" else (_PREFERRED, _NOT_PREFERRED)
+    return written in good if written in good or written in bad else None
+
+
+def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
+    """Every row as the recipe's `Example`.
+
+    Args:
+        rows: what `load_rows` returned.
+        recipe: the task.
+        fmt: `data.format` of the config.
+        bad_rows: "error" looks at all rows and then stops at the bad ones, "skip" leaves them out; "refuse" stops where
+            there is no config that could say "skip".
+
+    Raises:
+        DataError: with file, line and field; for several bad rows one error with the first ones and their count.
+    """
+    return _convert(rows, row_converter(rows.columns, rows.source, recipe, fmt), bad_rows)
+
+
+def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examples:
+    """As `to_examples`, for rows that are only to be answered: the gold answer may be missing.
+
+    Raises:
+        DataError: as `to_examples`.
+    """
+    return _convert(rows, lambda row: _prompt_example(row, recipe), bad_rows)
+
+
+def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
+    if recipe.parts:
+        part = part_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
+        return replace(_prompt_example(row, part), part=part.name)
+    if recipe.columns:
+        return recipe.to_example(row)
+    if row.get("input_ids") is not None and not any(row.get(name) is not None for name in PROMPT_COLUMNS):
+        return tokens_row(row)
+    return recipe.to_example(_prompt_row(row))
+
+
+def _prompt_row(row: Row) -> dict[str, Any]:
+    if row.get("instruction") is not None and all(row.get(name) is None for name in PROMPTS):
+        return {"messages": _alpaca_prompt(row), "tools": row_tools(row)}
+    if row.get("messages") is not None:
+        messages = message_list(row["messages"], "messages")
+    elif row.get("conversations") is not None:
+        messages = message_list(*from_sharegpt(row))
+    elif row.get("prompt") is not None:
+        messages = _turns(row["prompt"], "prompt", "user")
+    elif row.get("text") is not None:
+        return _text_row(row)
+    else:
+        help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
+        raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
+    return {"messages": [*system_turn(row, messages), *messages], "tools": row_tools(row)}
+
+
+def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
+    examples, where, problems = [], [], []
+    for index, row in enumerate(rows):
+        try:
+            examples.append(convert(row))
+            where.append(rows.where(index))
+        except DataError as error:
+            path, line = rows.place(index)
+            problems.append(
+                DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+            )
+        except RecipeError as error:
+            error.path, error.line = rows.place(index)
+            raise
+    if problems and (bad_rows != "skip" or not examples):
+        way_out = "" if bad_rows == "refuse" else WAY_OUT
+        raise bad_rows_error(problems, len(rows), rows.source, way_out)
+    return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
+
+
+def placed(error: DataError, where: str) -> DataError:
+    """The error with the place of its row, which is `file:line` or words."""
+    file, _, number = where.rpartition(":")
+    path, line = (file, int(number)) if number.isdecimal() else (where, None)
+    return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
+
+
+def reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
+    """Return why examples cannot be used, as `Examples.without` takes it."""
+    return {n: f"{error.field}: {error.message}" if error.field else error.message for n, error in refused.items()}
+
+
+def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
+    """One error for all bad rows: the only one itself, or the count with the first ones below it."""
+    otherwise = f", or {way_out}" if way_out else ""
+    if len(problems) == 1:
+        one = problems[0]
+        help_text = "; ".join(part for part in (one.help, f"fix the row{otherwise}") if part)
+        return DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
+    shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
+    return DataError(
+        f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
+        code="E4022",
+        path=source,
+        help=f"fix them{otherwise}",
+        also=_helped_once(problems[:SHOWN]),
+    )
+
+
+def _helped_once(problems: Sequence[DataError]) -> list[DataError]:
+    """The problems, of which the first with each help has it."""
+    said: set[str | None] = set()
+    kept = []
+    for one in problems:
+        help_text = None if one.help in said else one.help
+        said.add(one.help)
+        kept.append(
+            DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
+        )
+    return kept
+
+
+def read_splits(
+    section: DataSection,
+    recipe: TaskRecipe,
+    seed: int,
+    rows: Rows | None = None,
+    mixed: Mapping[str, Rows] | None = None,
+) -> tuple[Examples, Examples]:
+    """The training and the held-out examples that a config asks for; with `data.tokenized` the held-out ones alone.
+    Where `data.eval` is 0, there are none of the latter.
+
+    Args:
+        section: the config's `data`.
+        recipe: the task.
+        seed: `train.seed`; decides which rows are held out where `data.eval` is a share, and which rows of `data.mix`
+            make the share that an epoch sees.
+        rows: the training rows, where they have been read already.
+        mixed: those of `data.mix`, by source, likewise.
+
+    Raises:
+        DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
+    """
+    if section.tokenized is not None:
+        if section.holds_nothing_out:
+            return Examples([], [], []), Examples([], [], [])
+        source = section.eval if isinstance(section.eval, str) else str(Path(section.tokenized) / HELD_OUT)
+        scored = load_held_out(source, section.split, None)
+        held_out = to_examples(scored, recipe, section.format, section.bad_rows)
+        return Examples([], [], []), with_thinking(held_out, section.thinking)
+    rows = rows if rows is not None else training_rows(section)
+    train = to_examples(rows, recipe, section.format, section.bad_rows)
+    if isinstance(section.eval, str):
+        held_out_rows = load_held_out(section.eval, section.split, rows)
+        held_out = to_examples(held_out_rows, recipe, section.format, section.bad_rows)
+    elif section.share:
+        train, held_out = split_eval(train, section.share, seed)
+    else:
+        held_out = Examples([], [], [])
+    for source, passes in section.mix.items():
+        found = (mixed or {}).get(source)
+        found = found if found is not None else load_mixed(source, section)
+        more = to_examples(found, recipe, section.format, section.bad_rows)
+        if recipe.parts and section.share:  # each source may be all that there is of a task
+            more, also_held_out = split_eval(more, section.share, seed)
+            held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
+        train = mix_in(train, more, source, passes, held_out, seed)
+    # Only now: which rows are held out must not depend on it.
+    return with_thinking(train, section.thinking), with_thinking(held_out, section.thinking)
+
+
+def training_rows(section: DataSection) -> Rows:
+    """The rows of `data.train`, as many as `data.limit` allows.
+
+    Raises:
+        DataError, MachineError: as `load_rows`.
+    """
+    rows = load_rows(section.train, split=section.split)
+    return rows if section.limit is None else rows.sample(section.limit)
+
+
+def load_mixed(source: str, section: DataSection) -> Rows:
+    """The rows of one source of `data.mix`.
+
+    Raises:
+        DataError: as `load_rows`, with the source's own config key; and where they are the held-out rows.
+    """
+    try:
+        if source == section.eval:
+            raise DataError("the same rows as data.eval", code="E4023", path=source, help="leave it out of data.mix")
+        return load_rows(source, split=section.split)
+    except SureFitError as error:
+        error.about(f"data.mix.{source}")
+        raise
+
+
+def mix_in(
+    train: Examples, more: Examples, source: str, passes: float, held_out: Sequence[Example], seed: int
+) -> Examples:
+    """The training examples and, behind them, those of a `data.mix` source as often as an epoch is to see them.
+
+    2.25 passes are all of them twice and a quarter once more. Which quarter is decided by the hash of each whole row
+    and `seed`, so it is about a quarter, and the same in every epoch and after a resume. A row whose prompt is held out
+    is left out, and named among the skipped ones.
+
+    Raises:
+        DataError: no row of the source is left to train on.
+    """
+    key = f"data.mix.{source}"
+    secret = {prompt_position(example, seed) for example in held_out}
+    free = [i for i, example in enumerate(more) if prompt_position(example, seed) not in secret]
+    if not free:
+        help_text = "leave it out of data.mix: its rows are what the model is scored on"
+        raise DataError(
+            f"every prompt of its {len(more)} examples is held out",
+            code="E4024",
+            path=source,
+            field=key,
+            help=help_text,
+        )
+    whole, share = divmod(passes, 1)
+    places = {i: row_position(more.examples[i], seed) for i in free} if share else {}
+    chosen = free * int(whole) + [i for i in places if places[i] < share]
+    if not chosen:
+        enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
+        raise DataError(
+            f"{passes:g} of {len(free)} examples takes none",
+            code="E4025",
+            path=source,
+            field=key,
+            help=f"write {enough:g} or more",
+        )
+    added, taken = more.subset(chosen), set(free)
+    leaked = [f"{more.where[i]}: its prompt is held out" for i in range(len(more)) if i not in taken]
+    return Examples(
+        train.examples + added.examples, train.where + added.where, [*train.skipped, *more.skipped, *leaked]
+    )
+
+
+def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
+    """The rows that `data.eval` names.
+
+    Raises:
+        DataError: as `load_rows`; and where they are the training rows.
+    """
+    rows = load_rows(source, split=split)
+    if train is not None and rows.sha256 == train.sha256:
+        help_text = "name other rows, or a share such as 0.02 to set aside"
+        raise DataError("the same rows as data.train", code="E4026", path=source, field="data.eval", help=help_text)
+    return rows
+
+
+def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+    """Divide into training and held-out examples by the hash of each prompt.
+
+    A row's side depends on its own prompt, `share` and `seed` only: rows added later move no old row across, and equal
+    prompts stay on one side. So the held-out number is near `share`, not exactly it.
+
+    Raises:
+        DataError: one side would be empty.
+    """
+    positions = [prompt_position(example, seed) for example in examples]
+    if len(set(positions)) == 1:
+        problem = f"all {len(examples):,} examples have the same prompt, and equal prompts stay together"
+        if len(examples) == 1:
+            problem = "there is one example"
+        problem += ": no share can be held out"
+        raise DataError(
+            problem,
+            code="E4351",
+            field="data.eval",
+            help="put some of the rows into a file of their own, and name it in data.eval",
+        )
+    train = examples.subset([i for i, position in enumerate(positions) if position >= share])
+    held_out = examples.subset([i for i, position in enumerate(positions) if position < share])
+    if not held_out:
+        enough = (math.floor(min(positions) * 1000) + 1) / 1000
+        raise DataError(
+            f"{share:g} of {len(examples)} examples holds out none",
+            code="E4027",
+            field="data.eval",
+            help=f"set data.eval to {enough:g} or more, or to a file with rows to be scored on",
+        )
+    if not train:
+        raise DataError(
+            f"holding out {share:g} of {len(examples)} examples leaves none to train on",
+            code="E4028",
+            field="data.eval",
+            help=f"equal prompts stay together: set data.eval to {_below(max(positions)):g} or less, or to a file with "
+            "rows to be scored on",
+        )
+    return replace(train, skipped=examples.skipped), held_out
+
+
+def _below(position: float) -> float:
+    """Return a share that leaves the prompt at this position, the last of all, to train on."""
+    return math.floor(position * 1000) / 1000
+
+
+def prompt_position(example: Example, seed: int) -> float:
+    """Where in [0, 1) the prompt's hash falls."""
+    prompt = [example.text] if example.text is not None else [example.prompt, example.tools]
+    return _fraction(json.dumps([seed, prompt], default=str))
+
+
+def row_position(example: Example, seed: int) -> float:
+    """Where in [0, 1) the hash of the whole row falls."""
+    row = [seed, "mix", example.messages, example.tools, example.text]
+    return _fraction(json.dumps(row, default=str))
+
+
+def _fraction(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

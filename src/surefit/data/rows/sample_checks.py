@@ -1,0 +1,234 @@
+"""A sample of examples, judged before any model is loaded: with the light tokenizer, and only as far as is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit.config.schema import Config, DataSection
+from surefit.core.errors import DataError
+from surefit.core.sampling import evenly
+from surefit.data.rows.layouts import Examples, bad_rows_error, placed, prompt_position, split_eval
+from surefit.data.rows.messages import trained_on
+from surefit.data.tokens.light_template import LightTemplate
+from surefit.data.tokens.pretokenized import require_known
+from surefit.data.tokens.turns import beginning_of
+from surefit.facts.examples import ENOUGH, ExampleFacts
+from surefit.facts.gguf import read_gguf
+from surefit.facts.thinking import has_field, other_tag, thoughts_of
+from surefit.facts.tokenizer import TokenizerFacts, encoding
+from surefit.task import Example, Message
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+BYTES_PER_TOKEN = 8
+"""Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
+DIVIDED = 40
+"""Conversations of several answers that are rendered to see how many examples each makes."""
+DIVIDED_TURNS = 200
+"""Rendered turns of each of them: twenty messages."""
+BUDGET = 1_000_000
+"""Bytes of text that are tokenised at most (a third of a second); the examples after that are not measured."""
+
+
+def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_length: int) -> ExampleFacts:
+    """The facts about a sample of examples.
+
+    A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
+    the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
+    """
+    texts = [text_of(example, tokenizer) for example in examples]
+    sizes = [len(text.encode()) for text in texts]
+    counted = ExampleFacts(
+        examples=len(examples),
+        prompts=len({prompt_position(example, 0) for example in examples}),
+        conversations=sum(example.text is None for example in examples),
+        with_tools=sum(bool(example.tools) for example in examples),
+        max_length=max_length,
+        most_bytes=max(sizes, default=0),
+        in_fields=sum(any(has_field(turn) for turn in learnt(example)) for example in examples),
+        in_tags=sum(any(not has_field(turn) and thoughts_of(turn) for turn in learnt(example)) for example in examples),
+        other_tags=tuple(tag for example in examples if (tag := _other_tag_in(example))),
+    )
+    in_question = [n for n, size in enumerate(sizes) if size > max_length]
+    if not in_question:
+        return replace(counted, measured=len(texts))
+    if tokenizer is None or tokenizer.file is None:
+        return counted
+    beginnings = dict(_within_budget(texts, in_question, BYTES_PER_TOKEN * max_length))
+    lengths = dict(zip(beginnings, _lengths(tokenizer.file, list(beginnings.values())), strict=True))
+    too_long = [n for n, length in lengths.items() if length > max_length]
+    return replace(
+        counted,
+        measured=len(texts) - len(in_question) + len(lengths),
+        too_long=len(too_long),
+        first_too_long=examples.where[too_long[0]] if too_long else None,
+        longest=max(lengths.values()) if too_long else 0,
+    )
+
+
+def _other_tag_in(example: Example) -> str | None:
+    """The tag of the first answer that has its reasoning in another than `<think>`, and nowhere else."""
+    answers = (turn for turn in learnt(example) if not has_field(turn) and not thoughts_of(turn))
+    return next((tag for turn in answers if (tag := other_tag(str(turn.get("content") or "")))), None)
+
+
+def learnt(example: Example) -> list[Message]:
+    """The turns that the loss falls on."""
+    return [turn for turn in example.messages if trained_on(turn)]
+
+
+def token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
+    """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns."""
+    several = [example for example in examples if len(learnt(example)) > 1]
+    asked = [several[n] for n in evenly(len(several), DIVIDED)]
+    made = [_token_examples_of(example, template) for example in asked]
+    return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
+
+
+def _token_examples_of(example: Example, template: LightTemplate) -> float:
+    """Token examples of one conversation; a long one is taken to go on as it begins."""
+    shown = beginning_of(example, DIVIDED_TURNS)
+    try:
+        added = len(template.segments(shown)) - 1
+    except DataError:  # tokenising says so
+        return 1
+    return 1 + added * (len(learnt(example)) - 1) / max(1, len(learnt(shown)) - 1)
+
+
+def _one_prompt(examples: Sequence[Example]) -> bool:
+    first = examples[0]
+    return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
+
+
+def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
+    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are. Of
+    `ENOUGH` rows with one prompt, a rule says it."""
+    share = config.data.share
+    known = len(examples) + len(examples.skipped) == total
+    if known and share and (len(examples) < ENOUGH or not _one_prompt(examples)):
+        try:
+            split_eval(examples, share, config.train.seed)
+        except DataError as error:
+            yield error
+
+
+def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:
+    """What is wrong where documents are to be cut and the recipe's examples have none."""
+    if section.cuts and all(example.document is None for example in examples):
+        yield DataError(
+            f"{section.too_long} cuts documents, and the recipe names no part of its prompts that may be cut",
+            code="E4107",
+            field="data.too_long",
+            help="write too_long: drop, or choose a recipe with documents (long_summarization)",
+        )
+
+
+def tokens_missing(
+    config: Config, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+) -> Iterator[DataError]:
+    """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have.
+
+    Args:
+        key: of the config, under which it names the `source` of these examples.
+    """
+    if tokenizer is None or tokenizer.tokens is None or tokenizer.largest_id is None:
+        return
+    known = max(tokenizer.tokens, tokenizer.largest_id + 1) + len(config.model.add_tokens)
+    problems = list(_unknown_tokens(examples, known))
+    if problems:
+        error = bad_rows_error(problems, len(examples), source, "")
+        error.about(key)
+        yield error
+
+
+def template_missing(
+    key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
+) -> Iterator[DataError]:
+    """Yield what is wrong where rows other than those of `data.train` (MOD006) are conversations, and the tokenizer, as
+    far as it is known, has no chat template to render them with.
+
+    Args:
+        key: of the config, under which it names the `source` of these examples.
+    """
+    if tokenizer is None or tokenizer.chat_template is not None or tokenizer.tool_template is not None:
+        return
+    count = sum(example.text is None for example in examples)
+    if count:
+        yield DataError(
+            f"{count:,} of {len(examples):,} rows that were looked at are conversations, and the model has no chat "
+            "template",
+            code="E4352",
+            path=source,
+            field=key,
+            help="set model.chat_template: plain (roles in words), take the instruct variant, or name plain text",
+        )
+
+
+def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
+    for example, where in zip(examples, examples.where, strict=True):
+        try:
+            require_known(example.tokens[0] if example.tokens else (), known)
+        except DataError as error:
+            yield placed(error, where)
+
+
+def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:
+    """What stands in the example whatever the template does: contents, calls, and the tools where they are written."""
+    if example.text is not None:
+        return clean(example.text)
+    parts: list[Any] = [message.get("content") for message in example.messages]
+    parts += [message["tool_calls"] for message in example.messages if message.get("tool_calls")]
+    if tokenizer and tokenizer.mentions_tools:
+        parts += example.tools or ()
+    texts = (part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part)
+    return clean("\n".join(texts))
+
+
+def clean(text: str) -> str:
+    """Without lone surrogates, which JSON can hold and no tokenizer takes."""
+    return text.encode(errors="replace").decode()
+
+
+def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iterator[tuple[int, str]]:
+    """Examples spread evenly over those in question, each cut to `characters`, until the budget is used up."""
+    affordable = max(1, BUDGET // max(1, min(characters, max(len(texts[n]) for n in chosen))))
+    step = max(1, len(chosen) // affordable)
+    for n in chosen[::step][:affordable]:
+        yield n, texts[n][:characters]
+
+
+def _lengths(file: Path, texts: list[str]) -> list[int]:
+    library = load_tokenizer(file)
+    if library is None:
+        return [0] * len(texts)
+    with encoding(file):
+        return [len(encoded.ids) for encoded in library.encode_batch(texts, add_special_tokens=False)]
+
+
+def load_tokenizer(file: Path) -> Tokenizer | None:
+    """A tokenizer.json or the vocabulary of a GGUF file, ready to encode; None of a damaged file, which is the rules'
+    about the model to report."""
+    return _loaded(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _loaded(file: Path, changed: int) -> Tokenizer | None:
+    from tokenizers import Tokenizer
+
+    from surefit.facts.gguf_tokenizer import build_tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file)) if file.suffix == ".json" else build_tokenizer(read_gguf(file))
+    except BaseException as error:  # the library raises nothing narrower than Exception, or ends in a panic
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

@@ -1,0 +1,187 @@
+"""A sample of examples against the model's chat template and tokenizer, without transformers: `surefit check`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from surefit.config.schema import Config
+from surefit.core.errors import DataError, SureFitError
+from surefit.data.audit.sample import EXAMPLES, Tally
+from surefit.data.rows.layouts import WAY_OUT, Examples, bad_rows_error, placed, reasons
+from surefit.data.rows.other_templates import END, PROMPT, other_templates
+from surefit.data.rows.reasoning import with_thinking
+from surefit.data.rows.rendered_turns import LOST, UNCLOSED, Comparison, unclosed_thoughts
+from surefit.data.rows.special_tokens import (
+    BEGUN_TWICE,
+    NO_BEGIN,
+    RENDERED,
+    RENDERED_TEXT,
+    SPECIAL,
+    SpecialTokens,
+    special_tokens,
+)
+from surefit.data.tokens.light_template import LightTemplate, light_template
+from surefit.data.tokens.turns import beginning_of, rendered_turns
+from surefit.facts.audit import Observation
+from surefit.facts.tokenizer import TokenizerFacts, begins_texts
+from surefit.task import Example
+
+SECONDS = 0.3
+"""After which no more rows are rendered, of all sources of a run together, if there were `LEAST`, or `TURNS` were."""
+LEAST = 50
+"""Rows of a source that are rendered on a slow or busy machine as well."""
+TURNS = 3_000
+"""Rendered turns, each counted every time. A conversation of 200 turns has 20,000 and takes seconds alone: of one with
+more than a quarter of what is left, only the beginning is rendered."""
+FEWEST_TURNS = 60
+"""Rendered turns of a conversation that are always affordable: ten messages."""
+STRIDE = 16
+"""Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
+NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, BEGUN_TWICE, PROMPT, END)
+"""Observations that are made."""
+SKIPPED = "skipped_row"
+"""Observation: a row is left out (`data.bad_rows: skip`)."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What rendering a sample of examples shows.
+
+    Attributes:
+        observations: by name.
+        refused: the examples that the template does not take: number → why, with the row's place.
+    """
+
+    observations: Mapping[str, Observation] = field(default_factory=dict)
+    refused: Mapping[int, DataError] = field(default_factory=dict)
+
+
+def look_at_examples(
+    examples: Examples,
+    tokenizer: TokenizerFacts | None,
+    config: Config,
+    seconds: float = SECONDS,
+    answers: bool = True,
+) -> Looked:
+    """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with what is rendered.
+
+    Args:
+        answers: False where the answers are only compared with what is generated: they are not rendered.
+    """
+    if tokenizer is None or not examples:
+        return Looked()
+    template = light_template(tokenizer, config)
+    comparison = Comparison(template.segments) if template else None
+    plain = any(example.text is not None and example.tokens is None for example in examples)
+    tokens = special_tokens_of(tokenizer, template, plain)
+    sights: dict[int, list[tuple[str, str]]] = {}
+    refused: dict[int, DataError] = {}
+    start, left = time.monotonic(), TURNS
+    for number in _spread(len(examples)):
+        if (len(sights) >= LEAST or left <= 0) and time.monotonic() - start > seconds:
+            break
+        example = examples[number]
+        sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
+        sights[number] += other_templates(example, tokens.all)
+        if example.text is None and template and comparison:
+            rendered = beginning_of(example if answers else _question(example), max(left // 4, FEWEST_TURNS))
+            left -= rendered_turns(rendered)
+            try:
+                sights[number] += comparison.losses(rendered, template.segments(rendered))
+            except DataError as error:
+                refused[number] = placed(error, examples.where[number])
+    tally = Tally()
+    for number in sorted(sights):
+        for name, what in sights[number]:
+            tally.add(name, number, what)
+    seen = {name: tally.observation(name, len(sights), examples.where.__getitem__) for name in NAMES}
+    return Looked(seen, dict(sorted(refused.items())))
+
+
+def special_tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for.
+
+    Args:
+        plain: some examples are plain text.
+    """
+    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
+    return special_tokens(
+        [*tokenizer.special, *(text for text in named if text)],
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        end_of_turn=tokenizer.end_of_turn,
+        padding=tokenizer.pad_token,
+        asked=template.question() if template else None,
+        templated=template is not None,
+        adds=begins_texts(tokenizer) if plain else None,
+    )
+
+
+def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:
+    """One error for all examples that the chat template does not take; None where it takes all."""
+    problems = list(looked.refused.values())
+    seen = next(iter(looked.observations.values())).of if looked.observations else len(examples)
+    return bad_rows_error(problems, seen, source, way_out) if problems else None
+
+
+def without_refused(examples: Examples, looked: Looked) -> Examples:
+    """The examples that the template takes; the others are named among the skipped."""
+    return examples.without(reasons(looked.refused))
+
+
+def left_out(examples: Examples) -> dict[str, Observation]:
+    """The rows that were skipped on the way to these examples, as an observation."""
+    first = tuple(examples.skipped[:EXAMPLES])
+    return {SKIPPED: Observation(len(examples.skipped), len(examples) + len(examples.skipped), first)}
+
+
+class SharedLook:
+    """Looks at the examples of several sources of a run, which share the time.
+
+    Attributes:
+        seen: config key of a source → what was seen of its rows.
+    """
+
+    def __init__(self, tokenizer: TokenizerFacts | None, config: Config, sources: int) -> None:
+        self.seen: dict[str, Mapping[str, Observation]] = {}
+        self._tokenizer, self._config = tokenizer, config
+        self._sources, self._seconds = sources, SECONDS
+
+    def at(self, examples: Examples, answers: bool = True) -> Looked:
+        """Look at the next source: it gets its part of the time that is left."""
+        start = time.monotonic()
+        seconds = self._seconds / max(1, self._sources)
+        looked = look_at_examples(examples, self._tokenizer, self._config, seconds, answers)
+        self._seconds = max(0.0, self._seconds - (time.monotonic() - start))
+        self._sources -= 1
+        return looked
+
+    def problems(self, key: str, source: str, examples: Examples) -> list[SureFitError]:
+        """The rows of a source other than `data.train` that the chat template does not take, where they are not to be
+        left out; what is seen of the others is kept.
+
+        Args:
+            key: of the config, under which it names the source.
+        """
+        examples = with_thinking(examples, self._config.data.thinking)
+        looked = self.at(examples, answers=not key.startswith("evaluate.extra_sets."))
+        kept = without_refused(examples, looked)
+        skips = self._config.data.bad_rows == "skip" and len(kept) > 0
+        self.seen[key] = {**looked.observations, **(left_out(kept) if skips else {})}
+        problem = refused_rows(looked, examples, source, WAY_OUT)
+        if skips or problem is None:
+            return []
+        problem.about(key)
+        return [problem]
+
+
+def _question(example: Example) -> Example:
+    """The example with an answer of one word, and no other to be learnt."""
+    turns = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in example.prompt]
+    return replace(example, messages=(*turns, {"role": "assistant", "content": "surefit"}))
+
+
+def _spread(count: int) -> Sequence[int]:
+    return [number for first in range(STRIDE) for number in range(first, count, STRIDE)]

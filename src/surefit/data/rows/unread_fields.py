@@ -1,0 +1,247 @@
+"""Columns of rows, and keys of their turns and calls, that nothing reads."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from surefit.core.errors import SureFitError
+from surefit.core.sampling import evenly
+from surefit.data.rows.layouts import VERDICTS, row_converter, verdict
+from surefit.data.rows.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
+from surefit.facts.audit import Observation
+from surefit.facts.chat_template import SPECIAL
+from surefit.facts.template import TemplateRefused, render
+from surefit.facts.thinking import FIELDS
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.task import Example, TaskRecipe
+
+if TYPE_CHECKING:
+    from surefit.data.read.load import Rows
+
+UNREAD, UNREAD_PROMPTS, UNREAD_MARKS = "unread_columns", "unread_prompts", "unread_marks"
+"""Observations: columns or keys that nothing reads; those with text that belongs to what the model is asked or answers;
+those that say which turns or rows are learnt."""
+RARE = 0.05
+"""Share of the rows with a column up to which its text may be missing from the turns."""
+LOOKED_AT = 100
+"""Rows that are converted to see what is read."""
+IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__", "prompt_id", "conversation_id"})
+_TURN_KEYS = frozenset(
+    ("role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "from", "value", "type")
+).union(MARKS, PARTIAL_MARKS, FIELDS)
+_ALONE = re.compile(
+    r"system|contexts?|history|instructions?|prompts?|questions?|query|documents?|passages?|inputs?|persona|developer"
+    r"|reason(?:ing)?|think(?:ing)?|thoughts?|cot|rationales?|rejected"
+)
+"""Names of what belongs to the prompt or the answer, whose text counts however short it is."""
+_OF_PROMPTS = re.compile(rf"{_ALONE.pattern}|chosen|tools?|functions?|images?|audio|video")
+"""Words in such names."""
+_ABOUT = re.compile(
+    r"types?|ids?|sources?|length|len|count|tokens|categor(?:y|ies)|language|lang|model|name|configs?|format|hash|index"
+    r"|scores?|domain|date|time|url|title|topic|level|quality|difficulty"
+)
+"""Last words of names that describe a part of a row: `question_type`, `prompt_source`."""
+_SPEAKER = "[].name"
+"""How the key ends with which a turn says who speaks."""
+_SWITCHES = ("chat_template", "chat_template_kwargs")
+_MARK = re.compile(
+    rf"{'|'.join((*MARKS, *PARTIAL_MARKS))}|mask(?:ed)?|(?:loss|train|labels)_mask|train_on(?:_turn)?|compute_loss"
+    r"|learn(?:ed)?|(?:loss_)?weights|sample_weight|loss_scale"
+)
+"""Names with which other tools mark what is learnt."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
+"""Letters of scripts that are written without spaces."""
+
+
+class _Recorded(Mapping[str, Any]):
+    """A row that notes which of its columns are read; going through all of them is no reading."""
+
+    def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
+        self._row, self._read = row, read
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return self._row[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._row)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._row.items()
+
+    def values(self) -> ValuesView[Any]:
+        return self._row.values()
+
+
+def unread_columns(
+    rows: Rows, recipe: TaskRecipe, fmt: str, tokenizer: TokenizerFacts | None
+) -> dict[str, Observation]:
+    """What a sample of the rows has that neither the recipe nor the chat template reads."""
+    sample, examples, read = _converted(rows, recipe, fmt)
+    if not read:
+        return {}
+    if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
+        values = {name: [row[name] for row in sample if row.get(name) is not None] for name in VERDICTS}
+        read -= {name for name in VERDICTS if any(verdict(name, value) is None for value in values[name])}
+    written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
+    known = frozenset(re.findall(r"\w+", written))
+    counts: Counter[str] = Counter()
+    missing: Counter[str] = Counter()
+    speakers: set[str] = set()
+    for row, example in zip(sample, examples, strict=True):
+        unread = {name: value for name, value in row.items() if name not in read and name.lower() not in IDENTIFIERS}
+        found = [*unread.items(), *_unread_keys(row, read, known), *_unread_names(row, read, tokenizer)]
+        found = [(name, value) for name, value in found if _says_something(value)]
+        counts.update({name for name, _ in found})
+        text = _spaced(_texts(row[name] for name in read if name in row) if example is None else _said(example))
+        missing.update({name for name, value in found if _belongs(name, value, text)})
+        speakers.update(str(value) for name, value in found if name.endswith(_SPEAKER))
+    if len(speakers) < 2:  # always the same speaker: nothing that the model could tell apart
+        missing = Counter({name: count for name, count in missing.items() if not name.endswith(_SPEAKER)})
+    marks = [name for name in sorted(missing) if _MARK.fullmatch(_key(name))]
+    of_prompts = [name for name in sorted(missing) if name not in marks and missing[name] > RARE * counts[name]]
+    others = [name for name in sorted(counts) if name not in (*of_prompts, *marks)]
+    return {
+        key: Observation(max((counts[name] for name in own), default=0), len(sample), tuple(own))
+        for key, own in ((UNREAD, others), (UNREAD_PROMPTS, of_prompts), (UNREAD_MARKS, marks))
+    }
+
+
+def read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
+    """Return the columns that converting a sample of the rows reads; none where no row can be converted."""
+    return _converted(rows, recipe, fmt)[2]
+
+
+def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
+    """A sample of the rows, the example that each becomes, and the columns that are read for it."""
+    sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
+    read: set[str] = set()
+    examples: list[Example | None] = [None] * len(sample)
+    with contextlib.suppress(SureFitError):
+        convert = row_converter(rows.columns, rows.source, recipe, fmt)
+        for number, row in enumerate(sample):
+            with contextlib.suppress(SureFitError):  # reported where rows are converted
+                examples[number] = convert(_Recorded(row, read))
+    return sample, examples, read
+
+
+def _key(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _belongs(name: str, value: Any, text: str) -> bool:
+    """Whether a column or key has what the model should see or be trained by, and the row's turns do not have it."""
+    key = _key(name)
+    if name.endswith(_SPEAKER):
+        return _missing(str(value), text)
+    if _MARK.fullmatch(key):  # a mark that says "learn this" changes nothing
+        return key in ("mask", "masked") or value not in (True, "true", "True")
+    if key in _SWITCHES:
+        return True
+    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2].replace("CoT", "COT"))]
+    if not words or _ABOUT.fullmatch(words[-1]) or not any(map(_OF_PROMPTS.fullmatch, words)):
+        return False
+    short = len(words) == 1 and _ALONE.fullmatch(words[0])
+    return any(_missing(part, text) for part in _texts([value]) if short or _is_prose(part))
+
+
+def _missing(part: str, text: str) -> bool:
+    lines = [" ".join(line.split()) for line in part.splitlines() if line.strip()]
+    return " ".join(lines) not in text and any(line not in text for line in lines)
+
+
+def _is_prose(text: str) -> bool:
+    """Whether a text is more than a tag, a number, an identifier or a path."""
+    words = [word for word in text.split() if sum(map(str.isalpha, word)) > 1]
+    return len(words) > 1 or _UNSPACED.search(text) is not None
+
+
+def _texts(values: Iterable[Any]) -> Iterator[str]:
+    """Every text in lists and objects, but for what says who speaks."""
+    for value in values:
+        if isinstance(value, str):
+            if value.strip():
+                yield value
+        elif isinstance(value, Mapping):
+            yield from _texts(inner for key, inner in value.items() if key not in ("role", "from", "type"))
+        elif isinstance(value, Sequence):
+            yield from _texts(value)
+
+
+def _said(example: Example) -> Iterator[str]:
+    turns = [{key: value for key, value in turn.items() if key != "name"} for turn in example.messages]
+    yield from _texts([example.text, turns, example.tools])
+
+
+def _spaced(texts: Iterable[str]) -> str:
+    return " ".join(" ".join(texts).split())
+
+
+def _says_something(value: Any) -> bool:
+    return value not in (None, "", [], {})
+
+
+def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Keys of turns and of calls that are passed over, as `column[].key`, with their values."""
+    for column in ("messages", "conversations", "prompt", "completion"):
+        turns = row.get(column)
+        if column not in read or not isinstance(turns, list):
+            continue
+        for turn in turns:
+            if not isinstance(turn, Mapping):
+                continue
+            yield from (
+                (f"{column}[].{key}", value)
+                for key, value in turn.items()
+                if key not in _TURN_KEYS and key not in known
+            )
+            yield from _call_keys(turn.get("tool_calls"), f"{column}[].tool_calls[]")
+
+
+def _unread_names(
+    row: Mapping[str, Any], read: set[str], tokenizer: TokenizerFacts | None
+) -> Iterator[tuple[str, Any]]:
+    """The names of speakers, as `column[].name`, where the template does not write them; of tools it may do without."""
+    for column in ("messages", "conversations", "prompt", "completion"):
+        turns = row.get(column)
+        for turn in turns if column in read and isinstance(turns, list) else ():
+            if not isinstance(turn, Mapping) or not isinstance(turn.get("name"), str):
+                continue
+            role = SHAREGPT_ROLES.get(str(turn.get("role", turn.get("from"))))
+            if role in ("user", "assistant") and not _writes_name(tokenizer.chat_template if tokenizer else None, role):
+                yield f"{column}{_SPEAKER}", turn["name"]
+
+
+@lru_cache(maxsize=8)
+def _writes_name(template: str | None, role: str) -> bool:
+    """Whether a chat template writes the name of who speaks in this role; True where there is none to ask."""
+    if template is None:
+        return True
+    turns = [
+        {"role": one, "content": "?"} | ({"name": "Zqname"} if one == role else {}) for one in ("user", "assistant")
+    ]
+    try:
+        return "Zqname" in render(template, turns, special=SPECIAL)
+    except TemplateRefused:
+        return True
+
+
+def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:
+    for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
+        if isinstance(call, Mapping):
+            function = call.get("function")
+            held = [*function.items(), *call.items()] if isinstance(function, Mapping) else call.items()
+            known = (*ARGUMENTS, *CALL_KEYS, "function")
+            yield from ((f"{place}.{key}", value) for key, value in held if key not in known)

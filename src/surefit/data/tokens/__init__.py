@@ -1,0 +1,1 @@
+"""Examples to token ids and labels: templates, tokenizing, packing, collating, and tokens on disk."""

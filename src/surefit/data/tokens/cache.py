@@ -1,0 +1,217 @@
+"""Tokenised data on disk: flat arrays that are mapped into memory, in a directory named by what they depend on.
+
+CACHE/tokens/KEY/input_ids.npy   int32, all examples one after the other
+                 supervised.npy  uint8, 1 where the loss falls
+                 offsets.npy     int64, where example i starts; one more than there are examples
+                 meta.json       the counts, and the sizes by which a damaged file is noticed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from surefit.core import env
+from surefit.core.errors import MachineError
+from surefit.core.rundir import directory_atomic
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.data.rows.layouts import Examples
+
+CODE_VERSION = 3
+"""Raised when the same examples would be tokenised to something else; tests/unit/data/test_code_version.py notices."""
+ARRAYS = ("input_ids", "supervised", "offsets")
+MASKED = -100
+"""The label that the loss leaves out."""
+
+Encoded = tuple[list[int], list[bool]]
+"""The ids of an example, and for each whether the loss falls on it."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What became of the rows.
+
+    Attributes:
+        rows: rows of the source: `kept` + `skipped` + those dropped - `split`.
+        kept: examples in the data set.
+        skipped: rows that could not be used (`data.bad_rows: skip`).
+        dropped_too_long: examples over `max_length`.
+        dropped_unsupervised: examples without any token to learn.
+        cut: of the rows, those whose document was cut.
+        split: examples that rows made beyond their first, because the chat template rewrites earlier turns.
+        tokens: of the examples kept.
+        supervised_tokens: those of them on which the loss falls.
+        longest: tokens of the longest example kept.
+    """
+
+    rows: int
+    kept: int
+    dropped_too_long: int
+    dropped_unsupervised: int
+    tokens: int
+    supervised_tokens: int
+    longest: int
+    skipped: int = 0
+    cut: int = 0
+    split: int = 0
+
+
+class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):
+    """Tokenised examples, read from disk as they are used.
+
+    Attributes:
+        path: the directory they lie in.
+        stats: what became of the rows.
+        refused: examples that it was made from and cannot be tokenised: number → why.
+        lengths: tokens of each example, int64.
+    """
+
+    def __init__(self, path: Path, stats: Stats, refused: Mapping[int, str] | None = None) -> None:
+        self.path = path
+        self.stats = stats
+        self.refused = refused or {}
+        self._ids, self._supervised, self._offsets = (np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS)
+        self.lengths: npt.NDArray[np.int64] = np.diff(self._offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: Any) -> Any:
+        """(input_ids, labels) of one example, int64; labels are -100 where the loss does not fall."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"example {index} of {len(self)}")
+        start = int(self._offsets[index % len(self)])
+        end = start + int(self.lengths[index])
+        ids = self._ids[start:end].astype(np.int64)
+        return ids, np.where(self._supervised[start:end] == 1, ids, MASKED)
+
+    def counting_skipped(self, skipped: int) -> TokenDataset:
+        """The same data, with the rows that were skipped on the way to it in its `stats`."""
+        stats = dataclasses.replace(self.stats, rows=self.stats.rows + skipped, skipped=skipped)
+        return TokenDataset(self.path, stats, self.refused)
+
+
+def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]) -> str:
+    """The hash of everything that the tokens depend on.
+
+    It covers the examples themselves, not the file and the recipe that they came from: so an edited recipe is noticed
+    even where its version was not raised, and a reordered config is not.
+    """
+    digest = hashlib.sha256()
+    for part in (CODE_VERSION, settings, _tokenizer_state(tokenizer)):
+        digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
+    for example in examples:
+        # Keys are not sorted: templates write them in the order they have.
+        content: list[Any] = [example.messages, example.tools, example.text]
+        content += [part for part in (example.document, example.tokens) if part]
+        digest.update(json.dumps(content, default=str).encode() + b"\n")
+    return digest.hexdigest()[:40]
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The hash of all that the tokens of a given text depend on: vocabulary, template, versions of the packages."""
+    return hashlib.sha256(json.dumps(_tokenizer_state(tokenizer), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    import tokenizers
+    import transformers
+
+    # A call without options takes back the padding that an earlier one may have left in the backend.
+    tokenizer("", add_special_tokens=False)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    vocabulary = backend.to_str() if backend is not None else tokenizer.get_vocab()
+    template = tokenizer.chat_template
+    return {
+        "class": type(tokenizer).__name__,
+        "vocabulary": vocabulary,
+        "special": tokenizer.special_tokens_map,
+        "template": template,
+        # Such a template writes today's date, so tomorrow's tokens are others.
+        "today": str(date.today()) if "strftime_now" in str(template) and "date_string" not in str(template) else None,
+        "packages": [tokenizers.__version__, transformers.__version__],
+        **_own_code(tokenizer),
+    }
+
+
+def _own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+    """The hash of the Python files that a model brings for its tokenizer; nothing where transformers has the class."""
+    module = sys.modules[type(tokenizer).__module__]
+    if module.__name__.partition(".")[0] == "transformers" or module.__file__ is None:
+        return {}
+    digest = hashlib.sha256()
+    for path in sorted(Path(module.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return {"code": digest.hexdigest()}
+
+
+def _directory(key: str, cache: Path | None) -> Path:
+    return (cache if cache is not None else env.cache_dir()) / "tokens" / key
+
+
+def open_cached(key: str, cache: Path | None) -> TokenDataset | None:
+    """The data set stored under `key`; None where there is none, or only a damaged one."""
+    path = _directory(key, cache)
+    try:
+        meta = json.loads((path / "meta.json").read_bytes())
+        if any((path / name).stat().st_size != size for name, size in meta["sizes"].items()):
+            return None
+        refused = {int(number): why for number, why in meta.get("refused", {}).items()}
+        return TokenDataset(path, Stats(**meta["stats"]), refused)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def store(
+    key: str,
+    cache: Path | None,
+    kept: Sequence[tuple[Any, Any]],
+    stats: Stats,
+    refused: Mapping[int, str] | None = None,
+) -> TokenDataset:
+    """Write a data set in full or not at all.
+
+    Args:
+        key: from `cache_key`.
+        cache: the cache directory, or None for the user's.
+        kept: (int32 ids, uint8 mask) of each example.
+        stats: their counts.
+        refused: as `TokenDataset` has them.
+
+    Raises:
+        MachineError: the directory cannot be written.
+    """
+    if (there := open_cached(key, cache)) is not None:  # another process was faster: the same key is the same tokens
+        return there
+    path = _directory(key, cache)
+    offsets = np.cumsum([0, *(len(ids) for ids, _ in kept)], dtype=np.int64)
+    ids, masks = np.empty(0, np.int32), np.empty(0, np.uint8)  # of no example there is nothing to concatenate
+    arrays = (np.concatenate([ids, *(one for one, _ in kept)]), np.concatenate([masks, *(one for _, one in kept)]))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with directory_atomic(path) as temporary:
+            for name, array in zip(ARRAYS, (*arrays, offsets), strict=True):
+                np.save(temporary / f"{name}.npy", array)
+            sizes = {file.name: file.stat().st_size for file in temporary.iterdir()}
+            meta = {"sizes": sizes, "stats": dataclasses.asdict(stats), "refused": refused or {}}
+            (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    except (MachineError, OSError) as error:
+        if (there := open_cached(key, cache)) is not None:  # put there between the look and the rename
+            return there
+        reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
+        help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
+        raise MachineError(reason, code="E4005", path=path, help=help_text) from error
+    return TokenDataset(path, stats, refused)

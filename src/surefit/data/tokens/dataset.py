@@ -1,0 +1,243 @@
+"""All examples of a run as token rows, in the cache: encoded, cut or left out where they are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefit.core.errors import DataError
+from surefit.core.progress import OnProgress, silent
+from surefit.data.rows.layouts import WAY_OUT, Examples, bad_rows_error, placed, reasons
+from surefit.data.rows.shorten import shorten
+from surefit.data.tokens.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
+from surefit.data.tokens.tokenize import BATCH, encode_turns, require_encodable
+from surefit.facts.chat_template import TEMPLATE_DATE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.config.schema import DataSection
+
+
+def build_dataset(
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    too_long: str = "drop",
+    bad_rows: str = "error",
+    source: str = "data.train",
+    cache: Path | None = None,
+    on_progress: OnProgress = silent,
+) -> TokenDataset:
+    """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
+
+    Args:
+        examples: what `read_splits` returned.
+        tokenizer: the model's.
+        max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
+        too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
+            their documents (`data.shorten`).
+        bad_rows: "skip" leaves out what the chat template does not take, and counts it (`TokenDataset.refused`).
+        source: the rows' config key.
+        cache: the directory of the cache; `core.env.cache_dir()` if None.
+        on_progress: called after every batch with the examples done.
+
+    Raises:
+        DataError: no example is left, one is too long and must not be or cannot be cut, or the template does not fit
+            one.
+        MachineError: the cache cannot be written.
+    """
+    skips = bad_rows == "skip"
+    settings = {"max_length": max_length, "too_long": too_long, "date": TEMPLATE_DATE} | (
+        {"skips": True} if skips else {}
+    )
+    key = cache_key(examples, tokenizer, settings)
+    dataset = open_cached(key, cache)
+    if dataset is None:
+        cut: list[int] = []
+        refused: dict[int, DataError] = {}
+        encoded = encode_all(
+            examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress
+        )
+        kept, stats = _select(encoded, examples, max_length, too_long, refused, source)
+        dataset = store(key, cache, kept, replace(stats, cut=len(cut)), reasons(refused))
+    else:
+        on_progress(len(examples), len(examples), "from the cache")
+    return dataset.counting_skipped(len(examples.skipped) + len(dataset.refused))
+
+
+def no_rows(cache: Path | None = None) -> TokenDataset:
+    """Return the data set without examples: the held-out rows where nothing is held out.
+
+    Raises:
+        MachineError: the cache cannot be written.
+    """
+    return store("none", cache, [], Stats(0, 0, 0, 0, 0, 0, 0))
+
+
+def encode_all(
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    too_long: str,
+    cut: list[int],
+    refused: dict[int, DataError] | None = None,
+    source: str = "data.train",
+    on_progress: OnProgress = silent,
+) -> Iterator[list[Encoded]]:
+    """Of every example the token examples that it makes, documents cut where `too_long` says so; whatever else is too
+    long is there.
+
+    Args:
+        cut: takes the numbers of the examples that were cut.
+        refused: takes those that the chat template does not take, which make no token example; None stops at them.
+        source: the rows' config key.
+
+    Raises:
+        DataError: the template does not fit an example, or its document cannot be cut enough.
+    """
+    encoded = _encode_whole(examples, tokenizer, refused, source, on_progress)
+    if too_long.startswith("truncate"):
+        return _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
+    return encoded
+
+
+def _encode_whole(
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    refused: dict[int, DataError] | None,
+    source: str,
+    on_progress: OnProgress,
+) -> Iterator[list[Encoded]]:
+    total, tokens = len(examples), 0
+    on_progress(0, total, "")
+    for start in range(0, total, BATCH):
+        batch = examples[start : start + BATCH]
+        try:
+            encoded = encode_turns(tokenizer, batch)
+        except DataError:
+            if refused is None:
+                problems = [*refused_examples(tokenizer, examples).values()]
+                raise bad_rows_error(problems, total, source, WAY_OUT) from None
+            found = refused_examples(tokenizer, examples.subset(range(start, start + len(batch))))
+            rest = iter(encode_turns(tokenizer, [one for n, one in enumerate(batch) if n not in found]))
+            encoded = [[] if n in found else next(rest) for n in range(len(batch))]
+            refused.update({start + n: error for n, error in found.items()})
+        tokens += sum(len(ids) for own in encoded for ids, _ in own)
+        yield from encoded
+        on_progress(start + len(batch), total, f"{tokens:,} tokens")
+
+
+def takes_all(
+    examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str, source: str = "data.eval"
+) -> Examples:
+    """The examples, with `data.bad_rows: skip` without those that the chat template does not take: they are named among
+    the skipped ones. For rows that are not tokenised whole; `build_dataset` leaves them out itself.
+
+    Raises:
+        DataError: it takes none.
+    """
+    if bad_rows != "skip" or not examples:
+        return examples
+    refused = refused_examples(tokenizer, examples)
+    if len(refused) == len(examples):
+        raise bad_rows_error([*refused.values()], len(examples), source, "")
+    return examples.without(reasons(refused))
+
+
+def eval_key(section: DataSection) -> str:
+    """Return the config key of the rows that are held out: those of `data.train`, where `data.eval` is a share."""
+    return "data.eval" if isinstance(section.eval, str) or section.tokenized is not None else "data.train"
+
+
+def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
+    """The numbers of the examples that cannot be tokenised, each with the reason and the place of its row."""
+    errors = {}
+    for start in range(0, len(examples), BATCH):
+        batch = examples[start : start + BATCH]
+        try:
+            require_encodable(tokenizer, batch)
+            continue
+        except DataError:
+            pass
+        for index, example in enumerate(batch, start=start):
+            try:
+                require_encodable(tokenizer, [example])
+            except DataError as error:
+                errors[index] = placed(error, examples.where[index])
+    return errors
+
+
+def _shortened(
+    encoded: Iterator[list[Encoded]],
+    examples: Examples,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    too_long: str,
+    cut: list[int],
+) -> Iterator[list[Encoded]]:
+    """The examples with documents that fit; `cut` takes the numbers of those that did not."""
+    for index, own in enumerate(encoded):
+        if any(len(ids) > max_length for ids, _ in own):
+            try:
+                own = encode_turns(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
+            except DataError as error:
+                where = examples.where[index]
+                raise DataError(
+                    error.message, code=error.code, path=where, field=error.field, help=error.help
+                ) from error
+            cut.append(index)
+        yield own
+
+
+def _select(
+    encoded: Iterator[list[Encoded]],
+    examples: Examples,
+    max_length: int,
+    too_long: str,
+    refused: Mapping[int, DataError],
+    source: str,
+) -> tuple[list[tuple[Any, Any]], Stats]:
+    """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
+    kept, long, unsupervised = [], [], 0
+    longest_of_all = 0
+    for index, (ids, supervised) in ((index, one) for index, own in enumerate(encoded) for one in own):
+        longest_of_all = max(longest_of_all, len(ids))
+        if len(ids) > max_length:
+            long.append(
+                DataError(
+                    f"{len(ids):,} tokens, over max_length {max_length:,}", code="E4007", path=examples.where[index]
+                )
+            )
+        elif not any(supervised):
+            unsupervised += 1
+        else:
+            kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
+    way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
+    if long and too_long == "error":
+        raise bad_rows_error(long, len(long) + len(kept) + unsupervised, source, way_out)
+    if refused and len(refused) == len(examples):
+        raise bad_rows_error([*refused.values()], len(examples), source, "")
+    if not kept:
+        raise DataError(
+            f"no example is left: of {len(long) + unsupervised:,}, {len(long):,} are longer than max_length "
+            f"{max_length:,} tokens (the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
+            code="E4008",
+            field="data.max_length",
+            help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
+        )
+    return kept, Stats(
+        rows=len(examples) - len(refused),
+        kept=len(kept),
+        dropped_too_long=len(long),
+        dropped_unsupervised=unsupervised,
+        tokens=sum(len(ids) for ids, _ in kept),
+        supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
+        longest=max(len(ids) for ids, _ in kept),
+        split=len(kept) + len(long) + unsupervised - (len(examples) - len(refused)),
+    )

@@ -1,0 +1,120 @@
+"""What became of a run's rows at an earlier start, so that the next one need not convert them to find their tokens.
+
+The tokens in the cache are named by the examples (data/tokens/cache.py), and to make 60,000 examples takes longer than
+to read what was made of them. CACHE/starts/KEY.json is named by what the examples are made from, SureFit's code among
+it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache as once
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import surefit
+from surefit.core import env
+from surefit.core.errors import SureFitError
+from surefit.core.reading import read_json_file
+from surefit.core.rundir import write_json
+from surefit.data.read.load import Rows
+from surefit.data.rows.layouts import Examples, load_held_out, row_converter, to_examples
+from surefit.data.rows.reasoning import with_thinking
+from surefit.data.tokens.cache import TokenDataset, open_cached, tokenizer_digest
+from surefit.task import TaskRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.config.schema import DataSection
+
+
+@dataclass(frozen=True)
+class Start:
+    """What training begins with.
+
+    Attributes:
+        rows: the tokens to train on.
+        held_out: what is scored on.
+        skipped: rows that could not be used, with the reason.
+        conversations: no row is plain text.
+    """
+
+    rows: TokenDataset
+    held_out: Examples
+    skipped: Sequence[str]
+    conversations: bool
+
+
+def start_key(
+    rows: Rows, section: DataSection, recipe: TaskRecipe, seed: int, tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """The hash of all that the examples and their tokens are made from; the recipe is one of SureFit's own, whose code
+    is known."""
+    parts = [
+        rows.sha256, len(rows), list(map(str, rows.files)), section.model_dump_json(), recipe.name, recipe.version,
+        seed, tokenizer_digest(tokenizer), _code_sha256(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:40]
+
+
+def remember(key: str, rows: Rows, section: DataSection, start: Start, cache: Path | None = None) -> None:
+    """Write down a start; one that cannot be written is made again."""
+    places = {rows.where(index): index for index in range(len(rows))}
+    held_out = [] if isinstance(section.eval, str) else [places[where] for where in start.held_out.where]
+    found = {
+        "tokens": start.rows.path.name,
+        "held_out": held_out,
+        "skipped": list(start.skipped),
+        "conversations": start.conversations,
+    }
+    path = _path(key, cache)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, found)
+    except (OSError, SureFitError):
+        return
+
+
+def recalled(key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cache: Path | None = None) -> Start | None:
+    """An earlier start, its held-out rows converted anew; None where there was none, or its tokens have gone.
+
+    Raises:
+        DataError: the rows of `data.eval` cannot be used.
+    """
+    try:
+        found = read_json_file(_path(key, cache))
+        tokens = open_cached(found["tokens"], cache)
+        numbers, skipped, conversations = found["held_out"], found["skipped"], found["conversations"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if tokens is None:
+        return None
+    if isinstance(section.eval, str):
+        scored = load_held_out(section.eval, section.split, rows)
+        held_out = to_examples(scored, recipe, section.format, section.bad_rows)
+    else:
+        convert = row_converter(rows.columns, rows.source, recipe, section.format)
+        held_out = Examples([convert(rows[n]) for n in numbers], [rows.where(n) for n in numbers], [])
+    held_out = with_thinking(held_out, section.thinking)
+    return Start(tokens.counting_skipped(len(skipped)), held_out, skipped, conversations)
+
+
+def _path(key: str, cache: Path | None) -> Path:
+    return (cache if cache is not None else env.cache_dir()) / "starts" / f"{key}.json"
+
+
+@once
+def _code_sha256() -> str:
+    """The hash of SureFit's modules and of the names of all packages, which have their versions in them: where one of
+    them is another, a row may become another example."""
+    root, digest = Path(surefit.__file__).parent, hashlib.sha256(sys.version.encode())
+    for name in sorted({found.name for place in sys.path for found in Path(place).glob("*.dist-info")}):
+        digest.update(f"{name}\n".encode())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

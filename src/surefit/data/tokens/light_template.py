@@ -1,0 +1,94 @@
+"""A model's chat template without transformers: what `surefit check` and `surefit plan` render rows with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.data.rows.rendered_turns import Segments
+from surefit.data.tokens.turns import Rendering, cut, refusal, renderings
+from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
+from surefit.facts.template import TemplateRefused, render
+from surefit.facts.thinking import as_read, how_read
+from surefit.facts.tokenizer import TokenizerFacts
+from surefit.facts.turn_end import ends_of_turn
+from surefit.task import Example
+
+
+class LightTemplate:
+    """A model's chat template with the switches of a run.
+
+    Args:
+        facts: the tokenizer, with its template.
+        switches: `model.chat_template_kwargs`.
+    """
+
+    def __init__(self, facts: TokenizerFacts, switches: Mapping[str, Any]) -> None:
+        assert facts.chat_template is not None
+        named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
+        self.special = {name: text for name, text in named.items() if text is not None}
+        self.template = with_defaults(facts.chat_template, switches)
+        self.tools_template = with_defaults(facts.tool_template, switches) if facts.tool_template else self.template
+        self.added = facts.added
+
+    def segments(self, example: Example) -> Segments:
+        """The token examples of a conversation, as `tokenize.conversation_segments` has them.
+
+        Raises:
+            DataError: the template does not take the conversation, or it does not fit.
+        """
+        ends = ends_of_turn(self._template_for(example), self.special, lambda: self.added)
+        return cut(example, self._texts(example, renderings(example)), ends)
+
+    def whole(self, example: Example) -> str:
+        """The text of a whole conversation, with what asks for an answer where it does not end with one.
+
+        Raises:
+            DataError: the template does not take the conversation.
+        """
+        (text,) = self._texts(example, renderings(example)[:1]).values()
+        return text
+
+    def question(self) -> tuple[str, str] | None:
+        """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
+        question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
+        try:
+            before, after = (
+                render(self.template, question, add_generation_prompt=asks, special=self.special)
+                for asks in (False, True)
+            )
+        except TemplateRefused:
+            return None
+        return before, after
+
+    def _template_for(self, example: Example) -> str:
+        return self.tools_template if example.tools else self.template
+
+    def _texts(self, example: Example, wanted: list[Rendering]) -> dict[Rendering, str]:
+        template = self._template_for(example)
+        reads = how_read(template)
+        turns = [
+            as_read({key: value for key, value in turn.items() if key != "weight"}, reads) for turn in example.messages
+        ]
+        try:
+            return {
+                (count, asks): render(
+                    template,
+                    turns[:count],
+                    tools=example.tools,
+                    add_generation_prompt=asks,
+                    special=self.special,
+                    switches={"date_string": TEMPLATE_DATE},
+                )
+                for count, asks in wanted
+            }
+        except TemplateRefused as error:
+            raise refusal(error) from None
+
+
+def light_template(tokenizer: TokenizerFacts | None, config: Config) -> LightTemplate | None:
+    """Return the chat template of a run; None where the tokenizer has none, or is not on this machine."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return None
+    return LightTemplate(tokenizer, config.model.chat_template_kwargs)

@@ -1,0 +1,120 @@
+"""Whether prepared data is what a config asks for: the settings that shards depend on, compared without a tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, DataError
+from surefit.core.units import shortened
+from surefit.data.tokens.cache import CODE_VERSION
+from surefit.data.tokens.shard_manifest import MEND, Manifest, read_manifest, wrong_size
+from surefit.data.tokens.shards import FORMAT, shard_path
+from surefit.facts.chat_template import TEMPLATE_DATE
+from surefit.task import TaskRecipe
+
+DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
+"""Keys of `data` on which the tokens depend."""
+ANEW = "put it back, rebuild them with `surefit prepare CONFIG --overwrite`, or name another directory"
+PROGRAM = "SureFit's own format"
+"""The key of what no setting says."""
+
+
+def settings_of(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
+    """What the shards of a config depend on beside the rows and the tokenizer, by config key, as JSON has it."""
+    data = config.data
+    share = isinstance(data.eval, float)
+    chosen = data.share is not None or any(passes % 1 for passes in data.mix.values())
+    values = {
+        "recipe": f"{recipe.name}, version {recipe.version}",
+        **{f"data.{key}": getattr(data, key) for key in DECIDING},
+        "data.eval": data.eval if share or data.mix else "a file",
+        "train.seed": config.train.seed if chosen else "any",
+        "model.chat_template": config.model.chat_template,
+        "model.chat_template_kwargs": config.model.chat_template_kwargs,
+        PROGRAM: [FORMAT, CODE_VERSION, TEMPLATE_DATE],
+    }
+    settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return settings
+
+
+def fingerprint(settings: Mapping[str, Any], tokenizer: str) -> str:
+    """The hash of these settings and of a tokenizer's (`cache.tokenizer_digest`)."""
+    return hashlib.sha256(json.dumps([settings, tokenizer], sort_keys=True).encode()).hexdigest()
+
+
+def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
+    """Refuse shards that were made with other settings.
+
+    Raises:
+        ConfigError: naming those that differ, with both values.
+    """
+    now = settings_of(config, recipe)
+    changed = [
+        f"{key} {shortened(repr(was.get(key)), 60)} (now {shortened(repr(value), 60)})"
+        for key, value in now.items()
+        if was.get(key) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"these shards were made with {', '.join(changed)}",
+            code="E4082",
+            path=directory,
+            field="data.tokenized",
+            help=ANEW,
+        )
+
+
+def require_tokenizer(was: str, digest: str, directory: Path) -> None:
+    """Raises:
+    ConfigError: shards were made with another tokenizer."""
+    if was != digest:
+        raise ConfigError(
+            "these shards were made with another tokenizer or chat template, or another version of tokenizers or "
+            "transformers",
+            code="E4083",
+            path=directory,
+            field="data.tokenized",
+            help=ANEW,
+        )
+
+
+def opened(config: Config, recipe: TaskRecipe) -> Manifest:
+    """The manifest of `data.tokenized`, which is complete and was made with this config's settings.
+
+    Raises:
+        DataError: there is none, or shards that it names are missing; with the command that mends it.
+        ConfigError: it was made with other settings; or `data.limit` is set, which it cannot obey.
+    """
+    assert config.data.tokenized is not None
+    directory = Path(config.data.tokenized)
+    refuse_limit(config)
+    manifest = read_manifest(directory)
+    require_settings(manifest.settings, config, recipe, directory)
+    there = set(os.listdir(directory))
+    names = [shard_path(directory, number).name for number in range(len(manifest.shards))]
+    missing = [name for name in names if name not in there]
+    if missing:
+        listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
+        problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
+        raise DataError(problem, code="E4084", path=directory, field="data.tokenized", help=MEND)
+    if size := wrong_size(directory, manifest):
+        raise DataError(size, code="E4650", path=directory, field="data.tokenized", help=MEND)
+    return manifest
+
+
+def refuse_limit(config: Config) -> None:
+    """Raises:
+    ConfigError: `data.limit` is set, and which rows those are only the number of all rows would say."""
+    if config.data.limit is not None:
+        raise ConfigError(
+            "data.limit takes rows spread evenly over all of them, which prepared data cannot do",
+            code="E4085",
+            field="data.limit",
+            help="leave data.tokenized out for a first try; train.max_steps ends a run early",
+        )

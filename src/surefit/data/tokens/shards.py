@@ -1,0 +1,353 @@
+"""A range of rows becomes a shard: token arrays in a directory that is there in full or not at all.
+
+DIR/shard-000123/input_ids.npy, supervised.npy, offsets.npy   as in the cache (data/tokens/cache.py)
+                 heldout.jsonl   the rows of the range that are scored on
+                 meta.json       the task it was made for, the hashes of the files, and what became of the rows
+
+`write_shard` is a function of its arguments and of the rows' file alone. So it does not matter who calls it: one
+process, several, or the tasks of an array job; the bytes are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from surefit.config.schema import DataSection
+from surefit.core.errors import DataError, MachineError
+from surefit.core.reading import read_json_file
+from surefit.core.rundir import directory_atomic, file_sha256, is_full, write_json
+from surefit.core.units import MIB
+from surefit.data.read.file_io import endings
+from surefit.data.read.readers import LINES, Placed
+from surefit.data.read.stream import Range, read_range, unchanged
+from surefit.data.rows.layouts import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
+from surefit.data.rows.reasoning import thinking_as
+from surefit.data.tokens.cache import ARRAYS, Stats
+from surefit.data.tokens.dataset import encode_all
+from surefit.data.tokens.tokenize import BATCH
+from surefit.task import Example, TaskRecipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 1
+"""Raised when the same rows would become other shards."""
+DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i4"), np.dtype("u1"), np.dtype("<i8"))
+"""Of `ARRAYS`."""
+NAMED = 3
+"""Rows that cannot be used and are named; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """What one shard is made of.
+
+    Attributes:
+        number: of the shard, in the order of the rows.
+        source: `data.train`, or a source of `data.mix`.
+        columns: by which the layout of the source's rows is told; the same for all its shards.
+        rows: where they lie.
+        repeat: how often an epoch sees each row of the shard.
+        share: of the rows, those that are taken, by the hash of each; 1 is all.
+        first: whether it is the first task with these rows: it writes the held-out ones, and counts the bad ones.
+        holds_out: whether the rows held out are scored on; else they are left out.
+    """
+
+    number: int
+    source: str
+    columns: tuple[str, ...]
+    rows: Range
+    repeat: int = 1
+    share: float = 1.0
+    first: bool = True
+    holds_out: bool = True
+
+
+@dataclass(frozen=True)
+class Making:
+    """What all shards of a directory have in common.
+
+    Attributes:
+        section: `data` of the config.
+        seed: `train.seed`, for the hashes that choose rows.
+        recipe: the task.
+        tokenizer: the model's.
+        fingerprint: the hash of all settings and of the tokenizer.
+        secret: positions of the prompts of `data.eval` where that is a file, which `data.mix` must not teach.
+    """
+
+    section: DataSection
+    seed: int
+    recipe: TaskRecipe
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    secret: frozenset[float] = frozenset()
+
+
+def shard_path(directory: Path, number: int) -> Path:
+    """Where a shard lies."""
+    return directory / f"shard-{number:06d}"
+
+
+def complete(directory: Path, task: ShardTask, fingerprint: str) -> dict[str, Any] | None:
+    """meta.json of a shard that is there in full, made of these rows with these settings; else None.
+
+    Sizes are compared, not the hashes: that is `damaged`.
+    """
+    path = shard_path(directory, task.number)
+    try:
+        meta: dict[str, Any] = read_json_file(path / "meta.json")
+        same = meta["task"] == described(task) and meta["fingerprint"] == fingerprint
+        whole = all((path / name).stat().st_size == size for name, size in meta["sizes"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return meta if same and whole else None
+
+
+def described(task: ShardTask) -> dict[str, Any]:
+    """A task as meta.json has it."""
+    described: dict[str, Any] = json.loads(json.dumps(asdict(task)))
+    return described
+
+
+def damaged(path: Path, meta: dict[str, Any]) -> str | None:
+    """The first file of a shard whose content is not what it was when it was written."""
+    return next((name for name, sha256 in meta["sha256"].items() if file_sha256(path / name) != sha256), None)
+
+
+def shard_sha256(digests: Mapping[str, str]) -> str:
+    """Return the hash of a shard from those of its files."""
+    return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
+
+
+def source_sha256(rows: Range) -> str | None:
+    """The hash of a range's bytes, or of its file where a range is none of bytes; None of what is not here."""
+    if not os.path.exists(rows.file):
+        return None
+    if rows.stop is None or endings(rows.file)[0] not in LINES:
+        return file_sha256(Path(rows.file))
+    digest = hashlib.sha256()
+    with open(rows.file, "rb") as file:
+        file.seek(rows.start)
+        left = rows.stop - rows.start
+        while left > 0 and (data := file.read(min(left, MIB))):
+            digest.update(data)
+            left -= len(data)
+    return digest.hexdigest()
+
+
+def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, Any]:
+    """Tokenise a range of rows into a shard, a batch at a time; returns its meta.json.
+
+    What is there under its name is replaced: two that make the same shard at once write the same bytes.
+
+    Raises:
+        DataError: rows that cannot be used or are too long, where the config does not say to leave them out.
+        MachineError: it cannot be written; nothing of it is left.
+    """
+    path = shard_path(directory, task.number)
+    try:
+        with directory_atomic(path) as temporary, unchanged([task.rows.file]):
+            meta = _fill(temporary, task, making)
+            write_json(temporary / "meta.json", meta)
+    except MachineError as error:
+        if not is_full(error):
+            raise
+        help_text = "free some space and run the same command again: complete shards are kept"
+        raise MachineError(error.message, code=error.code, path=path, help=help_text) from error.__cause__
+    return meta
+
+
+def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
+    section, found, long = making.section, _Found(), []
+    with ExitStack() as stack:
+        arrays = [
+            stack.enter_context(_Growing(path / f"{name}.npy", dtype))
+            for name, dtype in zip(ARRAYS, DTYPES, strict=True)
+        ]
+        held_out = stack.enter_context(open(path / HELD_OUT, "w", encoding="utf-8"))
+        arrays[2].append([0])
+        taken = _taken(task, making, found, held_out)
+        while batch := list(islice(taken, BATCH)):
+            examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
+            refused: dict[int, DataError] | None = {} if section.bad_rows == "skip" else None
+            cut: list[int] = []
+            encoded = encode_all(
+                examples, making.tokenizer, section.max_length, section.too_long, cut, refused, task.source
+            )
+            for own, where in zip(encoded, examples.where, strict=True):
+                found.split += max(0, len(own) - 1)
+                for ids, supervised in own:
+                    if found.counted(len(ids), supervised.count(True), section.max_length):
+                        arrays[0].append(ids)
+                        arrays[1].append(supervised)
+                        arrays[2].append([found.tokens])
+                    elif len(ids) > section.max_length and section.too_long == "error":
+                        problem = f"{len(ids):,} tokens, over max_length {section.max_length:,}"
+                        long.append(DataError(problem, code="E4112", path=where))
+            found.cut += len(cut)
+            found.problems += (refused or {}).values()
+    if long:
+        way_out = f"set data.max_length to {found.longest_of_all} or more, or data.too_long to drop"
+        raise bad_rows_error(long, found.read, task.source, way_out)
+    if found.problems and section.bad_rows == "error":
+        raise bad_rows_error(
+            found.problems, found.read, task.source, "set data.bad_rows: skip to leave them out (counted)"
+        )
+    files = [f"{name}.npy" for name in ARRAYS] + [HELD_OUT]
+    return {
+        "format": FORMAT,
+        "task": described(task),
+        "fingerprint": making.fingerprint,
+        "source_sha256": source_sha256(task.rows),
+        "sizes": {name: (path / name).stat().st_size for name in files},
+        "sha256": {name: file_sha256(path / name) for name in files},
+        **found.as_dict(task.first),
+    }
+
+
+def _taken(task: ShardTask, making: Making, found: _Found, held_out: Any) -> Iterator[tuple[Example, str]]:
+    """The examples of a range to train on, each with its place; the others are written to `held_out` or counted."""
+    section, seed = making.section, making.seed
+    convert = row_converter(list(task.columns), task.source, making.recipe, section.format)
+    limit = section.share or 0.0
+    for placed in read_range(task.rows):
+        where = found.at(placed)
+        try:
+            example = convert(placed.row)
+        except DataError as error:
+            problem = DataError(
+                error.message, code=error.code, path=placed.path, line=placed.line, field=error.field, help=error.help
+            )
+            found.problems.append(problem)
+            continue
+        prompt = prompt_position(example, seed) if limit or making.secret else 1.0
+        if prompt < limit and task.holds_out:
+            if task.first:
+                held_out.write(json.dumps(_as_json(placed.row), ensure_ascii=False, default=str) + "\n")
+            found.held_out += 1
+        elif prompt < limit or (not task.holds_out and prompt in making.secret):
+            found.leaked.append(where)
+        elif task.share == 1 or row_position(example, seed) < task.share:
+            found.conversations &= example.text is None
+            yield thinking_as(example, section.thinking), where
+
+
+def _as_json(value: Any) -> Any:
+    """A row without the numbers that JSON does not have: Parquet writes a value that is missing as NaN."""
+    if isinstance(value, dict):
+        return {str(key): _as_json(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass
+class _Found:
+    """What became of the rows, as they go by."""
+
+    read: int = 0
+    kept: int = 0
+    long: int = 0
+    unsupervised: int = 0
+    split: int = 0
+    cut: int = 0
+    tokens: int = 0
+    supervised: int = 0
+    longest: int = 0
+    longest_of_all: int = 0
+    held_out: int = 0
+    conversations: bool = True
+    places: list[str] = field(default_factory=list)
+    problems: list[DataError] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+    lengths: Counter[int] = field(default_factory=Counter)
+
+    def at(self, placed: Placed) -> str:
+        """Note a row; returns its place in words."""
+        where = placed.path if placed.line is None else f"{placed.path}:{placed.line}"
+        self.places[1:] = [where]
+        self.read += 1
+        return where
+
+    def counted(self, tokens: int, supervised: int, max_length: int) -> bool:
+        """Count an example; returns whether it is kept."""
+        self.longest_of_all = max(self.longest_of_all, tokens)
+        fits = tokens <= max_length
+        if not fits or not supervised:
+            self.long += not fits
+            self.unsupervised += fits
+            return False
+        self.kept += 1
+        self.tokens += tokens
+        self.supervised += supervised
+        self.longest = max(self.longest, tokens)
+        self.lengths[1 << (tokens - 1).bit_length()] += 1
+        return True
+
+    def as_dict(self, first: bool) -> dict[str, Any]:
+        """For meta.json; rows that are left out are counted by the `first` task that reads them."""
+        left_out = [f"{one.where}: {one.message}" for one in self.problems]
+        left_out = [*left_out, *(f"{where}: its prompt is held out" for where in self.leaked)] if first else []
+        used = self.kept + self.long + self.unsupervised - self.split
+        stats = Stats(
+            rows=used + len(left_out),
+            kept=self.kept,
+            dropped_too_long=self.long,
+            dropped_unsupervised=self.unsupervised,
+            tokens=self.tokens,
+            supervised_tokens=self.supervised,
+            longest=self.longest,
+            skipped=len(left_out),
+            cut=self.cut,
+            split=self.split,
+        )
+        return {
+            "stats": asdict(stats),
+            "held_out": self.held_out if first else 0,
+            "lengths": {str(upto): self.lengths[upto] for upto in sorted(self.lengths)},
+            "conversations": self.conversations,
+            "skipped": left_out[:NAMED],
+            "first": self.places[0] if self.places else None,
+            "last": self.places[-1] if self.places else None,
+        }
+
+
+class _Growing:
+    """A one-dimensional .npy file that is written as its values come; its length goes into the header at the end."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.file, self.dtype, self.count = path.open("wb"), dtype, 0
+        self._header()
+
+    def __enter__(self) -> _Growing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self.file:
+            self.file.seek(0)
+            self._header()
+
+    def append(self, values: Sequence[int]) -> None:
+        # bytes reads a list in a third of the time of Python's array, which is no slower than numpy.
+        made = bytes(values) if self.dtype.itemsize == 1 else array(self.dtype.char, values)
+        self.file.write(np.asarray(memoryview(made)).astype(self.dtype, copy=False).data)
+        self.count += len(values)
+
+    def _header(self) -> None:
+        # numpy leaves room in a header for its longest length, so the second one takes the place of the first.
+        about = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self.file, about)

@@ -1,0 +1,338 @@
+"""Examples become token ids and labels; the labels are built here and nowhere else.
+
+A conversation is rendered by the model's own chat template and cut into segments: what the model is given and what it
+has to write. Each segment is tokenised on its own, so that the tokens before an answer are exactly those the model is
+given when it is evaluated, whatever the answer's first letters would merge with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from surefit.core.errors import DataError, ModelError
+from surefit.core.gc_pause import uncollected
+from surefit.data.rows.special_tokens import SpecialTokens, special_tokens
+from surefit.data.tokens.cache import Encoded
+from surefit.data.tokens.pretokenized import require_known
+from surefit.data.tokens.turns import Segment, cut, refusal, renderings
+from surefit.facts.chat_template import TEMPLATE_DATE
+from surefit.facts.named_templates import template_for
+from surefit.facts.thinking import Reads, as_read, how_read
+from surefit.facts.tokenizer import encoding
+from surefit.facts.turn_end import ends_of_turn, first_in
+from surefit.task import Example, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BATCH = 256
+"""Examples that are handed to the tokenizer at once: it works on them in parallel."""
+
+
+def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that the model is given when it has to answer `example.prompt`: the start of what it is trained on.
+
+    Raises:
+        DataError: as `conversation_segments`; and where the example is plain text, which asks for no answer.
+    """
+    if not example.prompt:
+        raise DataError(
+            "plain text has no prompt to answer", code="E4134", help="score with rows that have a prompt and an answer"
+        )
+    prompt = Example(example.prompt, example.tools)
+    return encode_turns(tokenizer, [prompt])[0][-1][0]
+
+
+def tokenize_beginning(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids of plain text, or the tokens that a row brings, for the model to continue: as they are trained on,
+    without the end-of-text token.
+
+    Raises:
+        DataError: the row brings tokens that the tokenizer does not have.
+    """
+    if example.tokens:
+        return _given(example.tokens, len(tokenizer))[0]
+    ids = _ids(tokenizer, [example.text or ""], add_special_tokens=True)[0]
+    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
+
+
+def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """As `tokenize_prompt`, up to where a label stands in the answer that is trained on: behind the empty thought, or
+    the channel, that the chat template has the model write first.
+
+    Raises:
+        DataError: as `tokenize_prompt`; and where no answer without reasoning follows what the template asks with.
+    """
+    label = "surefit"
+    answered = Example((*example.prompt, {"role": "assistant", "content": label}), example.tools)
+    segments = conversation_segments(answered, tokenizer)[-1] if example.prompt else []
+    place = max((n for n, (_, learnt) in enumerate(segments) if learnt), default=0)
+    head = segments[place][0].partition(label)[0] if segments else ""
+    if not head.strip():
+        return tokenize_prompt(example, tokenizer)
+    segments = [*segments[:place], (head, True)]
+    return _joined(segments, _piecewise(tokenizer, [segments]))[0]
+
+
+def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
+    """The rendered conversation, cut before and after each turn that the model has to write (`data.turns`).
+
+    A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark.
+
+    Returns:
+        One list of segments for each token example: one, but where the template rewrites earlier turns.
+
+    Raises:
+        DataError: the text with an answer does not start with what asks for it.
+        ModelError: the tokenizer has no chat template.
+    """
+    return _all_segments([example], tokenizer)[0]
+
+
+def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[list[Segment]]]:
+    """The segments of every example; the template is called for all of them at once, which is twice as fast."""
+    needed = [renderings(example) for example in examples]
+    texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
+    ends = [ends_by_next(tokenizer, with_tools) for with_tools in (False, True)]
+    pairs = zip(examples, needed, strict=True)
+    return [cut(e, {one: next(texts) for one in ones}, ends[bool(e.tools)]) for e, ones in pairs]
+
+
+def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[str, str]:
+    """Return `facts.turn_end.ends_of_turn` of the template that a conversation with these tools is rendered with."""
+    template = template_for(tokenizer.chat_template, tools)
+    if not template:
+        return {}
+    return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab)
+
+
+def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+    """The special tokens of a tokenizer that texts are searched for."""
+    known = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    asked, end = None, None
+    with suppress(DataError, ModelError):
+        example = Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "surefit"}))
+        before, after, whole = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
+        asked = before, after
+        end = first_in(whole.rpartition("surefit")[2], known)
+    return special_tokens(
+        known,
+        bos=tokenizer.bos_token,
+        eos=tokenizer.eos_token,
+        end_of_turn=end,
+        padding=tokenizer.pad_token,
+        asked=asked,
+        templated=bool(tokenizer.chat_template),
+        adds=_ids(tokenizer, ["x"], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id],
+    )
+
+
+def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The first turns of each example as the chat template writes them, in the order asked for."""
+    if not wanted:  # plain text and tokens need no template
+        return []
+    if not tokenizer.chat_template:
+        raise ModelError(
+            "the tokenizer has no chat template, so conversations cannot be rendered for this model",
+            code="E4135",
+            path=tokenizer.name_or_path or None,
+            help="choose the instruct version of the model, set model.chat_template: plain, or train on plain text "
+            "(data.format: text)",
+        )
+    reads = [_reads(tokenizer, with_tools) for with_tools in (False, True)]
+    shown = {
+        id(example): _visible(example.messages, reads[bool(example.tools)])
+        for example in {id(e): e for e, _, _ in wanted}.values()
+    }
+    texts = [""] * len(wanted)
+    together: dict[tuple[int, bool], list[int]] = {}
+    for number, (example, _, generation_prompt) in enumerate(wanted):
+        # A call takes one list of tools for all its conversations.
+        together.setdefault((id(example.tools) if example.tools else 0, generation_prompt), []).append(number)
+    for (_, generation_prompt), numbers in together.items():
+        tools = wanted[numbers[0]][0].tools
+        visible = [shown[id(wanted[n][0])][: wanted[n][1]] for n in numbers]
+        try:
+            rendered = tokenizer.apply_chat_template(
+                visible,
+                tools=list(tools) if tools else None,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                date_string=TEMPLATE_DATE,
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise refusal(error) from error
+        for number, text in zip(numbers, rendered, strict=True):
+            assert isinstance(text, str)
+            texts[number] = text
+    return texts
+
+
+def _reads(tokenizer: PreTrainedTokenizerBase, tools: Any) -> Reads:
+    template = template_for(tokenizer.chat_template, tools)
+    return how_read(template) if template else Reads()
+
+
+def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:
+    visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    return [as_read(message, reads) for message in visible]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
+    """Ids and, for each, whether the loss falls on it, of examples that make one token example each.
+
+    Raises:
+        DataError: as `encode_turns`; and where a chat template rewrites earlier turns.
+        ModelError: as `encode_turns`.
+    """
+    encoded = encode_turns(tokenizer, examples)
+    if any(len(own) != 1 for own in encoded):
+        raise DataError(
+            "the chat template rewrites earlier turns of a conversation, which therefore makes several token examples",
+            code="E4137",
+            field="messages",
+            help="ask for all of them (encode_turns), or set data.thinking: only_last",
+        )
+    return [own[0] for own in encoded]
+
+
+@uncollected()
+def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
+    """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
+
+    Raises:
+        DataError: the chat template refuses a conversation or does not fit it (see `conversation_segments`), or a row
+            brings tokens that the tokenizer does not have.
+        ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
+    """
+    rendered = iter(_all_segments([e for e in examples if e.text is None], tokenizer))
+    conversations = [next(rendered) if e.text is None else [] for e in examples]
+    pieces = _piecewise(tokenizer, [segments for own in conversations for segments in own])
+    texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None and e.tokens is None]))
+    known = len(tokenizer) if any(e.tokens for e in examples) else 0
+    return [
+        [_given(example.tokens, known)]
+        if example.tokens
+        else [next(texts)]
+        if example.text is not None
+        else [_joined(segments, pieces) for segments in own]
+        for example, own in zip(examples, conversations, strict=True)
+    ]
+
+
+def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
+    """Raises:
+    DataError, ModelError: as `encode_turns` does of conversations and of tokens; nothing is tokenised.
+    """
+    _all_segments([e for e in examples if e.text is None], tokenizer)
+    for example in examples:
+        if example.tokens:
+            _given(example.tokens, len(tokenizer))
+
+
+def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
+    """Tokens that a row brings, which the tokenizer has to know."""
+    ids, learnt = tokens
+    require_known(ids, known)
+    return list(ids), [False, *learnt[1:]]
+
+
+def _joined(segments: Sequence[Segment], pieces: Iterator[list[int]]) -> Encoded:
+    ids: list[int] = []
+    supervised: list[bool] = []
+    for _, learnt in segments:
+        piece = next(pieces)
+        ids += piece
+        supervised += [learnt] * len(piece)
+    supervised[:1] = [False] * len(ids[:1])
+    return ids, supervised
+
+
+def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[tuple[int, int]]]:
+    """(ids, those of them that the loss falls on) of each token example that an example makes: the lengths of what
+    `encode_turns` makes.
+
+    Raises:
+        DataError, ModelError: as `encode_turns`.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or any(example.text is not None for example in examples) or not _starts_freely(tokenizer):
+        made = encode_turns(tokenizer, examples)
+        return [[(len(ids), sum(supervised)) for ids, supervised in own] for own in made]
+    conversations = _all_segments(examples, tokenizer)
+    pieces = [text for own in conversations for segments in own for text, _ in segments]
+    counts = iter(map(len, _encodings(tokenizer, pieces)))
+    return [[_counted(segments, counts) for segments in own] for own in conversations]
+
+
+def _counted(segments: Sequence[Segment], counts: Iterator[int]) -> tuple[int, int]:
+    own = [(next(counts), learnt) for _, learnt in segments]
+    # As in `_joined`, the first id of all is never learnt.
+    return sum(n for n, _ in own), sum(n for n, learnt in own if learnt) - own[0][1]
+
+
+def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Encoded]:
+    """Plain texts as the tokenizer starts them, each ended by the end-of-text token."""
+    if not texts:
+        return
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise ModelError(
+            "the tokenizer has no end-of-text token, so a model trained on plain text would never stop",
+            code="E4138",
+            path=tokenizer.name_or_path or None,
+            help="set eos_token in its tokenizer_config.json",
+        )
+    for ids in _ids(tokenizer, texts, add_special_tokens=True):
+        ids = ids if ids[-1:] == [end] else [*ids, end]
+        yield ids, [False] + [True] * (len(ids) - 1)
+
+
+def _piecewise(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Segment]]) -> Iterator[list[int]]:
+    """The ids of every segment of every conversation.
+
+    A SentencePiece-like tokenizer puts a space before whatever it is given. Only the first segment should get it, so
+    the others are tokenised together with the one before, and that one's ids taken off again.
+    """
+    texts = [[text for text, _ in segments] for segments in conversations]
+    alone = iter(_ids(tokenizer, [text for group in texts for text in group]))
+    if _starts_freely(tokenizer):
+        yield from alone
+        return
+    joined = iter(_ids(tokenizer, [a + b for group in texts for a, b in pairwise(group)]))
+    for group in texts:
+        before: list[int] | None = None
+        for own in (next(alone) for _ in group):
+            both = next(joined) if before is not None else own
+            start = len(before or ())
+            yield both[start:] if both[:start] == (before or []) else own
+            before = own
+
+
+def _starts_freely(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a text's tokens do not depend on being the first: true of byte-level tokenizers."""
+    newline, letter, both = _ids(tokenizer, ["\n", "x", "\nx"])
+    return newline + letter == both
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
+    if not texts:
+        return []
+    if getattr(tokenizer, "backend_tokenizer", None) is not None:
+        return [one.ids for one in _encodings(tokenizer, texts, add_special_tokens)]
+    with encoding(tokenizer.name_or_path):
+        ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
+    return ids
+
+
+def _encodings(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[Any]:
+    """What the tokenizer's backend makes of texts, without the offsets, which are a quarter of its work."""
+    # A call without options takes back the padding and the cutting that an earlier one may have left in the backend.
+    tokenizer("", add_special_tokens=False)
+    encodings: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return encodings

@@ -1,0 +1,161 @@
+"""Accelerate: the file that `accelerate config` writes and `accelerate launch` reads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from surefit.config.modes import MODES
+from surefit.importers import conflicts, hf
+from surefit.importers import convert as c
+from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.known import ACCELERATE
+
+PARALLEL = {
+    "no": "none", "multi_gpu": "ddp", "multi_cpu": "ddp", "multi_npu": "ddp", "multi_xpu": "ddp", "multi_mlu": "ddp",
+    "fsdp": "fsdp", "deepspeed": c.UNSAID, "tp": "tp",
+}  # fmt: skip
+DATA_PARALLEL = {"zero1", *(name for name, mode in MODES.items() if not mode.grouped)}
+FSDP_KEYS = frozenset(
+    f"fsdp_config.fsdp_{name}"
+    for name in (
+        "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "forward_prefetch", "min_num_params",
+        "reshard_after_forward", "sharding_strategy", "use_orig_params",
+    )
+)  # fmt: skip
+DEEPSPEED_KEYS = frozenset(
+    f"deepspeed_config.{name}"
+    for name in (
+        "deepspeed_config_file", "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter",
+        "deepspeed_moe_layer_cls_names", "deepspeed_multinode_launcher", "gradient_clipping",
+        "seq_parallel_communication_data_type",
+        "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_init_flag", "zero3_save_16bit_model",
+    )
+)  # fmt: skip
+
+SIZES = tuple(
+    f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+)
+"""Devices along each way of sharing; those of the last three read the same rows."""
+SHARING_KEYS = frozenset(
+    f"parallelism_config.parallelism_config_{name}"
+    for name in (
+        "cp_backend", "cp_comm_strategy", "sp_attn_implementation", "sp_backend", "sp_seq_length",
+        "sp_seq_length_is_variable",
+    )
+)  # fmt: skip
+
+
+def _precision(value: Any) -> Any:
+    word = "no" if value is False else c.word(value)
+    if word not in ("no", "fp16", "bf16", "fp8"):
+        raise c.Misfit("no, fp16, bf16 or fp8")
+    return word
+
+
+def _parallel(value: Any) -> Any:
+    # Unquoted NO is false by the YAML 1.1 rules that Accelerate reads with.
+    return PARALLEL.get("no" if value is False else c.word(value), c.UNSAID)
+
+
+def _processes(value: Any) -> Any:
+    return c.UNSAID if value == -1 else c.whole(value)
+
+
+def _gpus(value: Any) -> Any:
+    """`gpu_ids`: numbers with commas between them, or "all"."""
+    return c.UNSAID if value == "all" else len(c.texts(str(value) if type(value) is int else value))
+
+
+def _offloads(value: Any) -> Any:
+    return True if c.word(value) in ("cpu", "nvme") else c.UNSAID
+
+
+KEYS: dict[str, To] = {
+    "num_processes": To(_processes, None, "processes"),
+    "num_machines": To(c.whole, None, "machines"),
+    "gpu_ids": To(_gpus, None, "gpus"),
+    "distributed_type": To(_parallel, None, "parallel"),
+    "mixed_precision": To(_precision, None, "bf16"),
+    "use_cpu": To(c.switch, None, "on_cpu"),
+    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
+    "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+    "deepspeed_config.zero_stage": To(c.whole, None, "parallel"),
+    "deepspeed_config.gradient_accumulation_steps": To(c.auto_or(c.whole), None, "accumulation"),
+    "deepspeed_config.offload_optimizer_device": To(_offloads, None, "cpu_offload"),
+    "deepspeed_config.offload_param_device": To(_offloads, None, "cpu_offload"),
+    **dict.fromkeys(SIZES, To(c.whole)),
+}
+GONE = {
+    "main_process_ip_address": "write main_process_ip",
+    "deepspeed_config_file": "write deepspeed_config: {deepspeed_config_file: …}",
+    "use_deepspeed": "write distributed_type: DEEPSPEED",
+    "use_fsdp": "write distributed_type: FSDP",
+}
+
+
+def _finish(draft: Draft) -> None:
+    draft.whole_run = False
+    precision = draft.setup.pop("bf16", None)
+    if precision in ("bf16", "fp16"):
+        draft.say(precision, True, "mixed_precision")
+    elif precision == "no":
+        for attribute in ("bf16", "fp16"):
+            draft.say(attribute, False, "mixed_precision")
+    stage = draft.flat.get("deepspeed_config.zero_stage")
+    if draft.setup.get("parallel") == stage:
+        draft.setup.pop("parallel", None)
+    deepspeed = str(draft.flat.get("distributed_type")).lower() == "deepspeed"
+    if deepspeed and isinstance(stage, int) and 0 <= stage <= 3:
+        draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
+    elif deepspeed and draft.says("deepspeed_config.deepspeed_config_file"):
+        stage = hf.zero_stage(draft.flat["deepspeed_config.deepspeed_config_file"], draft.path.parent)
+        if stage is not None:
+            draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed_config.deepspeed_config_file")
+            draft.judge("deepspeed_config.deepspeed_config_file")
+    elif str(draft.flat.get("distributed_type")).lower() in ("fsdp", "multi_gpu", "no", "false"):
+        draft.say("parallel", _parallel(draft.flat["distributed_type"]), "distributed_type")
+    if draft.setup.get("parallel") in DATA_PARALLEL and "processes" in draft.setup:
+        draft.say("world_size", draft.setup["processes"] // _sharers(draft), "num_processes")
+    if draft.setup.get("parallel") == "none" and _sees_several_gpus(draft):
+        # One process that sees several GPUs: transformers wraps the model in torch.nn.DataParallel.
+        draft.say("parallel", "dp", "distributed_type")
+    _section_without_use(draft)
+
+
+def _sharers(draft: Draft) -> int:
+    """How many processes read the same rows. Accelerate refuses sizes that do not make up all processes."""
+    sizes = {key: draft.flat[key] for key in SIZES if isinstance(draft.flat.get(key), int) and draft.flat[key] > 0}
+    if sizes and math.prod(sizes.values()) != draft.setup["processes"]:
+        draft.refuse(list(sizes)[-1], f"sizes whose product is num_processes, {draft.setup['processes']}")
+        return 1
+    return math.prod(sizes.get(key, 1) for key in SIZES[2:])
+
+
+def _sees_several_gpus(draft: Draft) -> bool:
+    return draft.setup.get("gpus", 1) > 1 and draft.setup.get("processes", 1) == 1 and not draft.setup.get("on_cpu")
+
+
+def _section_without_use(draft: Draft) -> None:
+    """A section for another kind of parallelism than the one that is chosen has no effect."""
+    kind = draft.flat.get("distributed_type")
+    for section, needed in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
+        inside = [key for key in draft.flat if key.startswith(f"{section}.")]
+        if isinstance(kind, str) and kind.upper() != needed and inside:
+            draft.ignored[section] = f"distributed_type is {kind}, not {needed}"
+            draft.places[section] = draft.place(section)
+
+
+TOOL = Tool(
+    name="accelerate",
+    keys=KEYS,
+    known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS | SHARING_KEYS,
+    gone=GONE,
+    finish=_finish,
+    passes_over=lambda key: key.startswith(("deepspeed_config.", "fsdp_config.")),
+    conflicts=conflicts.accelerate,
+)

@@ -1,0 +1,300 @@
+"""A user's own Accelerate or DeepSpeed file beside a SureFit config: `parallel.accelerate_config`, `.deepspeed_config`.
+
+What the file says goes before the section `parallel` and before everything that the config leaves open. Where config
+and file say different things about anything else, nobody can know which one is meant: an error with both values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from surefit.config import modes
+from surefit.config.load import Loaded, is_overridden
+from surefit.config.resolve import lookup, with_changes
+from surefit.config.schema import Config
+from surefit.core import env
+from surefit.core.errors import ConfigError
+from surefit.core.units import plural
+from surefit.importers import read
+from surefit.importers.result import Foreign, Lost
+
+ACCELERATE, DEEPSPEED = "parallel.accelerate_config", "parallel.deepspeed_config"
+MODES = {"none": "single", "dp": "single", **{name: name for name in modes.MODES}}
+"""`Setup.parallel` → `parallel.mode`. Stage 1 of ZeRO is not among them: stage 2 is never slower and needs less."""
+PLAIN = {
+    "global_batch": "train.global_batch_size",
+    "micro_batch": "train.per_device_train_batch_size",
+    "learning_rate": "train.learning_rate",
+    "warmup_steps": "train.warmup_steps",
+    "total_steps": "train.max_steps",
+}
+"""Attributes of `Setup` → the key that says the same. `world_size` is left out: it follows from others."""
+BY_KEY = {
+    "gradient_clipping": "train.max_grad_norm",
+    "deepspeed_config.gradient_clipping": "train.max_grad_norm",
+    "optimizer.params.weight_decay": "train.weight_decay",
+}
+"""Keys of the files that no rule looks at → the same."""
+SIZES = {
+    f"parallelism_config.parallelism_config_{name}_size": f"parallel.{name}" for name in ("dp_replicate", "tp", "cp")
+}
+"""Keys of Accelerate's that say how many devices share something → the same. Its `dp_shard_size` times `cp_size` are
+the devices over which both shard the weights: it follows from the others."""
+TUNING = frozenset(
+    f"zero_optimization.{name}"
+    for name in (
+        "allgather_bucket_size", "allgather_partitions", "contiguous_gradients", "max_live_parameters",
+        "max_reuse_distance", "overlap_comm", "prefetch_bucket_size", "reduce_bucket_size", "reduce_scatter",
+        "round_robin_gradients", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
+    )
+)  # fmt: skip
+"""Keys that only change how fast ZeRO goes: DeepSpeed itself reads them (parallel/zero.py)."""
+ACCUMULATION = "accumulation"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A value in a file: where, as `FILE:LINE KEY`."""
+
+    value: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A value of the config that a file replaced."""
+
+    dotted: str
+    before: Any
+    said: Said
+
+    def __str__(self) -> str:
+        return f"{self.dotted}: {_shown(self.said.value)}, from {self.said.place} (was {_shown(self.before)})"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A config with what the files say.
+
+    Attributes:
+        loaded: the config, which knows what came from where.
+        taken: what the files changed.
+        unplaced: (file, key) of what has no place in SureFit, and why.
+    """
+
+    loaded: Loaded
+    taken: tuple[Taken, ...] = ()
+    unplaced: tuple[tuple[str, Lost], ...] = field(default=())
+
+    def lines(self) -> Iterator[str]:
+        """A sentence for each value that changed, and for what was left out."""
+        yield from map(str, self.taken)
+        for file in dict.fromkeys(file for file, _ in self.unplaced):
+            lost = [lost for name, lost in self.unplaced if name == file]
+            keys = ", ".join(item.key for item in lost)
+            yield f"{file}: {plural(len(lost), 'key')} without a place in SureFit, not used: {keys}"
+
+
+def adopt(loaded: Loaded) -> Adopted:
+    """Read the files that `loaded` names, if it names any, and put what they say in its place.
+
+    Raises:
+        ConfigError: a file cannot be read or used; it contradicts the config, the command line or the other file.
+    """
+    parallel = loaded.config.parallel
+    if parallel.accelerate_config is None and parallel.deepspeed_config is None:
+        return Adopted(loaded)
+    said: dict[str, Said] = {}
+    unplaced: list[tuple[str, Lost]] = []
+    for key, tool in ((ACCELERATE, "accelerate"), (DEEPSPEED, "deepspeed")):
+        # An Accelerate file may name the DeepSpeed file.
+        named = lookup(loaded.config, key) or (said[key].value if key in said else None)
+        if named is not None:
+            found = read(_existing(named, key, said.get(key), loaded), tool)
+            _require_usable(found)
+            for dotted, item in _sayings(found, loaded):
+                _require_same(dotted, said.setdefault(dotted, item), item, loaded)
+            unplaced += [(found.path.name, lost) for lost in _left_over(found)]
+    accumulation = said.pop(ACCUMULATION, None)
+    taken = [change for dotted, item in said.items() if (change := _taken(dotted, item, loaded))]
+    loaded = _changed(loaded, taken)
+    if accumulation is not None and (more := _batch(accumulation, loaded)) is not None:
+        taken.append(more)
+        loaded = _changed(loaded, [more])
+    return Adopted(loaded, tuple(taken), tuple(unplaced))
+
+
+def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
+    """The file that `key` names, in the config or (`said`) in an Accelerate file."""
+    path = Path(named).expanduser()
+    if not path.exists():
+        where = f", named in {said.place}" if said else ""
+        start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
+        raise ConfigError(
+            f"no such file: {named}{where}",
+            code="E3009",
+            path=loaded.path,
+            line=loaded.lines.get(key),
+            field=key,
+            help=start,
+        )
+    return path
+
+
+def _require_usable(found: Foreign) -> None:
+    """Refuse a file with a value that the tool itself could not use, or a key that it does not know."""
+    problems = list(found.problems)
+    for key in found.setup.unknown:
+        place = found.setup.places[key]
+        meant = found.setup.meant.get(key)
+        problems.append(
+            ConfigError(
+                f"{found.tool} has no such key", code="E3010", path=found.path, line=place.line, field=key,
+                help=f"write {meant}" if meant else "take it out",
+            )
+        )  # fmt: skip
+    if problems:
+        first, *rest = problems
+        first.also = (*first.also, *rest)
+        raise first
+
+
+def _sayings(found: Foreign, loaded: Loaded) -> Iterator[tuple[str, Said]]:
+    """(dotted key, value) of everything in a file that a SureFit config can say."""
+    setup = found.setup
+
+    def item(value: Any, *attributes: str) -> Said:
+        place = next((setup.places[name] for name in attributes if name in setup.places), None)
+        where = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
+        return Said(value, f"{where} {place.name if place else ''}".strip())
+
+    if setup.parallel in MODES:
+        yield "parallel.mode", item(MODES[setup.parallel], "parallel")
+    if setup.cpu_offload or setup.fsdp_offload:
+        yield "parallel.offload", item(True, "cpu_offload", "fsdp_offload")
+    if setup.on_cpu:
+        yield "hardware.gpu", item("cpu", "on_cpu")
+    if setup.machines is not None:
+        yield "hardware.nodes", item(setup.machines, "machines")
+    if setup.processes is not None and setup.parallel not in ("none", "dp"):
+        yield "hardware.count", item(_per_machine(found, setup.processes, setup.machines or 1), "processes")
+    for attribute, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if getattr(setup, attribute):
+            yield "model.dtype", item(dtype, attribute)
+    for attribute, dotted in PLAIN.items():
+        value = getattr(setup, attribute)
+        if value is not None:
+            yield dotted, item(float(value) if dotted == "train.warmup_steps" else value, attribute)
+    if setup.accumulation is not None:
+        yield ACCUMULATION, item(setup.accumulation, "accumulation")
+    for lost in (*found.lost, *found.judged):
+        if lost.key in BY_KEY and isinstance(lost.value, int | float) and lost.value > 0:
+            yield BY_KEY[lost.key], Said(float(lost.value), f"{found.path.name}:{lost.line} {lost.key}")
+        elif lost.key in SIZES and lost.value > 1:
+            yield SIZES[lost.key], Said(lost.value, f"{found.path.name}:{lost.line} {lost.key}")
+        elif lost.key == "deepspeed_config.deepspeed_config_file":
+            yield DEEPSPEED, Said(str(found.path.parent / lost.value), f"{found.path.name}:{lost.line} {lost.key}")
+
+
+def _per_machine(found: Foreign, processes: int, machines: int) -> int:
+    if processes % machines:
+        place = found.setup.places["processes"]
+        raise ConfigError(
+            f"{processes} processes cannot be shared by {machines} machines evenly",
+            code="E3011", path=found.path, line=place.line,
+            field=place.name, help=f"num_processes counts all machines: write a multiple of {machines}",
+        )  # fmt: skip
+    return processes // machines
+
+
+def _left_over(found: Foreign) -> Iterator[Lost]:
+    """The keys that reach neither SureFit's config nor DeepSpeed; "auto" and what is switched off say nothing."""
+    for lost in found.lost:
+        known = lost.key in BY_KEY or lost.key in TUNING or lost.key == "deepspeed_config.deepspeed_config_file"
+        if not known and lost.value not in ("auto", None, False, "none"):
+            yield lost
+    if found.setup.parallel == "zero1":
+        place = found.setup.places["parallel"]
+        yield Lost(place.name, place.line, 1, "SureFit has stage 2, which shares the gradients too, and stage 3")
+
+
+def _require_same(dotted: str, one: Said, other: Said, loaded: Loaded) -> None:
+    if one.value != other.value:
+        raise ConfigError(
+            f"{dotted} is {_shown(one.value)} in {one.place} and {_shown(other.value)} in {other.place}", code="E3012",
+            path=loaded.path, field=dotted, help="make the two files say the same",
+        )  # fmt: skip
+
+
+def _taken(dotted: str, said: Said, loaded: Loaded) -> Taken | None:
+    """What changes where a file says this; None where the config says the same."""
+    ours = lookup(loaded.config, dotted)
+    if ours == said.value:
+        return None
+    on_command_line = is_overridden(dotted, loaded.overridden)
+    stated = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
+    if stated and ours != "auto":
+        where = "on the command line" if on_command_line else "here"
+        raise ConfigError(
+            f"{_shown(ours)} {where}, and {_shown(said.value)} in {said.place}", code="E3013",
+            path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
+            help="make them the same, or take one of them out",
+        )  # fmt: skip
+    return Taken(dotted, ours, said)
+
+
+def _batch(accumulation: Said, loaded: Loaded) -> Taken | None:
+    """Micro batches per step and device follow from the sizes of both batches; or one of those from it."""
+    config = loaded.config
+    train, parts = config.train, _parts(config)
+    micro, whole = train.per_device_train_batch_size, train.global_batch_size
+    if micro == "auto":
+        if whole % (accumulation.value * parts) == 0:
+            value = whole // (accumulation.value * parts)
+            return Taken("train.per_device_train_batch_size", "auto", replace(accumulation, value=value))
+    elif micro * accumulation.value * parts == whole:
+        return None
+    asked = f"train.global_batch_size is {whole}, on {plural(parts, 'device')}"
+    micro_text = "" if micro == "auto" else f" × {micro} examples"
+    raise ConfigError(
+        f"{accumulation.value} micro batches{micro_text} per device in {accumulation.place}, and {asked}", code="E3014",
+        path=loaded.path, line=loaded.lines.get("train.global_batch_size"), field="train.global_batch_size",
+        help='global batch = micro batch × accumulation × devices: change one of them, or write "auto" in the file',
+    )  # fmt: skip
+
+
+def _parts(config: Config) -> int:
+    """How many processes see different rows."""
+    hardware, parallel = config.hardware, config.parallel
+    running = env.process_place()[1]
+    devices = running if hardware.count == "auto" else hardware.count * hardware.nodes
+    return max(1, devices // (parallel.tp * parallel.cp * parallel.pp))
+
+
+def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
+    if not taken:
+        return loaded
+    try:
+        config = with_changes(loaded.config, {item.dotted: item.said.value for item in taken})
+    except ValidationError as error:
+        loc = error.errors()[0]["loc"]
+        dotted = ".".join(str(part) for part in loc[:2])
+        item = next((item for item in taken if item.dotted == dotted), taken[0])
+        raise ConfigError(
+            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
+            code="E3015",
+            path=loaded.path, field=item.dotted, help="change it there, or take it out",
+        ) from None  # fmt: skip
+    return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return str(value).lower() if isinstance(value, bool) else str(value)

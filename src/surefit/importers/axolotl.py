@@ -1,0 +1,340 @@
+"""Axolotl: its YAML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from surefit.config.schema import LoraSection
+from surefit.config.trackers import TRACKERS, Tracker
+from surefit.importers import convert as c
+from surefit.importers import hf
+from surefit.importers.axolotl_conflicts import axolotl
+from surefit.importers.axolotl_data import read_datasets
+from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS
+from surefit.importers.paths import count_rows
+
+LORA_KEYS = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear",
+    "lora_target_parameters", "lora_modules_to_save", "peft_use_dora", "peft_use_rslora",
+)  # fmt: skip
+ASKED = {key: name for name, tracker in TRACKERS.items() for key in tracker.axolotl} | {
+    "use_comet": "comet_ml", "use_trackio": "trackio",
+}  # fmt: skip
+"""Their keys that ask for a tracker, and which."""
+
+
+def _bf16(value: Any) -> Any:
+    """true, false, auto or full."""
+    return c.UNSAID if value == "auto" else value == "full" or c.switch(value)
+
+
+def _recompute(value: Any) -> bool:
+    return value == "offload" or value == "offload_disk" or c.switch(value)
+
+
+def _device_map(value: Any) -> Any:
+    """A name, or where each part of the model goes."""
+    return "custom" if isinstance(value, dict) and value else c.text(value)
+
+
+def _template(value: Any) -> Any:
+    # tokenizer_default_fallback_chatml is chatml where the tokenizer has no template.
+    return c.UNSAID if value == "tokenizer_default" else c.text(value)
+
+
+KEYS: dict[str, To] = {
+    "base_model": To(c.text, "model.name_or_path", "base_model"),
+    "revision_of_model": To(c.text, "model.revision", "base_revision"),
+    "model_revision": To(c.text, "model.revision", "base_revision"),
+    "adapter": To(c.word, None, "adapter"),
+    "load_in_4bit": To(c.when_true("nf4"), "model.quantization", "quantization"),
+    "load_in_8bit": To(c.when_true("int8"), "model.quantization", "quantization", hf.own_quantization),
+    "gptq": To(c.when_true("gptq"), "model.quantization", "quantization", hf.own_quantization),
+    "lora_model_dir": To(c.text, "lora.start_from"),
+    "lora_r": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": To(hf.linear_or_pattern, "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_linear": To(c.when_true(("all-linear",)), "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "lora.experts"),
+    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
+    "peft_use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "peft_use_dora": To(c.switch, "lora.use_dora"),
+    "peft_trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
+    "special_tokens.eos_token": To(c.text, None, "eos_token"),
+    "chat_template": To(_template, None, "chat_template"),
+    "chat_template_jinja": To(c.text, None, "chat_template"),
+    "bnb_config_kwargs.bnb_4bit_compute_dtype": To(hf.dtype, None, "quant_compute_dtype"),
+    "bnb_config_kwargs.bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
+    "tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
+    "sequence_len": To(c.whole, "data.max_length", "max_length"),
+    "sample_packing": To(c.switch, "data.packing", "packing"),
+    "val_set_size": To(c.held_out, "data.eval"),
+    "train_on_inputs": To(c.when_true("all"), None, "loss_on"),
+    "micro_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
+    "batch_size": To(c.whole, "train.global_batch_size", "global_batch"),
+    "eval_batch_size": To(c.whole, None, "eval_micro_batch"),
+    "num_epochs": To(c.number, "train.num_train_epochs", "epochs"),
+    "lr_scheduler": To(hf.schedule, "train.lr_scheduler_type"),
+    "optimizer": To(hf.optimizer, "train.optim", "optimizer"),
+    "early_stopping_patience": To(c.limit, "train.early_stopping_patience"),
+    "tiled_mlp": To(c.switch, "speed.tiled_mlp"),
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
+    "bf16": To(_bf16, None, "bf16"),
+    "bfloat16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
+    "float16": To(c.when_true("float16"), "model.dtype", "dtype"),
+    "gradient_checkpointing": To(_recompute, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "flash_attention": To(c.when_true("flash_attention_2"), "speed.attention", "attention"),
+    "sdp_attention": To(c.when_true("sdpa"), "speed.attention", "attention"),
+    "eager_attention": To(c.when_true("eager"), "speed.attention", "attention"),
+    "flex_attention": To(c.when_true("flex_attention"), "speed.attention", "attention", hf.own_attention),
+    "xformers_attention": To(c.when_true("xformers"), "speed.attention", "attention", hf.own_attention),
+    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
+    "device_map": To(_device_map, None, "device_map"),
+    "world_size": To(c.whole, None, "world_size"),
+    "auto_resume_from_checkpoints": To(c.when_true(True), None, "resume"),
+    "generate_samples": To(c.switch, None, "generates_in_loop"),
+    "do_causal_lm_eval": To(c.switch, None, "generates_in_loop"),
+    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
+    "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+    "fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "tokenizer_config": To(c.text, None, "tokenizer_name"),
+} | {
+    key: to
+    for key, to in hf.KEYS.items()
+    if key in AXOLOTL or key.startswith(("fsdp_config.", "gradient_checkpointing_kwargs.", "lr_scheduler_kwargs."))
+    if key not in ("gradient_checkpointing", "bf16", "gradient_accumulation_steps")
+}  # fmt: skip
+GONE = {
+    "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
+    "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
+    "dpo_use_logits_to_keep": "take it out",
+    "dpo_generate_during_eval": "take it out",
+    "dpo_norm_loss": "take it out",
+    "rpo_alpha": "take it out",
+    "s2_attention": "take it out: shifted-sparse attention is not supported",
+    "flash_attn_rms_norm": "write liger_rms_norm, with its plugin",
+    "unsloth_cross_entropy_loss": "write lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel",
+    "unsloth_lora_mlp": "write lora_mlp_kernel",
+    "unsloth_lora_qkv": "write lora_qkv_kernel",
+    "unsloth_lora_o": "write lora_o_kernel",
+    "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
+    "unsloth_rope": "write liger_rope, with its plugin",
+}
+"""Axolotl 0.19.0 stops at these where they are set (schemas/deprecated.py, schemas/validation.py)."""
+DEPRECATED = {
+    "noisy_embedding_alpha": "write neftune_noise_alpha",
+    "dpo_beta": "write rl_beta",
+    "evaluation_strategy": "write eval_strategy",
+    "eval_table_size": "write generate_samples: true and num_generation_samples",
+    "eval_max_new_tokens": "write generation_max_new_tokens",
+}
+"""And only warns about these."""
+ALIASES = {
+    "lora_rank": "lora_r", "lora_target": "lora_target_modules", "model_name_or_path": "base_model",
+    "per_device_train_batch_size": "micro_batch_size", "per_device_eval_batch_size": "eval_batch_size",
+    "num_train_epochs": "num_epochs", "max_length": "sequence_len", "max_seq_length": "sequence_len",
+    "cutoff_len": "sequence_len", "lr_scheduler_type": "lr_scheduler", "optim": "optimizer",
+    "packing": "sample_packing",
+    "use_dora": "peft_use_dora", "use_rslora": "peft_use_rslora", "template": "chat_template",
+    "dataset": "datasets",
+    "val_size": "val_set_size", "lr": "learning_rate", "epochs": "num_epochs",
+}  # fmt: skip
+"""Keys of LLaMA-Factory and TRL; Axolotl passes over them without a word."""
+ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
+DEFAULTS = {
+    "train.method": ("adapter", "full"),
+    "data.eval": ("val_set_size", 0.0),
+    "train.num_train_epochs": ("num_epochs", 1.0),
+    "train.lr_scheduler_type": ("lr_scheduler", "cosine"),
+    "train.seed": ("seed", 42),
+    "output_dir": ("output_dir", "./model-out"),
+}
+"""Axolotl 0.19.0, where they differ from SureFit's own, and those that no SureFit config can do without."""
+
+
+def _finish(draft: Draft) -> None:
+    for key in ("warmup_steps", "warmup_ratio"):
+        hf.warmup(draft, key)
+    _world(draft)
+    hf.global_batch(draft, "micro_batch_size", 1, "gradient_accumulation_steps")
+    _adapter(draft)
+    _precision(draft)
+    _recomputation(draft)
+    hf.best_model(draft)
+    hf.padded(draft, "sample_packing")
+    _placement(draft)
+    hf.sharding(draft)
+    read_datasets(draft)
+    hf.held_out(draft, "val_set_size", "test_datasets")
+    _tokens(draft)
+    _frequency(draft)
+    _kernels_and_trackers(draft)
+    for key in ("rl", "reward_model", "process_reward_model"):
+        if draft.flat.get(key):
+            draft.whole_run = False
+            draft.say("preferences", True, key)
+
+
+def _tokens(draft: Draft) -> None:
+    """`tokens`: texts that are appended to the vocabulary, as `model.add_tokens` does."""
+    if "new_tokens" in draft.setup:
+        draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
+
+
+def _frequency(draft: Draft) -> None:
+    """Evaluations and checkpoints by the epoch: SureFit counts steps, which the rows decide."""
+    for key, dotted in (("evals_per_epoch", "train.eval_steps"), ("saves_per_epoch", "checkpoint.save_steps")):
+        times, steps = draft.flat.get(key), _steps_per_epoch(draft)
+        if not times or isinstance(times, bool) or not isinstance(times, int) or key in draft.ignored:
+            continue
+        if steps:
+            draft.carry(dotted, max(1, steps // times), key)
+            draft.reach(key)
+        else:
+            draft.lose(key, f"{dotted} counts steps: write the steps of an epoch divided by {times}")
+    if draft.says("early_stopping_patience") and "train.eval_steps" not in draft.config:
+        draft.lose_part(
+            "early_stopping_patience",
+            "",
+            draft.flat["early_stopping_patience"],
+            "train.eval_steps says between how many steps SureFit measures; without it, at every checkpoint",
+        )
+
+
+def _steps_per_epoch(draft: Draft) -> int | None:
+    """The optimizer steps of an epoch, where all rows are here and none are packed together."""
+    source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size", 0)
+    if not draft.rows_known or draft.setup.get("packing") or not batch:
+        return None
+    rows = count_rows(Path(str(source)))
+    if rows is None:
+        return None
+    share = draft.config.get("data.eval")
+    return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // int(batch))
+
+
+def _world(draft: Draft) -> None:
+    """`batch_size` is the batch of all processes together."""
+    if "global_batch" in draft.setup:
+        draft.config.setdefault("train.per_device_train_batch_size", 1)
+        draft.names.setdefault("train.per_device_train_batch_size", "micro_batch_size")
+
+
+def _adapter(draft: Draft) -> None:
+    kind = draft.setup.get("adapter")
+    if kind is None and not draft.says("adapter"):
+        # Axolotl trains every weight where `adapter` is not set.
+        draft.say("adapter", "full", "adapter")
+        draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
+        for dotted in LoraSection.model_fields:
+            draft.config.pop(f"lora.{dotted}", None)
+    elif kind in ("lora", "qlora"):
+        dora = draft.flat.get("peft_use_dora") is True
+        draft.say("adapter", "dora" if dora else "lora", "adapter")
+        draft.carry("train.method", "lora", "adapter")
+        draft.judged.pop("adapter", None)
+        if kind == "qlora" and draft.config.get("model.quantization") != "nf4":
+            draft.lose("adapter", "without load_in_4bit: true the weights are not quantised")
+    else:
+        draft.whole_run = False
+        draft.lose("adapter", "SureFit trains LoRA adapters or all weights")
+    if draft.says("load_in_4bit") and draft.flat["load_in_4bit"] is False and "quantization" not in draft.setup:
+        draft.say("quantization", "none", "load_in_4bit")
+
+
+def _precision(draft: Draft) -> None:
+    if draft.flat.get("bf16") == "full":
+        draft.say("dtype", "bfloat16", "bf16")
+    if draft.setup.get("bf16"):
+        # Axolotl also loads the weights in the type it computes in (cfg.torch_dtype).
+        draft.say("weights_dtype", "bfloat16", "bf16")
+    hf.mixed_precision(draft)
+
+
+def _recomputation(draft: Draft) -> None:
+    """Where the checkpoints are kept: `activation_offloading` moves them, and "offload" is its old name."""
+    kind, moved = draft.flat.get("gradient_checkpointing"), draft.flat.get("activation_offloading")
+    if "train.gradient_checkpointing" not in draft.config:
+        return
+    if kind == "offload_disk" or moved == "disk":
+        del draft.config["train.gradient_checkpointing"]
+        draft.lose("gradient_checkpointing", "SureFit offloads to the host's memory only")
+    elif kind == "offload" or (kind is True and moved in (True, "legacy")):
+        draft.carry("train.gradient_checkpointing", "offload", "gradient_checkpointing")
+        if moved is not None:
+            draft.reach("activation_offloading")
+
+
+def _placement(draft: Draft) -> None:
+    """Weights that a device map, or the memory it is to be made for, leaves in RAM or on disk."""
+    memory, device_map = draft.flat.get("max_memory"), draft.flat.get("device_map")
+    if isinstance(memory, dict) and memory.get("cpu"):
+        if "device_map" not in draft.setup:
+            draft.say("device_map", "auto", "max_memory")  # Axolotl makes one (infer_auto_device_map)
+        draft.say("cpu_offload", True, "max_memory")
+        draft.judge("max_memory")
+    places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else set()
+    if "disk" in places or ("cpu" in places and len(places) > 1):
+        draft.say("cpu_offload", True, "device_map")
+
+
+def _kernels_and_trackers(draft: Draft) -> None:
+    for key, value in draft.flat.items():
+        if key.startswith("liger_") and value is True:
+            draft.say("liger", True, key)
+            draft.judge(key)
+    found = dict.fromkeys(name for key, name in ASKED.items() if draft.flat.get(key))
+    if draft.flat.get("wandb_mode") == "disabled" or draft.flat.get("use_wandb") is False:
+        found.pop("wandb", None)
+    for key, name in ASKED.items():
+        if name in found and draft.flat.get(key):
+            draft.say("trackers", tuple(found), key)
+            draft.judge(key)
+    if "wandb" in found:
+        draft.reach("wandb_mode")
+        if draft.flat.get("wandb_mode") == "offline":
+            draft.say("quiet_trackers", ("wandb",), "wandb_mode")
+    for name in sorted(found.keys() & TRACKERS.keys()):
+        _telemetry(draft, name, TRACKERS[name])
+
+
+def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
+    """What of a tracker SureFit has, too."""
+    key = next(key for key in tracker.axolotl if draft.flat.get(key))
+    for theirs, ours in tracker.axolotl_values.items():
+        if isinstance(draft.flat.get(theirs), str):
+            draft.carry(f"telemetry.{ours}", draft.flat[theirs], theirs)
+            draft.reach(theirs)
+    if tracker.on is not None:
+        draft.carry(tracker.key, "offline" if name in draft.setup.get("quiet_trackers", ()) else tracker.on, key)
+    elif tracker.key not in draft.config:
+        draft.lose(key, tracker.without_address)
+        return
+    for reached in tracker.axolotl:
+        draft.reach(reached)
+
+
+TOOL = Tool(
+    name="axolotl",
+    keys=KEYS,
+    known=AXOLOTL | AXOLOTL_PLUGINS,
+    gone=GONE,
+    once=ONCE,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=frozenset({"special_tokens", "bnb_config_kwargs"}) | hf.OPEN_SECTIONS,
+    deprecated=DEPRECATED,
+    passes_over=lambda key: True,
+    off_is_unset=True,
+    conflicts=axolotl,
+    aliases=ALIASES,
+)

@@ -1,0 +1,220 @@
+"""Axolotl's `datasets`: which rows they are, how they are laid out, and what of them SureFit cannot say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surefit.facts.thinking import FIELDS
+from surefit.importers import hf
+from surefit.importers.config_mapping import Draft
+from surefit.importers.known import keys
+from surefit.importers.paths import first_rows
+from surefit.importers.values import is_placeholder, kinds, misfit
+
+LOADERS = ("json", "csv", "parquet", "text", "arrow")
+ROW_KEYS = {
+    "path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train",
+    "split_thinking", "template_thinking_key",
+}  # fmt: skip
+"""Keys of one data set that leave its rows laid out as they are."""
+TYPES = keys("""
+    _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
+    concisechoice context_qa creative_acr ebft_chat_multiturn ebft_opencode ebft_pretrain ebft_reasoning
+    ebft_strided_chat ebft_strided_structured explainchoice gpteacher input_output jeopardy llama2_chat llama3
+    messages metharme oasst orcamini passthrough pretrain pygmalion reflection stepwise_supervised summarizetldr
+    user_defined zephyr
+""")
+"""Axolotl 0.19.0: the modules of prompt_strategies/ and the handlers of utils/data/wrappers.py."""
+WHY = {
+    "split": "data.split names a whole split: of a part of one, all rows would be used",
+    "name": "SureFit reads a set's default configuration",
+    "revision": "SureFit reads a set's newest revision",
+    "data_files": "SureFit reads the whole set, or one file by its path as data.train",
+    "shards": "SureFit trains on all rows",
+    "shards_idx": "SureFit trains on all rows",
+    "preprocess_shards": "SureFit trains on all rows",
+    "chat_template": "SureFit uses the model's own chat template",
+    "chat_template_jinja": "SureFit uses the model's own chat template",
+    "train_on_eos": "SureFit learns the end token of each answer",
+    "train_on_eot": "SureFit learns the end token of each answer",
+    "roles_to_train": "SureFit learns the assistant's turns",
+    "split_thinking": "SureFit takes <think>…</think> out of the content wherever the template reads reasoning from a "
+    "field; <reasoning> and <|begin_of_thought|> stay text",
+    "template_thinking_key": "SureFit hands reasoning on under the name that the template reads",
+    "type": "SureFit reads the layouts of docs/data.md only: write the rows in one of them",
+    "ds_type": "SureFit tells the format by the file's name",
+}
+COLUMNS = "SureFit goes by the columns' own names: rename them, or write the rows in a layout of docs/data.md"
+REASONING = f"SureFit reads reasoning under any of these names: {', '.join(FIELDS)}"
+OTHERS = "not trained on: data.mix takes sets of a layout of docs/data.md, each named once"
+
+
+def read_datasets(draft: Draft) -> None:
+    """The first of `datasets` is the training set; more of them, or rows laid out freely, are not looked into."""
+    for key in ("datasets", "test_datasets", "pretraining_dataset"):
+        entries = draft.flat.get(key)
+        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+            if isinstance(entry, dict):
+                _judge(draft, f"{key}", f"[{i}]", entry)
+    sets = draft.flat.get("datasets")
+    if sets is None or "datasets" in draft.refused:
+        draft.whole_run = False
+        return
+    if not isinstance(sets, list) or not sets or not all(isinstance(entry, dict) for entry in sets):
+        draft.refuse("datasets", "a list of data sets, each with a path")
+        return
+    first = sets[0]
+    source = source_of(first)
+    if source is None:
+        draft.refuse_with("datasets", "expected a path in every data set", "name the rows: `- path: rows.jsonl`")
+        return
+    draft.reach("datasets")
+    draft.carry("data.train", source, "datasets[0].path")
+    if is_plain_split(first.get("split")):
+        draft.carry("data.split", first["split"], "datasets[0].split")
+    layouts = {_layout(entry) for entry in sets}
+    layout = _layout(first)
+    if layout is not None and len(layouts) == 1:
+        draft.carry("data.format", layout, "datasets[0].type")
+    sharded = draft.says("dataset_shard_num")
+    part = "split" in first and not is_plain_split(first["split"])
+    draft.rows_known = layout is not None and len(sets) == 1 and not sharded and not part
+    # A processor, and mistral-common, have templates beside the tokenizer's.
+    own = draft.says("processor_type") or draft.flat.get("tokenizer_use_mistral_common") is True
+    if layout in ("messages", "sharegpt") and not own:
+        draft.say("conversations", True, "datasets")
+        if first.get("chat_template") not in (None, "tokenizer_default"):
+            draft.say("chat_template", str(first["chat_template"]), "datasets")
+    _name_lost(draft, sets, layouts)
+    _held_out_set(draft)
+
+
+def _name_lost(draft: Draft, sets: Sequence[dict[str, Any]], layouts: set[str | None]) -> None:
+    """What the entries say beyond where their rows are."""
+    mixed = None not in layouts and hf.mix(draft, [_named(entry) for entry in sets[1:]], "datasets")
+    if draft.says("dataset_shard_num"):
+        draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num takes a part of them")
+    for i, entry in enumerate(sets):
+        said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
+        said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
+        said |= {"data_files"} if entry.get("path") in LOADERS and source_of(entry) != entry.get("path") else set()
+        if i and not mixed:
+            draft.lose_part("datasets", f"[{i}].path", source_of(entry) or entry.get("path"), OTHERS)
+        for key, value in entry.items():
+            if key not in said and value not in (None, False, "", [], {}):
+                draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
+
+
+def _why(key: str, value: Any) -> str:
+    return REASONING if key == "field_thinking" and value in FIELDS else WHY.get(key, COLUMNS)
+
+
+def is_plain_split(value: Any) -> bool:
+    """Whether a split is named as a whole: `train`, and not `train[:1%]`."""
+    return isinstance(value, str) and value.isidentifier()
+
+
+def _judge(draft: Draft, key: str, at: str, entry: dict[str, Any]) -> None:
+    """Values of one data set that Axolotl cannot use."""
+    known = kinds("axolotl_dataset")
+    for name, value in entry.items():
+        kind = known.get(name)
+        if value is None or kind is None:
+            continue
+        expected = misfit(name, kind, value)
+        if expected and not is_placeholder(value, kind):
+            draft.refuse_part(key, f"{at}.{name}", value, expected)
+    roles = _untrained(entry, draft)
+    if roles:
+        given = entry.get("roles_to_train")
+        draft.refuse_part(key, f"{at}.roles_to_train", given, f"roles that the rows have ({', '.join(sorted(roles))})")
+    kind = entry.get("type")
+    if isinstance(kind, str) and not _is_type(kind):
+        draft.refuse_part(key, f"{at}.type", kind, f"a type of rows that Axolotl has ({_types_like(kind)})")
+
+
+ROLES = {
+    "human": "user", "user": "user", "assistant": "assistant", "gpt": "assistant", "system": "system", "tool": "tool"
+}  # fmt: skip
+"""Role in the rows → role in the template, where `roles` is not given (0.19.0, prompt_strategies/chat_template.py)."""
+
+
+def _untrained(entry: dict[str, Any], draft: Draft) -> set[str]:
+    """The roles of the rows on this machine, where none of them is one of `roles_to_train`."""
+    trained, mapped = entry.get("roles_to_train"), entry.get("roles")
+    source = source_of(entry)
+    if not isinstance(trained, list) or not trained or source is None or entry.get("type") != "chat_template":
+        return set()
+    names = {name: role for role, given in mapped.items() for name in given} if isinstance(mapped, dict) else ROLES
+    properties = entry.get("message_property_mappings")
+    field = properties.get("role", "role") if isinstance(properties, dict) else entry.get("message_field_role", "role")
+    column = entry.get("field_messages", "messages")
+    file = next((path for path in (Path(source), draft.path.parent / source) if path.is_file()), None)
+    turns = [
+        turn for row in (first_rows(file) if file else ()) for turn in row.get(column) or () if isinstance(turn, dict)
+    ]
+    found = {names.get(role, role) for turn in turns if isinstance(role := turn.get(field), str)}
+    return found if found and not found & {names.get(role, role) for role in trained} else set()
+
+
+def _is_type(kind: str) -> bool:
+    first, *rest = re.split(r"[.:]", kind, maxsplit=1)
+    return first in TYPES or (bool(rest) and "." in kind and first.isidentifier())
+
+
+def _types_like(kind: str) -> str:
+    from difflib import get_close_matches
+
+    if kind.startswith("sharegpt"):
+        return "chat_template in its place"
+    return ", ".join(
+        get_close_matches(kind, sorted(TYPES), n=3, cutoff=0.5) or ["alpaca", "chat_template", "completion"]
+    )
+
+
+def _held_out_set(draft: Draft) -> None:
+    held_out = draft.flat.get("test_datasets")
+    if not isinstance(held_out, list):
+        return
+    for i, entry in enumerate(held_out):
+        if not isinstance(entry, dict):
+            continue
+        taken = i == 0 and len(held_out) == 1 and source_of(entry) is not None
+        if taken:
+            draft.carry("data.eval", source_of(entry), "test_datasets[0].path")
+            draft.reach("test_datasets")
+        for key, value in entry.items():
+            if value not in (None, False, "") and not (taken and key == "path"):
+                draft.lose_part("test_datasets", f"[{i}].{key}", value, "data.eval takes a file of rows or a set's id")
+
+
+def _named(entry: dict[str, Any]) -> str:
+    """A further data set as `data.mix` names it; its layout is known, so it has a source."""
+    source, split = source_of(entry) or "", entry.get("split", "train")
+    return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
+
+
+def source_of(entry: dict[str, Any]) -> str | None:
+    """Where the rows of one data set are."""
+    path, files = entry.get("path"), entry.get("data_files")
+    if path in LOADERS and isinstance(files, list) and len(files) == 1:
+        files = files[0]
+    if path in LOADERS and isinstance(files, str):
+        return files
+    return path if isinstance(path, str) and path else None
+
+
+def _layout(entry: dict[str, Any]) -> str | None:
+    """`data.format` of one data set, or None where SureFit has no such layout."""
+    kind = entry.get("type")
+    if not isinstance(kind, str) or (entry.get("data_files") and entry.get("path") not in LOADERS):
+        return None
+    messages = str(entry.get("field_messages", "messages"))
+    own = {"field_messages", *(["field_thinking"] if entry.get("field_thinking") in FIELDS else [])}
+    if kind == "chat_template" and set(entry) <= ROW_KEYS | own:
+        return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
+    plain = set(entry) <= ROW_KEYS
+    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None

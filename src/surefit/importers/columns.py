@@ -1,0 +1,68 @@
+"""Columns that another tool's config names: `field_output` in Axolotl, `columns` in a dataset_info.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surefit.importers.axolotl_data import source_of
+from surefit.importers.result import Foreign
+
+MESSAGES = ("message_field_role", "message_field_content", "message_field_training", "message_field_training_detail")
+"""Fields of one turn, and not of a row."""
+OPTIONAL = ("field_system", "field_input", "field_output", "field_tools", "field_thinking")
+"""Columns that Axolotl uses where a row has them, and does without elsewhere (prompt_strategies/user_defined.py)."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A column that rows must have: where the rows are, the key that names it, the column."""
+
+    source: str
+    key: str
+    column: str
+
+
+def named_columns(found: Foreign) -> Iterator[Named]:
+    """The columns that a config names, set by set."""
+    if found.tool == "axolotl":
+        sets = found.values.get("datasets")
+        for i, entry in enumerate(sets if isinstance(sets, list) else ()):
+            if isinstance(entry, dict) and (source := source_of(entry)):
+                yield from _of_axolotl(entry, source, f"datasets[{i}]")
+    elif found.tool == "trl":
+        source, column = found.values.get("dataset_name"), found.values.get("dataset_text_field")
+        if isinstance(source, str) and isinstance(column, str):
+            yield Named(source, "dataset_text_field", column)
+    elif found.tool == "python":
+        for key, (source, column) in found.columns.items():
+            yield Named(source, key, column)
+    elif found.tool == "llamafactory":
+        yield from _of_llamafactory(found)
+
+
+def _of_axolotl(entry: Mapping[str, Any], source: str, at: str) -> Iterator[Named]:
+    kind = entry.get("type")
+    nested = {f"type.{name}": column for name, column in kind.items()} if isinstance(kind, dict) else {}
+    for name, column in {**entry, **nested}.items():
+        leaf = name.rpartition(".")[2]
+        if leaf.startswith("field") and leaf not in (*MESSAGES, *OPTIONAL) and isinstance(column, str) and column:
+            yield Named(source, f"{at}.{name}", column)
+
+
+def _of_llamafactory(found: Foreign) -> Iterator[Named]:
+    from surefit.importers.llamafactory import data_folder, dataset_info, set_names, source_in
+
+    folder = found.values.get("dataset_dir") or "data"
+    if not isinstance(folder, str):
+        return
+    folder = data_folder(folder, found.path)
+    info = dataset_info(folder)
+    for name in set_names(found.values.get("dataset")):
+        entry = info.get(name)
+        columns = entry.get("columns") if isinstance(entry, dict) else None
+        for role, column in columns.items() if isinstance(columns, dict) else ():
+            if isinstance(column, str) and column:
+                yield Named(source_in(name, folder, info)[0], f"{Path(folder) / 'dataset_info.json'}: {role}", column)

@@ -1,0 +1,482 @@
+"""From the keys of a file to a `Foreign`: a table says where each goes, a tool's own code adds what takes two keys."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from surefit.config.load import Loaded, expected_text
+from surefit.config.schema import Config
+from surefit.core.env import redact
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.units import shortened
+from surefit.facts.setup import Place, Setup
+from surefit.importers.convert import UNSAID, Convert, Misfit, NoPlace
+from surefit.importers.paths import missing
+from surefit.importers.reasons import why_lost
+from surefit.importers.result import Foreign, Lost
+from surefit.importers.values import is_placeholder, kind_of, misfit
+
+COMMENT = ("_", "//", "#")
+"""What keys begin with that say nothing to the tool."""
+SLIP = 0.87
+"""How alike two keys are of which one is the other misspelt: adam_eps and adam_epsilon (0.8) are two."""
+SLIPS = 2
+"""Letters too many or too few in it: hub_model_revision is not model_revision."""
+
+
+@dataclass(frozen=True)
+class To:
+    """Where a key goes.
+
+    Attributes:
+        read: its value → a plain value.
+        config: the dotted key of SureFit's config, if it has one.
+        setup: the attribute of `Setup`, if it has one.
+        carry: the plain value → the config's, where they differ.
+    """
+
+    read: Convert
+    config: str | None = None
+    setup: str | None = None
+    carry: Convert = lambda value: value
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What a tool's config can say.
+
+    Attributes:
+        name: as `Setup.tool` has it.
+        keys: where each key goes; nested keys with dots.
+        known: further keys that the tool knows.
+        gone: keys it knew once → what to write instead.
+        once: those of them whose meaning has stayed, only the name has not: read for what they were meant to say.
+        defaults: dotted SureFit key → (the tool's key, the value it has where the file does not say).
+        finish: adds what no single key says.
+        open_sections: mappings whose keys are not all known; what is not in `keys` is lost, not unknown.
+        deprecated: keys it still takes, with a warning → what to write instead.
+        passes_over: whether the tool says nothing about this key if it does not know it.
+        extensions: keys of programs built on the tool, which are no misspelling of its own.
+        off_is_unset: a key that is gone says nothing where its value is false or 0.
+        conflicts: adds what values are wrong together.
+        aliases: keys of other tools → what this one calls the same.
+        takes_repeated: whether the last place of a key that is set twice counts; otherwise the tool stops at it.
+    """
+
+    name: str
+    keys: Mapping[str, To]
+    known: frozenset[str]
+    gone: Mapping[str, str]
+    once: Mapping[str, To] = field(default_factory=dict)
+    defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    finish: Callable[[Draft], None] = lambda draft: None
+    open_sections: frozenset[str] = frozenset()
+    deprecated: Mapping[str, str] = field(default_factory=dict)
+    passes_over: Callable[[str], bool] = lambda key: False
+    extensions: frozenset[str] = frozenset()
+    off_is_unset: bool = False
+    conflicts: Callable[[Draft], None] = lambda draft: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    takes_repeated: bool = True
+
+    def knows(self, key: str) -> bool:
+        """Whether the tool takes this key."""
+        return key in self.keys or key in self.known
+
+    def nearest(self, key: str) -> str | None:
+        """The key that a misspelt one probably stands for."""
+        parent, dot, leaf = key.rpartition(".")
+        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75)
+        return f"{parent}{dot}{close[0]}" if close else None
+
+    def misspelt(self, key: str) -> str | None:
+        """The key that a key is but for a slip of the fingers, without its end (gradient_acumulation for
+        gradient_accumulation_steps) or without its prefix (dropout for lora_dropout)."""
+        parent, dot, leaf = key.rpartition(".")
+        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
+        within = [name for name in known if leaf in name.split("_")]
+        parts = leaf.count("_") + 1
+        begun = {"_".join(name.split("_")[:parts]): name for name in known} if parts > 1 else {}
+        begun = {} if leaf in begun else begun  # a name of its own: chat_template beside chat_template_path
+        close = (
+            difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
+            or [begun[start] for start in difflib.get_close_matches(leaf, begun, n=1, cutoff=SLIP)]
+            or (within if len(within) == 1 else [])
+        )
+        return f"{parent}{dot}{close[0]}" if close else None
+
+    def is_section(self, key: str) -> bool:
+        """Whether the keys inside this key are looked at one by one."""
+        prefix = f"{key}."
+        return any(known.startswith(prefix) for known in (*self.keys, *self.known))
+
+
+@dataclass
+class Draft:
+    """A file while it is read."""
+
+    tool: Tool
+    path: Path
+    tree: dict[str, Any]
+    lines: Mapping[str, int]
+    repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    flat: dict[str, Any] = field(default_factory=dict)
+    setup: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+    deprecated: dict[str, str] = field(default_factory=dict)
+    parts: list[Lost] = field(default_factory=list)
+    meant: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    out_of_range: dict[str, str] = field(default_factory=dict)
+    mapped: set[str] = field(default_factory=set)
+    judged: dict[str, Lost] = field(default_factory=dict)
+    lost: dict[str, Lost] = field(default_factory=dict)
+    problems: list[SureFitError] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    whole_run: bool = True
+    rows_known: bool = True
+
+    def line(self, key: str) -> int | None:
+        """The line of a key, or of the nearest key above it."""
+        while key and key not in self.lines:
+            key = re.sub(r"(\.[^.\[]*|\[\d+\]|^[^.\[]*)$", "", key)
+        return self.lines.get(key)
+
+    def place(self, key: str) -> Place:
+        """Where a key stands."""
+        return Place(key, str(self.path), self.line(key))
+
+    def says(self, key: str) -> bool:
+        """Whether the file gives this key a value."""
+        return self.flat.get(key) is not None
+
+    def say(self, attribute: str, value: Any, key: str) -> None:
+        """The file says this about the setup."""
+        if value is not UNSAID:
+            self.setup[attribute] = value
+            self.places[attribute] = self.place(key)
+        self.places.setdefault(attribute, self.place(key))
+
+    def carry(self, dotted: str, value: Any, key: str) -> None:
+        """The file says this of a SureFit config; for a value that SureFit's config refuses see `finished`."""
+        if value is not UNSAID:
+            self.config[dotted] = value
+            self.names[dotted] = key
+        self.names.setdefault(dotted, key)
+
+    def lose(self, key: str, why: str) -> None:
+        """The key has no place in a SureFit config; where a rule looks at it, it is judged all the same."""
+        if self._is_open(key):
+            kept = self.judged if key in self.mapped else self.lost
+            kept[key] = Lost(key, self.line(key), hidden(key, self.flat[key]), why)
+
+    def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
+        """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
+        self.parts.append(Lost(f"{key}{part}", self.line(f"{key}{part}"), hidden(part, value), why))
+
+    def reach(self, key: str) -> None:
+        """The key that the table lost reached the config after all."""
+        self.judge(key)
+        self.judged.pop(key, None)
+
+    def judge(self, key: str) -> None:
+        """The key that the table lost is looked at by the rules after all."""
+        if self._is_open(key):
+            self.mapped.add(key)
+            if key in self.lost:
+                self.judged[key] = self.lost.pop(key)
+
+    def _is_open(self, key: str) -> bool:
+        """Whether the file has the key, and it has not yet ended among those that are gone or wrong."""
+        return key in self.flat and key not in self.refused and key not in self.gone
+
+    def refuse_part(self, key: str, part: str, value: Any, expected: str) -> None:
+        """The tool cannot use something inside the value of a key."""
+        name = f"{key}{part}"
+        self.problems.append(
+            ConfigError(
+                f"expected {expected}, got {shown(value)}",
+                code="E3016",
+                path=self.path,
+                line=self.line(name),
+                field=name,
+                help=_value_help(value, expected),
+            )
+        )
+
+    def without_effect(self, keys: Iterable[str], why: str) -> None:
+        """These keys, where the file has them, change nothing."""
+        for key in filter(self.says, keys):
+            self.ignored[key] = why
+            self.places[key] = self.place(key)
+
+    def refuse(self, key: str, expected: str) -> None:
+        """The tool cannot use this value; what is wrong with it is said once."""
+        value = self.flat.get(key)
+        self.refuse_with(key, f"expected {expected}, got {shown(value)}", _value_help(value, expected))
+
+    def refuse_with(self, key: str, message: str, help_text: str) -> None:
+        """The same, in other words."""
+        if key in self.refused:
+            return
+        self.refused.add(key)
+        self.mapped.discard(key)
+        self.lost.pop(key, None)
+        self.judged.pop(key, None)
+        self.problems.append(
+            ConfigError(message, code="E3017", path=self.path, line=self.line(key), field=key, help=help_text)
+        )
+
+    def read_all(self) -> None:
+        """Every key to where it goes."""
+        self.flat = dict(_flatten(self.tree, self.tool))
+        for key, value in self.flat.items():
+            if value is None:
+                self.mapped.add(key)
+            elif key in self.tool.gone and key not in self.tool.keys:
+                self._read_gone(key, value)
+            elif key in self.tool.deprecated and key not in self.tool.keys:
+                self._read_deprecated(key)
+            elif not self.tool.knows(key) and key.partition(".")[0] not in self.tool.open_sections:
+                self._read_unknown(key)
+            elif not self._misfits(key, value):
+                if key in self.tool.keys:
+                    self.read_key(key, self.tool.keys[key])
+                else:
+                    self.lose(key, why_lost(key))
+        for key in filter(self.tool.once.__contains__, self.gone):
+            self.read_old_key(key, self.tool.once[key])
+        self.tool.finish(self)
+        self.tool.conflicts(self)
+
+    def _read_gone(self, key: str, value: Any) -> None:
+        if self.tool.off_is_unset and not value:
+            self.mapped.add(key)
+            return
+        self.gone[key] = self.tool.gone[key]
+        self.places[key] = self.place(key)
+
+    def _read_deprecated(self, key: str) -> None:
+        self.deprecated[key] = self.tool.deprecated[key]
+        self.places[key] = self.place(key)
+        if key in self.tool.once:
+            self.read_key(key, self.tool.once[key])
+        else:
+            self.lose(key, self.tool.deprecated[key])
+
+    def _read_unknown(self, key: str) -> None:
+        if key.rpartition(".")[2].startswith(COMMENT):
+            self.lose(key, "a comment")
+            return
+        self.places[key] = self.place(key)
+        meant = None if key in self.tool.extensions else self.tool.aliases.get(key) or self.tool.misspelt(key)
+        if meant is None and self.tool.passes_over(key):
+            self.passed_over.append(key)
+            self.lose(key, f"{self.tool.name} does not know it")
+            return
+        self.unknown.append(key)
+        if nearest := meant or self.tool.nearest(key):
+            self.meant[key] = nearest
+
+    def _misfits(self, key: str, value: Any) -> bool:
+        """Whether the tool cannot use this value, by its schema; a placeholder is left out too."""
+        kind = kind_of(self.tool.name, key)
+        expected = kind and misfit(key, kind, value)
+        if not expected or kind is None:
+            return False
+        if is_placeholder(value, kind):
+            self.lose(key, "a placeholder, which something else fills in")
+        else:
+            self.refuse(key, expected)
+        return True
+
+    def read_key(self, key: str, to: To) -> None:
+        """One key that the table has."""
+        try:
+            value = to.read(self.flat[key])
+        except Misfit as misfit:
+            self.refuse(key, str(misfit))
+            return
+        except NoPlace as reason:
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default" if to.config else str(reason))
+            return
+        self.mapped.add(key)
+        if to.setup:
+            self.say(to.setup, value, key)
+        if to.config is None:
+            self.lose(key, why_lost(key))
+            return
+        try:
+            self.carry(to.config, value if value is UNSAID else to.carry(value), key)
+        except NoPlace as reason:
+            if not to.setup:
+                self.mapped.discard(key)
+            self.lose(key, f"{reason}; {to.config} stays SureFit's default")
+
+    def read_old_key(self, key: str, to: To) -> None:
+        """A key under a name that is gone: what it meant, unless the file says that under the new name too."""
+        if to.setup in self.setup or to.config in self.config or not self.says(key):
+            return
+        with contextlib.suppress(Misfit, NoPlace):
+            value = to.read(self.flat[key])
+            if to.setup:
+                self.say(to.setup, value, key)
+            if to.config:
+                self.carry(to.config, value if value is UNSAID else to.carry(value), key)
+
+    def finished(self) -> Foreign:
+        """What was read, as a value."""
+        self.read_all()
+        loaded = self._loaded() if self.whole_run else None
+        self._read_repeated()
+        gone_files = {key: file for key, file in missing(self.flat, self.path) if key not in self.refused}
+        self.places |= {key: self.place(key) for key in gone_files}
+        setup = Setup(
+            tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
+            ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated,
+            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            **self.setup,
+        )  # fmt: skip
+        return Foreign(
+            tool=self.tool.name,
+            path=self.path,
+            setup=setup,
+            loaded=loaded,
+            names=self.names,
+            lost=tuple(self.lost.values()),
+            job=None,
+            problems=tuple(self.problems),
+            mapped=frozenset(self.mapped),
+            judged=tuple(self.judged.values()),
+            rows_known=self.rows_known,
+            values=self.flat,
+            parts=tuple(self.parts),
+            lines=self.lines,
+        )
+
+    def _read_repeated(self) -> None:
+        """Keys that are set more than once: the last one counts, unless the tool stops at them."""
+        for key, (first, last) in self.repeated.items():
+            self.places[key] = Place(key, str(self.path), last)
+            if not self.tool.takes_repeated:
+                self.refuse_with(key, f"set twice, on lines {first} and {last}", "take one of them out")
+        if not self.tool.takes_repeated:
+            self.repeated = {}
+
+    def _loaded(self) -> Loaded | None:
+        """The SureFit config, without the values that it refuses; None where its model or data are missing."""
+        for dotted, (key, value) in self.tool.defaults.items():
+            # What the file says and SureFit cannot do is not the tool's default either.
+            if dotted not in self.config and not (self.says(key) and key in {*self.lost, *self.judged, *self.refused}):
+                self.config[dotted] = value
+                self.names[dotted] = key
+        while True:
+            try:
+                config = Config.model_validate(nested(self.config))
+            except ValidationError as error:
+                refused = {_dotted(item["loc"]) for item in error.errors()} & set(self.config)
+                if not refused:
+                    return None
+                for dotted in refused:
+                    self._refused_by_schema(dotted)
+                continue
+            keys = {dotted: self.names[dotted] for dotted in self.config}
+            lines = {dotted: self.line(key.partition(" ")[0]) for dotted, key in keys.items() if root(key) in self.flat}
+            return Loaded(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
+
+    def _refused_by_schema(self, dotted: str) -> None:
+        """A value that the tool takes and SureFit does not: the key is lost, and nothing is wrong with the file."""
+        del self.config[dotted]
+        key = root(self.names.pop(dotted))
+        if key in self.flat:
+            if key not in {place.name for place in self.places.values()}:
+                self.mapped.discard(key)
+            self.lose(key, f"SureFit expects {expected_text(dotted)}")
+            if type(self.flat[key]) in (int, float) and key not in self.refused:
+                self.out_of_range[key] = expected_text(dotted)
+                self.places[key] = self.place(key)
+
+
+def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tuple[str, Any]]:
+    """Leaf keys with dots; a mapping is a leaf unless the tool's table looks into it."""
+    found: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and tool.is_section(key):
+            found += _flatten(value, tool, f"{key}.")
+        else:
+            found.append((key, value))
+    return found
+
+
+def root(name: str) -> str:
+    """The key of the file in the name of where a value came from.
+
+    >>> root("micro_batch_size × gradient_accumulation_steps"), root("datasets[0].path")
+    ('micro_batch_size', 'datasets')
+    """
+    return re.split(r"[ \[]", name, maxsplit=1)[0]
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys → a tree.
+
+    >>> nested({"train.num_train_epochs": 2, "output_dir": "runs"})
+    {'train': {'num_train_epochs': 2}, 'output_dir': 'runs'}
+    """
+    tree: dict[str, Any] = {}
+    for dotted, value in flat.items():
+        *parents, leaf = dotted.split(".")
+        here = tree
+        for name in parents:
+            here = here.setdefault(name, {})
+        here[leaf] = value
+    return tree
+
+
+def _dotted(loc: tuple[int | str, ...]) -> str:
+    """The config key in a pydantic location, without the names of union branches: keys are at most two names deep."""
+    names = [str(part) for part in loc[:2]]
+    return names[0] if names[0] in ("recipe", "output_dir") else ".".join(names)
+
+
+def shown(value: Any) -> str:
+    """A value as a message quotes it."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return shortened(f"the text {value!r}" if isinstance(value, str) else repr(value))
+
+
+def hidden(key: str, value: Any) -> Any:
+    """The value of a key, unless it can be a secret."""
+    special = re.search(r"(pad|eos|bos|unk|sep|cls|mask|image|audio|video|eot|end|start)_token$", key)
+    if not special and re.search(r"token$|api_key|secret|password|credential", key):
+        return "(not shown)"
+    return redact(value) if isinstance(value, str) else value
+
+
+def _value_help(value: Any, expected: str) -> str:
+    if isinstance(value, tuple):
+        return "remove the comma behind the number: it makes a tuple"
+    if isinstance(value, list) and len(value) == 1 and "list" not in expected:
+        return f"write {value[0]!r} without the brackets"
+    if isinstance(value, str) and value.rstrip().endswith(","):
+        return "remove the comma at the end: it makes the number a text, and in Python a tuple"
+    if isinstance(value, str) and "number" in expected:
+        return "write the number without quotes, commas or units"
+    return f"write {expected}"

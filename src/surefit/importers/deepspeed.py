@@ -1,0 +1,77 @@
+"""DeepSpeed: its JSON; "auto", which the Trainer fills in, says nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from surefit.importers import conflicts
+from surefit.importers import convert as c
+from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.known import DEEPSPEED, ZERO
+
+
+def _offloads(value: Any) -> Any:
+    return True if c.word(value) in ("cpu", "nvme") else c.UNSAID
+
+
+def _stage(value: Any) -> str:
+    stage = c.whole(value)
+    if not 0 <= stage <= 3:
+        raise c.Misfit("a whole number from 0 to 3")
+    return f"zero{stage}" if stage else "ddp"
+
+
+_whole, _number, _switch = c.auto_or(c.whole), c.auto_or(c.number), c.auto_or(c.switch)
+KEYS: dict[str, To] = {
+    "train_batch_size": To(_whole, None, "global_batch"),
+    "train_micro_batch_size_per_gpu": To(_whole, None, "micro_batch"),
+    "gradient_accumulation_steps": To(_whole, None, "accumulation"),
+    "bf16.enabled": To(_switch, None, "bf16"),
+    "bfloat16.enabled": To(_switch, None, "bf16"),
+    "fp16.enabled": To(_switch, None, "fp16"),
+    "zero_optimization.stage": To(_stage, None, "parallel"),
+    "zero_optimization.offload_optimizer.device": To(_offloads, None, "cpu_offload"),
+    "zero_optimization.offload_param.device": To(_offloads, None, "cpu_offload"),
+    "optimizer.params.lr": To(_number, None, "learning_rate"),
+    "scheduler.params.warmup_num_steps": To(_whole, None, "warmup_steps"),
+    "scheduler.params.total_num_steps": To(_whole, None, "total_steps"),
+}
+DEPRECATED = {
+    "zero_optimization.cpu_offload": "write zero_optimization.offload_optimizer: {device: cpu}",
+    "zero_optimization.cpu_offload_param": "write zero_optimization.offload_param: {device: cpu}",
+    "zero_optimization.cpu_offload_params": "write zero_optimization.offload_param: {device: cpu}",
+    "zero_optimization.cpu_offload_use_pin_memory": "write pin_memory in offload_optimizer or offload_param",
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
+    "allgather_size": "write zero_optimization.allgather_bucket_size",
+}
+"""DeepSpeed 0.19 still reads those of ZeRO under their new names (runtime/zero/config.py, json_schema_extra)."""
+OPEN = frozenset({"bf16", "bfloat16", "fp16", "optimizer", "scheduler"})
+
+
+def _finish(draft: Draft) -> None:
+    draft.whole_run = False
+    batch, micro, accumulation = (draft.setup.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
+    if batch and micro and accumulation and batch % (micro * accumulation) == 0:
+        draft.say("world_size", batch // (micro * accumulation), "train_batch_size")
+
+
+TOOL = Tool(
+    name="deepspeed",
+    keys=KEYS,
+    known=DEEPSPEED
+    | {f"zero_optimization.{name}" for name in ZERO}
+    | {
+        f"zero_optimization.offload_{what}.{name}"
+        for what in ("param", "optimizer")
+        for name in (
+            "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "pipeline_read", "pipeline_write",
+            "pipeline", "fast_init", "ratio",
+        )
+    },
+    gone={},
+    finish=_finish,
+    open_sections=OPEN,
+    deprecated=DEPRECATED,
+    passes_over=lambda key: not key.startswith("zero_optimization."),
+    conflicts=conflicts.deepspeed,
+)  # fmt: skip

@@ -1,0 +1,458 @@
+"""The arguments of transformers' Trainer, which TRL and LLaMA-Factory share."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from surefit.config.optimizers import OPTIMIZERS
+from surefit.config.schema import SchedulerName
+from surefit.config.trackers import TRACKERS
+from surefit.importers import convert as c
+from surefit.importers.config_mapping import Draft, To
+
+AUTO = "auto"
+SCHEDULES = {name: name for name in get_args(SchedulerName)}
+OPTIMIZER_NAMES = {alias: name for name, row in OPTIMIZERS.items() for alias in (name, *row.aliases)}
+ATTENTION = {
+    name: name for name in ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "xformers")
+}
+OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
+_ROUTER = re.compile(r"(?:[a-z_]+\.)?(?:gate|router)\.weight")
+_STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
+EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
+"""The parameters that hold a layer's experts, with and without a gate."""
+schedule = c.choice(SCHEDULES, f"SureFit's schedules are {', '.join(SCHEDULES)}, not {{value}}")
+optimizer = c.choice(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
+dtype = c.choice(
+    {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
+    | {"bf16": "bfloat16"},
+    "SureFit computes in float32, bfloat16 or float16, not {value}",
+)  # fmt: skip
+
+
+STORAGE = ("bfloat16", "float16", "float32", "float64", "int8", "uint8")
+
+
+def storage(value: Any) -> str:
+    """`bnb_4bit_quant_storage`, by the names that transformers takes."""
+    if c.word(value) not in STORAGE:
+        raise c.Misfit(f"one of {', '.join(STORAGE)}")
+    return c.word(value)
+
+
+def not_negative(value: Any) -> float:
+    """A number from 0 on."""
+    found = c.number(value)
+    if found < 0:
+        raise c.Misfit("a number (at least 0)")
+    return found
+
+
+def positive(value: Any) -> Any:
+    """A number above 0; nothing where it is 0."""
+    return not_negative(value) or c.UNSAID
+
+
+def trackers(value: Any) -> tuple[str, ...]:
+    """`report_to`: names of trackers, "all" or "none"."""
+    return tuple(name for name in c.texts(value) if name.lower() != "none")
+
+
+def resumes(value: Any) -> bool:
+    """`resume_from_checkpoint`: a path, or a switch."""
+    return value if isinstance(value, bool) else bool(c.text(value))
+
+
+def clip(value: Any) -> Any:
+    """`max_grad_norm`, where 0 turns clipping off."""
+    if not_negative(value) == 0:
+        raise c.NoPlace("SureFit always scales gradients down to train.max_grad_norm")
+    return c.number(value)
+
+
+def own_attention(value: str) -> str:
+    """`Setup.attention` for the config."""
+    if value not in OWN_ATTENTION:
+        raise c.NoPlace(f"SureFit's speed.attention does not know {value}")
+    return value
+
+
+def own_quantization(value: str) -> str:
+    """`Setup.quantization` for the config."""
+    if value not in ("none", "nf4"):
+        raise c.NoPlace(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
+    return value
+
+
+def single(value: Any) -> Any:
+    """Linear layers by name, as PEFT takes them: a list, or all-linear."""
+    names = c.texts(value)
+    return "all-linear" if names in (("all-linear",), ("all",)) else list(names)
+
+
+def linear(value: Any) -> tuple[str, ...]:
+    """The same for `Setup.target_modules`."""
+    names = c.texts(value)
+    return ("all-linear",) if names in (("all-linear",), ("all",)) else names
+
+
+def linear_or_pattern(value: Any) -> Any:
+    """The same where PEFT is given a text as it stands: a regular expression that has to match whole names."""
+    if isinstance(value, str) and value not in ("all-linear", "all_linear"):
+        raise c.NoPlace(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
+    return ("all-linear",) if isinstance(value, str) else linear(value)
+
+
+def modules(value: tuple[str, ...]) -> Any:
+    """`Setup.target_modules` for the config."""
+    return "all-linear" if value == ("all-linear",) else list(value)
+
+
+def experts(value: Any) -> Any:
+    """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, with the
+    routers' or without, or none."""
+    names = c.texts(value)
+    if not names:
+        return c.UNSAID
+    routed = [name for name in names if _ROUTER.fullmatch(name)]
+    found = [_STACK.fullmatch(name) for name in names if name not in routed]
+    if not all(found) or {match[1] for match in found if match} not in EVERY_STACK:
+        raise c.NoPlace("SureFit puts factors beside all stacks of every layer's experts, or beside none")
+    return "with_router" if routed else True
+
+
+KEYS: dict[str, To] = {
+    "output_dir": To(c.text, "output_dir"),
+    "model_name_or_path": To(c.text, "model.name_or_path", "base_model"),
+    "model_revision": To(c.text, "model.revision", "base_revision"),
+    "trust_remote_code": To(c.switch, "model.trust_remote_code"),
+    "per_device_train_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
+    "num_train_epochs": To(c.number, "train.num_train_epochs", "epochs"),
+    "max_steps": To(c.limit, "train.max_steps", "max_steps"),
+    "learning_rate": To(c.number, "train.learning_rate", "learning_rate"),
+    "lr_scheduler_type": To(schedule, "train.lr_scheduler_type"),
+    "lr_scheduler_kwargs.num_decay_steps": To(c.whole, "train.decay_steps"),
+    "optim": To(optimizer, "train.optim", "optimizer"),
+    "neftune_noise_alpha": To(positive, "train.neftune_noise_alpha"),
+    "torch_compile": To(c.auto_or(c.switch), "speed.compile"),
+    "weight_decay": To(c.number, "train.weight_decay"),
+    "adam_beta1": To(c.fixed(0.9, "AdamW's betas")),
+    "adam_beta2": To(c.fixed(0.999, "AdamW's betas")),
+    "adam_epsilon": To(c.fixed(1e-8, "AdamW's epsilon")),
+    "max_grad_norm": To(clip, "train.max_grad_norm"),
+    "warmup_steps": To(not_negative, "train.warmup_steps"),
+    "seed": To(c.whole, "train.seed"),
+    "bf16": To(c.switch, None, "bf16"),
+    "fp16": To(c.switch, None, "fp16"),
+    "gradient_checkpointing": To(c.switch, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "gradient_checkpointing_kwargs.use_reentrant": To(c.switch, None, "reentrant"),
+    "use_liger_kernel": To(c.switch, None, "liger"),
+    "use_cache": To(c.switch, None, "use_cache"),
+    "per_device_eval_batch_size": To(c.whole, None, "eval_micro_batch"),
+    "eval_strategy": To(c.word, None, "eval_strategy"),
+    "eval_steps": To(c.steps, "train.eval_steps", "eval_steps"),
+    "save_strategy": To(c.word, None, "save_strategy"),
+    "save_steps": To(c.steps, "checkpoint.save_steps", "save_steps"),
+    "save_total_limit": To(c.limit, "checkpoint.save_total_limit", "save_total_limit"),
+    "save_only_model": To(c.switch, None, "save_only_model"),
+    "load_best_model_at_end": To(c.switch, None, "best_model"),
+    "metric_for_best_model": To(c.text, None, "best_metric"),
+    "dataloader_num_workers": To(c.whole, None, "dataloader_workers"),
+    "ddp_find_unused_parameters": To(c.switch, None, "find_unused_parameters"),
+    "use_cpu": To(c.switch, None, "on_cpu"),
+    "report_to": To(trackers, None, "trackers"),
+    "resume_from_checkpoint": To(resumes, None, "resume"),
+    "fsdp_config.version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
+    "fsdp_config.state_dict_type": To(c.text, None, "fsdp_state_dict"),
+    "fsdp_config.cpu_offload": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.offload_params": To(c.switch, None, "fsdp_offload"),
+    "fsdp_config.cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
+    "fsdp_config.sync_module_states": To(c.switch, None, "fsdp_sync_states"),
+    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+}
+KEYS |= {
+    key.replace("gradient_", "activation_"): to for key, to in KEYS.items() if key.startswith("gradient_checkpointing")
+}
+OPEN_SECTIONS = frozenset(
+    {"fsdp_config", "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs", "lr_scheduler_kwargs"}
+)
+
+GONE_BEFORE_5 = {
+    "evaluation_strategy": "write eval_strategy",
+    "per_gpu_train_batch_size": "write per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "write per_device_eval_batch_size",
+    "tokenizer": "write processing_class, an argument of the trainer",
+    "dispatch_batches": "write accelerator_config",
+    "split_batches": "write accelerator_config",
+    "save_on_best": "write save_strategy: best",
+}
+"""Gone since transformers 4.46 or earlier → what to write instead."""
+ONCE_BEFORE_5: dict[str, To] = {
+    "evaluation_strategy": KEYS["eval_strategy"],
+    "per_gpu_train_batch_size": KEYS["per_device_train_batch_size"],
+    "per_gpu_eval_batch_size": KEYS["per_device_eval_batch_size"],
+}
+"""Of those, the keys that meant what a newer one means."""
+GONE_IN_5 = {
+    "warmup_ratio": "write warmup_steps, which takes a share of the run where it is below 1",
+    "group_by_length": "write train_sampling_strategy: group_by_length",
+    "overwrite_output_dir": "take it out: an existing output_dir is always used",
+    "logging_dir": "write the environment variable TENSORBOARD_LOGGING_DIR",
+    "save_safetensors": "take it out: safetensors is the only format",
+    "no_cuda": "write use_cpu",
+    "use_mps_device": "take it out: the device is found",
+    "fp16_backend": "take it out: torch's autocast is used",
+    "half_precision_backend": "take it out: torch's autocast is used",
+    "fp16_opt_level": "take it out: Apex is not supported",
+    "torchdynamo": "write torch_compile_backend",
+    "adafactor": "write optim: adafactor",
+    "include_inputs_for_metrics": "write include_for_metrics: [inputs]",
+    "push_to_hub_token": "write hub_token",
+    "push_to_hub_model_id": "write hub_model_id",
+    "push_to_hub_organization": "write hub_model_id",
+    "jit_mode_eval": "take it out",
+    "use_ipex": "take it out",
+    "past_index": "take it out",
+    "tpu_num_cores": "take it out",
+    "tpu_metrics_debug": "write debug",
+    "ray_scope": "take it out",
+    "mp_parameters": "take it out",
+    "use_legacy_prediction_loop": "take it out",
+}
+"""Gone in transformers 5 → what to write instead; seen in 5.23.0's TrainingArguments, where they are no fields."""
+
+ONCE_IN_5: dict[str, To] = {
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
+    "no_cuda": KEYS["use_cpu"],
+}
+"""Of those, the keys that meant what a newer one means."""
+
+
+def finish(draft: Draft) -> None:
+    """What several of the Trainer's arguments say together."""
+    warmup(draft, "warmup_steps")
+    global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
+    _steps_in_place_of_epochs(draft)
+    mixed_precision(draft)
+    best_model(draft)
+    padded(draft, "packing")
+    sharding(draft)
+    tracked(draft)
+    for steps_key, strategy_key, default in (
+        ("eval_steps", "eval_strategy", "no"),
+        ("save_steps", "save_strategy", "steps"),
+    ):
+        strategy = draft.setup.get(strategy_key, default)
+        if strategy != "steps" and strategy_key not in draft.refused:
+            draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
+    if draft.setup.get("eval_strategy") == "steps" and draft.flat.get("eval_steps") == 0:
+        draft.without_effect(["eval_steps"], "it is 0, and logging_steps takes its place")
+    if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
+        draft.config.pop("checkpoint.save_steps", None)
+    if draft.setup.get("eval_strategy", "no") != "steps":
+        draft.config.pop("train.eval_steps", None)
+
+
+def warmup(draft: Draft, key: str) -> None:
+    """Warmup as a number of steps, or as a share of them where it is below 1."""
+    value = draft.config.get("train.warmup_steps")
+    if value is None or draft.names["train.warmup_steps"] != key:
+        return
+    if 0 < value < 1:
+        draft.say("warmup_share", value, key)
+    else:
+        draft.say("warmup_steps", int(value), key)
+
+
+def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: str) -> None:
+    """The batch of one process; what a file says of more processes is in the setup."""
+    micro = draft.setup.get("micro_batch", default)
+    accumulation = draft.setup.get("accumulation", 1)
+    if "train.global_batch_size" in draft.config:
+        return
+    stated = [key for key in (micro_key, accumulation_key) if draft.says(key)]
+    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(stated) or micro_key)
+    draft.config.setdefault("train.per_device_train_batch_size", micro)
+    draft.names.setdefault("train.per_device_train_batch_size", micro_key)
+    draft.judged.pop(accumulation_key, None)
+
+
+def _steps_in_place_of_epochs(draft: Draft) -> None:
+    """The Trainer goes round its rows until `max_steps` are done, whatever its epochs (TrainingArguments: "it will
+    override `num_train_epochs`"); SureFit's run ends with the one that comes first. So many epochs are enough for a
+    single row."""
+    steps = draft.config.get("train.max_steps")
+    if steps is None:
+        return
+    draft.without_effect(["num_train_epochs"], "max_steps takes its place")
+    draft.carry(
+        "train.num_train_epochs", float(min(10**6, steps * draft.config["train.global_batch_size"])), "max_steps"
+    )
+
+
+def mixed_precision(draft: Draft) -> None:
+    """bf16 and fp16: the one type SureFit computes in, with scaled loss where that is float16."""
+    for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+        if draft.setup.get(key) and "model.dtype" not in draft.config:
+            draft.carry("model.dtype", dtype, key)
+        if draft.says(key) and key not in draft.refused:
+            draft.judged.pop(key, None)
+
+
+def best_model(draft: Draft) -> None:
+    """`load_best_model_at_end`, by the held-out loss: other metrics go by other names in SureFit's recipes."""
+    metric = draft.setup.get("best_metric", "loss")
+    if draft.setup.get("best_model") and metric in ("loss", "eval_loss"):
+        draft.carry("checkpoint.metric_for_best_model", "eval_loss", "load_best_model_at_end")
+        draft.reach("load_best_model_at_end")
+        if "best_metric" in draft.setup:
+            draft.reach("metric_for_best_model")
+
+
+def padded(draft: Draft, key: str) -> None:
+    """Attention that needs a dense mask for packed rows: there, rows are padded unless the file says otherwise."""
+    if draft.config.get("speed.attention") in ("sdpa", "eager") and "data.packing" not in draft.config:
+        draft.config["data.packing"] = False
+        draft.names["data.packing"] = key
+
+
+def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
+    """Further sets of rows, each seen once; False where one of them is named twice, which `data.mix` cannot say."""
+    if len({*sources, draft.config.get("data.train")}) <= len(sources):
+        return False
+    if sources:
+        draft.carry("data.mix", dict.fromkeys(sources, 1.0), key)
+    return True
+
+
+def tracked(draft: Draft) -> None:
+    """`report_to`, as far as it says all that a tracker of SureFit's needs."""
+    named = {name.lower() for name in draft.setup.get("trackers", ())}
+    ours = [TRACKERS[name] for name in TRACKERS if name in named]
+    for tracker in ours:
+        if tracker.on is None:
+            draft.lose("report_to", tracker.without_address)
+        else:
+            draft.carry(tracker.key, tracker.on, "report_to")
+    if len(ours) == len(named) and all(tracker.on is not None for tracker in ours):
+        draft.reach("report_to")
+
+
+def sharding(draft: Draft, computed: Collection[str] | None = frozenset()) -> None:
+    """`fsdp` and `deepspeed`: how the model is spread over processes.
+
+    Args:
+        computed: arguments that are given and whose values are not known; None: any of them may be.
+    """
+    if draft.flat.get("fsdp"):
+        draft.say("parallel", "fsdp", "fsdp")
+        draft.judge("fsdp")
+        if "offload" in str(draft.flat["fsdp"]):
+            draft.say("fsdp_offload", True, "fsdp")
+    if draft.flat.get("deepspeed"):
+        _judge_deepspeed(draft, computed)
+        stage = zero_stage(draft.flat["deepspeed"], draft.path.parent)
+        if stage is not None:
+            draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
+            draft.judge("deepspeed")
+        else:
+            # Whatever the file says, DeepSpeed's bf16 and fp16 optimizers update float32 copies.
+            draft.setup["float32_masters"] = True
+
+
+DEEPSPEED_PAIRS = (
+    ("train_micro_batch_size_per_gpu", ("per_device_train_batch_size", "micro_batch_size")),
+    ("gradient_accumulation_steps", ("gradient_accumulation_steps",)),
+    ("gradient_clipping", ("max_grad_norm",)),
+    ("optimizer.params.lr", ("learning_rate",)),
+    ("optimizer.params.weight_decay", ("weight_decay",)),
+    ("scheduler.params.warmup_max_lr", ("learning_rate",)),
+    ("fp16.enabled", ("fp16",)),
+    ("bf16.enabled", ("bf16",)),
+)
+"""(key of a DeepSpeed config, the argument that it must agree with): transformers 5.23, trainer_config_process."""
+
+
+def _judge_deepspeed(draft: Draft, computed: Collection[str] | None) -> None:
+    """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto".
+
+    What the file leaves out has a default, which has to agree as well: one micro batch a step, and no other type than
+    the one that is switched on.
+    """
+    config = deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
+    for theirs, keys in DEEPSPEED_PAIRS:
+        value: Any = config
+        for name in theirs.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        key = next((key for key in keys if draft.says(key)), None)
+        if key is None and computed is not None and not set(keys) & set(computed):
+            _judge_default(draft, theirs, value)
+        if key is None or value in (None, "auto") or isinstance(value, str):
+            continue
+        try:
+            ours = c.switch(draft.flat[key]) if isinstance(value, bool) else c.number(draft.flat[key])
+        except c.Misfit:
+            continue
+        if ours != value:
+            draft.refuse_with(
+                key,
+                f"{draft.flat[key]} here, and {theirs} is {value} in the DeepSpeed config",
+                f'write "auto" as {theirs}, or the same value',
+            )
+
+
+OTHER_TYPE = {"fp16.enabled": "bf16", "bf16.enabled": "fp16"}
+
+
+def _judge_default(draft: Draft, theirs: str, value: Any) -> None:
+    """A value of the DeepSpeed config for which the file has no key of its own."""
+    other = OTHER_TYPE.get(theirs)
+    if other and value is True and draft.flat.get(other) in (True, "true"):
+        draft.refuse_with(
+            other,
+            f"it is on here, and the DeepSpeed config switches {theirs} on",
+            f'write "auto" as {theirs} and {other}.enabled',
+        )
+    elif theirs == "gradient_accumulation_steps" and type(value) is int and value > 1:
+        draft.refuse_with(
+            "deepspeed",
+            f"{theirs} is {value} in the DeepSpeed config, and 1 here, where the file does not say it",
+            f'write "auto" as {theirs} there, or {theirs}: {value} here',
+        )
+
+
+def held_out(draft: Draft, *keys: str) -> None:
+    """Whether rows are held out, by any of these keys."""
+    for key in keys:
+        if draft.flat.get(key):
+            draft.say("eval_rows", True, key)
+
+
+def zero_stage(value: Any, folder: Path) -> int | None:
+    """The ZeRO stage of a DeepSpeed config given as a mapping, or as a file that lies here or beside `folder`'s."""
+    section = deepspeed_config(value, folder).get("zero_optimization")
+    stage = section.get("stage") if isinstance(section, dict) else None
+    return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None
+
+
+def deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
+    """A DeepSpeed config given as a mapping, or as a file; empty where it cannot be read from here."""
+    from surefit.config.load import parse_yaml, read_text
+    from surefit.core.errors import ConfigError
+
+    if isinstance(value, str):
+        path = next((path for path in (Path(value), folder / value) if os.path.isfile(path)), None)
+        if path is None:
+            return {}
+        try:
+            value, _ = parse_yaml(read_text(path).replace("\t", " "), path, {})
+        except ConfigError:
+            return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,459 @@
+"""LLaMA-Factory: the YAML or JSON of `llamafactory-cli train`."""
+
+from __future__ import annotations
+
+import os.path
+from pathlib import Path
+from typing import Any
+
+from surefit.config.load import parse_yaml, read_text
+from surefit.config.schema import STACKED, LoraSection
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.importers import conflicts, hf
+from surefit.importers import convert as c
+from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
+from surefit.importers.paths import first_rows
+
+LORA_KEYS = (
+    "lora_rank", "lora_alpha", "lora_dropout", "lora_target", "additional_target", "use_rslora", "use_dora",
+    "loraplus_lr_ratio",
+)  # fmt: skip
+ATTENTION = {
+    "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "auto": c.UNSAID
+}  # fmt: skip
+
+
+def _attention(value: Any) -> Any:
+    return c.choice(ATTENTION, "SureFit's speed.attention does not know {value}")(value)
+
+
+def _not(value: Any) -> bool:
+    return not c.switch(value)
+
+
+INFO = "dataset_info.json"
+FORMATS = ("alpaca", "sharegpt", "openai")
+SOURCES = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+ROLES = (
+    "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
+    "rejected", "kto_tag",
+)  # fmt: skip
+"""What `columns` of a data set may name (0.9.5, data/parser.py)."""
+TAGS = {
+    "role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+    "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system",
+}  # fmt: skip
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+"""What `tags` and `columns` name where an entry has none; where it has some, only those hold (DatasetAttr.join)."""
+NAMED = 8
+"""Data sets that a message lists."""
+KEYS = hf.KEYS | {
+    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
+    "overwrite_output_dir": To(c.switch, None, "overwrite"),
+    "cutoff_len": To(c.whole, "data.max_length", "max_length"),
+    "val_size": To(c.held_out, "data.eval"),
+    "packing": To(c.switch, "data.packing", "packing"),
+    "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
+    "mask_history": To(c.when_true("completion"), "data.thinking", "loss_on", lambda _: "only_last"),
+    "lora_rank": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target": To(hf.linear, "lora.target_modules", "target_modules", hf.modules),
+    "additional_target": To(c.texts, None, "modules_to_save"),
+    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "use_dora": To(c.switch, "lora.use_dora"),
+    "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
+    "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "use_reentrant_gc": To(c.switch, None, "reentrant"),
+    "flash_attn": To(_attention, "speed.attention", "attention"),
+    "early_stopping_steps": To(c.limit, "train.early_stopping_patience"),
+    "enable_liger_kernel": To(c.switch, None, "liger"),
+    "use_unsloth": To(c.switch, None, "unsloth"),
+    "resize_vocab": To(c.when_true(True), None, "new_tokens"),
+    "add_tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
+    "predict_with_generate": To(c.switch, None, "generates_in_loop"),
+    "do_sample": To(c.switch, None, "do_sample"),
+    "temperature": To(c.number, None, "temperature"),
+    "template": To(c.text, None, "chat_template"),
+    "enable_thinking": To(lambda value: {"enable_thinking": c.switch(value)}, "model.chat_template_kwargs"),
+}
+ALIASES = {
+    "max_seq_length": "cutoff_len", "max_seq_len": "cutoff_len", "sequence_len": "cutoff_len",
+    "base_model": "model_name_or_path", "lora_r": "lora_rank", "lora_target_modules": "lora_target",
+    "target_modules": "lora_target", "micro_batch_size": "per_device_train_batch_size",
+    "num_epochs": "num_train_epochs", "epochs": "num_train_epochs", "lr": "learning_rate",
+    "lr_scheduler": "lr_scheduler_type", "optimizer": "optim", "chat_template": "template",
+    "sample_packing": "packing", "val_set_size": "val_size", "load_in_4bit": "quantization_bit",
+    "load_in_8bit": "quantization_bit", "attn_implementation": "flash_attn", "datasets": "dataset",
+    "dataset_name": "dataset", "train_on_inputs": "train_on_prompt", "use_liger_kernel": "enable_liger_kernel",
+}  # fmt: skip
+"""Keys of Axolotl and TRL → what LLaMA-Factory calls the same."""
+DEFAULTS = {
+    "data.max_length": ("cutoff_len", 2048),
+    "data.eval": ("val_size", 0.0),
+    "train.num_train_epochs": ("num_train_epochs", 3.0),
+    "train.learning_rate": ("learning_rate", 5e-5),
+    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
+    "train.warmup_steps": ("warmup_steps", 0.0),
+    "train.gradient_checkpointing": ("disable_gradient_checkpointing", True),
+    "train.seed": ("seed", 42),
+}
+"""LLaMA-Factory 0.9.5, where they differ from SureFit's own."""
+
+
+def _finish(draft: Draft) -> None:
+    hf.finish(draft)
+    _stage(draft)
+    _adapter(draft)
+    _quantization(draft)
+    _data(draft)
+    hf.held_out(draft, "val_size", "eval_dataset")
+    if draft.says("pure_bf16") and draft.setup.get("dtype"):
+        draft.say("weights_dtype", draft.setup["dtype"], "pure_bf16")
+    elif draft.flat.get("use_badam") is not True:
+        # init_adapter: "Upcasting trainable params to float32", unless pure_bf16 or BAdam; the shards of ZeRO-3 and
+        # FSDP are float32 as well.
+        draft.say("float32_masters", True, "pure_bf16")
+    _tokens(draft)
+    _packing(draft)
+    _generation(draft)
+    _export(draft)
+
+
+def _tokens(draft: Draft) -> None:
+    """`add_tokens` are those of `model.add_tokens`; `resize_vocab` makes their rows, which SureFit does by itself."""
+    if "new_tokens" in draft.setup:
+        draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
+    if draft.says("resize_vocab") and not draft.says("add_tokens"):
+        draft.lose("resize_vocab", "model.add_tokens names the tokens that SureFit appends, with trained rows")
+    elif draft.says("additional_target") and draft.says("add_tokens"):
+        draft.lose("additional_target", "SureFit trains the rows of model.add_tokens")
+
+
+def _packing(draft: Draft) -> None:
+    """`neat_packing` implies `packing`; without it the examples of a row stay whole and read each other.
+
+    PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the number
+    of the example (0.9.5, data/processor/supervised.py). Pretraining packs unless it is told not to.
+    """
+    if draft.flat.get("neat_packing") is True:
+        draft.say("packing", True, "neat_packing")
+        draft.carry("data.packing", True, "neat_packing")
+        draft.reach("neat_packing")
+    elif draft.setup.get("packing") and draft.flat.get("stage") != "pt":
+        draft.say("packing_strategy", "joined", "packing")
+    elif draft.flat.get("stage") == "pt" and not draft.says("packing"):
+        draft.say("packing", True, "stage")
+        draft.carry("data.packing", True, "stage")
+
+
+def _generation(draft: Draft) -> None:
+    """Answers are generated under `predict_with_generate` only; a file that only predicts has no training loop."""
+    predicts = draft.flat.get("do_predict") is True
+    if predicts and draft.flat.get("do_train") is not True:
+        draft.setup.pop("generates_in_loop", None)
+    if not predicts and draft.flat.get("predict_with_generate") is not True:
+        for attribute in ("do_sample", "temperature"):
+            draft.setup.pop(attribute, None)
+
+
+def _export(draft: Draft) -> None:
+    """`llamafactory-cli export`: the adapter is merged into the base as it is loaded."""
+    if draft.says("export_dir") and draft.says("adapter_name_or_path"):
+        draft.say("merge_into", "quantized" if "quantization" in draft.setup else "original", "export_dir")
+        draft.judge("export_dir")
+        draft.judge("adapter_name_or_path")
+
+
+def _stage(draft: Draft) -> None:
+    stage = draft.flat.get("stage", "sft")
+    if stage not in ("sft", "pt"):
+        draft.say("preferences", True, "stage")
+        draft.whole_run = False
+        draft.lose("stage", "SureFit learns from given answers, not from preferences or rewards")
+    else:
+        draft.reach("stage")
+    if stage == "pt":
+        draft.say("loss_on", "all", "stage")
+        draft.config["data.format"] = "text"
+        draft.names["data.format"] = "stage"
+
+
+def _adapter(draft: Draft) -> None:
+    """finetuning_type, and what it decides."""
+    kind = draft.flat.get("finetuning_type") or "lora"
+    if kind not in ("lora", "full"):
+        draft.whole_run = False
+        draft.lose("finetuning_type", "SureFit trains LoRA adapters or all weights")
+        return
+    dora = kind == "lora" and draft.flat.get("use_dora") is True
+    draft.say("adapter", "dora" if dora else kind, "finetuning_type")
+    draft.carry("train.method", kind, "finetuning_type")
+    draft.reach("finetuning_type")
+    if kind == "full":
+        draft.without_effect(LORA_KEYS, "finetuning_type is full")
+        for dotted in LoraSection.model_fields:
+            draft.config.pop(f"lora.{dotted}", None)
+    else:
+        rank = draft.config.setdefault("lora.r", 8)
+        draft.names.setdefault("lora.r", "lora_rank")
+        draft.config.setdefault("lora.lora_alpha", 2.0 * rank)
+        draft.names.setdefault("lora.lora_alpha", "lora_alpha")
+        _start(draft)
+
+
+def _start(draft: Draft) -> None:
+    """One adapter that is trained further; several are merged first, and so is one beside `create_new_adapter`."""
+    first = draft.flat.get("adapter_name_or_path")
+    if first is None:
+        return
+    alone = isinstance(first, str) and bool(first.strip()) and "," not in first
+    if alone and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
+        draft.carry("lora.start_from", first, "adapter_name_or_path")
+        draft.reach("adapter_name_or_path")
+    elif not draft.says("export_dir"):
+        draft.lose("adapter_name_or_path", STACKED)
+
+
+def _quantization(draft: Draft) -> None:
+    bits = draft.flat.get("quantization_bit")
+    if bits is None:
+        return
+    method = draft.flat.get("quantization_method") or "bnb"
+    kinds = {4: str(draft.flat.get("quantization_type") or "nf4"), 8: "int8"}
+    if not isinstance(bits, int) or isinstance(bits, bool):
+        draft.refuse("quantization_bit", "a whole number, 4 or 8")
+    elif bits in kinds and method == "bnb":
+        draft.say("quantization", kinds[bits], "quantization_bit")
+        draft.judge("quantization_bit")
+        if kinds[bits] == "nf4":
+            draft.carry("model.quantization", "nf4", "quantization_bit")
+            draft.reach("quantization_bit")
+
+
+def _data(draft: Draft) -> None:
+    """`dataset` names entries of dataset_info.json in `dataset_dir`."""
+    draft.rows_known = not any(
+        draft.says(key) for key in ("max_samples", "streaming", "tokenized_path", "mix_strategy")
+    )
+    names = draft.flat.get("dataset")
+    if names is None:
+        if draft.flat.get("do_train") is True:
+            draft.refuse_with("do_train", "there is no dataset to train on", "name one as dataset")
+        draft.whole_run = False
+        return
+    names = set_names(names)
+    if not names:
+        draft.refuse("dataset", "names of data sets, with commas between them")
+        draft.whole_run = False
+        return
+    folder = draft.flat.get("dataset_dir") or "data"
+    if isinstance(folder, str):
+        folder = data_folder(folder, draft.path)
+    info = dataset_info(folder) if isinstance(folder, str) else {}
+    if info:
+        _judge_sets(draft, "dataset", names, folder, info)
+        _judge_sets(draft, "eval_dataset", set_names(draft.flat.get("eval_dataset") or []), folder, info)
+    source, layout = source_in(names[0], folder, info)
+    if info:
+        draft.reach("dataset_dir")
+    draft.carry("data.train", source, "dataset")
+    draft.reach("dataset")
+    if layout:
+        draft.carry("data.format", layout, "dataset")
+    draft.rows_known = draft.rows_known and layout is not None
+    for i, name in enumerate(names):
+        if not info:
+            draft.lose_part(
+                "dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows"
+            )
+        elif source_in(name, folder, info)[1] is None:
+            draft.lose_part(
+                "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
+            )
+    most = draft.flat.get("max_samples")
+    if len(names) == 1 and isinstance(most, int) and most > 0:
+        draft.carry("data.limit", most, "max_samples")
+        draft.reach("max_samples")
+        draft.lose_part("max_samples", "", most, "data.limit takes them evenly from all rows, and not the first ones")
+    if len(names) > 1:
+        draft.rows_known = False
+        _mix(draft, [source_in(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))
+    held_out = draft.flat.get("eval_dataset")
+    if isinstance(held_out, str) and "," not in held_out:
+        draft.carry("data.eval", source_in(held_out, folder, info)[0], "eval_dataset")
+        draft.reach("eval_dataset")
+
+
+def data_folder(folder: str, path: Path) -> str:
+    """Where a `dataset_dir` lies: seen from here, as LLaMA-Factory does, or else from the config's own folder."""
+    beside = str(path.parent / folder)
+    here = os.path.isfile(Path(folder) / INFO)
+    return beside if not here and os.path.isfile(Path(beside) / INFO) else folder
+
+
+def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
+    """Sets that the list of data sets does not have, and entries that LLaMA-Factory cannot use.
+
+    get_dataset_list (0.9.5, data/parser.py) stops at the first, the converters at the second.
+    """
+    for name in names:
+        entry = info.get(name)
+        if isinstance(entry, dict):
+            _left_out(draft, key, name, entry, folder)
+        if name not in info:
+            near = did_you_mean(name, list(info))
+            draft.refuse_with(
+                key,
+                f"{Path(folder) / INFO} has no data set {name!r}{near}",
+                f"add an entry for {name}, or name one of {', '.join(list(info)[:NAMED])}",
+            )
+        elif not isinstance(entry, dict):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO} is no mapping", "name its file in it")
+        elif problem := _wrong_entry(entry, folder) or _wrong_stage(draft, entry) or _wrong_tags(entry, folder):
+            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO}: {problem[0]}", problem[1])
+
+
+def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
+    """(what is wrong with an entry of the list of data sets, what to do), as far as its rows are not needed."""
+    formatting = entry.get("formatting", "alpaca")
+    if formatting not in FORMATS:
+        near = did_you_mean(str(formatting), FORMATS)
+        return f"formatting is {formatting!r}{near}", f"write one of {', '.join(FORMATS)}"
+    if not any(key in entry for key in SOURCES):
+        return "it names no rows", "write file_name, or hf_hub_url"
+    hubs = any(key in entry for key in SOURCES if key != "file_name")
+    file = entry.get("file_name")
+    if isinstance(file, str) and not hubs and not os.path.exists(Path(folder) / file):
+        return f"there is no file {file}", f"put it into {folder}, or correct file_name"
+    columns = entry.get("columns")
+    known = ROLES if isinstance(columns, dict) else ()
+    for role in columns if isinstance(columns, dict) else ():
+        if role not in known:
+            return f"columns has no {role!r}{did_you_mean(role, known)}", f"its keys are {', '.join(known)}"
+    return None
+
+
+RANKED = ("rm", "dpo")
+"""Stages that learn from pairs."""
+
+
+def _wrong_stage(draft: Draft, entry: dict[str, Any]) -> tuple[str, str] | None:
+    """(what is wrong with an entry for this stage, what to do): `_get_merged_dataset` (0.9.5, data/loader.py)."""
+    stage, ranking = draft.flat.get("stage") or "sft", entry.get("ranking") is True
+    if draft.flat.get("do_train") is not True:
+        return None
+    columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
+    if stage in RANKED and not ranking:
+        return f"stage: {stage} needs ranking: true, and the entry does not say it", "write ranking: true into it"
+    if stage not in RANKED and ranking:
+        return f"ranking is true, and stage: {stage} takes no pairs", "name rows with one answer each"
+    missing = [name for name in ("chosen", "rejected") if ranking and not (columns or {}).get(name)]
+    if missing:
+        return f"columns names no {' and no '.join(missing)}", "name the columns of both answers"
+    if stage == "kto" and not (columns or {}).get("kto_tag"):
+        return "columns names no kto_tag, which stage: kto reads", "name the column that says true or false"
+    return None
+
+
+def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
+    """(what is wrong with the tags of an entry, what to do), by the first rows of its file."""
+    file = entry.get("file_name")
+    if entry.get("formatting") not in ("sharegpt", "openai") or not isinstance(file, str):
+        return None
+    columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else None
+    tags = entry.get("tags") if isinstance(entry.get("tags"), dict) else None
+    names = TAGS if tags is None else {name: tags.get(name) for name in TAGS}
+    column = "conversations" if columns is None else columns.get("messages")
+    lists = [row.get(column) for row in first_rows(Path(folder) / file)]
+    turns = [turn for turn in lists if isinstance(turn, list) and turn and isinstance(turn[0], dict)]
+    if not turns:
+        return None
+    for tag in ("role_tag", "content_tag"):
+        if all(names[tag] not in turn[0] for turn in turns):
+            there = ", ".join(map(str, turns[0][0]))
+            return (
+                f"{tag} is {names[tag] or 'not given'}, and the turns of {file} have {there}",
+                f"write tags with {tag}",
+            )
+    first = {
+        next((role for each in turn if (role := each.get(names["role_tag"])) != names["system_tag"]), None)
+        for turn in turns
+    }
+    if not first & {names["user_tag"], names["observation_tag"], None}:
+        said = ", ".join(sorted(map(str, first)))
+        return (
+            f"user_tag is {names['user_tag'] or 'not given'}, and the rows of {file} begin with {said}",
+            "write tags with user_tag and assistant_tag: rows that begin otherwise are skipped",
+        )
+    return None
+
+
+def _left_out(draft: Draft, key: str, name: str, entry: dict[str, Any], folder: str) -> None:
+    """Columns with a text that `columns` does not name: given columns take the place of all defaults."""
+    columns, file = entry.get("columns"), entry.get("file_name")
+    if entry.get("formatting", "alpaca") != "alpaca" or not isinstance(columns, dict) or not isinstance(file, str):
+        return
+    rows = first_rows(Path(folder) / file)
+    for role, column in COLUMNS.items():
+        named = role in columns or column in columns.values() or (role == "response" and entry.get("ranking"))
+        if not named and any(isinstance(row.get(column), str) and row[column].strip() for row in rows):
+            draft.setup.setdefault("columns_left_out", {})[column] = f"{name}: {role}"
+            draft.places["columns_left_out"] = draft.place(key)
+
+
+def set_names(value: Any) -> list[str]:
+    """The names of data sets: a list, or a text with commas; empty where it is neither."""
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    return names if good and isinstance(names, list) else []
+
+
+def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> None:
+    """Several data sets: one behind the other, which `data.mix` can say; how far interleaving comes it cannot."""
+    if any(layout is None for _, layout in sources):
+        draft.lose("dataset", "SureFit reads the layouts of docs/data.md only")
+    elif strategy != "concat" or not hf.mix(draft, [source for source, _ in sources[1:]], "dataset"):
+        draft.lose("dataset", "data.mix says how often each set is seen: write the number of passes")
+    elif len({layout for _, layout in sources}) > 1:
+        del draft.config["data.format"]  # auto tells them apart
+
+
+def dataset_info(folder: str) -> dict[str, Any]:
+    """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
+    path = Path(folder) / INFO
+    try:
+        tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
+    except ConfigError:
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def source_in(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
+    """(where the rows are, their layout); the layout is None where it is not one that SureFit reads as it is."""
+    entry = info.get(name)
+    if not isinstance(entry, dict):
+        return name, None
+    layout = str(entry.get("formatting") or "alpaca")
+    plain = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
+    known = layout if plain and layout in ("alpaca", "sharegpt") else None
+    for key in ("hf_hub_url", "file_name"):
+        if isinstance(entry.get(key), str):
+            return (entry[key] if key == "hf_hub_url" else str(Path(str(folder)) / entry[key])), known
+    return name, None
+
+
+TOOL = Tool(
+    name="llamafactory",
+    keys=KEYS,
+    known=TRAINING_ARGUMENTS | TRAINING_ARGUMENTS_4 | LLAMAFACTORY,
+    gone=hf.GONE_BEFORE_5,
+    once=hf.ONCE_BEFORE_5,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=hf.OPEN_SECTIONS,
+    conflicts=conflicts.llamafactory,
+    aliases=ALIASES,
+    takes_repeated=False,  # OmegaConf: "found duplicate key"
+)

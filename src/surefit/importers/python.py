@@ -1,0 +1,290 @@
+"""`surefit check train.py`: a training script, read by its syntax tree and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from surefit.core.errors import ConfigError
+from surefit.facts.job_script import JobScript, Launch
+from surefit.facts.setup import Place
+from surefit.importers.hf import trackers
+from surefit.importers.joined import launches_of
+from surefit.importers.python_calls import (
+    ARGUMENTS,
+    CONFIGS,
+    OTHER_STAGES,
+    OTHER_TRAINERS,
+    PRETRAINED,
+    TRAINERS,
+    Call,
+    calls_in,
+    read_call,
+)
+from surefit.importers.python_conflicts import read_conflicts, read_groups
+from surefit.importers.python_faults import read_faults
+from surefit.importers.python_models import read_models
+from surefit.importers.python_rows import LENGTHS, read_rows
+from surefit.importers.python_script import Notes, read_arguments, read_loads, unusable
+from surefit.importers.python_source import Imported, Scope, Source, parse, slip
+from surefit.importers.python_tokens import read_tokens
+from surefit.importers.releases import Judge
+from surefit.importers.requirements import asked_beside
+from surefit.importers.result import Foreign
+from surefit.importers.values import kinds
+
+GONE_IMPORTS = {
+    "transformers.AdamW": ("transformers", ">=4.50", "import AdamW from torch.optim"),
+    "transformers.AutoModelWithLMHead": ("transformers", ">=5", "write AutoModelForCausalLM"),
+    "transformers.InputFeatures": ("transformers", ">=5.20", "write a dataclass of your own"),
+    "transformers.LineByLineTextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
+    "transformers.TextDataset": ("transformers", ">=5", "read the rows with the library datasets"),
+    "transformers.data.processors": ("transformers", ">=5.20", "write a dataclass of your own"),
+    "transformers.deepspeed": ("transformers", ">=4.46", "import it from transformers.integrations"),
+    "peft.prepare_model_for_int8_training": ("peft", ">=0.10", "write prepare_model_for_kbit_training"),
+    "datasets.load_metric": ("datasets", ">=3", "use the library evaluate"),
+    "trl.trainer.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
+    "trl.trainer.utils.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
+}
+"""What can no longer be imported → (package, the versions without it, what to write instead).
+
+Looked up in the packages of transformers 4.40 to 5.23, PEFT 0.7 to 0.21, TRL 0.8 to 1.16 and datasets 5.2;
+transformers.file_utils is still there. What TRL exports itself is in the table of releases."""
+INSTEAD_OF_IMPORTS = {
+    "DataCollatorForCompletionOnlyLM": "write SFTConfig(completion_only_loss=True)",
+    "setup_chat_format": "write clone_chat_template, or SFTConfig(chat_template_path=…)",
+    "AutoModelForCausalLMWithValueHead": "import it from trl.experimental.ppo",
+    "get_kbit_device_map": 'write device_map={"": PartialState().local_process_index}',
+    "set_seed": "import it from transformers",
+}
+SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
+STAGES = ("Config", "Trainer")
+COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
+"""Options of launchers that say how many processes there are."""
+LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_list", "from_generator")
+LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
+
+
+def read_python(path: Path) -> Foreign:
+    """What a training script says of its run, as far as it is written out.
+
+    Raises:
+        ConfigError: it is no Python, or holds no call that trains, loads or merges a model.
+    """
+    source = parse(path)
+    launches = list(launches_of(path))
+    _read_passed(source, launches)
+    calls = list(calls_in(source))
+    told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
+    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
+        raise unusable(path)
+    notes = Notes(path)
+    judge = judge_of(source)
+    read_arguments(notes, calls, judge)
+    read_loads(notes, calls, judge)
+    read_models(notes, source, calls)
+    read_rows(notes, source, calls, judge)
+    read_conflicts(notes, source, calls)
+    read_faults(notes, source, calls, judge)
+    read_tokens(notes, source, calls)
+    _read_batch(notes, source, calls)
+    _read_generation(notes, source)
+    _read_trackers(notes, source)
+    notes.problems += _slips(path, source)
+    _read_launch(notes, launches)
+    if not judge.unsloth:  # which makes the batch fit by itself
+        read_groups(notes, calls)
+    for name, (instead, line) in _gone_imports(source, judge).items():
+        notes.gone_imports[name] = instead
+        notes.place(name, name.rpartition(".")[2], line)
+    return Foreign(
+        "python", path, notes.finished(), None, {}, tuple(notes.lost), None, tuple(notes.problems), lines=notes.lines,
+        columns=notes.columns, judged_by=judge.said() if notes.judges else "",
+    )  # fmt: skip
+
+
+def _prepares(source: Source) -> bool:
+    """Whether the script prepares a data set: it loads one, and makes its rows anew."""
+    calls = [(node, scope) for node, scope in source.each(ast.Call)]
+    loads = any(
+        (source.origin(node.func, scope) or "").startswith("datasets.")
+        and (source.origin(node.func, scope) or "").rpartition(".")[2] in LOADERS
+        for node, scope in calls
+    )
+    return loads and any(getattr(node.func, "attr", "") in ("map", "filter") for node, _ in calls)
+
+
+def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> None:
+    """What launch lines beside the script pass to its parser."""
+    for name in {name for _, launch in launches for name in launch.arguments}:
+        values = [launch.arguments.get(name) for _, launch in launches]
+        # Of several launches one may leave the default; a variable is only known when it runs.
+        source.passed[name] = {None if value is None or "$" in value else value for value in values}
+
+
+def _read_launch(notes: Notes, launches: list[tuple[JobScript, Launch]]) -> None:
+    """The processes that a launch line beside the script starts."""
+    counted = [
+        (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
+    ]
+    count, job, launch = max(counted, key=lambda each: each[0], default=(0, None, None))
+    if job is not None and launch is not None and count > 1 and launch.tool != "python":
+        flag = next((name for name in COUNTS if name in launch.flags), None)
+        notes.setup["processes"] = count
+        line = launch.lines.get(flag or "", launch.line)
+        notes.places["processes"] = Place(f"--{flag}" if flag else launch.tool, job.path, line)
+
+
+def judge_of(source: Source) -> Judge:
+    """The releases that the script's own header or the requirements beside it ask for."""
+    asked, files = asked_beside(source.path)
+    unsloth = any(imported.dotted.partition(".")[0] == "unsloth" for imported in _imported(source))
+    return Judge(asked, files, unsloth)
+
+
+def _imported(source: Source) -> Iterator[Imported]:
+    """Everything that the script imports."""
+    scopes = [source.module, *source.inside.values()]
+    bindings = (each for scope in scopes for bindings in scope.names.values() for each in bindings)
+    yield from (binding.value for binding in bindings if isinstance(binding.value, Imported))
+
+
+def _gone_imports(source: Source, judge: Judge) -> dict[str, tuple[str, int]]:
+    """What is imported and is no longer there: name → (what to write instead, line)."""
+    found: dict[str, tuple[str, int]] = {}
+    for imported in _imported(source):
+        if imported.guarded:
+            continue
+        for name, (package, versions, instead) in GONE_IMPORTS.items():
+            if f"{imported.dotted}.".startswith(f"{name}.") and judge.reaches(package, versions):
+                found.setdefault(imported.dotted, (instead, imported.line))
+        root, _, name = imported.dotted.partition(".")
+        if root == "trl" and judge.exports(name) == "gone":
+            stays = (
+                "import it from trl.experimental, or pin an older TRL" if name.endswith(STAGES) else "pin an older TRL"
+            )
+            found.setdefault(imported.dotted, (INSTEAD_OF_IMPORTS.get(name, stays), imported.line))
+    return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
+
+
+def _slips(path: Path, source: Source) -> Iterator[ConfigError]:
+    """Numbers that a comma made a tuple, and that a number is needed for."""
+    numbers = {key for key, kind in kinds("trl").items() if kind in ("int", "float")} | LENGTHS
+    used = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
+    compared = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
+    used |= {_name(side) for node in compared for side in (node.left, *node.comparators)}
+    for node, _ in source.each(ast.Assign):
+        name = _name(node.targets[0]) if len(node.targets) == 1 else None
+        meant = slip(source, node.value)
+        if meant is not None and name in used:
+            written = source.text_of(node.value)
+            yield ConfigError(
+                f"expected a number, got a tuple: the comma in {written} makes it one",
+                code="E3018", path=path, line=node.lineno,
+                field=name, help=f"write {name} = {meant}",
+            )  # fmt: skip
+
+
+def _name(node: ast.AST) -> str | None:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _read_batch(notes: Notes, source: Source, calls: list[Call]) -> None:
+    """A batch per device that is multiplied by the number of devices."""
+    for call in calls:
+        given = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
+        if given is not None and _times_devices(source, *given):
+            line = call.lines["per_device_train_batch_size"]
+            notes.say("micro_batch_times_gpus", True, "per_device_train_batch_size", line)
+
+
+def _times_devices(source: Source, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
+    """Whether an expression is a product with `torch.cuda.device_count()`."""
+    node, scope = source.expression(node, scope)
+    if isinstance(node, ast.Attribute) and depth < 3:
+        sources = [source, *(each for each in source.modules.values() if each is not None and each is not source)]
+        written = [
+            (each.value, at, home)
+            for home in sources
+            for each, at in home.each(ast.Assign)
+            if _same(each.targets[0], node)
+        ]
+        if len(written) != 1:
+            return False
+        value, at, home = written[0]
+        return _times_devices(home, value, at if home is not source else scope, depth + 1)
+    factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
+    return any(_counts_devices(source, factor, scope) for factor in factors)
+
+
+def _same(target: ast.AST, node: ast.Attribute) -> bool:
+    return isinstance(target, ast.Attribute) and target.attr == node.attr and _name(target.value) == _name(node.value)
+
+
+def _counts_devices(source: Source, node: ast.expr, scope: Scope) -> bool:
+    node, scope = source.expression(node, scope)
+    if isinstance(node, ast.IfExp):
+        node, scope = source.expression(node.body, scope)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "max" and len(node.args) == 2:
+        return any(_counts_devices(source, each, scope) for each in node.args)
+    return isinstance(node, ast.Call) and source.origin(node.func, scope) == "torch.cuda.device_count"
+
+
+def _read_generation(notes: Notes, source: Source) -> None:
+    """Text that is generated while training, or drawn at random to be scored."""
+    callbacks = [node for node, scope in source.each(ast.ClassDef) if _is_callback(source, node, scope)]
+    hooks = [
+        each
+        for node in callbacks
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and each.name in LOOP_HOOKS
+    ]
+    for node in (each for hook in hooks for each in ast.walk(hook)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "generate":
+            notes.say("generates_in_loop", True, "generate()", node.lineno)
+            break
+    if _scores(source):
+        for node, scope in source.each(ast.Call):
+            _read_sampling(notes, source, node, scope)
+
+
+def _is_callback(source: Source, node: ast.ClassDef, scope: Scope) -> bool:
+    return any((source.origin(base, scope) or "").endswith(".TrainerCallback") for base in node.bases)
+
+
+def _scores(source: Source) -> bool:
+    """Whether the script compares texts: it imports a scorer, or loads one from `evaluate`."""
+    imported = {each.dotted for each in _imported(source)}
+    if any(f"{name}.".startswith(f"{scorer}.") for name in imported for scorer in SCORERS):
+        return True
+    loads = [node for node, scope in source.each(ast.Call) if source.origin(node.func, scope) == "evaluate.load"]
+    names = [node.args[0].value for node in loads if node.args and isinstance(node.args[0], ast.Constant)]
+    return any(name in ("rouge", "bleu", "sacrebleu", "bertscore", "exact_match") for name in names)
+
+
+def _read_sampling(notes: Notes, source: Source, node: ast.Call, scope: Scope) -> None:
+    """`do_sample` and `temperature` of one answer per prompt."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    if called not in ("generate", "GenerationConfig"):
+        return
+    call = read_call(source, "generate", node, scope)
+    once = "num_return_sequences" not in call.given or call.known.get("num_return_sequences") == 1
+    if once and call.known.get("do_sample") is True:
+        notes.say("do_sample", True, "do_sample", call.lines["do_sample"])
+        temperature = call.known.get("temperature")
+        if type(temperature) in (int, float):
+            notes.say("temperature", temperature, "temperature", call.lines["temperature"])
+
+
+def _read_trackers(notes: Notes, source: Source) -> None:
+    """Weights & Biases: whether the script starts it itself, and what it sets for it."""
+    for node, scope in source.each(ast.Call):
+        if source.origin(node.func, scope) == "wandb.init" and "trackers" not in notes.setup:
+            call = read_call(source, "wandb.init", node, scope)
+            notes.say("trackers", trackers(["wandb"]), "wandb.init()", node.lineno)
+            if not call.silent("mode") and call.known.get("mode") != "online":
+                notes.setup["quiet_trackers"] = ("wandb",)
+    # A login of its own, or a variable that it sets, answers the question.
+    if any(word in source.text for word in ("wandb.login", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED")):
+        notes.setup["quiet_trackers"] = ("wandb",)

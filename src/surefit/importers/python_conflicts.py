@@ -1,0 +1,153 @@
+"""What a script's calls contradict each other in, or hand to a library that stops at it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from surefit.core.errors import ConfigError, did_you_mean
+from surefit.importers import trl
+from surefit.importers.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, Call
+from surefit.importers.python_script import Notes
+from surefit.importers.python_source import Scope, Source
+from surefit.importers.releases import NEWEST
+
+FOUR_BIT_TYPES = ("fp4", "nf4")
+EVALUATES = ("steps", "epoch")
+
+
+def read_conflicts(notes: Notes, source: Source, calls: list[Call]) -> None:
+    """Evaluation without rows, and a quantization that cannot be."""
+    notes.problems += _without_rows(notes, source, calls)
+    for call in calls:
+        if call.kind == "BitsAndBytesConfig":
+            notes.problems += _quantization(notes, call)
+            _read_unused(notes, call)
+
+
+def arguments_of(source: Source, trainer: Call, calls: list[Call]) -> Call | None:
+    """The arguments that a trainer is given, where they can be told."""
+    if "args" not in trainer.given:
+        return None
+    inside, _, _ = source.before(*trainer.given["args"], trainer.line)
+    return next((call for call in calls if call.node is inside and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
+
+
+def _without_rows(notes: Notes, source: Source, calls: list[Call]) -> Iterator[ConfigError]:
+    """Trainers that are to measure held-out rows while training, and are given none."""
+    for trainer in calls:
+        if trainer.kind not in (*TRAINERS, *OTHER_TRAINERS) or trainer.open or "eval_dataset" in source.set_attributes:
+            continue
+        given = trainer.given.get("eval_dataset")
+        if given is not None and source.value(*given) is not None:
+            continue
+        arguments = arguments_of(source, trainer, calls)
+        known = arguments.known if arguments else {}
+        key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in known), None)
+        if key and arguments and str(known[key]) in EVALUATES:
+            yield ConfigError(
+                f"{key} is {known[key]}, and {trainer.kind} is given no eval_dataset", code="E3501", path=notes.path,
+                line=arguments.lines[key], field=key,
+                help=f"pass eval_dataset to {trainer.kind} (line {trainer.line}), or take {key} out",
+            )  # fmt: skip
+
+
+def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
+    """A BitsAndBytesConfig that transformers or bitsandbytes refuses."""
+    if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
+        yield ConfigError(
+            "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502",
+            path=notes.path, line=call.lines["load_in_8bit"], field="load_in_8bit", help="take one of them out",
+        )  # fmt: skip
+    kind = call.known.get("bnb_4bit_quant_type", "nf4")
+    if isinstance(kind, str) and kind not in FOUR_BIT_TYPES:
+        yield ConfigError(
+            f"bitsandbytes has no 4-bit type {kind!r}{did_you_mean(kind, FOUR_BIT_TYPES)}", code="E3503",
+            path=notes.path, line=call.lines["bnb_4bit_quant_type"], field="bnb_4bit_quant_type",
+            help="write nf4 or fp4",
+        )  # fmt: skip
+    for name in ("load_in_4bit", "load_in_8bit"):
+        value = call.known.get(name, False)
+        if not isinstance(value, bool):
+            yield ConfigError(
+                f"{name} must be True or False, got {value!r}", code="E3504", path=notes.path, line=call.lines[name],
+                field=name, help="write True or False",
+            )  # fmt: skip
+
+
+def read_groups(notes: Notes, calls: list[Call]) -> None:
+    """A generation batch of GRPO or RLOO that is not made of whole groups."""
+    needed = {"num_generations", *trl.BATCH_OF_GENERATIONS}
+    for call in calls:
+        if call.kind not in trl.GENERATIONS or call.open or call.computed & needed:
+            continue
+        generations = call.known.get("num_generations", trl.GENERATIONS[call.kind])
+        processes = notes.setup.get("processes")
+        size = trl.split_group(call.known, generations, processes)
+        if size is None:
+            continue
+        key = next((name for name in ("num_generations", *trl.BATCH_OF_GENERATIONS) if name in call.given), None)
+        line = call.lines[key] if key else call.line
+        given = call.known.get("generation_batch_size") is not None
+        problem, help_text = trl.group_texts(size, generations, processes, given)
+        if help_text:
+            notes.problems.append(ConfigError(
+                problem, code="E3900", path=notes.path, line=line, field="num_generations", help=help_text
+            ))  # fmt: skip
+        else:
+            notes.out_of_range[f"{call.kind}.{call.line}.num_generations"] = problem
+            notes.place(f"{call.kind}.{call.line}.num_generations", "num_generations", line)
+
+
+def _read_unused(notes: Notes, call: Call) -> None:
+    """Arguments of a BitsAndBytesConfig that it takes and never looks at."""
+    known = set(NEWEST.keys("BitsAndBytesConfig", "taken"))
+    for name in sorted(set(call.given) - known - {"quant_method"}):
+        key = f"BitsAndBytesConfig.{name}"
+        notes.passed_over.append(key)
+        notes.place(key, name, call.lines[name])
+
+
+END_TOKENS = {
+    "</s>": r"llama-?2|mistral|vicuna|tinyllama", "<|endoftext|>": r"gpt2|pythia|gpt-neo|falcon|phi-2|phi-1",
+    "<|end_of_text|>": r"llama-?3(\.\d)?-\d+b(?!-instruct)", "<|eot_id|>": r"llama-?3(\.\d)?-\d+b-instruct",
+    "<|im_end|>": r"qwen[\d.]+-[\d.]+b-instruct",
+}  # fmt: skip
+"""Token → names of the models whose end-of-sequence token it is."""
+
+
+def pads_with_eos(source: Source) -> int | None:
+    """The line at which the tokenizer's padding token is made its end-of-sequence token, if nothing else sets it."""
+    lines = []
+    for node, scope in source.each(ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Attribute) and target.attr in ("pad_token", "pad_token_id"):
+                same = _is_end(source, node.value, scope, target.attr.replace("pad", "eos"))
+                model = isinstance(target.value, ast.Attribute) and target.value.attr in ("config", "generation_config")
+                lines += [] if model else [node.lineno if same else None]
+    for node, scope in source.each(ast.Call):
+        given = _padding_given(source, node, scope)
+        if given is not None:
+            lines.append(given.lineno if _is_end(source, given, scope, "eos_token") else None)
+    return lines[0] if lines and None not in lines else None
+
+
+def _is_end(source: Source, node: ast.expr, scope: Scope, attribute: str) -> bool:
+    """Whether a value is the tokenizer's end-of-sequence token: its attribute, or a token of that use."""
+    same = isinstance(node, ast.Attribute) and node.attr == attribute
+    value = None if isinstance(node, ast.Attribute) else source.value(node, scope)
+    models = END_TOKENS.get(value) if isinstance(value, str) else None
+    return same or (models is not None and re.search(models, source.text.lower()) is not None)
+
+
+def _padding_given(source: Source, node: ast.Call, scope: Scope) -> ast.expr | None:
+    """The padding token that a tokenizer is loaded with, or given among special tokens."""
+    name = getattr(node.func, "attr", "")
+    if name == "from_pretrained" and "Tokenizer" in (source.origin(node.func, scope) or ""):
+        return next((each.value for each in node.keywords if each.arg == "pad_token"), None)
+    if name == "add_special_tokens" and node.args:
+        inside, _ = source.expression(node.args[0], scope)
+        pairs = zip(inside.keys, inside.values, strict=True) if isinstance(inside, ast.Dict) else ()
+        return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "pad_token"), None)
+    return None

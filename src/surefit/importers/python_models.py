@@ -1,0 +1,206 @@
+"""How a script loads its model, what it trains of it, and what it merges the adapter into."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from surefit.importers.hf import STORAGE
+from surefit.importers.python_calls import (
+    ARGUMENTS,
+    FAST,
+    NAMED,
+    OTHER_STAGES,
+    OTHER_TRAINERS,
+    PRETRAINED,
+    TRAINERS,
+    Call,
+    Models,
+    read_call,
+)
+from surefit.importers.python_script import Notes
+from surefit.importers.python_source import Scope, Source
+
+MERGES = ("merge_and_unload", "merge_adapter")
+TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+LOADED_IN = ("float32", "float16", "bfloat16")
+OFF_GPU = {"cpu", "disk"}
+
+
+def read_models(notes: Notes, source: Source, calls: list[Call]) -> None:
+    """The model that is trained, its quantisation, and a merge."""
+    models = Models(source, calls)
+    stage = next((call for call in calls if call.kind in (*OTHER_STAGES, *OTHER_TRAINERS)), None)
+    if stage is not None:
+        notes.say("preferences", True, stage.kind, stage.line)
+    trained = _trained(calls, models)
+    loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
+    main = trained or (loads[0] if len(loads) == 1 else None)
+    named = _named(calls)
+    if named is not None:
+        notes.say("base_model", named.known["model"], "model", named.lines["model"])
+    elif main is not None:
+        _read_load(notes, source, main, trains=_trains(source, calls))
+        _read_scaling(notes, main, calls)
+    _read_adapter(notes, source, calls, named or trained)
+    _read_merge(notes, source, models)
+
+
+def _trained(calls: list[Call], models: Models) -> Call | None:
+    """The one load that all trainers of the script train."""
+    trainers = [call for call in calls if call.kind in TRAINERS and "model" in call.given]
+    found = {models.single(*call.given["model"], call.line) for call in trainers}
+    return found.pop() if len(found) == 1 else None
+
+
+def _named(calls: list[Call]) -> Call | None:
+    """The trainer that loads its model by name, where no other one trains something else."""
+    trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
+    names = {call.known.get("model") if call.kind in NAMED else None for call in trainers}
+    name = names.pop() if len(names) == 1 else None
+    return trainers[0] if isinstance(name, str) and name else None
+
+
+def _trains(source: Source, calls: list[Call]) -> bool:
+    """Whether the script trains: one that only generates may leave weights where it likes."""
+    if any(call.kind in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS) for call in calls):
+        return True
+    return any(
+        isinstance(node.func, ast.Attribute) and node.func.attr == "backward" for node, _ in source.each(ast.Call)
+    )
+
+
+def _read_load(notes: Notes, source: Source, call: Call, trains: bool) -> None:
+    for argument in ("pretrained_model_name_or_path", "model_name"):
+        name = call.known.get(argument)
+        if isinstance(name, str) and name:
+            notes.say("base_model", name, argument if argument == "model_name" else call.kind, call.lines[argument])
+    _say(notes, call, "revision", "base_revision", str)
+    _say(notes, call, "attn_implementation", "attention", str)
+    for argument in ("torch_dtype", "dtype"):
+        dtype = call.known.get(argument)
+        if TYPES.get(str(dtype), dtype) in LOADED_IN:
+            notes.say("weights_dtype", TYPES.get(str(dtype), dtype), argument, call.lines[argument])
+    if trains:
+        _read_placement(notes, call)
+    quantized = _quantization(source, call)
+    if quantized:
+        for attribute, (value, name, line) in quantized.items():
+            notes.say(attribute, value, name, line)
+
+
+def _say(notes: Notes, call: Call, argument: str, attribute: str, kind: type) -> None:
+    value = call.known.get(argument)
+    if isinstance(value, kind) and value:
+        notes.say(attribute, value, argument, call.lines[argument])
+
+
+def _read_placement(notes: Notes, call: Call) -> None:
+    """Where a device map, or the memory it is made for, puts the weights."""
+    places, memory = call.known.get("device_map"), call.known.get("max_memory")
+    if isinstance(places, str) and places:
+        notes.say("device_map", places, "device_map", call.lines["device_map"])
+        if isinstance(memory, dict) and memory.get("cpu") not in (None, 0, "0", "0GB", "0GiB"):
+            notes.say("cpu_offload", True, "max_memory", call.lines["max_memory"])
+    elif isinstance(places, dict):
+        named = {str(place) for place in places.values()}
+        if "disk" in named or ("cpu" in named and len(named) > 1):
+            notes.say("device_map", "custom", "device_map", call.lines["device_map"])
+            notes.say("cpu_offload", True, "device_map", call.lines["device_map"])
+
+
+Said = dict[str, tuple[Any, str, int]]
+"""Attribute → value, how the script calls it, line."""
+
+
+def _quantization(source: Source, call: Call) -> Said | None:
+    """How a load quantises the model; empty where it does not, None where that is not known."""
+    name = call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
+    if isinstance(name, str) and name.lower().endswith("-bnb-4bit"):
+        argument = "model_name" if "model_name" in call.known else call.kind
+        return {"quantization": ("nf4", argument, call.line)}
+    if "quantization_config" in call.given:
+        return _of_config(source, *call.given["quantization_config"])
+    own = call.kind.startswith(FAST)
+    for argument, kind in (("load_in_4bit", "nf4" if own else "fp4"), ("load_in_8bit", "int8")):
+        if call.known.get(argument) is True:
+            return {"quantization": (kind, argument, call.lines[argument])}
+    # Unsloth loads in 4 bits where it is not told otherwise.
+    unknown = (
+        call.open or call.computed & {"load_in_4bit", "load_in_8bit"} or (own and "load_in_4bit" not in call.known)
+    )
+    return None if unknown else {}
+
+
+def _of_config(source: Source, node: ast.expr, scope: Scope) -> Said | None:
+    """The settings of a BitsAndBytesConfig."""
+    if source.value(node, scope) is None:
+        return {}
+    inside, at = source.expression(node, scope)
+    origin = source.origin(inside.func, at) if isinstance(inside, ast.Call) else None
+    if not isinstance(inside, ast.Call) or not (origin or "").endswith(".BitsAndBytesConfig"):
+        return None
+    config = read_call(source, "BitsAndBytesConfig", inside, at)
+    if config.known.get("load_in_8bit") is True:
+        return {"quantization": ("int8", "load_in_8bit", config.lines["load_in_8bit"])}
+    if config.known.get("load_in_4bit") is not True:
+        return None
+    kind = "fp4" if config.silent("bnb_4bit_quant_type") else config.known.get("bnb_4bit_quant_type")
+    if kind not in ("nf4", "fp4"):
+        return None
+    said: Said = {"quantization": (kind, "load_in_4bit", config.lines["load_in_4bit"])}
+    compute, storage = config.known.get("bnb_4bit_compute_dtype"), config.known.get("bnb_4bit_quant_storage")
+    if compute in LOADED_IN:
+        said["quant_compute_dtype"] = (compute, "bnb_4bit_compute_dtype", config.lines["bnb_4bit_compute_dtype"])
+    elif config.silent("bnb_4bit_compute_dtype"):
+        said["quant_compute_dtype"] = ("float32", "bnb_4bit_compute_dtype (by default)", config.line)
+    if storage in STORAGE:
+        said["quant_storage"] = (storage, "bnb_4bit_quant_storage", config.lines["bnb_4bit_quant_storage"])
+    return said
+
+
+def _read_scaling(notes: Notes, load: Call, calls: list[Call]) -> None:
+    """float16 weights in a run for which nothing turns on loss scaling."""
+    arguments = [call for call in calls if call.kind in ARGUMENTS]
+    plain = len(arguments) == 1 and arguments[0].kind != "SFTConfig"  # which turns bf16 on by itself
+    if not plain or notes.setup.get("weights_dtype") != "float16" or notes.setup.get("quantization"):
+        return
+    off = all(arguments[0].silent(name) or arguments[0].known.get(name) is False for name in ("fp16", "bf16"))
+    if off and not arguments[0].open and "deepspeed" not in arguments[0].given:
+        place = notes.places["weights_dtype"]
+        notes.say("dtype", "float16", place.name, place.line or load.line)
+
+
+def _read_adapter(notes: Notes, source: Source, calls: list[Call], trained: Call | None) -> None:
+    """Whether an adapter is trained, and in which type PEFT holds it."""
+    wrapped = [call for call in calls if call.kind == "get_peft_model"]
+    four_bit = notes.setup.get("quantization") in ("nf4", "fp4")
+    cast = any(node.name == "LoraLayer" for node, _ in source.each(ast.alias))
+    if wrapped and four_bit and not cast and wrapped[0].silent("autocast_adapter_dtype"):
+        notes.say("adapter_dtype", "float32", "get_peft_model", wrapped[0].line)
+    text = source.text
+    alone = not any(word in text for word in ("peft", "lora", "Lora", "add_adapter", "unsloth"))
+    if trained is not None and alone:
+        trainer = next(call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS))
+        notes.say("adapter", "full", trainer.kind, trainer.line)
+
+
+def _read_merge(notes: Notes, source: Source, models: Models) -> None:
+    """An adapter that is merged: into which load of the base."""
+    for node, scope in source.each(ast.Call):
+        if not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr in MERGES:
+            base = models.single(node.func.value, scope, node.lineno)
+            said = _quantization(source, base) if base is not None else None
+            if said:
+                notes.say("merge_into", "quantized", f"{node.func.attr}()", node.lineno)
+                notes.setup.setdefault("quantization", said["quantization"][0])
+                return
+            if said is not None:
+                notes.say("merge_into", "original", f"{node.func.attr}()", node.lineno)
+        elif node.func.attr == "save_pretrained_merged":
+            call = read_call(source, node.func.attr, node, scope)
+            if str(call.known.get("save_method", "")).startswith("merged_4bit"):
+                notes.say("merge_into", "quantized", "save_method", call.lines["save_method"])
+                return

@@ -1,0 +1,184 @@
+"""A script's tokenizer beside its model: whose it is, what is added to it, and how many classes the labels have."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import ConfigError
+from surefit.facts.module_names import type_in_name
+from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, Call, read_call
+from surefit.importers.python_rows import local_file
+from surefit.importers.python_script import Notes
+from surefit.importers.python_source import COMPUTED, Source
+
+SPARE = {"qwen2": 271, "qwen3": 267, "gpt_neox": 27, "phi": 905, "phi3": 0, "llama": 0, "mistral": 0, "gpt2": 0}
+SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_bigcode": 0, "mixtral": 0}
+"""`model_type` → rows of the embedding for which the tokenizer has no token, in the smallest of its models."""
+PADDING = ("[PAD]", "<pad>", "<PAD>", "[pad]", "<|pad|>")
+"""Padding tokens that scripts make up."""
+HAVE_PADDING = ("gemma", "gemma2", "gemma3_text", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
+RESIZES = ("resize_token_embeddings", "setup_chat_format", "clone_chat_template", "add_new_tokens", "smart_tokenizer")
+CLASSES = {
+    "ag_news": 4, "imdb": 2, "rotten_tomatoes": 2, "dbpedia_14": 14, "yelp_review_full": 5, "yelp_polarity": 2,
+    "emotion": 6, "banking77": 77, "snli": 3, "xnli": 3, "sst2": 2, "yahoo_answers_topics": 10, "amazon_polarity": 2,
+    "SetFit/20_newsgroups": 20, "tweet_eval/emoji": 20, "tweet_eval/emotion": 4, "tweet_eval/hate": 2,
+    "tweet_eval/irony": 2, "tweet_eval/offensive": 2, "tweet_eval/sentiment": 3, "glue/cola": 2, "glue/sst2": 2,
+    "glue/mrpc": 2, "glue/qqp": 2, "glue/mnli": 3, "glue/qnli": 2, "glue/rte": 2, "glue/wnli": 2, "super_glue/cb": 3,
+    "super_glue/boolq": 2, "super_glue/rte": 2, "super_glue/wic": 2, "SetFit/sst5": 5, "financial_phrasebank": 3,
+    "conll2003": 9, "wnut_17": 13,
+}  # fmt: skip
+"""Data set, with its configuration → classes of its labels, as their cards on the hub say."""
+OWNERS: tuple[str, ...] = (
+    "fancyzhx",
+    "dair-ai",
+    "stanfordnlp",
+    "nyu-mll",
+    "cardiffnlp",
+    "aps",
+    "cornell-movie-review-data",
+)
+OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
+"""Accounts on the hub that these data sets have moved to."""
+LABELED = ("ForSequenceClassification", "ForTokenClassification")
+MOST_ROWS = 20_000
+
+
+def read_tokens(notes: Notes, source: Source, calls: list[Call]) -> None:
+    """Add what is found to the notes."""
+    loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
+    names = {name for call in loads if isinstance(name := _name(call), str)}
+    trains = any(call.kind in (*TRAINERS, *OTHER_TRAINERS) for call in calls)
+    resizes = any(word in source.text for word in RESIZES)
+    if trains and len(names) == 1 and not resizes:
+        _read_tokenizer(notes, source)
+        _read_added(notes, source, type_in_name(next(iter(names))))
+    for load in loads:
+        notes.problems += _classes(notes, source, load, calls)
+
+
+def _name(call: Call) -> Any:
+    return call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
+
+
+def _read_tokenizer(notes: Notes, source: Source) -> None:
+    """The one tokenizer that the script loads, where it names it apart from the model."""
+    found = []
+    for node, scope in source.each(ast.Call):
+        origin = source.origin(node.func, scope) or ""
+        if origin.startswith("transformers.") and origin.endswith(
+            ("Tokenizer.from_pretrained", "Fast.from_pretrained")
+        ):
+            call = read_call(source, f"AutoTokenizer.{PRETRAINED}", node, scope)
+            found.append((call.known.get("pretrained_model_name_or_path"), call.line))
+    if len(found) == 1 and isinstance(found[0][0], str):
+        notes.say("tokenizer_name", found[0][0], f"AutoTokenizer.{PRETRAINED}", found[0][1])
+
+
+def _read_added(notes: Notes, source: Source, model_type: str | None) -> None:
+    """Tokens that the tokenizer is given beyond the rows of the embedding."""
+    for node, scope in source.each(ast.Call):
+        name = getattr(node.func, "attr", "")
+        if name not in ("add_tokens", "add_special_tokens") or not node.args:
+            continue
+        written, _ = source.expression(node.args[0], scope)
+        value = source.value(node.args[0], scope)
+        added = _count(written, value) if name == "add_tokens" else _special(value, model_type)
+        if added is not None and (added[0] is None or added[0] > SPARE.get(model_type or "", 0)):
+            notes.say("tokens_past_embedding", added[1], name, node.lineno)
+            return
+
+
+def _count(written: ast.expr, value: Any) -> tuple[int | None, str] | None:
+    """(the number of tokens, how a message says it) of `add_tokens`."""
+    if isinstance(value, str | list | tuple):
+        count = 1 if isinstance(value, str) else len(value)
+        return (count, str(count)) if count else None
+    if isinstance(written, ast.ListComp) and len(written.generators) == 1:
+        over = written.generators[0].iter
+        last = (
+            over.args[0]
+            if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "range" and over.args
+            else None
+        )
+        number = last.value if isinstance(last, ast.Constant) and len(getattr(over, "args", ())) == 1 else None
+        return (number, str(number)) if type(number) is int else (None, "of a list")
+    return None
+
+
+def _special(value: Any, model_type: str | None) -> tuple[int | None, str] | None:
+    """The same of `add_special_tokens`: further ones, and a padding token that models of this type do not have."""
+    if not isinstance(value, dict):
+        return None
+    more = value.get("additional_special_tokens")
+    if isinstance(more, list | tuple) and more:
+        return len(more), str(len(more))
+    pad = value.get("pad_token")
+    known = model_type is not None and model_type not in HAVE_PADDING
+    return (1, str(pad)) if known and pad in PADDING else None
+
+
+def _classes(notes: Notes, source: Source, load: Call, calls: list[Call]) -> Iterator[ConfigError]:
+    """Fewer outputs than the labels of the data set have classes."""
+    if not load.kind.removesuffix(f".{PRETRAINED}").endswith(LABELED) or load.open:
+        return
+    if (
+        load.computed & {"num_labels", "id2label", "label2id", "config"}
+        or {"config", "problem_type"} & load.given.keys()
+    ):
+        return
+    mapping = load.known.get("id2label")
+    outputs = len(mapping) if isinstance(mapping, dict) else load.known.get("num_labels", 2)
+    found = _labels_of(source, calls)
+    fine_tuned = "/" in str(_name(load)) and load.silent("num_labels")  # its config may have more outputs
+    if found and type(outputs) is int and 1 < outputs < found[1] and not fine_tuned:
+        line = load.lines.get("num_labels", load.line)
+        yield ConfigError(
+            f"the model has {outputs} outputs, and the labels of {found[0]} have {found[1]} classes", code="E3966",
+            path=notes.path, line=line, field="num_labels", help=f"write num_labels={found[1]}",
+        )  # fmt: skip
+
+
+def _labels_of(source: Source, calls: list[Call]) -> tuple[str, int] | None:
+    """(data set, classes of its labels) of the one data set that the script loads, unless it makes labels anew."""
+    loaded = [
+        (node, scope)
+        for node, scope in source.each(ast.Call)
+        if (source.origin(node.func, scope) or "").endswith("datasets.load_dataset") and node.args
+    ]
+    renames = any(word in source.text for word in ('["label"] =', '"label":', "'label':", '"labels":', "[label]"))
+    if len(loaded) != 1 or renames:
+        return None
+    node, scope = loaded[0]
+    name = source.value(node.args[0], scope)
+    config = source.value(node.args[1], scope) if len(node.args) > 1 else None
+    config = next((source.value(each.value, scope) for each in node.keywords if each.arg == "name"), config)
+    if not isinstance(name, str) or config is COMPUTED:
+        return None
+    owner, _, leaf = name.rpartition("/")
+    plain = leaf if owner in OWNERS else name
+    classes = CLASSES.get(f"{plain}/{config}" if config else plain)
+    if classes:
+        return f"{name} ({config})" if config else name, classes
+    file = local_file(source, node, scope, node.lineno + 1)
+    return (file, counted) if file and (counted := _count_labels(Path(file))) else None
+
+
+def _count_labels(path: Path) -> int | None:
+    """The classes of a JSON Lines file's whole numbers under `label`; None where it has none."""
+    labels: set[int] = set()
+    try:
+        with path.open(encoding="utf-8") as rows:
+            for line in islice(rows, MOST_ROWS):
+                row = json.loads(line) if line.strip() else {}
+                label = row.get("label", row.get("labels")) if isinstance(row, dict) else None
+                if label is not None and (type(label) is not int or label < 0):
+                    return None
+                labels |= {label} if label is not None else set()
+    except (OSError, ValueError):
+        return None
+    return max(labels) + 1 if labels else None

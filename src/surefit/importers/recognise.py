@@ -1,0 +1,200 @@
+"""Whose config a file is, by keys that only that tool has and by the share of its keys that the tool knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from surefit.config.schema import Config
+from surefit.importers.known import TRAINING_ARGUMENTS, keys
+
+OWN: dict[str, frozenset[str]] = {
+    "axolotl": keys("""
+    base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
+    pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
+    flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
+    lr_scheduler strict xformers_attention is_llama_derived_model
+"""),
+    "llamafactory": keys("""
+    finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache plot_loss
+    preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
+    freeze_vision_tower
+"""),
+    "accelerate": keys("""
+    compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
+"""),
+    "deepspeed": keys("""
+    zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
+    wall_clock_breakdown steps_per_print
+"""),
+    "peft": keys("""
+    peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
+"""),
+}
+"""Tool → keys that mark its files."""
+NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
+"""Tool → the key that none of its files is without; without it, several other marks have to be there."""
+ENOUGH = 3
+"""Marks that make up for it, for the key itself may be misspelt."""
+SHARE = 0.6
+"""Of a file's keys that its tool knows at least."""
+TRAINS = {"llamafactory": keys("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
+"""Tool → keys of which its files have one, unless it knows all their keys: others name a template too."""
+
+
+def _has_key(value: Any, key: str, depth: int = 4) -> bool:
+    """Whether a mapping has this key, or one inside it does."""
+    if not isinstance(value, dict) or not depth:
+        return False
+    return key in value or any(_has_key(inner, key, depth - 1) for inner in value.values())
+
+
+def _is_nemo(tree: Mapping[str, Any]) -> bool:
+    recipe = str(tree.get("recipe", ""))
+    return _has_key(dict(tree), "_target_") or recipe.startswith(("TrainFinetune", "KnowledgeDistillation"))
+
+
+def _is_oumi(tree: Mapping[str, Any]) -> bool:
+    model = tree.get("model")
+    sections = {"training", "data", "peft", "generation", "engine"} & tree.keys()
+    return isinstance(model, dict) and "model_name" in model and bool(sections)
+
+
+def _is_surogate(tree: Mapping[str, Any]) -> bool:
+    precisions = ("bf16", "fp8-hybrid", "nvfp4", "nvfp4-simple", "mxfp8")
+    return isinstance(tree.get("model"), str) and tree.get("recipe") in precisions
+
+
+def _is_unsloth(tree: Mapping[str, Any]) -> bool:
+    training = tree.get("training")
+    marks = {"use_lora", "training_type", "max_seq_length", "load_in_4bit", "packing"}
+    return isinstance(tree.get("model"), str) and isinstance(training, dict) and bool(marks & training.keys())
+
+
+OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    (
+        "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
+        lambda tree: (
+            (
+                "model" in tree
+                and bool(tree.keys() & {"model_class", "dist_config", "kernel_config", "quant_config", "init_config"})
+            )
+            or ("model" in tree and isinstance(tree.get("peft_config"), dict))
+        ),
+    ),
+    (
+        "this is LLaMA-Factory's schema for Megatron, and SureFit reads that of `llamafactory-cli train`",
+        lambda tree: (
+            "finetuning_type" in tree
+            and bool(
+                tree.keys()
+                & {"tensor_model_parallel_size", "pipeline_model_parallel_size", "use_distributed_optimizer"}
+            )
+        ),
+    ),
+    (
+        "this is a config of ms-swift",
+        lambda tree: (
+            "model" in tree and bool(tree.keys() & {"tuner_type", "train_type", "split_dataset_ratio", "rlhf_type"})
+        ),
+    ),
+    ("this is a config of NeMo AutoModel", _is_nemo),
+    ("this is a config of torchtune", lambda tree: _has_key(dict(tree), "_component_")),
+    (
+        "this is a config of Soup",
+        lambda tree: isinstance(tree.get("base"), str) and isinstance(tree.get("task"), str),
+    ),
+    ("this is a config of Oumi", _is_oumi),
+    ("this is a config of Surogate", _is_surogate),
+    ("this is a config of Unsloth's own command line", _is_unsloth),
+)
+"""(what it is, how it is told) of schemas that look like one that is read."""
+
+
+def other_schema(tree: Mapping[str, Any]) -> str | None:
+    """What a file of a schema that is not read is called."""
+    return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
+
+
+FLAT = {
+    "model": "model.name_or_path", "model_name": "model.name_or_path", "base_model": "model.name_or_path",
+    "model_name_or_path": "model.name_or_path", "model_id": "model.name_or_path", "quantization": "model.quantization",
+    "load_in_4bit": "model.quantization: nf4", "train": "data.train", "train_file": "data.train",
+    "dataset": "data.train", "data_path": "data.train", "train_data": "data.train", "dataset_path": "data.train",
+    "eval": "data.eval", "eval_file": "data.eval", "max_length": "data.max_length",
+    "max_seq_length": "data.max_length", "packing": "data.packing", "lora_r": "lora.r", "lora_rank": "lora.r",
+    "r": "lora.r", "rank": "lora.r", "lora_alpha": "lora.lora_alpha", "alpha": "lora.lora_alpha",
+    "lora_dropout": "lora.lora_dropout", "target_modules": "lora.target_modules",
+    "lora_target_modules": "lora.target_modules", "epochs": "train.num_train_epochs",
+    "num_epochs": "train.num_train_epochs", "num_train_epochs": "train.num_train_epochs",
+    "learning_rate": "train.learning_rate", "lr": "train.learning_rate",
+    "batch_size": "train.per_device_train_batch_size", "global_batch_size": "train.global_batch_size",
+    "max_steps": "train.max_steps", "warmup": "train.warmup_steps", "warmup_steps": "train.warmup_steps",
+    "seed": "train.seed",
+    "weight_decay": "train.weight_decay", "schedule": "train.lr_scheduler_type",
+    "lr_scheduler": "train.lr_scheduler_type",
+    "optimizer": "train.optim", "gradient_checkpointing": "train.gradient_checkpointing",
+    "output_dir": "output_dir",
+    "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
+}  # fmt: skip
+"""Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
+GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "
+    "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip
+"""Those of them that are not TRL's as well: without one of these a file may be TRL's."""
+
+
+def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
+    """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
+    plain = all(not isinstance(value, dict) for value in tree.values())
+    guessed = (
+        bool(GUESSED & tree.keys()) and not {"model_name_or_path", "base_model"} & tree.keys() and len(tree) >= ENOUGH
+    )
+    return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
+
+
+def recognise(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
+    """The tool that knows most of the keys, among those whose marks are there.
+
+    Args:
+        tree: the file's values.
+        knows: (tool, top-level key) → whether the tool takes it, or did so once.
+    """
+    if _is_surefits(tree):
+        return "surefit"
+    counts = {tool: sum(knows(tool, key) for key in tree) for tool in ("peft", "deepspeed", "accelerate", "axolotl")}
+    counts |= {tool: sum(knows(tool, key) for key in tree) for tool in ("llamafactory", "trl")}
+    fit = [tool for tool, count in counts.items() if _fits(tool, tree, count)]
+    return max(fit, key=counts.__getitem__, default=None)
+
+
+def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
+    if tool == "trl":
+        # Its keys are transformers' but for a few: a file that has others beside them also has some of the Trainer's.
+        everything = count == len(tree) and count > 1
+        return everything or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
+    if tool == "peft" and "peft_type" in tree:
+        return True  # every kind of adapter has keys of its own
+    marks = OWN[tool] & tree.keys()
+    if not marks or count < SHARE * len(tree):
+        return False
+    if tool in TRAINS and count < len(tree) and not TRAINS[tool] & tree.keys():
+        return False
+    needed = NEEDED.get(tool)
+    return needed is None or needed in tree or len(marks) >= ENOUGH
+
+
+def _is_surefits(tree: Mapping[str, Any]) -> bool:
+    """Its sections are mappings; a tool with a plain value of that name is another one."""
+    ours = [key for key in tree if key in Config.model_fields and key != "output_dir"]
+    if any(isinstance(tree[key], str) for key in ours if key != "recipe"):
+        return False
+    return "recipe" in ours or len(ours) >= SHARE * len(tree) > 0 or any(_has_field(key, tree[key]) for key in ours)
+
+
+def _has_field(section: str, value: Any) -> bool:
+    """Whether a mapping has a field of one of our sections."""
+    kind = Config.model_fields[section].annotation
+    fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+    return isinstance(value, dict) and bool(fields.keys() & value.keys())

@@ -1,0 +1,410 @@
+"""TRL: the YAML or JSON its command line takes (SFTConfig, ModelConfig, ScriptArguments), or part of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from surefit.facts.setup import Setup
+from surefit.importers import conflicts, hf, peft_adapter
+from surefit.importers import convert as c
+from surefit.importers.axolotl_data import is_plain_split
+from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
+from surefit.importers.releases import NAMES, Judge, table
+from surefit.importers.requirements import asked_beside
+from surefit.importers.values import trl_commands
+
+LORA_KEYS = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save",
+    "use_rslora", "use_dora",
+)  # fmt: skip
+SEVERAL = 3
+"""Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
+SFT_LOSSES = ("nll", "dft", "chunked_nll")
+PAIRS = re.compile(r"binarized|prefer|dpo|kto|reward|feedback|\bhh-rlhf|unpaired|tldr", re.IGNORECASE)
+"""What names of data sets say that have pairs, rewards or prompts only."""
+QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
+
+
+def _truncation(value: Any) -> str:
+    sides = {"keep_start": "right", "keep_end": "left"}
+    if not isinstance(value, str) or value not in sides:
+        raise c.Misfit("keep_start or keep_end")
+    return sides[value]
+
+
+def _whole_split(value: str) -> str:
+    if not is_plain_split(value):
+        raise c.NoPlace("a part of a split: all its rows would be used")
+    return value
+
+
+def _targets(value: Any) -> Any:
+    """ModelConfig hands a list of one to PEFT as the text in it."""
+    return hf.linear_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
+
+
+KEYS = hf.KEYS | {
+    "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
+    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
+    "lora_r": To(c.whole, "lora.r", "lora_r"),
+    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": To(_targets, "lora.target_modules", "target_modules", hf.modules),
+    "lora_target_parameters": To(hf.experts, "lora.experts"),
+    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
+    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
+    "use_dora": To(c.switch, "lora.use_dora"),
+    "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
+    "dataset_name": To(c.text, "data.train"),
+    "dataset_train_split": To(c.text, "data.split", None, _whole_split),
+    "test_split_size": To(c.number, "data.eval"),
+    "max_length": To(c.whole, "data.max_length", "max_length"),
+    "truncation_mode": To(_truncation, None, "truncation_side"),
+    "packing": To(c.switch, "data.packing", "packing"),
+    "packing_strategy": To(c.word, None, "packing_strategy"),
+    "eos_token": To(c.text, None, "eos_token"),
+    "chat_template_path": To(c.text, None, "chat_template"),
+}
+GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
+    "max_seq_length": "write max_length",
+    "torch_dtype": "write dtype",
+    "use_liger": "write use_liger_kernel",
+    "response_template": "write assistant_only_loss or completion_only_loss",
+    "dataset_batch_size": "take it out",
+    "num_of_sequences": "take it out",
+    "chars_per_token": "take it out",
+}  # fmt: skip
+ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
+    "max_seq_length": KEYS["max_length"],
+    "torch_dtype": KEYS["dtype"],
+    "use_liger": KEYS["use_liger_kernel"],
+}  # fmt: skip
+ONCE_IN_STAGES = {
+    "max_prompt_length": "write max_length, which counts prompt and answer together",
+    "generate_during_eval": "take it out: answers are no longer generated while preferences are learnt",
+    "is_encoder_decoder": "take it out: only decoders are trained",
+    "padding_value": "take it out: the tokenizer's pad token is used",
+    "reward_model_path": "write reward_funcs",
+}
+"""Keys that configs of TRL's other trainers took before 1.0 → what to write instead."""
+DEFAULTS = {
+    "data.max_length": ("max_length", 1024),
+    "train.num_train_epochs": ("num_train_epochs", 3.0),
+    "train.learning_rate": ("learning_rate", 2e-5),
+    "train.lr_scheduler_type": ("lr_scheduler_type", "linear"),
+    "train.warmup_steps": ("warmup_steps", 0.0),
+    "train.seed": ("seed", 42),
+    "lora.lora_dropout": ("lora_dropout", 0.05),
+    "output_dir": ("output_dir", "trainer_output"),
+}
+"""TRL 1.16.0, where they differ from SureFit's own."""
+
+
+def _finish(draft: Draft) -> None:
+    hf.finish(draft)
+    _data(draft)
+    _adapter(draft)
+    _by_release(draft)
+    _stage(draft)
+    _loss(draft)
+    hf.held_out(draft, "test_split_size")
+    _held_out(draft)
+    if not draft.setup.get("packing"):
+        draft.without_effect(["packing_strategy"], "packing is not true")
+
+
+def _stage(draft: Draft) -> None:
+    """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
+    stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
+    _generations(draft)
+    told = next(iter(stages), None) or _preferences(draft)
+    if told:
+        draft.say("preferences", True, told)
+    if stages:
+        draft.whole_run = False
+        for key in stages:
+            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
+    _command(draft)
+    for key in filter(draft.says, sorted(TRL_LAUNCHER)):
+        draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+    if len(draft.unknown) + len(draft.passed_over) >= SEVERAL:
+        draft.passed_over += draft.unknown
+        draft.unknown.clear()
+        draft.meant.clear()
+    if draft.passed_over:
+        # A script with arguments of its own comes with a release of TRL of its own.
+        for key, instead in draft.gone.items():
+            draft.deprecated[key] = instead
+            draft.mapped.add(key)
+        draft.gone.clear()
+
+
+PINNED = ("TrainingArguments", "ModelConfig", "SFTConfig")
+"""The classes whose arguments a file for `trl sft` has."""
+
+
+def _by_release(draft: Draft) -> None:
+    """Judge the keys by the releases that the requirements beside the file pin, where they pin some."""
+    asked, files = asked_beside(draft.path)
+    judge = Judge(asked, files)
+    if not {"trl", "transformers"} & judge.bounds.keys():
+        return
+    stages = _preferences(draft) or any(key in TRL_STAGES for key in draft.flat)
+    classes = [name for name in table()["classes"] if name.endswith("Config")] if stages else []
+    for key in filter(draft.says, list(draft.flat)):
+        verdicts = {judge.takes(name, key): name for name in (*classes, *PINNED)}
+        if {"taken", "deprecated"} & verdicts.keys():
+            if key in draft.gone:
+                del draft.gone[key]
+                draft.mapped.add(key)
+        elif "not yet" in verdicts and key not in draft.refused:
+            name = verdicts["not yet"]
+            package = table()["classes"][name]["package"]
+            draft.refuse_with(
+                key,
+                f"{NAMES[package]} {judge.release(package)} does not take it: it came with {judge.since(name, key)}",
+                f"take it out, or ask for the later release in {files.get(package, 'the requirements')}",
+            )
+
+
+GENERATIONS = {"GRPOConfig": 8, "RLOOConfig": 2}
+"""TRL's configs whose generation batch is made of groups → num_generations where it is not given (TRL 1.16)."""
+BATCH_OF_GENERATIONS = (
+    "generation_batch_size", "steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps",
+)  # fmt: skip
+
+
+def split_group(values: Mapping[str, Any], generations: Any, processes: int | None) -> int | None:
+    """The completions of a generation batch where they do not make up whole groups; of one process if the number of
+    processes is not known."""
+    size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
+    if size is None:
+        steps = steps if steps is not None else values.get("gradient_accumulation_steps", 1)
+        factors = (values.get("per_device_train_batch_size", 8), steps, processes or 1)
+        if not all(type(factor) is int and factor > 0 for factor in factors):
+            return None
+        size = math.prod(factors)
+    numbers = type(size) is int and type(generations) is int and size > 0 and generations > 0
+    return size if numbers and size % generations else None
+
+
+def group_texts(size: int, generations: int, processes: int | None, given: bool) -> tuple[str, str]:
+    """(what is wrong, what to write) with such a batch; `given`: its size is written out."""
+    if given or processes:
+        return (
+            f"a generation batch of {size} does not divide into groups of num_generations, {generations}",
+            f"write a num_generations that divides {size}, or a batch that {generations} divides",
+        )
+    apart = generations // math.gcd(size, generations)
+    return f"a divisor of {size}, the generation batch of one process, or a multiple of {apart} processes", ""
+
+
+def _generations(draft: Draft) -> None:
+    """TRL stops where the generation batch is not made of whole groups."""
+    generations, count = draft.flat.get("num_generations"), draft.flat.get("num_processes")
+    processes = count if type(count) is int and count > 0 else None
+    size = split_group(draft.flat, generations, processes)
+    if (
+        size is None
+        or not isinstance(generations, int)
+        or any(key.startswith(("teacher_", "distillation_")) for key in draft.flat)
+    ):
+        return
+    problem, help_text = group_texts(size, generations, processes, "generation_batch_size" in draft.flat)
+    if help_text:
+        draft.refuse_with("num_generations", problem, help_text)
+    else:
+        draft.out_of_range["num_generations"] = problem
+        draft.places["num_generations"] = draft.place("num_generations")
+
+
+def _preferences(draft: Draft) -> str | None:
+    """The key that tells of another trainer than SFTTrainer where none of its own keys is there."""
+    losses = draft.flat.get("loss_type")
+    if isinstance(losses, list) or (isinstance(losses, str) and losses not in SFT_LOSSES):
+        return "loss_type"
+    return "dataset_name" if PAIRS.search(str(draft.flat.get("dataset_name", ""))) else None
+
+
+def _command(draft: Draft) -> None:
+    """Keys that no command of TRL takes, or that no single one takes together.
+
+    A file with arguments of a script of its own may belong to any trainer, and to any release: there nothing is said.
+    """
+    commands = trl_commands()
+    theirs = [key for key in draft.flat if draft.says(key) and key in TRL | TRL_STAGES | TRAINING_ARGUMENTS]
+    if draft.passed_over or draft.unknown or OPEN_R1 & draft.flat.keys():
+        return
+    nowhere = [
+        key
+        for key in theirs
+        if key in TRL_STAGES - draft.refused and not any(key in known for known in commands.values())
+    ]
+    for key in nowhere:
+        draft.mapped.discard(key)
+        draft.lost.pop(key, None)
+        draft.judged.pop(key, None)
+        draft.gone[key] = ONCE_IN_STAGES.get(key, "take it out: no command of TRL 1.16 takes it")
+        draft.places[key] = draft.place(key)
+    rest = [key for key in theirs if key not in nowhere and key not in TRL_LAUNCHER]
+    missing = {name: [key for key in rest if key not in known and key != "env"] for name, known in commands.items()}
+    name, least = min(missing.items(), key=lambda item: len(item[1]))
+    if least and len(least) < len([key for key in rest if key in TRL_STAGES]) + 1:
+        for key in least:
+            takers = ", ".join(command for command, known in commands.items() if key in known)
+            draft.refuse_with(
+                key,
+                f"no command takes this beside the other keys: `trl {name}` does not",
+                f"it belongs to trl {takers}",
+            )
+
+
+def _adapter(draft: Draft) -> None:
+    """use_peft, and the keys that need it."""
+    lora = draft.flat.get("use_peft") is True
+    if draft.says("use_peft"):
+        kind = "dora" if lora and draft.flat.get("use_dora") is True else "lora" if lora else "full"
+        draft.say("adapter", kind, "use_peft")
+        draft.carry("train.method", "lora" if lora else "full", "use_peft")
+        draft.reach("use_peft")
+    elif draft.says("dataset_name") or draft.whole_run:
+        draft.say("adapter", "full", "use_peft")
+        draft.config["train.method"] = "full"
+        draft.names["train.method"] = "use_peft"
+    if not lora and draft.setup.get("adapter") == "full":
+        draft.without_effect(LORA_KEYS, "use_peft is not true")
+    if draft.config.get("train.method") == "full":
+        for dotted in [dotted for dotted in draft.config if dotted.startswith("lora.")]:
+            del draft.config[dotted]
+    if lora:
+        targets = draft.flat.get("lora_target_modules")
+        one = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
+        peft_adapter.one_name(draft, "lora_target_modules", one)
+    _quantization(draft)
+
+
+def _quantization(draft: Draft) -> None:
+    four, eight = (draft.flat.get(f"load_in_{bits}bit") is True for bits in (4, 8))
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if draft.says(key):
+            draft.judge(key)
+    if four:
+        kind = str(draft.flat.get("bnb_4bit_quant_type") or "nf4")
+        draft.say("quantization", kind, "load_in_4bit")
+        if draft.says("bnb_4bit_quant_type"):
+            draft.judge("bnb_4bit_quant_type")
+        if kind == "nf4":
+            draft.carry("model.quantization", "nf4", "load_in_4bit")
+            draft.reach("load_in_4bit")
+            draft.reach("bnb_4bit_quant_type")
+        if "weights_dtype" in draft.setup:
+            # TRL's get_quantization_config passes `dtype` on as bnb_4bit_compute_dtype.
+            draft.say("quant_compute_dtype", draft.setup["weights_dtype"], draft.places["weights_dtype"].name)
+    elif eight:
+        draft.say("quantization", "int8", "load_in_8bit")
+    elif draft.says("load_in_4bit"):
+        draft.say("quantization", "none", "load_in_4bit")
+    if not four:
+        draft.without_effect(QUANT_KEYS, "load_in_4bit is not true")
+
+
+def _data(draft: Draft) -> None:
+    """The rows: `dataset_name`, or a mixture under `datasets`."""
+    mixture = draft.flat.get("datasets")
+    if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
+        _mixture(draft, mixture)
+    draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
+    layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
+    if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
+        draft.rows_known = False
+
+
+def _held_out(draft: Draft) -> None:
+    """TRL measures the split `dataset_test_split` wherever `eval_strategy` says when, and otherwise nothing."""
+    if "data.eval" in draft.config or "test_split_size" in draft.refused:
+        return
+    if draft.setup.get("eval_strategy", "no") == "no":
+        draft.config["data.eval"] = 0.0
+        draft.names["data.eval"] = "eval_strategy"
+        return
+    source, split = draft.flat.get("dataset_name"), draft.flat.get("dataset_test_split") or "test"
+    on_hub = isinstance(source, str) and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and not os.path.exists(source)
+    if on_hub and is_plain_split(split):
+        draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
+        draft.reach("dataset_test_split")
+    else:
+        why = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
+        draft.lose_part("dataset_test_split", "", split, why)
+
+
+def _mixture(draft: Draft, mixture: list[Any]) -> None:
+    source = mixture[0].get("path")
+    if isinstance(source, str):
+        draft.carry("data.train", source, "datasets[0].path")
+        draft.reach("datasets")
+        if is_plain_split(mixture[0].get("split")):
+            draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
+    plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+    whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
+    more = [_named(entry) for entry in mixture[1:]] if whole else []
+    draft.rows_known = len(mixture) == 1 and whole
+    mixed = whole and None not in more and hf.mix(draft, [name for name in more if name], "datasets")
+    for i, entry in enumerate(mixture):
+        for key, value in entry.items() if isinstance(entry, dict) else ():
+            said = (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
+            if not said and value is not None:
+                draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
+
+
+def _named(entry: dict[str, Any]) -> str | None:
+    """A further data set as `data.mix` names it."""
+    path, split = entry.get("path"), entry.get("split", "train")
+    return None if not isinstance(path, str) else path if split == "train" else f"{path}@{split}"
+
+
+def _loss(draft: Draft) -> None:
+    """What the loss is taken on."""
+    words = {("assistant_only_loss", True): "assistant", ("completion_only_loss", True): "completion"}
+    words[("completion_only_loss", False)] = "all"
+    for (key, value), loss_on in words.items():
+        if draft.flat.get(key) is value and "loss_on" not in draft.setup:
+            draft.say("loss_on", loss_on, key)
+    for key in ("assistant_only_loss", "completion_only_loss"):
+        draft.judge(key)
+    rows_key = "dataset_name" if draft.says("dataset_name") else "datasets"
+    draft.places.setdefault("conversations", draft.place(rows_key))
+    draft.places.setdefault(
+        "loss_on", draft.place("assistant_only_loss" if draft.says("assistant_only_loss") else rows_key)
+    )
+
+
+def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
+    """What the rows' columns decide: TRL learns whole conversations where `assistant_only_loss` is not true.
+
+    It goes by the columns: https://huggingface.co/docs/trl/dataset_formats. Rows of prompt and completion have their
+    loss on the completion, whether these are texts or messages.
+    """
+    if "messages" not in columns or {"prompt", "completion"} & set(columns):
+        return setup
+    return replace(setup, conversations=True, loss_on=setup.loss_on or "all")
+
+
+TOOL = Tool(
+    name="trl",
+    keys=KEYS,
+    known=TRAINING_ARGUMENTS | TRL | TRL_STAGES | TRL_LAUNCHER,
+    gone=GONE,
+    once=ONCE,
+    defaults=DEFAULTS,
+    finish=_finish,
+    open_sections=hf.OPEN_SECTIONS,
+    passes_over=lambda key: True,
+    extensions=OPEN_R1,
+    conflicts=conflicts.trl,
+)

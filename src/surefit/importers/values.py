@@ -1,0 +1,172 @@
+"""Which values the keys of other tools take: their kinds and words, from the releases that the files in schemas/ name.
+
+A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word behind `=`, in which `*` stands for anything; kinds
+are joined by `|`. Words are compared as they stand but for the keys of `ANY_CASE`, which their tools compare without
+case. A key that is not there may be anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from surefit.core.errors import did_you_mean
+from surefit.importers import convert as c
+from surefit.importers.known import keys
+
+SCHEMAS = Path(__file__).parent / "schemas"
+NOUNS = {
+    "bool": "true or false", "int": "a whole number", "float": "a number", "str": "a text", "list": "a list",
+    "dict": "a mapping",
+}  # fmt: skip
+PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\{.*\}\}|<[\w -]+>")
+NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+"""What a program fills in before the tool reads the file."""
+SHOWN = 12
+"""Words that a message lists."""
+ABOVE_ZERO = keys("""
+    micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank
+    r lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
+    train_micro_batch_size_per_gpu tensor_parallel_size context_parallel_size dataset_processes fsdp_min_num_params
+    preprocessing_num_workers num_generations max_completion_length reduce_bucket_size
+""")
+NOT_NEGATIVE = keys("""
+    learning_rate weight_decay max_grad_norm warmup_steps adam_epsilon num_train_epochs machine_rank
+    gradient_clipping temperature dataloader_num_workers early_stopping_patience val_set_size val_size
+    test_split_size logging_steps save_steps eval_steps saves_per_epoch evals_per_epoch allgather_bucket_size
+    sub_group_size stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters
+    stage3_max_reuse_distance stage3_model_persistence_threshold zero_hpz_partition_size buffer_count buffer_size
+    max_in_cpu loss_scale loss_scale_window min_loss_scale initial_scale_power hysteresis
+""")
+SHARES = keys("""
+    lora_dropout warmup_ratio adam_beta1 adam_beta2 label_smoothing_factor cosine_min_lr_ratio
+    cosine_constant_lr_ratio gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p
+    relora_prune_ratio ratio
+""")
+ANY_CASE = re.compile(
+    r"fsdp_config\.|mixed_precision|downcast_bf16|rdzv_backend|optimizer\.type|gradient_allreduce_op|"
+    r"(seq_parallel_)?communication_data_type|dynamo_|\w*log_level|bias"
+)
+"""Beginnings of keys: Accelerate and DeepSpeed write these in capitals, or in small letters, before they compare."""
+RATES = frozenset({"learning_rate", "lr"})
+HIGHEST_RATE = 10
+"""No rate from here on trains anything: 2e4 is 2e-4 without its sign."""
+PORTS = frozenset({"main_process_port", "master_port"})
+
+
+@lru_cache(maxsize=16)
+def kinds(tool: str) -> Mapping[str, str]:
+    """Key → its kinds; empty where the tool's are not written down."""
+    path = SCHEMAS / f"{tool}.json"
+    if not path.is_file():
+        return {}
+    table = json.loads(path.read_text(encoding="utf-8"))["kinds"]
+    return {key: kind for kind, keys in table.items() for key in keys.split()}
+
+
+@lru_cache(maxsize=1)
+def trl_commands() -> Mapping[str, frozenset[str]]:
+    """TRL's command (sft, dpo, …) → the keys that it takes (scripts/trl_stages.py)."""
+    table = json.loads((SCHEMAS / "trl_stages.json").read_text(encoding="utf-8"))
+    shared = keys(table["shared"])
+    return {stage: shared | keys(names) for stage, names in table["stages"].items()}
+
+
+def kind_of(tool: str, key: str) -> str | None:
+    """The kinds of a key; the settings of FSDP have the same ones in every tool."""
+    known = kinds(tool).get(key)
+    if known is None and key.startswith("fsdp_config."):
+        leaf = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
+        return kinds("accelerate").get(f"fsdp_config.fsdp_{leaf}")
+    return known
+
+
+def is_placeholder(value: Any, kind: str) -> bool:
+    """Whether a text where none belongs is one that a program replaces."""
+    parts = kind.split("|")
+    if not isinstance(value, str) or {"str", "dict", "list"} & set(parts):
+        return False
+    words = any(part.startswith("=") and part[1:].isupper() for part in parts)
+    return bool(PLACEHOLDER.fullmatch(value.strip()) or (not words and NAME.fullmatch(value.strip())))
+
+
+def misfit(key: str, kind: str, value: Any) -> str | None:
+    """What the tool expects of a key in place of this value, or None where it takes it."""
+    parts = kind.split("|")
+    if not any(_fits(part, value, bool(ANY_CASE.match(key))) for part in parts):
+        return (
+            "one of " + _listed(parts, value) if parts[0].startswith("=") or _is_word(value, parts) else _nouns(parts)
+        )
+    return out_of_range(key.rpartition(".")[2], value)
+
+
+def out_of_range(leaf: str, value: Any) -> str | None:
+    """What a number has to be, or None where it is that or no number."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = c.number(value)
+    except c.Misfit:
+        return None
+    checks = (
+        (leaf in ABOVE_ZERO and number <= 0, "a number above 0"),
+        (leaf in NOT_NEGATIVE and number < 0, "a number (at least 0)"),
+        (leaf in SHARES and not 0 <= number <= 1, "a number from 0 to 1"),
+        (leaf in RATES and number >= HIGHEST_RATE, f"a number below {HIGHEST_RATE}, such as 2e-4"),
+        (leaf in PORTS and not 0 <= number <= 65535, "a port, from 0 to 65535"),
+    )
+    return next((expected for wrong, expected in checks if wrong), None)
+
+
+def _fits(part: str, value: Any, any_case: bool) -> bool:
+    if part.startswith("="):
+        return isinstance(value, str | int) and _is_like(str(value), part[1:], any_case)
+    if part in ("list", "dict"):
+        return isinstance(value, list if part == "list" else dict)
+    if part == "str":
+        return not isinstance(value, list | dict)
+    if part == "any":
+        return True
+    try:
+        # False is 0 to all of them.
+        value is False or {"bool": _switch, "int": c.whole, "float": c.number}[part](value)
+    except c.Misfit:
+        return False
+    return True
+
+
+def _is_like(value: str, pattern: str, any_case: bool) -> bool:
+    """Whether a word is the one that is meant. `No` without quotes is false in YAML 1.1, as `no` is."""
+    no = pattern == "no" and value.lower() == "no"
+    return no or (fnmatchcase(value.lower(), pattern.lower()) if any_case else fnmatchcase(value, pattern))
+
+
+def _switch(value: Any) -> Any:
+    return value if type(value) is int and value in (0, 1) else c.switch(value)
+
+
+def _is_word(value: Any, parts: list[str]) -> bool:
+    return isinstance(value, str) and any(part.startswith("=") for part in parts)
+
+
+def _words(parts: list[str]) -> Iterator[str]:
+    yield from (part.removeprefix("=") for part in parts if part.startswith("="))
+
+
+def _listed(parts: list[str], value: Any) -> str:
+    words = list(dict.fromkeys(_words(parts)))
+    others = [NOUNS[part] for part in parts if part in NOUNS]
+    hint = did_you_mean(value, words) if isinstance(value, str) else ""
+    more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
+    return ", ".join([*words[:SHOWN], *others]) + more + hint
+
+
+def _nouns(parts: list[str]) -> str:
+    return " or ".join(dict.fromkeys(NOUNS[part] for part in parts if part in NOUNS)) or "one of " + _listed(
+        parts, None
+    )

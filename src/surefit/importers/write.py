@@ -1,0 +1,109 @@
+"""Another tool's config as a SureFit config: each value with its key there, each key left behind a comment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from surefit.config.resolve import leaves, lookup, one_line_yaml
+from surefit.config.schema import Config, DataSection, ModelSection
+from surefit.core.units import shortened
+from surefit.importers.config_mapping import hidden
+from surefit.importers.result import Foreign, Lost
+
+WIDTH = 100
+"""Characters of a value that a comment quotes."""
+NOTES = {
+    "data.packing": "; SureFit packs within a step: a batch still counts examples, which stay whole and apart",
+    "data.mix": "; rows are held out of data.train only",
+    "checkpoint.metric_for_best_model": "; the held-out loss is measured at every checkpoint",
+}
+"""What a value means in SureFit that it may not mean in the other tool."""
+
+
+UNCHANGED = "switched off, or what SureFit does by itself"
+"""Why a key that was understood stands nowhere."""
+
+
+def config_text(found: Foreign) -> str:
+    """The YAML of a SureFit config that runs as it is. `found.loaded` must be there."""
+    assert found.loaded is not None
+    head = [
+        f"# A SureFit config, made by `surefit import` of {_one_line(found.path.name)}. The comment behind a value",
+        f"# names the key it came from, or says that it is what {found.tool} does where the file says nothing.",
+        "",
+    ]
+    body = [*_values(found), *_comments(found)]
+    return "\n".join([*head, *body, *_unnamed(found, body)]) + "\n"
+
+
+def _values(found: Foreign) -> list[str]:
+    """The values that the file, or the tool's own defaults, set; everything else is SureFit's default and left out."""
+    assert found.loaded is not None
+    config = found.loaded.config
+    minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
+    lines: list[str] = []
+    section = ""
+    for dotted, default in leaves(minimal):
+        value = lookup(config, dotted)
+        if dotted not in found.names or (dotted not in found.loaded.lines and default == value):
+            continue
+        parent, _, leaf = dotted.rpartition(".")
+        if parent != section and parent:
+            lines.append(f"{parent}:")
+        section = parent
+        lines.append(f"{'  ' if parent else ''}{leaf}: {one_line_yaml(value)}  # {_origin(found, dotted, value)}")
+    return lines
+
+
+def _origin(found: Foreign, dotted: str, value: Any) -> str:
+    assert found.loaded is not None
+    key = found.names[dotted]
+    stated = dotted in found.loaded.lines
+    origin = f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
+    return origin + (NOTES.get(dotted, "") if value else "")
+
+
+def _comments(found: Foreign) -> list[str]:
+    lines: list[str] = []
+    lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
+    gone = [
+        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(now)}"
+        for key, now in found.setup.gone.items()
+    ]
+    unknown = [f"# {_one_line(key)}: {found.tool} does not know this key" for key in found.setup.unknown]
+    wrong = [f"# {_one_line(str(problem.field))}: {_one_line(problem.message)}" for problem in found.problems]
+    if gone or unknown or wrong:
+        lines += ["", "# Wrong in the original:", *gone, *unknown, *wrong]
+    return lines
+
+
+def _unnamed(found: Foreign, body: Iterable[str]) -> list[str]:
+    """Keys that were read and changed nothing: switched off, equal to what SureFit does, or without effect there."""
+    words = set(re.findall(r"[\w.]+", "\n".join(body)))
+    lines = [
+        f"# {_one_line(key)}: {_quoted(hidden(key, value))}: {_one_line(found.setup.ignored.get(key, UNCHANGED))}"
+        for key, value in found.values.items()
+        if value is not None and key in found.mapped and not {key, key.rpartition(".")[2]} & words
+    ]
+    return ["", "# Read, and nothing to write for it:", *lines] if lines else []
+
+
+def _block(title: str, keys: Iterable[Lost]) -> list[str]:
+    ordered = sorted(keys, key=lambda lost: lost.line or 0)
+    if not ordered:
+        return []
+    return [
+        "",
+        f"# {title}",
+        *(f"# {_one_line(one.key)}: {_quoted(one.value)}: {_one_line(one.why)}" for one in ordered),
+    ]
+
+
+def _quoted(value: Any) -> str:
+    return shortened(_one_line(one_line_yaml(value)), WIDTH * (4 if isinstance(value, dict | list) else 1))
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

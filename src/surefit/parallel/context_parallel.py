@@ -1,0 +1,317 @@
+"""Context parallel: several processes share the tokens of every example, for contexts that no single one could hold.
+
+Each process has, of every document of a micro batch, two pieces: cut into 2n equal pieces for n processes, one from
+the front and its counterpart from the back. A late token reads more keys than an early one; so paired, all processes
+have the same number of tokens and the same work in every document, however the documents lie.
+
+Everything in a decoder treats a token by itself but attention. There the processes gather each other's keys and
+values, and each computes its own queries against every earlier key of their documents: exactly what one process
+computes. In the backward pass the gradients of keys and values are summed and handed back to whom they belong.
+
+Here each process has the whole model; parallel/sharded_context.py shares its weights as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from peft import PeftModel
+from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import PreTrainedModel
+
+from surefit.core.errors import ConfigError, ModelError
+from surefit.data.tokens.cache import MASKED
+from surefit.data.tokens.collate import pack
+from surefit.facts.attention import attention_needs
+from surefit.model.attention import NAME, require_packable, use_varlen
+from surefit.model.varlen import Documents, Share, sharing
+from surefit.parallel.engine import Batch, Engine, Loss
+from surefit.parallel.gradients import sum_gradients
+from surefit.parallel.process_group import World, any_of, device_of, summed
+
+FIELD = "parallel.cp"
+
+
+class SharedTokens(Engine):
+    """What any engine does beside its own work where processes share the tokens of each micro batch.
+
+    It comes before that engine in a class's bases. Ranks 0 to `size` − 1 are the first group, and so on: those of a
+    group read the same examples, and should be on one machine. The model's attention becomes `torch_varlen`. Padded
+    batches are read without their padding.
+
+    Args:
+        world: all processes, joined.
+        size: processes that share a token sequence; divides the number of all.
+        others: what the engine takes besides the world.
+
+    Raises:
+        ConfigError: it does not, or is 1.
+    """
+
+    def __init__(self, world: World, size: int, *others: Any) -> None:
+        if size < 2 or world.size % size:
+            raise ConfigError(
+                f"{world.size} processes cannot share their tokens in groups of {size}",
+                code="E5079",
+                field=FIELD,
+                help="set parallel.cp to the number of processes, or to a divisor of it above 1",
+            )
+        super().__init__(world, *others)
+        groups = init_device_mesh(device_of(world).type, (world.size // size, size), mesh_dim_names=("data", "tokens"))
+        self.size, self.group, self._data_group = size, groups.get_group("tokens"), groups.get_group("data")
+        assert dist.get_world_size(self.group) == size
+        self.data_rank, self.rank = divmod(world.rank, size)
+        self.data_size = world.size // size
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Set the attention, and prove that sharing changes nothing in this model.
+
+        Raises:
+            ModelError: it would: attention of its own, a state that tokens hand on.
+        """
+        assert isinstance(model, PreTrainedModel | PeftModel)
+        if _base(model).config._attn_implementation != NAME:
+            use_varlen(model)
+            require_packable(model)
+        wrapped = super().wrap(model)
+        assert wrapped is model, "sharded in place, if at all"
+        self._require_shareable(model)
+        assert _base(model).config._attn_implementation == NAME
+        return model
+
+    def run(
+        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+    ) -> torch.Tensor:
+        # Whoever seeded this step did it alike for all that read the same examples; their tokens are not the same.
+        torch.manual_seed(torch.initial_seed() + self.rank)
+        parts = []
+        for batch in micro_batches:
+            mine, share = self._part_of(batch)
+            with sharing(share):
+                parts.append(super().run(model, [mine], loss_of, supervised, scale))
+        return sum(parts[1:], parts[0])
+
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+        mine, share = self._part_of(batch)
+        with sharing(share):
+            return summed(super().measure(model, mine, loss_of), self.world, self.group)
+
+    def total(self, value: float) -> float:
+        return summed(value, self.world, self._data_group) if self.data_size > 1 else value
+
+    def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], Share]:
+        def gather(tensor: torch.Tensor) -> torch.Tensor:
+            gathered: torch.Tensor = _Gather.apply(tensor, self.group)  # type: ignore[no-untyped-call]
+            return gathered
+
+        return part_of(batch, self.rank, self.size, gather, device_of(self.world))
+
+    @torch.no_grad()
+    def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
+        """Run two short documents whole and shared; the logits must agree as `require_packable` has them agree."""
+        base = _base(model)
+        batch = _two_documents(base, self.size)
+        mine, share = self._part_of(batch)
+        was_training = model.training
+        model.eval()
+        try:
+            whole = self.loss(model, batch, _centred)
+            with sharing(share):
+                shared = self.loss(model, mine, _centred)
+        finally:
+            model.train(was_training)
+        own = torch.cat(tokens_of(divided(batch["document_lengths"], self.size)[self.rank]))
+        whole, shared = whole[own.to(whole.device)], shared[: len(own)]
+        error = float((shared - whole).norm() / whole.norm())
+        layers = base.config.get_text_config().num_hidden_layers
+        allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
+        if any_of(not error <= allowed, self.world):
+            raise ModelError(
+                f"{base.config.model_type} cannot share the tokens of an example between processes: the logits are "
+                f"off by {error:.2g} of their size, {allowed:.2g} is rounding",
+                code="E5080",
+                field=FIELD,
+                help="share the model instead: parallel.mode fsdp, pp or tp",
+            )
+
+
+class ContextParallel(SharedTokens):
+    """Processes with a whole model each, that share the tokens of each micro batch.
+
+    Groups of them may share the examples as well.
+    """
+
+    name = "cp"
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """As `SharedTokens` has it; all processes begin with equal weights."""
+        model = super().wrap(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    dist.broadcast(parameter, src=0)
+        return model
+
+    def run(
+        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+    ) -> torch.Tensor:
+        loss = super().run(model, micro_batches, loss_of, supervised, scale)
+        sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad])
+        return loss
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        whole = loss.clone()
+        dist.all_reduce(whole)
+        return whole
+
+
+def part_of(
+    batch: Batch, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
+) -> tuple[dict[str, torch.Tensor], Share]:
+    """What one of the processes that share a micro batch gives to its model, and what its attention has to know.
+
+    Args:
+        batch: packed, or padded on the right, on the CPU.
+        rank, size: of this process among those that share the tokens.
+        gather: as in `Share`.
+        device: of the model.
+
+    Returns:
+        input_ids, position_ids (1, n), loss_rows and targets, of the pieces of this process. n is the same for all of
+        them: one or more tokens of filling come last, which no other token reads. They stand at the last position of
+        the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
+    """
+    ids, targets, lengths = _without_padding(batch)
+    pieces = divided(lengths, size)
+    own = [torch.cat([*tokens_of(part), torch.empty(0, dtype=torch.int64)]) for part in pieces]
+    count, mine = 1 + max(map(len, own)), own[rank]
+    filling = count - len(mine)
+    place = torch.empty_like(ids)
+    for number, tokens in enumerate(own):
+        place[tokens] = number * count + torch.arange(len(tokens))
+    ends = torch.arange(rank * count + len(mine), (rank + 1) * count)
+    read = [place[piece.document : piece.last] for piece in pieces[rank]]
+    positions = torch.cat(
+        [torch.arange(piece.first, piece.last) - piece.document for piece in pieces[rank]] or [ends[:0]]
+    )
+    last = torch.full((filling,), max(lengths) - 1)
+    taught = targets[mine]
+    rows = (taught != MASKED).nonzero().flatten()
+    part = {
+        "input_ids": torch.cat([ids[mine], torch.zeros_like(last)])[None],
+        "position_ids": torch.cat([positions, last])[None],
+        "loss_rows": rows,
+        "targets": taught[rows],
+    }
+    queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling], device)
+    keys = _documents([*map(len, read), filling], device)
+    return part, Share(queries, keys, torch.cat([*read, ends]).to(device), gather)
+
+
+class Piece(NamedTuple):
+    """Tokens `first` to `last` − 1 of a row, part of the document that begins at token `document`."""
+
+    document: int
+    first: int
+    last: int
+
+
+def divided(lengths: Sequence[int], size: int) -> list[list[Piece]]:
+    """The pieces of a row's documents for each of `size` processes: as many tokens and as much attention for each.
+
+    Every document is cut into 2 · size pieces, the i-th of which goes with the i-th from the end. What does not divide
+    goes to the processes with the fewest tokens so far.
+
+    >>> [[(p.first, p.last) for p in part] for part in divided([8, 4], 2)]
+    [[(0, 2), (6, 8), (8, 9), (11, 12)], [(2, 4), (4, 6), (9, 10), (10, 11)]]
+    """
+    parts: list[list[Piece]] = [[] for _ in range(size)]
+    held = [0] * size
+    for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
+        cuts = [start + length * i // (2 * size) for i in range(2 * size + 1)]
+        pieces = [Piece(start, first, last) for first, last in pairwise(cuts)]
+        pairs = sorted(((pieces[i], pieces[-1 - i]) for i in range(size)), key=_tokens, reverse=True)
+        for rank, pair in zip(sorted(range(size), key=held.__getitem__), pairs, strict=True):
+            parts[rank] += [piece for piece in pair if piece.first < piece.last]
+            held[rank] += _tokens(pair)
+    return parts
+
+
+def tokens_of(pieces: Sequence[Piece]) -> list[torch.Tensor]:
+    """The numbers of each piece's tokens in the row."""
+    return [torch.arange(piece.first, piece.last) for piece in pieces]
+
+
+# torch 2.13 has them under new names and warns about the old ones, which 2.11 has alone. Can go with the lower bound.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Gather(torch.autograd.Function):
+    """(this process's tensor, group) → those of the group, joined along the first dimension; the gradient is summed."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group, ctx.shape = group, tensor.shape
+        gathered = tensor.new_empty(dist.get_world_size(group) * len(tensor), *tensor.shape[1:])
+        _all_gather(gathered, tensor.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        own = gradient.new_empty(ctx.shape)
+        _reduce_scatter(own, gradient.contiguous(), group=ctx.group)
+        return own, None
+
+
+def _without_padding(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """(ids, targets, document lengths) of a micro batch as one packed row, `MASKED` where nothing is predicted."""
+    ids = batch["input_ids"].flatten()
+    targets = torch.full_like(ids, MASKED)
+    targets[batch["loss_rows"]] = batch["targets"]
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return ids, targets, batch["document_lengths"]
+    kept = mask.flatten().bool()
+    return ids[kept], targets[kept], tuple(mask.sum(1).tolist())
+
+
+def _documents(lengths: Sequence[int], device: torch.device) -> Documents:
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return Documents(starts, tuple(lengths), max(lengths))
+
+
+def _tokens(pieces: Sequence[Piece]) -> int:
+    return sum(piece.last - piece.first for piece in pieces)
+
+
+def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel)
+    return base
+
+
+def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:
+    """A packed batch: one document longer than a short window, and one whose pieces are not of the same length."""
+    window = attention_needs(model.config.to_dict()).sliding_window
+    longer = window + 3 if window and window <= 128 else 6
+    table: Any = model.get_input_embeddings()
+    documents = [
+        ((7 + 5 * torch.arange(length)) % table.num_embeddings).numpy() for length in (longer + 2 * size, 2 * size + 1)
+    ]
+    return pack([(document, document) for document in documents])
+
+
+def _centred(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits (tokens, vocabulary) of one row, their mean taken off."""
+    device = next(model.parameters()).device
+    inputs = {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits[0]
+    return logits.float() - logits.float().mean(-1, keepdim=True)

@@ -1,0 +1,367 @@
+"""Tensor parallelism: every process holds a slice of each large matrix, as the model's own plan cuts it.
+
+transformers says for every family which linear layers are cut by their outputs (colwise), which by their inputs
+(rowwise), and where results are put together (`tp_plan`). torch's `torch.distributed.tensor.parallel` carries it out.
+It is applied to the loaded model, after the adapter is there: LoRA factors are cut as their layer is, B by its outputs
+beside a colwise layer, A by its inputs beside a rowwise one; the other factor is whole in every process.
+
+Everything that is trained is a `DTensor`, also what is whole in every process: an optimizer takes no mixture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from peft.tuners.lora.layer import LoraLayer
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from surefit.core.errors import ConfigError, ModelError
+from surefit.model.prepare import base_of
+from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.parallel.gradients import sum_gradients
+from surefit.parallel.process_group import World, device_of, summed
+from surefit.parallel.shard_ranges import Lazy
+
+FIELD = "parallel.tp"
+OTHER_MODES = "set parallel.mode: fsdp, or pp"
+
+_BY_OUTPUTS = partial(ColwiseParallel, use_local_output=False)
+_BY_INPUTS = partial(RowwiseParallel, output_layouts=Partial(), use_local_output=False)
+CUT: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "colwise_rep": _BY_OUTPUTS,
+    "colwise_gather_output": _BY_OUTPUTS,
+    "rowwise": _BY_INPUTS,
+    "rowwise_rep": _BY_INPUTS,
+    "rowwise_split_input": partial(_BY_INPUTS, input_layouts=Replicate()),
+}
+"""transformers' names of styles → torch's; the outputs of all but the first are put together by a hook of ours."""
+ON_SLICES = "replicated_with_grad_allreduce"
+"""A norm of query or key heads: whole, but each process has its own heads go through it."""
+WHOLE = frozenset({"embedding_rowwise", "embedding_colwise", "replicate", "sequence_parallel"})
+"""Cutting these saves memory, and leaving them whole is exact: SureFit leaves them whole."""
+HEADS = ("k_proj", "qkv_proj", "query_key_value")
+"""Layers whose outputs are heads, which cannot be cut in two."""
+
+
+class TensorParallel(Engine):
+    """Processes that share every matrix and read the same rows; groups of them may share the rows of a step.
+
+    Ranks 0 to `size` − 1 are the first group, and so on: those of a group exchange most, and should be on one machine.
+
+    Args:
+        world: all processes, joined.
+        size: `parallel.tp`; divides the number of all.
+
+    Attributes:
+        mesh: of this process's group, one dimension.
+
+    Raises:
+        ConfigError: it does not divide them.
+    """
+
+    name = "tp"
+
+    def __init__(self, world: World, size: int) -> None:
+        super().__init__(world)
+        if world.size % size:
+            raise ConfigError(
+                f"{world.size} processes cannot share matrices in groups of {size}",
+                code="E5086",
+                field=FIELD,
+                help=f"set parallel.tp to {world.size}, or to a divisor of it",
+            )
+        self.data_rank, place = divmod(world.rank, size)
+        self.data_size, self.counts_whole = world.size // size, place == 0
+        groups = init_device_mesh(device_of(world).type, (self.data_size, size), mesh_dim_names=("data", "tp"))
+        self.size, self.mesh, self.data_group = size, groups["tp"], groups.get_group("data")
+
+    def loading_device(self, kind: str) -> str:
+        """The host: no device has to hold the whole model."""
+        return "cpu"
+
+    def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Cut the model; every process has loaded it whole.
+
+        Raises:
+            ModelError: transformers has no plan for it, the plan has a style that is not here, layers are quantised,
+                or heads do not divide; or the cut model computes something else (tried out on a few tokens).
+        """
+        causal_lm = cast(Any, base_of(model))
+        before = _hidden(causal_lm)
+        chosen = list(_chosen(causal_lm, self.size))
+        for part in chosen:
+            self._cut(part)
+        self._share_trained(causal_lm, {id(part.module) for part in chosen if part.style == ON_SLICES})
+        model.to(device_of(self.world))
+        for part in chosen:
+            _require_cut(part, self.size)
+        assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
+        _require_same(causal_lm, before, _hidden(causal_lm))
+        return model
+
+    def _cut(self, part: _Part) -> None:
+        if part.style == ON_SLICES:
+            return
+        for module in part.cut:
+            # Scattered by rank 0: a slice taken from the matrix at hand would keep all of it in memory.
+            parallelize_module(module, self.mesh, CUT[part.style]())
+            if part.style != "colwise":
+                module.register_forward_hook(_put_together)
+        for module in part.whole:
+            _share(module, self.mesh, Replicate())
+
+    def _share_trained(self, causal_lm: Any, on_slices: set[int]) -> None:
+        """What is trained and not cut becomes whole `DTensor`s."""
+        embeddings, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
+        tied = head is not None and head.weight is embeddings.weight
+        for name, module in causal_lm.named_modules():
+            plain = [p for p in module._parameters.values() if p is not None and not isinstance(p, DTensor)]
+            if not any(p.requires_grad for p in plain):
+                continue
+            if any(True for _ in module.children()):
+                raise ModelError(
+                    f"{name} has parameters beside its parts'", code="E5087", field=FIELD, help=OTHER_MODES
+                )
+            # A process's own heads count as its own rows: the gradients of all of them are added up.
+            _share(module, self.mesh, Shard(0) if id(module) in on_slices else Replicate())
+            if tied and module is embeddings:
+                head.weight = embeddings.weight
+                _share(head, self.mesh, Replicate())
+
+    def run(
+        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+    ) -> torch.Tensor:
+        total = super().run(model, micro_batches, loss_of, supervised, scale)
+        for parameter in model.parameters():
+            gradient: Any = parameter.grad
+            if gradient is not None and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+                parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        if self.data_size > 1:
+            sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad], self.data_group)
+        return total
+
+    def total(self, value: float) -> float:
+        return summed(value, self.world, self.data_group) if self.data_size > 1 else value
+
+    def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.data_size == 1:
+            return loss
+        whole = loss.clone()
+        dist.all_reduce(whole, group=self.data_group)
+        return whole
+
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+        """What is cut is added up over the processes, what is whole counts once."""
+        cut: list[Any] = []
+        whole: list[Any] = []
+        for parameter in parameters:
+            if parameter.grad is not None:
+                gradient: Any = parameter.grad
+                (cut if gradient.placements[0].is_shard() else whole).append(_Gradient(gradient.to_local()))
+        square = norm(cut).double().square().to(device_of(self.world))
+        if self.counts_whole:
+            square += norm(whole).double().square().to(square.device)
+        dist.all_reduce(square, group=self.mesh.get_group())
+        return square.sqrt().float()
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """On rank 0, on the host; the others get nothing."""
+        found: dict[str, torch.Tensor] = {}
+        if self.data_rank > 0:  # the first group has them all
+            return found
+        names: dict[int, str] = {}
+        for name, tensor in tensors.items():
+            if id(tensor) in names:  # a head that is the embedding stays it
+                if self.world.is_first:
+                    found[name] = found[names[id(tensor)]]
+                continue
+            names[id(tensor)] = name
+            full = tensor.detach()
+            full = full.full_tensor() if isinstance(full, DTensor) else full
+            if self.world.is_first:
+                found[name] = full.cpu()
+        return found
+
+    def shares(
+        self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
+        """`like` may name the parameters of which `tensors` are the optimizer's KEY.PARAMETER."""
+        return Lazy(tensors, lambda name: self._share_of(tensors[name], _named(name, like)))
+
+    def _share_of(self, tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+        if not isinstance(like, DTensor) or like.shape != tensor.shape:
+            return tensor
+        return distribute_tensor(tensor, self.mesh, like.placements, src_data_rank=None)
+
+
+@dataclass
+class _Gradient:
+    """What `gradient_norm` reads of a parameter: this process's slice."""
+
+    grad: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A layer that the plan names.
+
+    Attributes:
+        module: as the model has it, LoRA factors around it included.
+        cut: the linear layers that are cut.
+        whole: those beside them that stay whole, and are trained.
+    """
+
+    name: str
+    style: str
+    module: torch.nn.Module
+    cut: list[Any]
+    whole: list[Any]
+
+    @property
+    def dimension(self) -> int:
+        """Of the weights, that is cut."""
+        return 0 if self.style.startswith("colwise") else 1
+
+
+def _chosen(causal_lm: Any, size: int) -> Iterator[_Part]:
+    """The layers that the model's plan names, each with what becomes of it."""
+    kind = type(causal_lm).__name__
+    plan: dict[str, str] = dict(getattr(causal_lm, "tp_plan", None) or {})
+    if not any(style in CUT and not name.startswith("lm_head") for name, style in plan.items()):
+        raise ModelError(
+            f"transformers has no tensor-parallel plan for {kind}", code="E5088", field=FIELD, help=OTHER_MODES
+        )
+    _require_whole_heads(causal_lm, plan, size)
+    head = causal_lm.get_output_embeddings()
+    tied = head is not None and head.weight is causal_lm.get_input_embeddings().weight
+    for name, module in causal_lm.named_modules():
+        style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        # A head that is the embedding, too, stays whole with it.
+        if style is None or style in WHOLE or (tied and module is head):
+            continue
+        yield _part(name, style, module, size)
+
+
+def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
+    if style == ON_SLICES:
+        return _Part(name, style, module, [], [])
+    if style not in CUT:
+        raise ModelError(
+            f"transformers' plan for {name} is {style}, which SureFit does not train with",
+            code="E5089",
+            field=FIELD,
+            help=OTHER_MODES,
+        )
+    base: Any = module.base_layer if isinstance(module, LoraLayer) else module
+    if type(base) is not torch.nn.Linear:
+        raise ModelError(
+            f"{name} is a {type(base).__name__}: the blocks of quantised weights cross the edges of slices",
+            code="E5090",
+            field="model.quantization",
+            help="set model.quantization: none, or parallel.mode: ddp or pp",
+        )
+    width = base.out_features if style.startswith("colwise") else base.in_features
+    if width % size:
+        raise ModelError(
+            f"{name} has {width} {'outputs' if style.startswith('colwise') else 'inputs'}, which {size} processes "
+            "cannot share evenly",
+            code="E5091",
+            field=FIELD,
+            help="choose a number of processes that divides them",
+        )
+    if not isinstance(module, LoraLayer):
+        return _Part(name, style, module, [base], [])
+    a, b = (list(factors.values()) for factors in (module.lora_A, module.lora_B))
+    cut, whole = (b, a) if style.startswith("colwise") else (a, b)
+    return _Part(name, style, module, [base, *cut], whole)
+
+
+def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> None:
+    if not any(name.endswith(HEADS) and style == "colwise" for name, style in plan.items()):
+        return
+    config = causal_lm.config.get_text_config()
+    heads = config.num_attention_heads
+    for what, count in (("attention heads", heads), ("key heads", getattr(config, "num_key_value_heads", heads))):
+        if count is not None and count % size:
+            raise ModelError(
+                f"the model has {count} {what}, which {size} processes cannot share evenly",
+                code="E5092",
+                field=FIELD,
+                help=f"choose a number of processes that divides {count}, or {OTHER_MODES.removeprefix('set ')}",
+            )
+
+
+def _put_together(module: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:
+    """Now, and not when somebody reads it, as torch's styles would: what nobody reads would wait, and be kept, forever.
+    The loss in chunks only looks at the shape of some logits, and nobody reads the end of a recomputed layer."""
+    whole: torch.Tensor = output.full_tensor()
+    return whole
+
+
+def _share(module: torch.nn.Module, mesh: DeviceMesh, input_placement: Replicate | Shard) -> None:
+    """Make a module's parameters whole `DTensor`s; its inputs and outputs stay plain tensors."""
+
+    def enter(module: torch.nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+        return tuple(
+            DTensor.from_local(value, mesh, [input_placement], run_check=False)
+            if isinstance(value, torch.Tensor)
+            else value
+            for value in inputs
+        )
+
+    def leave(module: torch.nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.to_local()
+
+    distribute_module(module, mesh, input_fn=enter, output_fn=leave)  # type: ignore[arg-type]
+
+
+def _require_cut(part: _Part, size: int) -> None:
+    """Each slice has the size it must have, in a memory of its own."""
+    for module in part.cut:
+        weight: Any = module.weight
+        assert isinstance(weight, DTensor), part.name
+        assert weight.placements == (Shard(part.dimension),), part.name
+        local, whole = weight.to_local(), weight.shape
+        assert local.shape[part.dimension] * size == whole[part.dimension], part.name
+        assert local.untyped_storage().nbytes() == local.nbytes, part.name
+
+
+@torch.no_grad()
+def _hidden(causal_lm: Any) -> torch.Tensor:
+    """The decoder's answer to a few tokens."""
+    was_training = causal_lm.training
+    causal_lm.eval()
+    device = causal_lm.get_input_embeddings().weight.device
+    ids = torch.arange(2 * 8, device=device).view(2, 8) % causal_lm.config.get_text_config().vocab_size
+    decoder = causal_lm.get_decoder()
+    hidden: torch.Tensor = decoder(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)[0]
+    causal_lm.train(was_training)
+    return hidden.float()
+
+
+def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> None:
+    """Slices add up in another order, so the last bits differ; a wrong cut gives something else altogether."""
+    tolerance = 1e-3 if causal_lm.dtype == torch.float32 else 0.1
+    difference = float((cut.to(whole.device) - whole).norm() / whole.norm())
+    if not difference < tolerance:
+        raise ModelError(
+            f"{type(causal_lm).__name__} computes something else with its matrices cut by transformers' plan: its "
+            f"hidden states differ by {difference:.2g} of their size",
+            code="E5093",
+            field=FIELD,
+            help=OTHER_MODES,
+        )
+
+
+def _named(name: str, like: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    found = like.get(name)
+    return like.get(name.partition(".")[2]) if found is None else found

@@ -1,0 +1,402 @@
+"""What plan.json holds: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the time.
+
+Arithmetic alone can say that a run does not fit, and never that it does: `left_out` names what is not counted. Torch is
+imported only where something is simulated; `quick` leaves that out. docs/reference/plan-json.md explains the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefit import __version__
+from surefit.config.memory import WORDS
+from surefit.config.resolve import Resolved
+from surefit.config.world import processes
+from surefit.core.errors import SureFitError
+from surefit.core.units import bytes_text, plural
+from surefit.facts.disk import disk_terms, download_term
+from surefit.facts.eval_prompts import ScoredFacts
+from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import (
+    ACTIVATIONS_LEFT_OUT,
+    LEFT_OUT,
+    Term,
+    activations_known,
+    at_least,
+    trained,
+)
+from surefit.facts.memory_per_rank import memory_terms
+from surefit.facts.model import ModelFacts
+from surefit.facts.step_shape import micro_batch_shape
+from surefit.plan.assumptions import assumptions
+from surefit.plan.host import host_plan
+from surefit.plan.memory_interval import require_plannable, verdict
+from surefit.plan.planner import Lengths, Planner, held, needs, share_of_memory
+from surefit.plan.rank_summary import of_ranks
+from surefit.plan.scoring import planned_scoring
+
+if TYPE_CHECKING:
+    from surefit.plan.simulate import Memory
+
+
+def planned(
+    resolved: Resolved,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    rows: int | None = None,
+    *,
+    quick: bool = False,
+    lengths: Lengths | None = None,
+    planner: Planner | None = None,
+    scored: ScoredFacts | None = None,
+) -> dict[str, Any]:
+    """The content of plan.json.
+
+    `memory_total_bytes` is the fullest moment of a training step, not the sum of all terms: the logits are gone when
+    the optimizer updates. Each memory term says in `moment` when it is held. Totals are None where the model's size is
+    not known; `does_not_fit` lists, in words, what exceeds this device or disk.
+
+    Args:
+        resolved: the config without "auto".
+        model: facts about the base model.
+        hardware: the device.
+        rows: training rows, None where they are not counted yet.
+        quick: arithmetic only.
+        lengths: what is known about the rows' lengths.
+        planner: one that may have simulated this already.
+        scored: what the model will be asked; without it there is no time of scoring.
+
+    Raises:
+        MachineError, ConfigError: no plan can be made for these inputs.
+    """
+    require_plannable(resolved, model, hardware)
+    planner = planner or Planner(model, lengths or Lengths())
+    memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
+    if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
+        disk.append(download)
+    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    train = resolved.config.train
+    estimate, why_not = _estimate(planner, resolved, hardware, quick)
+    time = None if quick else _time(planner, resolved, hardware, rows)
+    unasked = scored is not None and scored.nothing_to_score
+    answers = None if unasked else _answering(resolved, model, hardware, planner, scored)
+    scoring = None
+    if time and scored and not unasked:
+        scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved))
+    return {
+        "surefit": __version__,
+        "device": {
+            "name": hardware.name,
+            "kind": hardware.kind,
+            "memory_bytes": hardware.memory_bytes,
+            "source": hardware.source,
+            "figure": hardware.figure,
+        },
+        "assumptions": [asdict(assumed) for assumed in assumptions(resolved, hardware)],
+        "model": {
+            "name": model.name,
+            "parameters": model.parameters,
+            "trainable": part.parameters if part else None,
+            "architecture": model.architecture,
+            "source": model.source,
+        },
+        "memory": [_entry(term) | {"moment": term.moment} for term in memory],
+        "memory_total_bytes": at_least(memory) if memory else None,
+        "left_out": [
+            *_unknown(resolved, model, hardware, memory, estimate),
+            *_unknown_disk(model, hardware, disk),
+            *_unsimulated(estimate, None if quick else why_not),
+            *_rows_left_out(planner.lengths),
+            *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
+        ],
+        "disk": [_entry(term) for term in disk],
+        "disk_total_bytes": at_least(disk) if disk else None,
+        "disk_free_bytes": hardware.disk_free_bytes,
+        "disk_source": hardware.disk_source,
+        "steps": {
+            "rows": rows,
+            "total_steps": resolved.total_steps,
+            "global_batch_size": train.global_batch_size,
+            "per_device_train_batch_size": train.per_device_train_batch_size,
+            "gradient_accumulation_steps": resolved.gradient_accumulation_steps,
+        },
+        "does_not_fit": [*_too_much_memory(memory, estimate, hardware), *_too_much_disk(disk, hardware)],
+        "estimate": estimate,
+        "time": time,
+        "answering": answers,
+        "scoring": scoring,
+        "host": host_plan(resolved, model, hardware, planner.length(resolved)),
+        "ranks": of_ranks(resolved, model, hardware, planner.typical(resolved)),
+    }
+
+
+def _entry(term: Term) -> dict[str, Any]:
+    return {"term": term.term, "bytes": term.bytes, "why": term.why}
+
+
+def _estimate(
+    planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The estimate, None where there is neither a simulation nor a closed form; and why there is no simulation."""
+    why = "asked to be quick" if quick else planner.too_long(resolved)
+    found: dict[str, Any] = {}
+    if why is None:
+        try:
+            simulated = needs(planner.memory(resolved, hardware), hardware, resolved)
+            found = _simulated(simulated.memory)
+            needed, training = simulated.whole, simulated.training
+            found["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
+            found["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
+            found["keeps_freed_memory"] = simulated.kept
+        except Exception as error:  # a model's own code may do anything with tensors that hold no data
+            why = _said(error)
+    if why is not None:
+        closed = planner.closed_form(resolved, hardware)
+        if closed is None:
+            return None, why
+        needed = training = closed
+        found = {
+            "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None,
+            "keeps_freed_memory": False, "first_step": None,
+        }  # fmt: skip
+    micro, length = resolved.config.train.per_device_train_batch_size, planner.length(resolved)
+    estimate = {
+        "how": needed.how,
+        "not_simulated": why,
+        "setting": _setting(resolved),
+        "micro_batch": micro,
+        "length": length,
+        "tokens": micro_batch_shape(resolved, length).tokens,
+        "lengths": planner.lengths.source,
+        "longest_row": planner.lengths.longest,
+        "lengths_known": planner.lengths.known,
+        "held_out_length": planner.eval_length(resolved),
+        **found,
+        "low_bytes": needed.low,
+        "high_bytes": needed.high,
+        "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
+        "margin": needed.margin,
+        "margin_above": needed.above,
+        "spread": needed.spread,
+        "beside": needed.beside,
+        "capacity_bytes": share_of_memory(resolved, hardware),
+        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
+    }
+    return estimate, why
+
+
+def _said(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, SureFitError):
+        return error.message
+    first = next((f": {line[:200]}" for line in str(error).splitlines() if line.strip()), "")
+    return f"the model's code does not run on tensors without data ({type(error).__name__}{first})"
+
+
+def _setting(resolved: Resolved) -> str:
+    """What decides the memory beside the batch, in words."""
+    config = resolved.config
+    kind = "DoRA" if config.lora.use_dora else "LoRA"
+    what = f"{kind} r {config.lora.r}" if config.train.method == "lora" else "all weights"
+    dtype: str = config.model.dtype
+    if config.model.quantization != "none":
+        dtype += f" over {config.model.quantization}"
+    words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
+    words += [] if config.train.optim == "adamw_torch" else [config.train.optim]
+    words += [] if config.speed.chunked_loss else ["all logits held"]
+    words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
+    return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
+
+
+def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
+    """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
+    error = closed / simulated - 1
+    if abs(error) <= limit:
+        return None
+    return (
+        f"the closed form says {bytes_text(closed)} where the simulation says {bytes_text(simulated)} ({error:+.1%}): "
+        "trust the simulation, and report the config"
+    )
+
+
+def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
+    """A sentence where closed form and simulation differ by more than they should. The closed form is a GPU's."""
+    closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
+    training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
+    return disagreement(closed.bytes, training) if closed else None
+
+
+def _simulated(memory: Memory) -> dict[str, Any]:
+    return {
+        "peak_bytes": held(memory),
+        "phases": [
+            {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
+            for name, phase in zip(_names(memory), memory.phases, strict=True)
+        ],
+        "peak": {
+            "phase": memory.peak.phase,
+            "bytes": sum(memory.terms.values()),
+            "terms": [
+                {"term": name, "bytes": size} for name, size in sorted(memory.terms.items(), key=lambda term: -term[1])
+            ],
+            "operator": memory.peak.op,
+            "module": memory.peak.module,
+            "shape": list(memory.peak.shape),
+            "dtype": memory.peak.dtype,
+            "made_bytes": memory.peak.bytes,
+        },
+        "layers_simulated": memory.layers_simulated,
+    }
+
+
+def _names(memory: Memory) -> Iterator[str]:
+    """The phases' names; merging is a process of its own, which loads a second time."""
+    seen: set[str] = set()
+    for phase in memory.phases:
+        yield f"merge: {phase.name}" if phase.name in seen else phase.name
+        seen.add(phase.name)
+
+
+def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: int | None) -> dict[str, Any] | None:
+    step = planner.step(resolved, hardware)
+    if step is None:
+        return None
+    run = planner.run(resolved, step, rows)
+    return {
+        "seconds_per_step": step.seconds,
+        "seconds_per_step_low": step.low,
+        "seconds_per_step_high": step.high,
+        "total_seconds": run.seconds if run else None,
+        "total_seconds_low": run.low if run else None,
+        "total_seconds_high": run.high if run else None,
+        "parts": run.parts if run else None,
+        "tokens_per_second": step.tokens_per_second,
+        "mfu": step.mfu,
+        "limit": run.limit if run else step.limit,
+        "length": planner.typical(resolved),
+        "rates": step.source,
+    }
+
+
+def _answering(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, planner: Planner, scored: ScoredFacts | None
+) -> dict[str, Any] | None:
+    """What scoring takes at most, in a process of its own and beside training; and a batch that fits where this one may
+    not."""
+    config, usual = resolved.config, planner.length(resolved)
+    longest = scored.longest(usual) if scored else usual
+    found = answering(config, model, hardware.kind, longest, hardware.compute_capability)
+    if found is None:
+        return None
+    room = room_for(found, config, hardware)
+    fits = room is None or found.bytes <= room
+    fewer = None if fits or room is None else most_prompts(config, model, hardware, room, longest)
+    beside = None
+    if config.evaluate.in_training:
+        held_out = (scored.held_out.longest if scored else None) or usual
+        weights, kept = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
+        asked = answering(config, model, hardware.kind, held_out, hardware.compute_capability)
+        beside = None if asked is None or weights is None else asked.bytes - asked.weights + weights + kept
+    return asdict(found) | {"bytes": found.bytes, "fewer": fewer, "in_training_bytes": beside}
+
+
+def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, hardware: HardwareFacts) -> Iterator[str]:
+    """What the estimate says; without one, what the terms alone exceed."""
+    if hardware.memory_bytes is None:
+        return
+    if estimate is None and at_least(terms) > hardware.memory_bytes:
+        yield (
+            f"memory: at least {bytes_text(at_least(terms))} are needed, "
+            f"and {hardware.name} has {bytes_text(hardware.memory_bytes)}"
+        )
+    elif estimate is not None and estimate["verdict"] == "does not fit":
+        capacity = estimate["capacity_bytes"]
+        yield (
+            f"memory: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} are needed with "
+            f"{plural(estimate['micro_batch'], 'row')} of {estimate['length']:,} tokens, and {hardware.name} has "
+            f"{bytes_text(capacity)}{' for each process' if capacity != hardware.memory_bytes else ''}"
+        )
+
+
+def _too_much_disk(terms: Sequence[Term], hardware: HardwareFacts) -> Iterator[str]:
+    free = hardware.disk_free_bytes
+    if free is not None and at_least(terms) > free:
+        said = " (hardware.disk)" if hardware.disk_source == "config" else ""
+        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(free)} are free{said}"
+
+
+def _unknown(
+    resolved: Resolved,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    memory: Sequence[Term],
+    estimate: dict[str, Any] | None,
+) -> Iterator[str]:
+    """What is not in the memory, what comes before the run, and what of the machine it leaves idle."""
+    config = resolved.config
+    if not memory:
+        yield f"all memory and disk terms: the size of {model.name} is not known on this machine"
+    if estimate is None:
+        yield from (() if activations_known(config, model) else ACTIVATIONS_LEFT_OUT)
+        yield LEFT_OUT
+    if model.source == "gguf" and model.path is None and model.weight_bytes:
+        yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
+    if model.dequantized_from and model.weight_bytes:
+        yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
+    if hardware.gpu_count > (count := processes(config)):
+        idle = plural(hardware.gpu_count - count, "other GPU")
+        yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
+
+
+def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Term]) -> Iterator[str]:
+    """A download to another disk, and whose free space is not known."""
+    elsewhere = not any(term.term == "base model" for term in disk)
+    if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
+        yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
+    if hardware.disk_source == "unknown":
+        yield f"the free disk space of the machine with the {hardware.name}: hardware.disk says it, such as 100GB"
+
+
+def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
+    """That the memory is not simulated, what stands in its place, and why."""
+    if why:
+        instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
+        yield f"the simulation: {why}; the memory here {instead}"
+
+
+LEFT_OUT_SHARE = 0.01
+"""The smallest share of rows that is reported."""
+
+
+def _rows_left_out(lengths: Lengths) -> Iterator[str]:
+    """Yield a line where rows will be left out: the number of steps does not count that."""
+    if lengths.left_out >= LEFT_OUT_SHARE:
+        yield (
+            f"the rows that are longer than data.max_length, about {100 * lengths.left_out:.0f} %: they are left out "
+            "of training, so it has fewer steps and takes less time"
+        )
+
+
+def _unplanned(
+    resolved: Resolved,
+    time: dict[str, Any] | None,
+    quick: bool,
+    answered: bool,
+    scored: bool,
+) -> Iterator[str]:
+    """What was not timed, and what no plan counts."""
+    if time is None:
+        yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
+    else:
+        yield "time of merging" if scored else "time of merging and scoring"
+        if time["parts"] and not time["parts"]["evaluations"] and not resolved.config.data.holds_nothing_out:
+            yield "time of the held-out loss: its rows are not counted yet"
+    if not answered:
+        yield "the memory of generating answers when the model is scored"
+    yield "other processes on the device"
+    if resolved.config.speed.compile:
+        yield "what compiling changes: the plan is that of the same layers uncompiled"

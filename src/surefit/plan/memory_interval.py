@@ -1,0 +1,205 @@
+"""Whether a run fits a device: an interval around the estimate, and a verdict only outside it. Torch-free.
+
+Worked example, a simulation that reserves 60 GiB on an A100 of 79.25 GiB: 60 × 0.97 + 0.25 = 58.45 GiB at least and
+60 × 1.03 + 0.75 = 62.55 GiB at most, so it fits. At 77 GiB the interval is 74.94 to 80.06 GiB: too close to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from surefit.config.capabilities import require_together
+from surefit.config.resolve import Resolved
+from surefit.config.schema import Config
+from surefit.core.errors import ConfigError, MachineError
+from surefit.core.units import MIB, bytes_text
+from surefit.facts.hardware import HardwareFacts
+from surefit.facts.memory_formula import Budget
+from surefit.facts.memory_per_rank import peak_bytes
+from surefit.facts.model import ModelFacts
+from surefit.facts.sharding import Sharing, sharing_of
+from surefit.facts.step_shape import micro_batch_shape
+from surefit.plan.cpu import beside_bytes
+from surefit.plan.process import ASSUMED
+
+How = Literal["simulation", "closed form"]
+Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
+
+MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
+"""How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
+LONG = 16_384
+PIECES, ROUGH_PIECES, TILED_PIECES, KEPT_PIECES, FUSED_PIECES = 0.55, 0.70, 0.35, 0.16, 0.18
+"""What the closed form adds to its upper end: this share of all that is not always held. The first where layers are
+recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is cut out of the large blocks that its MLP
+has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
+the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in tiles, the
+last two where nothing is recomputed, without fused kernels and with them. How much is left over depends on the order
+and the sizes, which only a simulation has: up to 53, 65, 32, 15.1 and 17.1 % in benchmarks/plan_closed_form.py's runs
+and 93 others (docs/plan-method.md)."""
+LEAST_PIECES = 0.10
+"""The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
+WHOLE_LOGITS = 0.40
+"""The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
+benchmarks/plan_closed_form.py."""
+KEPT_ABOVE = 0.30
+"""What the same holds more at most where malloc keeps what is freed (`core.malloc`): up to 22 % in the families of
+benchmarks/plan_real.py, and no simulation of malloc has it."""
+CPU_MARGIN: dict[How, float] = {"simulation": 0.05, "closed form": 0.10}
+"""The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan-method.md)."""
+CONTEXT = (256 * MIB, 768 * MIB)
+"""What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
+the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
+(issues/28113)."""
+COMMUNICATOR = (256 * MIB, 1126 * MIB)
+"""What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
+and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
+over PCIe, whose channels are fewer (issues/986). Not yet measured here."""
+FURTHER_COMMUNICATOR = (0, 688 * MIB)
+"""For each further group that exchanges anything (issues/864: 1.6 GB with one, 6 GB with several): those that share
+layers, or the tokens of an example, beside the group of all."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that the device must have.
+
+    Attributes:
+        bytes: PyTorch's own memory, as estimated.
+        likely, low, high: with everything else on the device: in between, at least and at most.
+        how: what the estimate is by.
+        margin, above: how far it may be off, as a share: too high, and too low.
+        beside: what else is on the device, in words.
+    """
+
+    bytes: int
+    likely: int
+    low: int
+    high: int
+    how: How
+    margin: float
+    above: float
+    beside: str
+
+    @property
+    def spread(self) -> str:
+        """The estimate's share of the interval, in words."""
+        if self.above == self.margin:
+            return f"{self.how} ± {self.margin:.0%}"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
+
+
+def need(
+    estimate: int,
+    kind: str,
+    how: How,
+    sharing: Sharing | None = None,
+    pieces: float = 0.0,
+    *,
+    kept: bool = False,
+    process: tuple[int, int, str] = (*ASSUMED, "assumed"),
+) -> Need:
+    """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
+
+    Args:
+        estimate: bytes.
+        kind: of the device.
+        how: what the estimate is by.
+        sharing: how several processes share the run.
+        pieces: what fragmentation may add on a GPU that the estimate does not know, as a share.
+        kept: on a CPU malloc keeps what is freed.
+        process: on a CPU what the process takes at least and at most, and how that is known.
+    """
+    cpu = kind == "cpu"
+    margin, (least, most) = (CPU_MARGIN[how], process[:2]) if cpu else (MARGIN[how], CONTEXT)
+    what = f"the process itself, {process[2]}" if cpu else "the CUDA context"
+    if sharing is not None and sharing.processes > 1 and not cpu:
+        further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
+        least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
+        most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
+        what += " and NCCL"
+    above = max(margin, (KEPT_ABOVE if kept else 0.0) if cpu else pieces)
+    low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
+    beside = f"{least // MIB} to {most // MIB} MiB for {what}"
+    return Need(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)
+
+
+def calculated(
+    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
+) -> Need | None:
+    """The need by the closed form; None for a model whose activations it does not know.
+
+    Args:
+        length: tokens of the longest row; `data.max_length` if not given.
+    """
+    budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
+    if budget is None:
+        return None
+    pieces = _pieces(budget, resolved, micro_batch_shape(resolved, length).tokens)
+    beside = beside_bytes(resolved, model, budget) if hardware.kind == "cpu" else 0
+    return need(budget.allocated + beside, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
+
+
+def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:
+    """What fragmentation may add to a closed form, as a share of it."""
+    config = resolved.config
+    long = tokens // config.parallel.cp > LONG
+    recomputed = config.train.gradient_checkpointing is not False
+    summed = config.train.method == "full" and resolved.gradient_accumulation_steps > 1
+    if long and config.speed.tiled_mlp is True:
+        share = TILED_PIECES
+    elif summed or (recomputed and config.model.quantization == "fp8"):
+        share = ROUGH_PIECES
+    else:
+        share = PIECES if recomputed or long else FUSED_PIECES if config.speed.kernels is True else KEPT_PIECES
+    held = sum(term.bytes for term in budget.terms if term.moment == "always")
+    whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
+    return max(whole, LEAST_PIECES if recomputed else 0.0, share * (1 - held / budget.allocated))
+
+
+def verdict(needed: Need, capacity: int | None) -> Verdict:
+    """What can be said: "fits" only where even the upper end does, "does not fit" only where not even the lower."""
+    if capacity is None:
+        return "unknown"
+    if needed.high <= capacity:
+        return "fits"
+    return "does not fit" if needed.low > capacity else "too close to call"
+
+
+def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
+    """(config, micro batches per step) → the upper end of the closed form's interval; None where there is none.
+
+    `config.resolve` takes it, to decide what fits.
+    """
+
+    def needed(config: Config, micro_batches: int) -> int | None:
+        found = calculated(Resolved(config, {}, micro_batches, None), model, hardware)
+        return found.high if found else None
+
+    return needed
+
+
+def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:
+    """Refuse what no plan can be made for.
+
+    Raises:
+        MachineError: a device without memory.
+        ConfigError: settings that cannot be combined; a LoRA rank over the model's hidden size.
+    """
+    if hardware.memory_bytes is not None and hardware.memory_bytes <= 0:
+        raise MachineError(
+            f"{hardware.name} has {bytes_text(hardware.memory_bytes)} of memory",
+            code="E8017",
+            field="hardware.gpu",
+            help="name the GPU to plan for, e.g. --gpu h100",
+        )
+    require_together(resolved.config)
+    adapter = resolved.config.adapter
+    if adapter is not None and adapter.r > model.hidden_size:
+        raise ConfigError(
+            f"rank {adapter.r:,} is over the hidden size of {model.name}, {model.hidden_size:,}",
+            code="E8018",
+            field="lora.r",
+            help="a factorisation wider than the layer saves nothing: choose 8 to 256, or train.method: full",
+        )

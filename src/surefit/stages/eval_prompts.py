@@ -1,0 +1,159 @@
+"""A look at the rows that will be scored, before anything is started. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from surefit.core.errors import DataError, SureFitError
+from surefit.task import part_of
+
+if TYPE_CHECKING:
+    from surefit.config.schema import Config
+    from surefit.data.read.load import Rows
+    from surefit.data.rows.layouts import Examples
+    from surefit.data.rows.template_checks import SharedLook
+    from surefit.facts.eval_prompts import ScoredFacts
+    from surefit.facts.tokenizer import TokenizerFacts
+    from surefit.task import Example, TaskRecipe
+
+SAMPLED_ROWS, SAMPLED_TEXT = 500, 6_000_000
+"""Rows that are converted, and their characters: enough for a systematic fault, and little of a check's two seconds."""
+
+
+def scored_sources(config: Config) -> dict[str, str]:
+    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.extra_sets`."""
+    held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
+    return held_out | {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
+
+
+def scored_facts(
+    config: Config,
+    recipe: TaskRecipe | None,
+    rows: Rows | None,
+    train: Examples | None,
+    tokenizer: TokenizerFacts | None,
+    mixed: Mapping[str, Rows] | None = None,
+    *,
+    counted: bool = False,
+    look: bool = False,
+    kept: dict[str, Rows] | None = None,
+    shared: SharedLook | None = None,
+) -> tuple[ScoredFacts | None, list[SureFitError]]:
+    """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
+    converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
+    recipe, or where something is wrong.
+
+    Args:
+        rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
+        mixed: those of `data.mix` that are on this machine, by source.
+        counted: prompts are tokenised in any case (`data.scored.scored_set`).
+        look: of many rows read some (`data.glance`).
+        kept: gets the rows of each set that was read, by config key.
+        shared: renders a sample of each set.
+    """
+    from surefit.data.rows.eval_prompts import scored_set
+    from surefit.data.rows.sample_checks import template_missing, tokens_missing
+    from surefit.facts.eval_prompts import ScoredFacts
+
+    problems: list[SureFitError] = []
+    sets = []
+    if config.data.share:
+        divided = divided_rows(config, recipe, rows, mixed or {})
+        total = sum(one.total for one in divided) if divided else 0
+        held_out = max(1, round(config.data.share * total)) if total else None
+        examples = train if divided is None or recipe is None or len(divided) == 1 else _some(config, recipe, divided)
+        sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
+    for key, source in scored_sources(config).items():
+        try:
+            read, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
+        except SureFitError as error:
+            error.about(key)
+            problems.append(error)
+            continue
+        if kept is not None and read is not None:
+            kept[key] = read
+        count = None if read is None else read.total
+        if examples is not None:
+            problems += tokens_missing(config, key, source, examples, tokenizer)
+            problems += template_missing(key, source, examples, tokenizer)
+            problems += shared.problems(key, source, examples) if shared else []
+        name = "eval" if key == "data.eval" else key.removeprefix("evaluate.extra_sets.")
+        sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
+    if recipe is None or problems:
+        return None, problems
+    return ScoredFacts(tuple(sets), recipe.choices is not None), problems
+
+
+def divided_rows(
+    config: Config, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
+) -> list[Rows] | None:
+    """What a share `data.eval` is held out of: the training rows and, with several tasks in one run, each source of
+    `data.mix`, which may be all that there is of a task. None where not all of it is on this machine."""
+    several = recipe is not None and recipe.parts
+    if rows is None or (several and len(mixed) < len(config.data.mix)):
+        return None
+    return [rows, *mixed.values()] if several else [rows]
+
+
+def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
+    """A sample of all sources, of each by its size; None where it cannot be converted, which others report."""
+    from surefit.data.rows.layouts import to_examples
+
+    section, total = config.data, sum(one.total for one in sources)
+    samples = [
+        rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total)), SAMPLED_TEXT // len(sources)) for rows in sources
+    ]
+    with contextlib.suppress(SureFitError):
+        return [one for some in samples for one in to_examples(some, recipe, section.format, section.bad_rows)]
+    return None
+
+
+def _read(
+    config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
+) -> tuple[Rows | None, Examples | None]:
+    """(rows, a sample of the examples they become); nothing of what the hub has."""
+    from surefit.data.read.load import require_other_rows
+    from surefit.data.read.quick_sample import glance
+    from surefit.data.read.sources import is_local
+    from surefit.data.rows.layouts import load_held_out, to_examples
+
+    section = config.data
+    if not is_local(source):
+        return None, None
+    load = partial(load_held_out, source, section.split, train)
+    rows = glance(source, section.split, load) if look else load()
+    if rows is None:
+        return None, None
+    require_other_rows(rows, train, source)
+    if recipe is None:
+        return rows, None
+    if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
+        raise missing[0]
+    return rows, to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipe, section.format, section.bad_rows)
+
+
+def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
+    """Of a run of several tasks those that no row of these sources belongs to; what a row's columns are says whose it
+    is."""
+    if any(rows.total > len(rows) for rows in sources):
+        return []  # of a sample nobody can say it
+    seen: set[str] = set()
+    layouts: set[tuple[str, ...]] = set()
+    for row in (row for rows in sources for row in rows) if recipe.parts else ():
+        layout = tuple(name for name, value in row.items() if value is not None)
+        if layout not in layouts:
+            layouts.add(layout)
+            with contextlib.suppress(DataError):  # told by who converts the row
+                seen.add(part_of(layout, recipe.parts).name)
+    what = "to train on" if key == "data.train" else "held out"
+    help_text = "name its rows in data.mix, or a directory that holds them too"
+    if key == "data.eval":
+        help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
+    return [
+        DataError(f"no row {what} is of {name}", code="E8032", field=key, help=help_text)
+        for name in recipe.parts
+        if name not in seen
+    ]

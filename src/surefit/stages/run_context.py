@@ -1,0 +1,397 @@
+"""What every stage starts from: the config, the recipe, the facts and the decisions. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from surefit.config.load import Loaded, load_config
+from surefit.config.resolve import Resolved, resolve
+from surefit.config.world import Started
+from surefit.core import env
+from surefit.core.errors import ConfigError, SureFitError
+from surefit.core.rundir import RunDir, read_json
+
+if TYPE_CHECKING:
+    from surefit.config.schema import Config
+    from surefit.data.read.load import Rows
+    from surefit.data.tokens.shard_manifest import Manifest
+    from surefit.facts.hardware import HardwareFacts
+    from surefit.facts.model import ModelFacts
+    from surefit.importers.adopt import Adopted
+    from surefit.plan.planner import Lengths
+    from surefit.task import TaskRecipe
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everything known about a run; what could not be known is None, with the reason among the problems.
+
+    Attributes:
+        rows: the training rows; None also where they are on the hub, which is not asked before training, and where
+            `data.tokenized` is read in their place.
+        mixed: those of `data.mix` that are on this machine and can be read, by source.
+        adopted: what other tools' files that the config names changed in it.
+        prepared: what `data.tokenized` holds.
+        looked: the rows are some of them where there are many (`Rows.total`).
+    """
+
+    loaded: Loaded
+    run: RunDir
+    recipe: TaskRecipe | None
+    model: ModelFacts | None
+    hardware: HardwareFacts | None
+    rows: Rows | None
+    mixed: dict[str, Rows]
+    resolved: Resolved | None
+    problems: tuple[SureFitError, ...]
+    adopted: Adopted
+    prepared: Manifest | None = None
+    looked: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that any stage can work on.
+
+    Attributes:
+        gathered: the same with its gaps, for the rules.
+        verb: what trains it, and with --resume goes on.
+    """
+
+    loaded: Loaded
+    run: RunDir
+    recipe: TaskRecipe
+    model: ModelFacts
+    hardware: HardwareFacts
+    rows: Rows | None
+    mixed: dict[str, Rows]
+    resolved: Resolved
+    gathered: Gathered
+    verb: Literal["train", "run"] = "train"
+
+    @property
+    def row_count(self) -> int | None:
+        """Training rows before any is held out; None while they are not counted."""
+        if (prepared := self.gathered.prepared) is not None:
+            return prepared.stats.kept + prepared.held_out
+        return len(self.rows) if self.rows is not None else None
+
+
+def gather(
+    target: Path | Loaded,
+    overrides: Sequence[str] | None = None,
+    *,
+    training: bool = True,
+    patience: float | None = None,
+    look: bool = False,
+) -> Gathered:
+    """Read a config file, or the resolved config of a run directory, and look at all it names.
+
+    Args:
+        target: one of them, or a config that is read already, whose `overrides` are in it.
+        training: the processes of which this is one train together; others say nothing about the run's devices.
+        patience: seconds to wait for the hub's first answer about a model that is not on this machine.
+        look: of many rows read some, which takes less than a second.
+
+    Raises:
+        ConfigError: the config itself is not usable; every other problem is returned.
+    """
+    from surefit import recipes
+    from surefit.data.read.sources import is_local
+    from surefit.data.tokens.shard_settings import opened
+    from surefit.evaluate.settings import require_settings
+    from surefit.facts.chat_template import chosen_templates
+    from surefit.facts.generation import fitting_prompts
+    from surefit.facts.hardware import hardware_facts
+    from surefit.facts.model import model_facts
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.facts.vocabulary import with_new_tokens
+    from surefit.importers.adopt import adopt
+    from surefit.plan.memory_interval import upper_end
+
+    adopted = adopt(target if isinstance(target, Loaded) else load_config(config_file(target), overrides or ()))
+    loaded = adopted.loaded
+    config = loaded.config
+    run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
+    problems: list[SureFitError] = []
+
+    def attempt(look: Callable[[], T]) -> T | None:
+        try:
+            return look()
+        except SureFitError as error:
+            problems.append(error)
+            return None
+
+    recipe = attempt(lambda: recipes.get(config.recipe))
+    if recipe is not None:
+        attempt(lambda: require_settings(config.evaluate, recipe))
+    model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
+    if model is not None and (chosen := config.model.chat_template) is not None:
+        texts = attempt(lambda: chosen_templates(chosen)) or {}
+        model = replace(
+            model,
+            chat_template=texts.get(DEFAULT),
+            tool_template=texts.get(TOOL_USE),
+            has_chat_template=True,
+            other_template=model.chat_template,
+        )
+    if model is not None and (tokens := config.model.add_tokens):
+        found = model
+        tokenizer = attempt(lambda: facts_of_tokenizer(found))
+        model = with_new_tokens(found, tokens, tokenizer)
+    hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path, config.hardware.disk))
+    shards = None
+    if config.data.tokenized is not None and recipe is not None:
+        shards = attempt(partial(opened, config, recipe))
+    unread = config.data.tokenized is None
+    rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
+    if unread:
+        problems += _unreadable_urls(config)
+    here = [source for source in config.data.mix if unread and is_local(source)]
+    read = {source: attempt(partial(_mixed_rows, source, config, look)) for source in here}
+    mixed = {source: more for source, more in read.items() if more is not None}
+    # An epoch of shards is what it is: none of it is held out any more.
+    count, added = (0, shards.stats.kept) if shards else row_counts(config, rows, mixed)
+    each = examples_per_row(config, recipe, model, rows)
+    count, added = count and round(count * each), added * each
+    resolved = None
+    if model and hardware:
+        needed, fitting = upper_end(model, hardware), fitting_prompts(model, hardware)
+        started = _started() if training else None
+        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started, fitting))
+        if resolved is None:
+            with contextlib.suppress(ConfigError):  # it is among the problems already
+                resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
+    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look)
+
+
+def _unreadable_urls(config: Config) -> list[SureFitError]:
+    """What keeps this machine from reading the URLs that a config names, without a look at what is behind them."""
+    from surefit.data.read.file_io import require_file_system
+    from surefit.data.read.sources import resolve_source
+
+    named = {"data.train": config.data.train, **{f"data.mix.{source}": source for source in config.data.mix}}
+    if isinstance(config.data.eval, str):
+        named["data.eval"] = config.data.eval
+    named |= {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
+    problems: list[SureFitError] = []
+    for field, source in named.items():
+        try:
+            if "://" in source and resolve_source(source).kind == "url":
+                require_file_system(source)
+        except SureFitError as error:
+            error.about(field)
+            problems.append(error)
+    return problems
+
+
+def _training_rows(config: Config, look: bool) -> Rows | None:
+    from surefit.data.read.quick_sample import glance
+    from surefit.data.rows.layouts import training_rows
+
+    section = config.data
+    if not look:
+        return training_rows(section)
+    rows = glance(section.train, section.split, partial(training_rows, section))
+    return rows if rows is None or section.limit is None else rows.sample(section.limit)
+
+
+def _mixed_rows(source: str, config: Config, look: bool) -> Rows | None:
+    from surefit.data.read.quick_sample import glance
+    from surefit.data.rows.layouts import load_mixed
+
+    load = partial(load_mixed, source, config.data)
+    if not look or source == config.data.eval:
+        return load()
+    try:
+        return glance(source, config.data.split, load)
+    except SureFitError as error:
+        error.about(f"data.mix.{source}")
+        raise
+
+
+def _started() -> Started | None:
+    _, size, _, each = env.process_place()
+    return Started(each, -(-size // each)) if size > 1 else None
+
+
+def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
+    """(rows of `data.train`, rows that an epoch sees of `data.mix`); (None, 0) while not all of them are counted."""
+    if rows is None or len(mixed) < len(config.data.mix):
+        return None, 0
+    return rows.total, sum(passes * mixed[source].total for source, passes in config.data.mix.items())
+
+
+def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
+    """Examples that a row of `data.train` makes, by a sample; 1 where that cannot be told."""
+    from surefit.data.rows.layouts import to_examples
+    from surefit.data.rows.reasoning import with_thinking
+    from surefit.data.rows.sample_checks import DIVIDED, token_examples
+    from surefit.data.tokens.light_template import LightTemplate
+    from surefit.facts.chat_template import SPECIAL
+    from surefit.facts.tokenizer import TokenizerFacts
+
+    if recipe is None or rows is None or model is None or not model.chat_template:
+        return 1.0
+    try:
+        sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
+    except SureFitError:  # the check says so
+        return 1.0
+    facts = TokenizerFacts(
+        bos_token=SPECIAL["bos_token"],
+        eos_token=SPECIAL["eos_token"],
+        pad_token=SPECIAL["pad_token"],
+        chat_template=model.chat_template,
+        tool_template=model.tool_template,
+    )
+    template = LightTemplate(facts, config.model.chat_template_kwargs)
+    return token_examples(with_thinking(sample, config.data.thinking), template)
+
+
+def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
+    """`gather`, and stop at what is missing.
+
+    Raises:
+        SureFitError: the first problem, the others behind it.
+    """
+    found = gather(target, overrides, training=training)
+    if found.problems:
+        first, *rest = found.problems
+        first.also = (*first.also, *rest)
+        raise first
+    # What is missing is among the problems.
+    assert found.recipe
+    assert found.model
+    assert found.hardware
+    assert found.resolved
+    return Prepared(
+        found.loaded,
+        found.run,
+        found.recipe,
+        found.model,
+        found.hardware,
+        found.rows,
+        found.mixed,
+        found.resolved,
+        found,
+    )
+
+
+def lengths_of(run: Prepared) -> Lengths:
+    """The lengths of the rows: those that `surefit audit` wrote into the run directory, if it was for these very rows;
+    of prepared data those in its manifest; else those of some rows, the largest among them. With them the longest of a
+    file of held-out rows, whose loss is measured between the steps."""
+    lengths = _training_lengths(run)
+    return replace(lengths, held_out=_longest_held_out(run)) if lengths.longest is not None else lengths
+
+
+def _training_lengths(run: Prepared) -> Lengths:
+    from surefit.plan.planner import Lengths
+
+    if run.gathered.prepared is not None:
+        stats = run.gathered.prepared.stats
+        supervised = stats.supervised_tokens / stats.tokens
+        source = "the prepared rows', as their manifest has them"
+        return Lengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
+    if run.run.passport.is_file() and run.rows is not None:
+        passport = read_json(run.run.passport)
+        whole = passport.get("lengths", {}).get("whole", {})
+        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
+            source = "the real rows', as passport.json has them"
+            short = _sampled(run) if whole["max"] > run.resolved.config.data.max_length else None
+            supervised = passport.get("supervised_share") or 1.0
+            return Lengths(whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None)
+    return _sampled(run) or Lengths()
+
+
+def _longest_held_out(run: Prepared) -> int | None:
+    """Tokens of the longest held-out row that was looked at; None where these are a share of the training rows, not on
+    this machine, or not readable, which the check says."""
+    from surefit.data.read.sources import is_local
+    from surefit.data.rows.layouts import load_held_out
+    from surefit.data.tokens.lengths import sampled_lengths
+    from surefit.facts.tokenizer import facts_of_tokenizer
+
+    config = run.resolved.config
+    if not isinstance(config.data.eval, str) or not is_local(config.data.eval):
+        return None
+    try:
+        rows = load_held_out(config.data.eval, config.data.split, run.rows)
+        lengths = sampled_lengths(rows, run.recipe, config, facts_of_tokenizer(run.model))
+    except SureFitError:
+        return None
+    return None if lengths is None else lengths.longest
+
+
+def _sampled(run: Prepared) -> Lengths | None:
+    """The lengths of some rows of each source; None where one is not on this machine, or its tokenizer."""
+    from surefit.data.tokens.lengths import sampled_lengths
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.plan.planner import Lengths
+
+    config, sources = run.resolved.config, [(run.rows, 1.0)]
+    if run.rows is None or len(run.mixed) < len(config.data.mix):
+        return None
+    sources += [(run.mixed[source], passes) for source, passes in config.data.mix.items()]
+    try:
+        tokenizer = facts_of_tokenizer(run.model)
+    except SureFitError:  # the check says so
+        return None
+    found = [(sampled_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows]
+    sampled = [(lengths, lengths.total * passes) for lengths, passes in found if lengths is not None]
+    if not sampled or len(sampled) < len(sources):
+        return None
+    looked_at, total = (sum(getattr(lengths, name) for lengths, _ in sampled) for name in ("rows", "total"))
+    mean, too_long = (
+        sum(getattr(lengths, name) * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
+        for name in ("mean", "too_long")
+    )
+    left_out = too_long if config.data.too_long == "drop" else 0.0
+    source = f"those of {looked_at:,} of {total:,} rows, the largest among them"
+    longest = max(lengths.longest for lengths, _ in sampled)
+    least = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
+    shortest = min(least) if len(least) == len(sampled) else None
+    known: Literal["all", "sample"] = "all" if looked_at >= total else "sample"
+    return Lengths(longest, mean, source, known=known, shortest=shortest, left_out=left_out)
+
+
+def run_directory(target: Path) -> RunDir:
+    """The run directory that a config file names, or `target` itself; nothing else that the config names is looked at.
+
+    Raises:
+        ConfigError: there is no run there.
+    """
+    run = RunDir(target if target.is_dir() else Path(load_config(target).config.output_dir))
+    _resolved_config(run.path)
+    return run
+
+
+def dividing(loaded: Loaded) -> Loaded:
+    """The config with a micro batch that divides the global batch, so that one wrong number hides no other finding."""
+    train = loaded.config.train.model_copy(update={"per_device_train_batch_size": "auto"})
+    return replace(loaded, config=loaded.config.model_copy(update={"train": train}))
+
+
+def config_file(target: Path) -> Path:
+    """A config file itself; of a run directory, the resolved one.
+
+    Raises:
+        ConfigError: there is no run there.
+    """
+    return _resolved_config(target) if target.is_dir() else target
+
+
+def _resolved_config(directory: Path) -> Path:
+    run = RunDir(directory)
+    if not run.resolved.exists():
+        help_text = "name a config file, or train first: `surefit train CONFIG`"
+        raise ConfigError("no run is here: there is no resolved.yaml", code="E8031", path=directory, help=help_text)
+    return run.resolved

@@ -1,0 +1,491 @@
+"""The stage `prepare`: rows become token shards, in one process, in several, in an array job's tasks, or on a cluster.
+
+What is to be done is a list of tasks that the files alone decide, kept in DIR/plan.json. Each task becomes one shard,
+by a function of the task alone. When all are there the manifest is written, and training can start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from surefit.core import env
+from surefit.core.errors import ConfigError, DataError, MachineError
+from surefit.core.lock import locked
+from surefit.core.processes import pool
+from surefit.core.rundir import machine_errors, read_json, write_json
+from surefit.data.read.file_io import filesystem, is_url, reaching, shown
+from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.read.stream import Range, ranges, stream_rows
+from surefit.data.rows.layouts import HELD_OUT
+from surefit.data.tokens.cache import Stats
+from surefit.data.tokens.shard_manifest import MANIFEST, Manifest, held_out_file
+from surefit.data.tokens.shard_settings import (
+    fingerprint,
+    refuse_limit,
+    require_settings,
+    require_tokenizer,
+    settings_of,
+)
+from surefit.data.tokens.shards import (
+    Making,
+    ShardTask,
+    complete,
+    damaged,
+    shard_path,
+    shard_sha256,
+    source_sha256,
+    write_shard,
+)
+from surefit.facts.gguf_source import gguf_source
+from surefit.launch.cluster import on_ray
+from surefit.stages.placing import require_shards_apart
+from surefit.stages.progress_listener import Watcher
+from surefit.stages.shard_lock import alone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from surefit.config.schema import Config
+    from surefit.task import TaskRecipe
+
+PLAN = "plan.json"
+Engine = Literal["local", "ray"]
+LAYOUT_ROWS = 1000
+"""Rows of a source whose columns say how it is laid out."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Attributes:
+        settings, fingerprint, tokenizer: as `sharded.Manifest` has them.
+        files: of the sources that are on this machine: path, bytes, time of change.
+        tasks: one for each shard.
+    """
+
+    settings: Mapping[str, Any]
+    fingerprint: str
+    tokenizer: str
+    files: Sequence[Mapping[str, Any]]
+    tasks: Sequence[ShardTask]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard, for whatever process makes it."""
+
+    config: Config
+    task: ShardTask
+    directory: Path
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asks for.
+
+    Attributes:
+        workers: processes.
+        group: (i, n): every n-th shard from the i-th, from 0. The group that ends last writes the manifest.
+        overwrite: delete shards of other settings.
+        verify: compare the hash of every file that is there, and make damaged shards anew.
+        dry_run: say what is to be done.
+        engine: "local", processes of this machine, or "ray", the cores of a cluster.
+    """
+
+    workers: int = 1
+    group: tuple[int, int] | None = None
+    overwrite: bool = False
+    verify: bool = False
+    dry_run: bool = False
+    engine: Engine = "local"
+
+
+def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str, Any]:
+    """Make every shard of `data.tokenized` that is not there yet and, where then all are there, the manifest.
+
+    Returns:
+        Counts of shards, rows and tokens.
+
+    Raises:
+        ConfigError: `data.tokenized` is not set, or holds shards of other settings.
+        DataError: rows that cannot be used. MachineError: no room; another process makes the same shards.
+    """
+    directory = prepared_directory(config)
+    if wishes.dry_run:
+        return _summary(planned(config, directory, wishes.overwrite, write=False), directory, wishes.group)
+    with machine_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    with alone(directory, wishes.group, watcher):
+        with locked(directory / ".lock-plan", "prepare", watcher.note, wait=True):  # one looks at all files, not each
+            plan = planned(config, directory, wishes.overwrite)
+        mine = _of_group(plan.tasks, wishes.group)
+        todo = [task for task in mine if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)]
+        if len(mine) > len(todo):
+            watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are complete already")
+        if todo:
+            (directory / MANIFEST).unlink(missing_ok=True)
+        _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
+        if wishes.group is None or _all_there(plan, directory):
+            _finish(plan, directory, config)
+        return _summary(plan, directory, wishes.group)
+
+
+def prepared_directory(config: Config) -> Path:
+    """`data.tokenized`.
+
+    Raises:
+        ConfigError: it is not set, or cannot be combined with another setting.
+    """
+    if config.data.tokenized is None:
+        raise ConfigError("is not set", code="E8033", field="data.tokenized", help="name the directory for the shards")
+    refuse_limit(config)
+    names = {PLAN: False, MANIFEST: False, HELD_OUT: False, "shard-000000": True}
+    require_shards_apart(config, names, PLAN)
+    return Path(config.data.tokenized)
+
+
+def planned(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> Plan:
+    """The tasks of a config: those in the directory where nothing has changed, else made anew from the files.
+
+    Raises:
+        ConfigError: the directory holds shards of other settings, and they are not to be deleted.
+    """
+    from surefit import recipes
+
+    recipe = recipes.get(config.recipe)
+    _, digest = loaded_tokenizer(config.model.model_dump_json())
+    settings = settings_of(config, recipe)
+    files = source_files(config)
+    before = _read_plan(directory)
+    if before is not None and before.fingerprint != fingerprint(settings, digest):
+        if not overwrite:
+            require_settings(before.settings, config, recipe, directory)
+            require_tokenizer(before.tokenizer, digest, directory)
+        if write:
+            _delete(directory)
+        before = None
+    if before is not None and before.files == files:
+        return before
+    tasks = list(_tasks(config, recipe))
+    if before is not None and write:
+        _drop_changed(directory, before, files)
+    plan = Plan(settings, fingerprint(settings, digest), digest, files, tasks)
+    if write:
+        write_json(directory / PLAN, asdict(plan))
+    return plan
+
+
+def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
+    """Of `data.train`, then of every source of `data.mix`: for each of its ranges a shard with the rows that an epoch
+    sees so many whole times, and one with those that it sees once more."""
+    section = config.data
+    number = 0
+    for source, passes in [(section.train, 1.0), *section.mix.items()]:
+        whole, share = divmod(passes, 1)
+        holds_out = source == section.train or (bool(recipe.parts) and section.share is not None)
+        parts = [(int(whole), 1.0)] * (whole > 0) + [(1, share)] * (share > 0)
+        columns = tuple(
+            dict.fromkeys(
+                name for one in islice(stream_rows(source, split=section.split), LAYOUT_ROWS) for name in one.row
+            )
+        )
+        for rows in ranges(source, split=section.split):
+            for place, (repeat, taken) in enumerate(parts):
+                yield ShardTask(number, source, columns, rows, repeat, taken, place == 0, holds_out)
+                number += 1
+
+
+def source_files(config: Config) -> list[dict[str, Any]]:
+    """The files of `data.train` and `data.mix` with bytes and time of change, without data sets of the hub.
+
+    Raises:
+        DataError: a file is not there, or its address holds a secret. MachineError: a URL cannot be reached.
+    """
+    sources = (config.data.train, *config.data.mix)
+    return [about for source in sources for about in _files(source, config.data.split)]
+
+
+def _files(source: str, split: str) -> list[dict[str, Any]]:
+    found = []
+    for file in files_of(resolve_source(source), split):
+        if shown(file) != file:
+            raise DataError(
+                "the URL holds what looks like a signature or a password, and shards record their source",
+                code="E8034",
+                path=shown(file),
+                help="put the credentials in the environment, or download the file",
+            )
+        if is_url(file):
+            system, path = filesystem(file)
+            with reaching(file):
+                about = system.info(path)
+            version = next((str(about[key]) for key in ("ETag", "LastModified", "mtime") if about.get(key)), None)
+            found.append({"path": file, "bytes": about.get("size"), "version": version})
+        else:
+            here = os.stat(file)
+            found.append({"path": file, "bytes": here.st_size, "mtime_ns": here.st_mtime_ns})
+    return found
+
+
+def _read_plan(directory: Path) -> Plan | None:
+    if not (directory / PLAN).is_file():
+        return None
+    try:
+        values = read_json(directory / PLAN)
+        tasks = [
+            ShardTask(**{**one, "columns": tuple(one["columns"]), "rows": Range(**one["rows"])})
+            for one in values["tasks"]
+        ]
+        return Plan(**{**values, "tasks": tasks})
+    except (DataError, TypeError, KeyError):
+        help_text = "delete it; complete shards are kept"
+        raise DataError("not a plan of shards", code="E8035", path=directory / PLAN, help=help_text) from None
+
+
+def _delete(directory: Path) -> None:
+    """Everything that this stage has written there; nothing else."""
+    for path in (directory / MANIFEST, held_out_file(directory), directory / PLAN):
+        path.unlink(missing_ok=True)
+    for path in directory.glob("shard-*/"):
+        shutil.rmtree(path)
+
+
+def _drop_changed(directory: Path, before: Plan, files: Sequence[Mapping[str, Any]]) -> None:
+    """Remove shards of files that have changed, but for those whose own range has not."""
+    same = {one["path"] for one in files if one in before.files}
+    for task in before.tasks:
+        meta = None if task.rows.file in same else complete(directory, task, before.fingerprint)
+        if meta is not None and meta["source_sha256"] != source_sha256(task.rows):
+            shutil.rmtree(shard_path(directory, task.number))
+
+
+def _of_group(tasks: Sequence[ShardTask], group: tuple[int, int] | None) -> list[ShardTask]:
+    first, step = group or (0, 1)
+    return list(tasks[first::step])
+
+
+def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: Watcher) -> bool:
+    meta = complete(directory, task, made)
+    if meta is None or not verify:
+        return meta is not None
+    path = shard_path(directory, task.number)
+    name = damaged(path, meta)
+    if name is not None:
+        watcher.note(f"{path / name} is damaged: the shard is rebuilt")
+    return name is None
+
+
+def _make(todo: Sequence[ShardTask], jobs: Sequence[Job], watcher: Watcher, wishes: Wishes) -> None:
+    """Make shards, and say how far that is."""
+    start, tokens = time.monotonic(), 0
+    on_cluster = jobs and wishes.engine == "ray"
+    made = on_ray(make_shard, jobs) if on_cluster else _made(jobs, min(wishes.workers, len(jobs)))
+    with watcher.progress("shards") as on_progress:
+        on_progress(0, len(todo), "")
+        for done, meta in enumerate(made, start=1):
+            tokens += meta["stats"]["tokens"]
+            pace = tokens / max(1e-9, time.monotonic() - start)
+            on_progress(done, len(todo), f"{tokens:,} tokens, {pace:,.0f} tokens/s")
+
+
+def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
+    if workers <= 1:
+        yield from map(make_shard, jobs)
+        return
+    from concurrent.futures import as_completed
+
+    with pool(workers, _start_worker, (_needs_torch(jobs[0].config),)) as executor:
+        waiting = [executor.submit(make_shard, job) for job in jobs]
+        try:
+            for future in as_completed(waiting):
+                yield future.result()
+        except BrokenProcessPool:
+            help_text = "run the same command again, with fewer --workers if memory ran out: complete shards are kept"
+            raise MachineError("a worker was killed", code="E8036", help=help_text) from None
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _needs_torch(config: Config) -> bool:
+    """Whether a worker may have to import torch: for code of a model's or a recipe's own, or to find what a GGUF file
+    became."""
+    from surefit import recipes
+
+    foreign = config.model.trust_remote_code or not recipes.is_own(config.recipe)
+    return foreign or gguf_source(config.model.name_or_path) is not None
+
+
+def _start_worker(with_torch: bool) -> None:
+    env.quiet_libraries()
+    env.one_tokenizer_thread()
+    if not with_torch:
+        # transformers imports torch wherever it is installed; an entry of None says that it is not.
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+
+def make_shard(job: Job) -> dict[str, Any]:
+    """One shard; a function of the job and the files that it names, which any process may call.
+
+    Raises:
+        ConfigError: this process has another tokenizer than whoever planned.
+        DataError, MachineError: as `shards.write_shard`.
+    """
+    from surefit import recipes
+
+    config = job.config
+    recipe = recipes.get(config.recipe)
+    tokenizer, digest = loaded_tokenizer(config.model.model_dump_json())
+    if fingerprint(settings_of(config, recipe), digest) != job.fingerprint:
+        require_tokenizer("", digest, job.directory)
+    secret = frozenset() if job.task.holds_out else _secret(config, recipe)
+    making = Making(config.data, config.train.seed, recipe, tokenizer, job.fingerprint, secret)
+    return write_shard(job.task, making, job.directory)
+
+
+@lru_cache(maxsize=1)
+def loaded_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
+    """The tokenizer of a config's `model`, given as JSON, and its digest."""
+    from surefit.config.schema import ModelSection
+    from surefit.data.tokens.cache import tokenizer_digest
+    from surefit.model.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelSection.model_validate_json(section))
+    return tokenizer, tokenizer_digest(tokenizer)
+
+
+def _secret(config: Config, recipe: TaskRecipe) -> frozenset[float]:
+    """Where the prompts of `data.eval` fall, if that is a file."""
+    from surefit.data.rows.layouts import load_held_out, prompt_position, to_examples
+
+    section = config.data
+    if not isinstance(section.eval, str):
+        return frozenset()
+    rows = load_held_out(section.eval, section.split, None)
+    examples = to_examples(rows, recipe, section.format, section.bad_rows)
+    return frozenset(prompt_position(example, config.train.seed) for example in examples)
+
+
+def _all_there(plan: Plan, directory: Path) -> bool:
+    there = set(os.listdir(directory))
+    return all(shard_path(directory, task.number).name in there for task in plan.tasks)
+
+
+def _finish(plan: Plan, directory: Path, config: Config) -> None:
+    """Join what the shards say; the manifest comes last."""
+    metas = [meta for task in plan.tasks if (meta := complete(directory, task, plan.fingerprint)) is not None]
+    if len(metas) < len(plan.tasks):
+        raise DataError(
+            f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were made",
+            code="E8037",
+            path=directory,
+            help="run the same command again",
+        )
+    shards = [_entry(task, meta) for task, meta in zip(plan.tasks, metas, strict=True)]
+    stats = _total(plan.tasks, metas)
+    held_out = sum(meta["held_out"] for meta in metas)
+    _require_rows(stats, held_out, config)
+    paths = [shard_path(directory, task.number) for task in plan.tasks]
+    _join([path / HELD_OUT for path in paths], held_out_file(directory))
+    lengths: Counter[str] = Counter()
+    for task, meta in zip(plan.tasks, metas, strict=True):
+        lengths.update({upto: count * task.repeat for upto, count in meta["lengths"].items()})
+    manifest = Manifest(
+        settings=plan.settings,
+        fingerprint=plan.fingerprint,
+        tokenizer=plan.tokenizer,
+        shards=shards,
+        stats=stats,
+        lengths={upto: lengths[upto] for upto in sorted(lengths, key=int)},
+        held_out=held_out,
+        conversations=all(meta["conversations"] for meta in metas),
+        skipped=[line for meta in metas for line in meta["skipped"]][:3],
+        files=plan.files,
+    )
+    for path in set(directory.glob("shard-*/")) - set(paths):
+        shutil.rmtree(path)
+    write_json(directory / MANIFEST, asdict(manifest))
+
+
+def _join(parts: Sequence[Path], path: Path) -> None:
+    """One file of several, there in full or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with machine_errors(path):
+        try:
+            with open(temporary, "wb") as file:
+                for part in parts:
+                    with open(part, "rb") as content:
+                        shutil.copyfileobj(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _entry(task: ShardTask, meta: Mapping[str, Any]) -> dict[str, Any]:
+    stats = meta["stats"]
+    return {
+        "rows": stats["kept"],
+        "tokens": stats["tokens"],
+        "longest": stats["longest"],
+        "repeat": task.repeat,
+        "sha256": shard_sha256(meta["sha256"]),
+    }
+
+
+def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> Stats:
+    """Of all shards, as an epoch sees them; a row that is left out is one, however often it would be seen."""
+    total: Counter[str] = Counter()
+    for task, meta in zip(tasks, metas, strict=True):
+        stats = meta["stats"]
+        used = {key: value * task.repeat for key, value in stats.items() if key not in ("rows", "skipped", "longest")}
+        total.update(used | {"skipped": stats["skipped"]})
+        total["rows"] += (stats["rows"] - stats["skipped"]) * task.repeat + stats["skipped"]
+    longest = max(meta["stats"]["longest"] for meta in metas)
+    return Stats(**{one.name: total[one.name] for one in fields(Stats)} | {"longest": longest})
+
+
+def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
+    if not stats.kept:
+        raise DataError(
+            f"no example is left: of {stats.rows:,}, {stats.dropped_too_long:,} are longer than max_length "
+            f"{config.data.max_length:,} tokens and {stats.dropped_unsupervised:,} have no token to learn",
+            code="E8038",
+            field="data.max_length",
+            help="raise data.max_length, as far as the model's context allows",
+        )
+    if config.data.share and not held_out:
+        raise DataError(
+            f"{config.data.share:g} of {stats.rows:,} rows holds out none",
+            code="E8039",
+            field="data.eval",
+            help="raise data.eval, or set it to a file with rows to score on",
+        )
+
+
+def _summary(plan: Plan, directory: Path, group: tuple[int, int] | None) -> dict[str, Any]:
+    mine = _of_group(plan.tasks, group)
+    metas = [meta for task in mine if (meta := complete(directory, task, plan.fingerprint)) is not None]
+    return {
+        "directory": str(directory),
+        "shards": len(mine),
+        "complete": len(metas),
+        "rows": sum(meta["stats"]["kept"] for meta in metas),
+        "tokens": sum(meta["stats"]["tokens"] for meta in metas),
+        "held_out": sum(meta["held_out"] for meta in metas),
+        "manifest": (directory / MANIFEST).is_file(),
+        "bytes": sum(one["bytes"] for one in plan.files),
+    }
