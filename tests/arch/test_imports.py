@@ -19,7 +19,7 @@ TORCH_FREE = (
     "core",
     "config",
     "facts",
-    "foreign",
+    "importers",
     "task",
     "metrics",
     "recipes",

@@ -115,7 +115,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
-    finish(as_json, lambda out: _cli("foreign").import_config(out, source, output))
+    finish(as_json, lambda out: _cli("checking_foreign").import_config(out, source, output))
 
 
 @app.command()

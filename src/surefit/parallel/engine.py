@@ -139,9 +139,9 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
         lambda section: (section.cp, section.dp_replicate, section.offload),
     ),
     **dict.fromkeys(ZERO, ("zero:Zero", lambda section: (section,))),
-    "tp": ("tensor:TensorParallel", lambda section: (section.tp,)),
-    "cp": ("context:ContextParallel", lambda section: (section.cp,)),
-    "pp": ("pipeline:Pipeline", lambda section: (section.pp,)),
+    "tp": ("tensor_parallel:TensorParallel", lambda section: (section.tp,)),
+    "cp": ("context_parallel:ContextParallel", lambda section: (section.cp,)),
+    "pp": ("pipeline_parallel:Pipeline", lambda section: (section.pp,)),
 }
 """`parallel.mode`, or two together → the class, imported when it is used, and what it takes besides the world."""
 
