@@ -26,7 +26,7 @@ TORCH_FREE = (
     "lint",
     "doctor",
     "cli.app",
-    "data.load",
+    "data.read.load",
 )
 DISTRIBUTIONS = {
     "amr": "smatch",
