@@ -4,7 +4,7 @@
     optimizer-00001-of-00004.safetensors   the same of the optimizer's tensors
 
 The metadata of each file say which range of which shape every tensor in it is. All ranges together cover each tensor
-exactly once; whoever reads them has whole tensors, one at a time, or any range (parallel/shard_ranges.py).
+exactly once; a reader takes whole tensors, one at a time, or any range (parallel/shard_ranges.py).
 
 While a checkpoint is written, each process leaves a record beside its files when they are on the disk. The first one
 commits when all records are there (`manager.commit`): until then the directory has a temporary name, and counts for

@@ -59,6 +59,10 @@ class TemplateExceeds(TemplateRefused):
     """The template takes more loops or longer texts than any conversation needs: it may never end."""
 
 
+class TemplateTooSlow(TemplateExceeds):
+    """The template took more processor time than it may."""
+
+
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -92,7 +96,7 @@ def render(
         _require_tried(template)
         try:
             return _rendered(template, given)
-        except TemplateExceeds:  # a machine that stands still for a moment is not the template's fault
+        except TemplateTooSlow:  # a machine that stands still for a moment is not the template's fault
             return _rendered(template, given)
     except TemplateExceeds as error:
         if len(messages) <= SHORT:
@@ -287,7 +291,7 @@ class _Counted:
 
 def _require_time() -> None:
     if time.thread_time() > _until.get():
-        raise TemplateExceeds(f"it takes more than {SECONDS} s")
+        raise TemplateTooSlow(f"it takes more than {SECONDS} s")
 
 
 def _require_no_growth(method: str, text: str, args: tuple[Any, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,17 @@ def test_a_model_with_such_a_template_is_refused_by_name(tmp_path: Path) -> None
     config.write_text(json.dumps(settings | {"chat_template": WITHOUT_END["loops in loops"]}))
     with pytest.raises(ModelError, match="the chat template cannot be used: its loops take more than 500,000 turns"):
         tokenizer_facts(tmp_path / "model")
+
+
+@pytest.mark.parametrize(("stalls", "refused"), [(1, False), (2, True)], ids=["once", "always"])
+def test_render_tries_again_where_the_machine_stood_still(
+    stalls: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock jumps by an hour in the middle of the first `stalls` renderings; a refusal is kept, a stall is not."""
+    text = "{{ messages[0].content.strip() ~ " + repr(f"stall {stalls}") + " }}"
+    readings = iter([hour for stall in range(stalls) for hour in (2 * stall * 3600, (2 * stall + 1) * 3600)])
+    last = 2 * stalls * 3600
+    monkeypatch.setattr(time, "thread_time", lambda: next(readings, last))
+    for _ in range(2):
+        with pytest.raises(TemplateExceeds) if refused else nullcontext():
+            assert render(text, [{"role": "user", "content": " a "}]).startswith("a")
