@@ -430,7 +430,7 @@ def import_all() -> None:
     leaves behind."""
     for room in ("checkpoint", "data", "evaluate", "generate", "merge", "model", "plan", "stages", "train"):
         place = importlib.import_module(f"surefit.{room}")
-        for module in pkgutil.iter_modules(place.__path__, f"{place.__name__}."):
+        for module in pkgutil.walk_packages(place.__path__, f"{place.__name__}."):
             with contextlib.suppress(ModuleNotFoundError):  # Triton comes with some builds of torch
                 importlib.import_module(module.name)
 

@@ -3,7 +3,7 @@
     python benchmarks/plan_closed_form.py [--models PART,PART] [--variants NAME,NAME] [--every K]
         [--kernels] [--whole] [--json]
 
-Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.budget.peak_bytes_on_one` and by
+Each model of the catalogue (0.5B to 8B) is planned in each variant, by `facts.memory_formula.peak_bytes_on_one` and by
 `plan.simulate.simulate`. Compared are the memory in tensors at the fullest moment of a training step, and whether the
 interval of the closed form contains what the allocator reserves. Nothing is downloaded, and no GPU is needed.
 """

@@ -18,9 +18,20 @@ import torch
 from surefit.core import env
 
 MODULES = (
-    "cli.running", "cli.training", "cli.planning", "cli.render", "stages.prepare", "stages.training", "data.formats",
-    "data.dataset", "data.tokenize", "evaluate.in_training", "model.prepare", "plan.document", "train.loop",
-)  # fmt: skip
+    "cli.running",
+    "cli.training",
+    "cli.planning",
+    "cli.render",
+    "stages.run_context",
+    "stages.training",
+    "data.rows.layouts",
+    "data.tokens.dataset",
+    "data.tokens.tokenize",
+    "evaluate.in_training",
+    "model.prepare",
+    "plan.build_plan",
+    "train.loop",
+)
 
 
 def mapped() -> int:

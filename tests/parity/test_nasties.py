@@ -267,7 +267,7 @@ def test_mbpp_equal_prompts_with_different_tests_are_one_prompt_to_the_split(tmp
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt, "completion": str(each)}) + "\n" for each in tests))
     first, second = to_examples(load_rows(str(path)), recipes.get("chat"))
-    assert first.prompt == second.prompt  # equal prompts stay on one side: data.formats.split_eval
+    assert first.prompt == second.prompt  # equal prompts stay on one side: data.rows.layouts.split_eval
 
 
 def test_mbpp_line_ends_and_indentation_of_the_whole_file(codes: Any) -> None:

@@ -48,7 +48,7 @@ class Respondent(Protocol):
 
 
 class LocalModel:
-    """A model in this process; its prompts are token ids, `cut` where documents are too long (`data.shorten`)."""
+    """A model in this process; its prompts are token ids, `cut` where documents are too long (`data.rows.shorten`)."""
 
     def __init__(
         self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe, cut: Callable[[Example], Example]

@@ -22,8 +22,8 @@ GENERAL = (
     (("text",), None),
     (("input_ids",), None),
 )
-"""The columns of each general layout (`data.formats.LAYOUTS`, in its order), and the one with the answers: whatever
-other columns such rows have, nothing there is learnt."""
+"""The columns of each general layout (`data.rows.layouts.LAYOUTS`, in its order), and the one with the answers:
+whatever other columns such rows have, nothing there is learnt."""
 ANSWERING = ("assistant", "gpt", "chatgpt", "model", "function_call")
 """The roles and speakers of an assistant's turns, in all layouts."""
 

@@ -26,7 +26,7 @@ def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShap
     """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
 
     Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, and one rank's part of an optimizer
-    step at most (`data.pack.pack_for`): it is taken to be full of examples as long as each other.
+    step at most (`data.tokens.pack.pack_for`): it is taken to be full of examples as long as each other.
 
     Args:
         resolved: the config without "auto".

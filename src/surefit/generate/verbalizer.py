@@ -117,7 +117,7 @@ class _Ranker:
 
     def _tokens(self, tail: Path, label: str) -> Path:
         """A tokenizer of SentencePiece's kind puts a space before whatever it is given alone: so the label is also
-        tokenised behind the prompt's end, and that one's tokens are taken off again, as `data.tokenize` does."""
+        tokenised behind the prompt's end, and that one's tokens are taken off again, as `data.tokens.tokenize` does."""
         if (tail, label) not in self.written:
             before = str(self.tokenizer.decode(list(tail), clean_up_tokenization_spaces=False))
             alone, start, both = self.tokenizer([label, before, before + label], add_special_tokens=False).input_ids

@@ -57,7 +57,7 @@ class Merge:
     """A base model, an adapter, and what their sum is, tensor by tensor.
 
     Args:
-        model: the base, from `model.streamed.empty_model`.
+        model: the base, from `model.layerwise_forward.empty_model`.
         weights: its files.
         adapter: checked by `misfits`.
         dtype: of the merged model.

@@ -246,7 +246,7 @@ CONTEXT = {
 }
 """Compute capability → what nvidia-smi shows of a process that has a CUDA context and nothing else."""
 OTHER_CONTEXT = 512 * MIB
-"""Where nobody published one with a recent CUDA: the middle of the 256 to 768 MiB that `plan.verdict` allows for."""
+"""Where nobody published one with a recent CUDA: the middle of the 256 to 768 MiB of `plan.memory_interval`."""
 
 
 def context_bytes(capability: tuple[int, int]) -> int:

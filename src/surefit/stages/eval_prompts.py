@@ -49,8 +49,8 @@ def scored_facts(
     Args:
         rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
         mixed: those of `data.mix` that are on this machine, by source.
-        counted: prompts are tokenised in any case (`data.scored.scored_set`).
-        look: of many rows read some (`data.glance`).
+        counted: prompts are tokenised in any case (`data.rows.eval_prompts.scored_set`).
+        look: of many rows read some (`data.read.quick_sample`).
         kept: gets the rows of each set that was read, by config key.
         shared: renders a sample of each set.
     """

@@ -123,7 +123,7 @@ class DryPass:
 NEARLY = 0.9
 """Of the planned tokens, from which on a batch is as full as planned."""
 GPU_MARGIN = 0.03
-"""How far the tensors on a GPU may be from a simulation (`plan.verdict.MARGIN`)."""
+"""How far the tensors on a GPU may be from a simulation (`plan.memory_interval.MARGIN`)."""
 
 
 def planned_range(estimate: Mapping[str, Any], on_gpu: bool) -> tuple[int | None, int | None]:

@@ -41,7 +41,7 @@ def build_dataset(
         tokenizer: the model's.
         max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
         too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
-            their documents (`data.shorten`).
+            their documents (`data.rows.shorten`).
         bad_rows: "skip" leaves out what the chat template does not take, and counts it (`TokenDataset.refused`).
         source: the rows' config key.
         cache: the directory of the cache; `core.env.cache_dir()` if None.

@@ -80,7 +80,7 @@ def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) 
 
 
 def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
-    """The rendered conversation, cut before and after each turn that the model has to write (`data.turns`).
+    """The rendered conversation, cut before and after each turn that the model has to write (`data.tokens.turns`).
 
     A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark.
 
