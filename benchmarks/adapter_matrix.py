@@ -50,10 +50,10 @@ from transformers.utils.logging import disable_progress_bar
 from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import read_json, write_json
-from surefit.merge.combine import Combined, combine
-from surefit.merge.merge import MergeJob, merge_adapter
-from surefit.model.adapter import add_adapter, start_from
-from surefit.model.layerwise_forward import FromFiles
+from surefit.merge.combine import AdapterCombination, combine_adapters
+from surefit.merge.merge import MergeJob, merge_adapter_job
+from surefit.model.adapter import add_adapter, load_initial_adapter
+from surefit.model.layerwise_forward import LayerwiseModel
 from surefit.model.load import load_model
 
 VOCABULARY, MORE = 96, 98
@@ -295,15 +295,15 @@ def section_of(place: Path) -> ModelSection:
     return ModelSection(name_or_path=str(place), dtype="float32")
 
 
-def merged(place: Path, adapter: Path, out: Path, combined: Combined | None = None) -> torch.Tensor:
+def merged(place: Path, adapter: Path, out: Path, combined: AdapterCombination | None = None) -> torch.Tensor:
     """The logits of what SureFit merges."""
     out.mkdir(exist_ok=True)
     if combined is not None:
-        adapter = combine(FromFiles(section_of(place), place, "cpu"), combined, out)
+        adapter = combine_adapters(LayerwiseModel(section_of(place), place, "cpu"), combined, out)
     tokenizer = str(adapter) if (adapter / "tokenizer_config.json").exists() else None
     files = (out / "merged", out / "certificate.json")
     job = MergeJob(section_of(place), adapter, *files, tokenizer=tokenizer, combined=combined)
-    merge_adapter(job, CPU, ROWS)
+    merge_adapter_job(job, CPU, ROWS)
     with torch.no_grad():
         return load(out / "merged").eval()(IDS).logits
 
@@ -341,7 +341,7 @@ def continued(place: Path, adapter: Path) -> torch.Tensor:
         start_from=str(adapter),
     )
     model: Any = add_adapter(load_model(section_of(place), CPU), section)
-    start_from(model, adapter, section_of(place))
+    load_initial_adapter(model, adapter, section_of(place))
     with torch.no_grad():
         return model.eval()(IDS).logits  # type: ignore[no-any-return]
 
@@ -401,7 +401,7 @@ def tried(
         return {"save": ("PEFT", str(error)[:160])}
     first = ((saved.adapter, 1.0), (plain.adapter, 0.5))
     second = ((plain.adapter, 1.0), (saved.adapter, -0.7))
-    one, other = (Combined("cat", parts) for parts in (first, second))
+    one, other = (AdapterCombination("cat", parts) for parts in (first, second))
     todo = {
         "merge": (partial(merged, place, saved.adapter, at), lambda: saved.logits),
         "option + plain": (partial(merged, place, Path(), at / "first", one), partial(both_active, place, first)),

@@ -25,7 +25,7 @@ from surefit import recipes, samples
 from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.data.audit import chunk, whole
-from surefit.data.audit.chunk import Looker, Question
+from surefit.data.audit.chunk import AuditJob, ChunkAuditor
 from surefit.data.read.load import load_rows
 from surefit.data.tokens import tokenize
 from surefit.model.tokenizer import load_tokenizer
@@ -35,10 +35,10 @@ WORDS = [
 ]
 STAGES: list[tuple[str, Any, str]] = [
     ("detectors", chunk, "look_at_rows"),
-    ("rows to examples", Looker, "_examples"),
+    ("rows to examples", ChunkAuditor, "_examples"),
     ("chat template", tokenize, "_all_segments"),
-    ("template and tokenizer", Looker, "_lengths"),
-    ("round trips", Looker, "_round_trips"),
+    ("template and tokenizer", ChunkAuditor, "_lengths"),
+    ("round trips", ChunkAuditor, "_round_trips"),
     ("MinHash", chunk, "text_keys"),
     ("content hashes", chunk, "_digests"),
     ("repeated rows found", whole, "_repeated"),
@@ -77,10 +77,10 @@ def timed(seconds: Counter[str], stage: str, function: Callable[..., Any]) -> Ca
 def measure(path: Path, kind: str) -> dict[str, Any]:
     tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano"))
     recipe = "function_calling" if kind == "tools" else "chat"
-    question = Question(
+    question = AuditJob(
         source=str(path),
         columns=(),
-        recipe=partial(recipes.get, recipe),
+        recipe=partial(recipes.get_recipe, recipe),
         recipe_name=recipe,
         tokenizer=lambda: tokenizer,
         max_length=1024,
@@ -91,7 +91,7 @@ def measure(path: Path, kind: str) -> dict[str, Any]:
     start = time.process_time()
     rows = load_rows(str(path))
     seconds["reading"] = time.process_time() - start
-    found = whole.audit(rows, question, expected=recipes.get(recipe).columns)
+    found = whole.audit_rows(rows, question, expected=recipes.get_recipe(recipe).columns)
     total = time.process_time() - start
     for part, outer in INSIDE.items():
         seconds[outer] -= seconds[part]

@@ -127,22 +127,22 @@ def answer(path: Path, model: str) -> None:
     env.quiet_libraries()
     env.sleep_at_barriers()
     from surefit.data.tokens.tokenize import tokenize_prompt
-    from surefit.generate.engine import Decoding, generate
-    from surefit.model.layers import load_to_answer
+    from surefit.generate.engine import DecodingConfig, generate
+    from surefit.model.layers import load_for_generation
     from surefit.model.tokenizer import load_tokenizer
-    from surefit.stages.evaluating import held_out_sets
-    from surefit.stages.run_context import prepare
+    from surefit.stages.evaluating import load_eval_sets
+    from surefit.stages.run_context import load_checked_run
 
-    run = prepare(DEMO, [f"model.name_or_path={model}", f"output_dir={path.parent}/run"])
+    run = load_checked_run(DEMO, [f"model.name_or_path={model}", f"output_dir={path.parent}/run"])
     section = run.resolved.config.model
-    tokenizer, loaded = load_tokenizer(section), load_to_answer(section, run.hardware)
-    prompts = [tokenize_prompt(example, tokenizer) for example in held_out_sets(run)["eval"]]
+    tokenizer, loaded = load_tokenizer(section), load_for_generation(section, run.hardware)
+    prompts = [tokenize_prompt(example, tokenizer) for example in load_eval_sets(run)["eval"]]
     size = 64 if model == "surefit/nano" else 2  # a batch has to end within the window
     with path.open("w", buffering=1) as file:
         while True:
             for start in range(0, len(prompts), size):
                 began = time.perf_counter()
-                made = generate(loaded, tokenizer, prompts[start : start + size], Decoding(32, size))
+                made = generate(loaded, tokenizer, prompts[start : start + size], DecodingConfig(32, size))
                 line = {"seconds": time.perf_counter() - began, "tokens": sum(one.tokens for one in made)}
                 file.write(json.dumps(line) + "\n")
 

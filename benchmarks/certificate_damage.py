@@ -25,21 +25,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surefit.config.schema import ModelSection
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.layouts import read_splits
 from surefit.data.tokens.dataset import build_dataset
 from surefit.data.tokens.tokenize import tokenize_prompt
-from surefit.evaluate.rows import read_answer
+from surefit.evaluate.rows import prediction_from_text
 from surefit.evaluate.stats import paired_bootstrap
-from surefit.generate.engine import Decoding, generate
+from surefit.generate.engine import DecodingConfig, generate
 from surefit.merge import certify
 from surefit.merge.merge import MergeJob, certify_merged
-from surefit.model.layerwise_forward import nudged
+from surefit.model.layerwise_forward import perturb_weights
 from surefit.model.load import load_model
-from surefit.model.quantize import rounded_through
+from surefit.model.quantize import quantization_round_trip
 from surefit.model.saved import load_adapted
 from surefit.model.tokenizer import load_tokenizer
-from surefit.stages.run_context import prepare
+from surefit.stages.run_context import load_checked_run
 
 Tensors = dict[str, torch.Tensor]
 WEIGHT_CHECKS = ("weights_off_disk", "weights_off_base", "weights_not_finite", "merge_rounding")
@@ -71,7 +71,7 @@ def damages(merged: Merged) -> dict[str, Callable[[], Tensors]]:
     def noise(share: float) -> Callable[[str, torch.Tensor], torch.Tensor]:
         def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
             moved = tensor.clone()
-            nudged(moved, share, name)
+            perturb_weights(moved, share, name)
             return moved
 
         return change
@@ -91,8 +91,8 @@ def damages(merged: Merged) -> dict[str, Callable[[], Tensors]]:
         "one module left out": lambda: merged.scaled(0.0, lambda name: "layers.1.mlp.up_proj" in name),
         "one layer left out": lambda: merged.scaled(0.0, lambda name: "layers.2." in name),
         "all q, k, v left out": lambda: merged.scaled(0.0, lambda name: any(f"{x}_proj" in name for x in "qkv")),
-        "stored in NF4": lambda: merged.through(lambda _, tensor: rounded_through("nf4", tensor)),
-        "stored in float8": lambda: merged.through(lambda _, tensor: rounded_through("fp8", tensor)),
+        "stored in NF4": lambda: merged.through(lambda _, tensor: quantization_round_trip("nf4", tensor)),
+        "stored in float8": lambda: merged.through(lambda _, tensor: quantization_round_trip("fp8", tensor)),
         "noise of 1 %": lambda: merged.through(noise(0.01)),
         "noise of 10 %": lambda: merged.through(noise(0.1)),
         "noise of 40 %": lambda: merged.through(noise(0.4)),
@@ -104,14 +104,14 @@ class Judge:
     """Both verdicts on a model's tensors."""
 
     def __init__(self, run: Path, rows: int, prompts: int) -> None:
-        prepared = prepare(run)
+        prepared = load_checked_run(run)
         self.config, self.recipe, self.hardware = prepared.resolved.config, prepared.recipe, prepared.hardware
         self.run = prepared.run
         self.tokenizer = load_tokenizer(self.config.model)
         _, held_out = read_splits(self.config.data, self.recipe, self.config.train.seed, prepared.rows, prepared.mixed)
-        self.examples = [held_out.examples[i] for i in evenly(len(held_out), rows)]
+        self.examples = [held_out.examples[i] for i in evenly_spaced_indices(len(held_out), rows)]
         dataset = build_dataset(held_out, self.tokenizer, max_length=self.config.data.max_length, too_long="drop")
-        self.sequences = [dataset[i][0].tolist() for i in evenly(len(dataset), prompts)]
+        self.sequences = [dataset[i][0].tolist() for i in evenly_spaced_indices(len(dataset), prompts)]
         adapted: Any = load_adapted(self.config.model, self.run.adapter, self.hardware)
         self.tuned = certify.read_logits(adapted, self.sequences)
         with adapted.disable_adapter():
@@ -137,16 +137,16 @@ class Judge:
 
     def certificate(self, model: Any) -> tuple[bool, float]:
         """Whether the checks of the answers pass, and the mean divergence in nats."""
-        size = certify.size_of(model)
+        size = certify.rounding_dimensions(model)
         logits = certify.read_logits(model, self.sequences)
         kept = {name: parameter.data.clone() for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters():
-            nudged(parameter.data, certify.nudge(self.dtype, size), name)
+            perturb_weights(parameter.data, certify.nudge(self.dtype, size), name)
         moved = certify.read_logits(model, self.sequences)
         for name, parameter in model.named_parameters():
             parameter.data.copy_(kept[name])
-        checks = certify.agreement("m", self.tuned, logits, moved, self.dtype, size)
-        checks.append(certify.effect_kept(self.base, self.tuned, logits))
+        checks = certify.check_agreement("m", self.tuned, logits, moved, self.dtype, size)
+        checks.append(certify.check_effect(self.base, self.tuned, logits))
         divergence = next(float(check.value) for check in checks if check.name == "m_kl_mean")
         return all(check.passed for check in checks), divergence
 
@@ -155,9 +155,9 @@ class Judge:
         if not self.examples:
             return []
         prompts = [tokenize_prompt(example, self.tokenizer) for example in self.examples]
-        answers = generate(model, self.tokenizer, prompts, Decoding(self.config.evaluate.max_new_tokens, 25))
+        answers = generate(model, self.tokenizer, prompts, DecodingConfig(self.config.evaluate.max_new_tokens, 25))
         return [
-            self.recipe.score(example, read_answer(self.recipe, answer))[self.recipe.primary_metric]
+            self.recipe.score(example, prediction_from_text(self.recipe, answer))[self.recipe.primary_metric]
             for example, answer in zip(self.examples, answers, strict=True)
         ]
 

@@ -31,10 +31,10 @@ from transformers import PreTrainedTokenizerFast
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import write_atomic
-from surefit.data.rows.reasoning import thinking_as
+from surefit.data.rows.reasoning import convert_reasoning
 from surefit.data.tokens.tokenize import conversation_segments, encode_turns, tokenize_prompt
 from surefit.facts.chat_template import TEMPLATE_DATE
-from surefit.facts.thinking import answer_of, how_read
+from surefit.facts.thinking import probe_template_reasoning, strip_reasoning
 from surefit.generate.processors import decode_answer
 from surefit.task import Example, Message
 
@@ -85,7 +85,7 @@ def conversation(answers: int, name: str, *, system: bool, tools: bool, reasonin
 
 def conversations(template: str) -> Iterator[tuple[tuple[Any, ...], Example, Example]]:
     """(what it has, the conversation, the same with its reasoning where the template looks for it)."""
-    fields = how_read(template).fields
+    fields = probe_template_reasoning(template).fields
     name = fields[0] if fields else "reasoning_content"
     for shape in product((1, 2, 3), (False, True), (False, True) if "tool" in template else (False,), REASONING):
         answers, system, tools, reasoning = shape
@@ -103,7 +103,7 @@ def conversations(template: str) -> Iterator[tuple[tuple[Any, ...], Example, Exa
 def rendered(tokenizer: PreTrainedTokenizerFast, example: Example, turns: int, asks: bool) -> str:
     """By transformers alone."""
     turned = list(example.messages[:turns])
-    if tokenizer.chat_template and how_read(tokenizer.chat_template).parts:
+    if tokenizer.chat_template and probe_template_reasoning(tokenizer.chat_template).parts:
         turned = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turned]
     return str(
         tokenizer.apply_chat_template(
@@ -198,7 +198,7 @@ def said(written: str, plain: Sequence[str] = ()) -> str:
 def scored(template: str, tokenizer: PreTrainedTokenizerFast) -> bool | None:
     """Whether of an answer as the template has it written, with reasoning where it takes some, the answer alone is
     scored; None where it takes no answer."""
-    fields = how_read(template).fields
+    fields = probe_template_reasoning(template).fields
     for reasoning in ("field" if fields else "tags", "none"):
         own = conversation(1, *fields[:1] or ("",), system=False, tools=False, reasoning=reasoning)
         try:
@@ -206,7 +206,9 @@ def scored(template: str, tokenizer: PreTrainedTokenizerFast) -> bool | None:
         except DataError:
             continue
         written = next(text for text, learnt in segments if learnt)
-        return all(answer_of(said(written, plain)).strip() == "answer 0" for plain in ((), ("<think>", "</think>")))
+        return all(
+            strip_reasoning(said(written, plain)).strip() == "answer 0" for plain in ((), ("<think>", "</think>"))
+        )
     return None
 
 
@@ -273,7 +275,9 @@ def judge(template: str) -> Judged:
             judged.wrong += [f"{shape}: {what}" for what in wrong]
         judged.kinds |= {name: kind for name, wanted in COLUMNS.items() if wanted == shape}
     judged.scored = scored(template, tokenizer)
-    dropped = thinking_as(conversation(3, "reasoning_content", system=False, tools=False, reasoning="tags"), "drop")
+    dropped = convert_reasoning(
+        conversation(3, "reasoning_content", system=False, tools=False, reasoning="tags"), "drop"
+    )
     try:
         judged.kinds["drop"] = {1: "one"}.get(n := len(encode_turns(tokenizer, [dropped])[0]), str(n))
     except DataError:
@@ -289,7 +293,7 @@ def templates(folder: Path) -> dict[str, str]:
 
 def read_as(template: str) -> str:
     """Where a template finds reasoning, in words."""
-    reads = how_read(template)
+    reads = probe_template_reasoning(template)
     words = [f"`{name}`" for name in reads.fields] + ["tags"] * reads.tags + ["always open"] * reads.opens
     return ", ".join(words) or "nowhere"
 

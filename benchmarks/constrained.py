@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from surefit import nano, recipes, samples
 from surefit.core.env import quiet_libraries
 from surefit.data.tokens.tokenize import tokenize_prompt
-from surefit.generate.engine import Decoding, Generation, generate
+from surefit.generate.engine import DecodingConfig, Generation, generate
 from surefit.metrics.strict_json import strict_json
 from surefit.task import Example, TaskRecipe
 
@@ -108,13 +108,15 @@ def models() -> dict[str, tuple[Any, float]]:
 
 def rows_of(recipe: TaskRecipe, sample: str, count: int) -> list[Example]:
     """The first rows of a sample set."""
-    path = samples.resolve(sample)
+    path = samples.find_sample(sample)
     assert path is not None
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return [recipe.to_example(json.loads(line)) for line in lines[:count]]
 
 
-def timed(model: Any, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding, grammars: Any) -> Measured:
+def timed(
+    model: Any, tokenizer: Any, prompts: Sequence[list[int]], decoding: DecodingConfig, grammars: Any
+) -> Measured:
     """Answer, with the forward passes counted."""
     steps: list[None] = []
     hook = model.register_forward_hook(lambda *_: steps.append(None))
@@ -128,12 +130,12 @@ def timed(model: Any, tokenizer: Any, prompts: Sequence[list[int]], decoding: De
 def measure(model: Any, temperature: float, task: str, options: argparse.Namespace) -> dict[str, Any]:
     """Free and constrained answers to one task's rows."""
     name, sample, valid = TASKS[task]
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     assert recipe.grammar is not None
     examples = rows_of(recipe, sample, options.rows)
     tokenizer = AutoTokenizer.from_pretrained(nano.PATH)
     prompts = [tokenize_prompt(example, tokenizer) for example in examples]
-    decoding = Decoding(options.tokens, options.batch, temperature=temperature)
+    decoding = DecodingConfig(options.tokens, options.batch, temperature=temperature)
     runs: dict[str, list[Measured]] = {"free": [], "constrained": []}
     for _ in range(options.repeats):
         for way, found in runs.items():

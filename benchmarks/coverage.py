@@ -126,7 +126,7 @@ def shares(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
                 yield {"kind": "share", "name": name, "n": n, "coverage": coverage, "noise": 0.0, "width": width}
 
 
-def _exact(found: Sequence[stats.Interval], n: int, share: float) -> float:
+def _exact(found: Sequence[stats.MeanInterval], n: int, share: float) -> float:
     return math.fsum(_chance(k, n, share) for k, i in enumerate(found) if i.low - 1e-12 <= share <= i.high + 1e-12)
 
 

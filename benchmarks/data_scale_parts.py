@@ -199,13 +199,13 @@ def troved(out: str, shards: str) -> Iterator[tuple[int, int, bool]]:
 
 def part_many(shards: str) -> dict[str, Any]:
     """10^9 rows, which are one shard's again and again: seconds and MiB."""
-    from surefit.data.tokens.shard_manifest import ShardedTokens, read_manifest
-    from surefit.train.sampler import batch_rows, survey
+    from surefit.data.tokens.shard_manifest import ShardedTokens, read_shard_manifest
+    from surefit.train.sampler import batch_rows, fingerprint_training_rows
 
     directory = Path(shards)
     before, start = peak_mib(), time.monotonic()
-    rows = ShardedTokens(directory, read_manifest(directory))
-    found = survey(rows)
+    rows = ShardedTokens(directory, read_shard_manifest(directory))
+    found = fingerprint_training_rows(rows)
     opened = time.monotonic() - start
     first = rows[batch_rows(0, 0, len(rows), 256)[0]]
     one = time.monotonic() - start
@@ -220,12 +220,12 @@ def part_many(shards: str) -> dict[str, Any]:
 
 def part_feed(shards: str) -> dict[str, Any]:
     """Training's rows from shards and from memory: seconds to the first batch, and for each row that is read."""
-    from surefit.data.tokens.shard_manifest import ShardedTokens, read_manifest
-    from surefit.train.sampler import batch_rows, survey
+    from surefit.data.tokens.shard_manifest import ShardedTokens, read_shard_manifest
+    from surefit.train.sampler import batch_rows, fingerprint_training_rows
 
     start = time.monotonic()
-    rows = ShardedTokens(Path(shards), read_manifest(Path(shards)))
-    survey(rows)
+    rows = ShardedTokens(Path(shards), read_shard_manifest(Path(shards)))
+    fingerprint_training_rows(rows)
     wanted = [row for step in range(64) for row in batch_rows(step, 0, len(rows), 64)]
     held = {row: rows[row] for row in wanted[:64]}
     ready = time.monotonic() - start

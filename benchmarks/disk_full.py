@@ -57,12 +57,12 @@ class Watcher(threading.Thread):
         self.checkpoints, self.faults, self.looks, self.done = checkpoints, [], 0, threading.Event()
 
     def run(self) -> None:
-        from surefit.checkpoint.manager import damage, list_steps
+        from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
         while not self.done.is_set():
             for _, path in list_steps(self.checkpoints):
                 with contextlib.suppress(FileNotFoundError):  # deleted while it was read
-                    fault = damage(path, hashes=True)
+                    fault = find_checkpoint_damage(path, hashes=True)
                     if fault and path.exists():
                         self.faults.append(f"{path.name}: {fault}")
             self.looks += 1
@@ -104,7 +104,7 @@ def train(base: Path, disk: Path, way: str, said: Path, resume: bool, world: Any
     import torch
 
     from surefit.core.errors import Interrupted
-    from surefit.parallel.engine import engine_of
+    from surefit.parallel.engine import build_engine
 
     torch.set_num_threads(1)
     out, hog = disk / "run", disk / "hog"
@@ -124,7 +124,7 @@ def train(base: Path, disk: Path, way: str, said: Path, resume: bool, world: Any
 
     made = settings(base, out, world.size)
     told = {"on_progress": on_progress, "on_note": on_note} if world.is_first else {}
-    training = tiny_run.training(made, engine=engine_of(made.parallel, world), **told)
+    training = tiny_run.training(made, engine=build_engine(made.parallel, world), **told)
     if way == "unseen, like a quota":
         training.saving.guard.free = lambda directory: 1 << 40
     interrupted = ""
@@ -141,7 +141,7 @@ def train(base: Path, disk: Path, way: str, said: Path, resume: bool, world: Any
 def in_processes(count: int, work: Callable[[bool, Any], None], resume: bool) -> Callable[[], None]:
     """Start the processes of a run as forks of this one; returns what waits for them."""
     from surefit.core.errors import LostProcess
-    from surefit.parallel.process_group import World, joined
+    from surefit.parallel.process_group import World, process_group
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -154,7 +154,7 @@ def in_processes(count: int, work: Callable[[bool, Any], None], resume: bool) ->
             os.environ |= {key: str(value) for key, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
             try:
                 world = World(rank, count, rank, count)
-                with joined(world, 1.0):
+                with process_group(world, 1.0):
                     work(resume, world)
             except LostProcess:
                 os._exit(STOPPED)

@@ -57,15 +57,15 @@ import surefit
 from surefit.core.errors import Interrupted
 from surefit.facts.all_linear import without_gradient
 from surefit.model.classes import auto_class
-from surefit.plan.building import build
-from surefit.plan.simulate import record, run_training
-from surefit.plan.step_config import Setting, setting_of
+from surefit.plan.building import build_model
+from surefit.plan.simulate import record_training, run_training
+from surefit.plan.step_config import StepConfig, build_step_config
 from surefit.plan.trace import Recorder
-from surefit.stages.checking import Refused, require_no_errors
-from surefit.stages.planning import planned_run
-from surefit.stages.progress_listener import Lines
-from surefit.stages.run_context import prepare
-from surefit.stages.training import train as train_run
+from surefit.stages.checking import CheckFailed, require_no_errors
+from surefit.stages.planning import build_run_plan
+from surefit.stages.progress_listener import LineListener
+from surefit.stages.run_context import load_checked_run
+from surefit.stages.training import train_run as train_run
 
 ROOT = Path(__file__).parents[1]
 SECONDS, BYTES = 300, 12 * 2**30
@@ -203,7 +203,7 @@ class Family:
         try:
             stage()
             found = {"state": "passes"}
-        except Refused as error:
+        except CheckFailed as error:
             first = next(each for each in error.findings if each["severity"] == "error")
             found = {"state": "refused", "rule": first["code"], "why": first["message"]}
         except Exception as error:
@@ -218,17 +218,17 @@ class Family:
         document = surefit.plan(config).document
         if document["estimate"] is None or document["estimate"]["not_simulated"]:
             raise ValueError(f"not simulated: {[said for said in document['left_out'] if 'the simulation' in said]}")
-        run = prepare(config.loaded)
-        setting = setting_of(run.resolved, run.model, run.hardware)
-        simulated, real = record(setting).peak()[0], allocated(setting)
+        run = load_checked_run(config.loaded)
+        setting = build_step_config(run.resolved, run.model, run.hardware)
+        simulated, real = record_training(setting).peak()[0], allocated(setting)
         if not -AS_SIMULATED <= simulated / real - 1 <= MORE_SIMULATED.get(self.name, AS_SIMULATED):
             raise ValueError(f"the simulation has a peak of {simulated:,} bytes, and real tensors of {real:,}")
 
     def _train(self, config: surefit.Config) -> None:
         """Two steps, with an interruption after the first where rows are padded."""
         require_no_errors(surefit.check(config).document)
-        run = prepare(config.loaded)
-        planned = planned_run(run, quick=True)  # training would simulate first
+        run = load_checked_run(config.loaded)
+        planned = build_run_plan(run, quick=True)  # training would simulate first
         interrupted = config.settings.data.packing is False
 
         def interrupt(progress: Any) -> None:
@@ -236,9 +236,9 @@ class Family:
                 signal.raise_signal(signal.SIGINT)
 
         with contextlib.suppress(Interrupted):
-            done = train_run(run, Lines(ignore, (interrupt,)), planned=planned)
+            done = train_run(run, LineListener(ignore, (interrupt,)), planned=planned)
         if interrupted:
-            done = train_run(run, Lines(ignore), resume=True, planned=planned)
+            done = train_run(run, LineListener(ignore), resume=True, planned=planned)
         if done["steps"] != STEPS or done["rejected"] or (done["resumed_from"] == 1) != interrupted:
             raise ValueError(f"{done['steps']} steps, resumed from {done['resumed_from']}, {done['rejected']} rejected")
 
@@ -288,9 +288,9 @@ class Family:
             torch.testing.assert_close(each, logits[0], rtol=1e-3, atol=1e-3)
 
 
-def allocated(setting: Setting) -> int:
+def allocated(setting: StepConfig) -> int:
     """Bytes in tensors at the fullest moment of two steps that are really computed."""
-    model, recorder = build(setting, "cpu"), Recorder()
+    model, recorder = build_model(setting, "cpu"), Recorder()
     with recorder:
         recorder.start("load")
         recorder.tag((*model.parameters(), *model.buffers()), "weights")

@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.cli.checking_foreign import run_fair_rules
+from surefit.cli.checking_foreign import run_applicable_rules
 from surefit.core.errors import SureFitError
-from surefit.importers import Foreign, read
-from surefit.importers.write import config_text
+from surefit.importers import ImportedConfig, read_tool_config
+from surefit.importers.write import to_config_yaml
 from surefit.lint.engine import all_rules
 
 REJECTED = "the_tools_own_parser_rejects"
@@ -59,14 +59,14 @@ def judged(root: Path, entry: dict[str, str]) -> Judged:
     """Check and import one file of the collection."""
     one = Judged(entry["file"], entry["tool"], entry["tag"], rejected_by_the_tool=REJECTED in entry)
     try:
-        found = read(root / one.file)
+        found = read_tool_config(root / one.file)
     except SureFitError as error:
         one.refused = error.message
         if REFUSED not in error.message:
             one.errors = [f"{error.line}: {error.message}"]
         return one
     one.taken_for = found.tool
-    for finding in run_fair_rules(found, all_rules())[0].findings:
+    for finding in run_applicable_rules(found, all_rules())[0].findings:
         said = f"{finding.code}:{finding.line}: {finding.message}"
         {"error": one.errors, "warning": one.warnings}.get(finding.severity, []).append(said)
     if found.loaded is not None:
@@ -75,9 +75,9 @@ def judged(root: Path, entry: dict[str, str]) -> Judged:
     return one
 
 
-def unnamed(found: Foreign) -> list[str]:
+def unnamed(found: ImportedConfig) -> list[str]:
     """Keys that are set in the file and stand nowhere in what `import` writes."""
-    text = config_text(found)
+    text = to_config_yaml(found)
     wrong = tuple(f"{problem.field}." for problem in found.problems)
     named = set(re.findall(r"\w+", text))
     return [key for key in leaves(found.values) if key.rpartition(".")[2] not in named and not key.startswith(wrong)]

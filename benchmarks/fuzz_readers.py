@@ -185,10 +185,10 @@ def read_model(folder: Path) -> object:
 
 
 def read_merge(folder: Path) -> object:
-    from surefit.stages.merging import AdapterOptions, merge_adapter
-    from surefit.stages.progress_listener import Watcher
+    from surefit.stages.merging import AdapterOptions, merge_external_adapter
+    from surefit.stages.progress_listener import ProgressListener
 
-    return merge_adapter(folder / "adapter", Watcher(), "auto", AdapterOptions(base="surefit/nano"))
+    return merge_external_adapter(folder / "adapter", ProgressListener(), "auto", AdapterOptions(base="surefit/nano"))
 
 
 def read_rows(folder: Path) -> object:
@@ -198,23 +198,27 @@ def read_rows(folder: Path) -> object:
 
 
 def read_checkpoints(folder: Path) -> object:
-    from surefit.checkpoint.manager import latest_complete, load
+    from surefit.checkpoint.manager import latest_complete, load_checkpoint
 
     found = latest_complete(folder / "run" / "checkpoints")
-    return load(found.path) if found.path else None
+    return load_checkpoint(found.path) if found.path else None
 
 
 def read_run(folder: Path) -> object:
     """All that looks at a run without a model: the list of runs, one run, the report."""
     from surefit.cli.render import Output
-    from surefit.cli.reporting import report
-    from surefit.cli.run_index import prune, show
-    from surefit.cli.runs import find_runs, summarise_all
+    from surefit.cli.reporting import report_command
+    from surefit.cli.run_index import prune_runs_command, show_run_command
+    from surefit.cli.runs import find_runs, summarize_runs
     from surefit.core.errors import SureFitError
 
     out, run, problem = Output(True, False), folder / "run", None
-    summarise_all(find_runs(folder))  # one damaged run is no reason to hide the others
-    for look in (lambda: show(out, run), lambda: prune(out, run, False), lambda: report(out, [run], None)):
+    summarize_runs(find_runs(folder))  # one damaged run is no reason to hide the others
+    for look in (
+        lambda: show_run_command(out, run),
+        lambda: prune_runs_command(out, run, False),
+        lambda: report_command(out, [run], None),
+    ):
         try:
             look()
         except SureFitError as error:
@@ -231,9 +235,9 @@ def read_config(folder: Path) -> object:
 
 
 def read_other(folder: Path) -> object:
-    from surefit.importers import read
+    from surefit.importers import read_tool_config
 
-    return read(next((path for path in folder.iterdir() if path.name in OTHERS), folder / "axolotl.yml"))
+    return read_tool_config(next((path for path in folder.iterdir() if path.name in OTHERS), folder / "axolotl.yml"))
 
 
 def read_dotenv(folder: Path) -> object:

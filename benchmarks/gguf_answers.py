@@ -33,25 +33,25 @@ class Run:
 
     def __init__(self, target: Path, count: int) -> None:
         from surefit.config.schema import ModelSection
-        from surefit.core.sampling import evenly
+        from surefit.core.sampling import evenly_spaced_indices
         from surefit.data.rows.layouts import read_splits
         from surefit.data.tokens.tokenize import tokenize_prompt
-        from surefit.generate.engine import Decoding, generate
+        from surefit.generate.engine import DecodingConfig, generate
         from surefit.model.load import load_model
         from surefit.model.tokenizer import load_tokenizer
-        from surefit.stages.run_context import prepare
+        from surefit.stages.run_context import load_checked_run
 
-        run = prepare(target)
+        run = load_checked_run(target)
         config = run.resolved.config
         _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-        examples = [held_out.examples[index] for index in evenly(len(held_out), count)]
+        examples = [held_out.examples[index] for index in evenly_spaced_indices(len(held_out), count)]
         section = ModelSection(name_or_path=str(run.run.merged), dtype=config.model.dtype)
         self.tokenizer, self.model = load_tokenizer(section), load_model(section, run.hardware)
         self.limit, self.stop, self.exports = config.evaluate.max_new_tokens, run.recipe.stop, run.run.exports
         self.messages = [[dict(turn) for turn in example.prompt] for example in examples]
         self.prompts = [tokenize_prompt(example, self.tokenizer) for example in examples]
         self.answers = generate(
-            self.model, self.tokenizer, self.prompts, Decoding(self.limit, 25, stop=tuple(self.stop))
+            self.model, self.tokenizer, self.prompts, DecodingConfig(self.limit, 25, stop=tuple(self.stop))
         )
 
     def gap(self, row: int, other: str) -> float:

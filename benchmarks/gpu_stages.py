@@ -211,10 +211,10 @@ def _cudnn(on: bool) -> str:
 def calibration(here: Here) -> None:
     import gpu_attention
 
-    from surefit.plan.calibrate import calibrate
+    from surefit.plan.calibrate import calibrate_device
 
     def rates() -> dict[str, Any]:
-        profile = calibrate(lambda text: print(text, flush=True), 0.01 if here.miniature else 0.3)
+        profile = calibrate_device(lambda text: print(text, flush=True), 0.01 if here.miniature else 0.3)
         profile.save(here.out / "profile.json")
         return asdict(profile)
 

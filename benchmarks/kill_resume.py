@@ -44,11 +44,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 import tiny_run
 import torch
 
-from surefit.checkpoint.manager import latest_complete, load
+from surefit.checkpoint.manager import latest_complete, load_checkpoint
 from surefit.core.errors import LostProcess
 from surefit.core.rundir import read_jsonl
-from surefit.parallel.engine import engine_of
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.engine import build_engine
+from surefit.parallel.process_group import World, process_group
 from surefit.train import checkpointing, heldout, loop, sharded_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -184,14 +184,14 @@ class Processes:
 
 def train(base: Path, out: Path, kind: str, watch: Watch, world: World) -> None:
     watch.wrap(loop, "train_step", "step")
-    watch.wrap(loop, "export", "export")
+    watch.wrap(loop, "export_trained_model", "export")
     watch.wrap(heldout, "mean_loss", "evaluation")
     watch.wrap(checkpointing.Snapshot, "take", "copy")
-    watch.wrap(checkpointing.Saving, "_write", WRITING)
-    watch.wrap(sharded_checkpoint.WritingTogether, "_work", WRITING)
+    watch.wrap(checkpointing.CheckpointWriter, "_write", WRITING)
+    watch.wrap(sharded_checkpoint.ShardedCheckpointWriter, "_work", WRITING)
     made = config(base, out, kind)
-    with joined(world, patience(kind) / 60):
-        tiny_run.training(made, engine=engine_of(made.parallel, world)).fit(resume=True)
+    with process_group(world, patience(kind) / 60):
+        tiny_run.training(made, engine=build_engine(made.parallel, world)).fit(resume=True)
 
 
 def attempt(started: Processes, watches: Sequence[Watch], draw: random.Random, seconds: float) -> str | None:
@@ -244,7 +244,7 @@ def differences(one: Path, two: Path) -> list[str]:
         found.append("metrics")
     newest = [latest_complete(out / "checkpoints") for out in (one, two)]
     for name in ("weights", "optimizer"):
-        ours, theirs = (getattr(load(latest.path), name) for latest in newest if latest.path)
+        ours, theirs = (getattr(load_checkpoint(latest.path), name) for latest in newest if latest.path)
         if ours.keys() != theirs.keys() or not all(torch.equal(ours[key], theirs[key]) for key in ours):
             found.append(f"{name} of the last checkpoint")
     if sorted(path.name for path in (one / "checkpoints").iterdir()) != sorted(

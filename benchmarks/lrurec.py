@@ -28,24 +28,24 @@ from surefit.core import env
 from surefit.core.errors import SureFitError
 from surefit.evaluate.stats import bootstrap_mean, paired_bootstrap
 from surefit.metrics.ranking import mean_ranking, ranking_scores
-from surefit.retrieval.blend import select
-from surefit.retrieval.fitting import Fitting, fit, settings_of
-from surefit.retrieval.interactions import Interactions, build
-from surefit.retrieval.ranking import Retriever, rank
+from surefit.retrieval.blend import select_blend
+from surefit.retrieval.fitting import FitSettings, build_manifest_settings, fit_lrurec
+from surefit.retrieval.interactions import Interactions, build_interactions
+from surefit.retrieval.ranking import Retriever, rank_items
 from surefit.retrieval.retrievers import BASELINES, BLENDED
-from surefit.retrieval.sources import read_events, vintage
+from surefit.retrieval.sources import detect_movielens_release, read_events
 
 COMPARED = ("recall@10", "ndcg@10", "recall@20", "ndcg@20")
 SHOWN = ("recall@5", "mrr@5", "ndcg@5", "recall@10", "mrr@10", "ndcg@10", "recall@20", "ndcg@20")
 
 
 def ranks_of(retriever: Retriever, interactions: Interactions, split: Literal["valid", "test"]) -> list[int]:
-    ranks: list[int] = rank(retriever, *interactions.questions(split), k=1).ranks.tolist()
+    ranks: list[int] = rank_items(retriever, *interactions.questions(split), k=1).ranks.tolist()
     return ranks
 
 
 def trained(
-    interactions: Interactions, fitting: Fitting, folder: Path, device: str
+    interactions: Interactions, fitting: FitSettings, folder: Path, device: str
 ) -> tuple[dict[str, Any], dict[str, list[int]]]:
     """One seed: what is printed of it, and the ranks of all users' test items with LRURec and with the blend."""
 
@@ -58,8 +58,8 @@ def trained(
     resumed: dict[str, int] = {}
     started, cpu = time.perf_counter(), time.process_time()
     checkpoint = folder / f"lrurec-{fitting.seed}.pt"
-    fitted = fit(interactions, fitting, device=device, checkpoint=checkpoint, on_progress=told)
-    blend, _ = select(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
+    fitted = fit_lrurec(interactions, fitting, device=device, checkpoint=checkpoint, on_progress=told)
+    blend, _ = select_blend(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
     retrievers: dict[str, Retriever] = {"lrurec": fitted.retriever, "blend": blend}
     ranks = {name: ranks_of(retriever, interactions, "test") for name, retriever in retrievers.items()}
     record = {
@@ -73,7 +73,7 @@ def trained(
         },
         "test": {name: mean_ranking(places) for name, places in ranks.items()},
         "share_of_counts": blend.share,
-        "settings": settings_of(fitted),
+        "settings": build_manifest_settings(fitted),
     }
     return record, ranks
 
@@ -106,21 +106,21 @@ def difference(ours: list[list[int]], theirs: list[int]) -> dict[str, dict[str, 
 def measure(data: Path, seeds: int, numbering: Any, folder: Path) -> dict[str, Any]:
     started, cpu = time.perf_counter(), time.process_time()
     events = read_events(data)
-    interactions = build(events, numbering=numbering)
-    print(f"{vintage(data) or events.name} → {interactions.counts()}", file=sys.stderr)
+    interactions = build_interactions(events, numbering=numbering)
+    print(f"{detect_movielens_release(data) or events.name} → {interactions.counts()}", file=sys.stderr)
     made = {name: baseline(interactions) for name, baseline in BASELINES.items()}
     ranks = {name: ranks_of(retriever, interactions, "test") for name, retriever in made.items()}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     runs, ours = [], []
     for seed in range(seeds):
-        record, places = trained(interactions, replace(Fitting(), seed=seed), folder, device)
+        record, places = trained(interactions, replace(FitSettings(), seed=seed), folder, device)
         found = ", ".join(f"{name} recall@10 {scores['recall@10']:.4f}" for name, scores in record["test"].items())
         print(f"seed {seed}: {found}, {record['seconds']:.0f} s", file=sys.stderr)
         runs.append(record)
         ours.append(places)
     return {
         "data": events.name,
-        "vintage": vintage(data),
+        "vintage": detect_movielens_release(data),
         "notes": list(events.notes),
         "numbering": numbering,
         "counts": {**interactions.counts(), "items_without_title_dropped": interactions.without_title},

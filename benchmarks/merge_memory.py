@@ -101,7 +101,7 @@ def sequences(folder: Path, rows: int, row_tokens: int) -> list[list[int]]:
 def surefit(folder: Path, ids: list[list[int]]) -> dict[str, float]:
     """The merge with its certificate; the seconds from its start until the weights are written."""
     from surefit.config.schema import ModelSection
-    from surefit.merge.merge import MergeJob, merge_adapter
+    from surefit.merge.merge import MergeJob, merge_adapter_job
 
     class Cpu:
         kind = "cpu"
@@ -109,7 +109,7 @@ def surefit(folder: Path, ids: list[list[int]]) -> dict[str, float]:
     began, reached = time.monotonic(), dict[int, float]()
     base = ModelSection(name_or_path=str(folder / "base"), dtype=dtype_of(folder))
     job = MergeJob(base, folder / "adapter", folder / "merged", folder / "certificate.json")
-    merge_adapter(job, Cpu(), ids, lambda step, *_: reached.setdefault(step, time.monotonic() - began))  # type: ignore[arg-type]
+    merge_adapter_job(job, Cpu(), ids, lambda step, *_: reached.setdefault(step, time.monotonic() - began))  # type: ignore[arg-type]
     return {"written_seconds": reached[2], "merge_seconds": reached[4]}
 
 
@@ -139,7 +139,7 @@ def logits(folder: Path, ids: list[list[int]]) -> dict[str, Any]:
     tuned = certify.read_logits(PeftModel.from_pretrained(opened(folder / "base"), folder / "adapter").eval(), ids)
     found = {}
     for name in ("merged", "peft"):
-        off = certify.difference(tuned, certify.read_logits(opened(folder / name), ids))
+        off = certify.compare_logits(tuned, certify.read_logits(opened(folder / name), ids))
         found[name] = {
             "positions": off.positions, "deviation": off.deviation, "mean": off.absolute / off.entries,
             "largest": off.largest, "top1_agreement": off.agreeing / off.positions,

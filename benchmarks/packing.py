@@ -26,7 +26,7 @@ import pyarrow
 from tokenizers import Tokenizer
 
 from surefit import nano
-from surefit.data.tokens.pack import best_fit_decreasing, pack_for, shard
+from surefit.data.tokens.pack import best_fit_decreasing, distribute_bins, pack_for
 
 MEDIAN, SIGMA = 150, 0.9
 STEPS = (8, 16, 32, 64, 128, 256)
@@ -148,7 +148,7 @@ def busy(lengths: Sequence[int], size: int, micro: int, max_length: int) -> dict
 
 def most(bins: list[list[int]], lengths: Sequence[int]) -> int:
     """Tokens of the rank that has the most."""
-    return max(sum(lengths[item] for bin_ in rank for item in bin_) for rank in shard(bins, lengths, RANKS))
+    return max(sum(lengths[item] for bin_ in rank for item in bin_) for rank in distribute_bins(bins, lengths, RANKS))
 
 
 def packings(encoded: list[npt.NDArray[np.int32]], lengths: list[int], max_length: int) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def cases() -> Iterator[Case]:
 
 def resolved(case: Case) -> Any:
     """The configuration as `surefit train` would have it."""
-    from surefit.config.resolve import Resolved
+    from surefit.config.resolve import ResolvedConfig
     from surefit.config.schema import Config
 
     rows, length = BATCHES[case.shape]
@@ -106,7 +106,7 @@ def resolved(case: Case) -> Any:
         },
         "output_dir": "unused",
     }
-    return Resolved(Config.model_validate(tree), {}, MICRO_BATCHES, None)
+    return ResolvedConfig(Config.model_validate(tree), {}, MICRO_BATCHES, None)
 
 
 def measure(case: Case) -> dict[str, Any]:
@@ -193,13 +193,13 @@ def _batch(case: Case, seed: int) -> dict[str, Any]:
     """Examples of random tokens, all supervised; padded ones are an eighth shorter than the first."""
     import numpy as np
 
-    from surefit.data.tokens.collate import collate, pack
+    from surefit.data.tokens.collate import collate, collate_packed
 
     (rows, length), random = BATCHES[case.shape], np.random.default_rng(seed)
     lengths = [length if case.packed or row == 0 else length - length // 8 for row in range(rows)]
     ids = [random.integers(0, _config(case).vocab_size, size) for size in lengths]
     items = [(one, one) for one in ids]
-    return pack(items) if case.packed else collate(items, 0)
+    return collate_packed(items) if case.packed else collate(items, 0)
 
 
 def predict(case: Case, gpu: str) -> dict[str, Any]:
@@ -207,11 +207,11 @@ def predict(case: Case, gpu: str) -> dict[str, Any]:
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.model import model_facts
     from surefit.plan.planner import Planner
-    from surefit.plan.simulate import simulate
-    from surefit.plan.step_config import setting_of
+    from surefit.plan.simulate import simulate_memory
+    from surefit.plan.step_config import build_step_config
 
     made, model, hardware = resolved(case), model_facts(SHAPES[case.shape]), hardware_facts(gpu, Path.cwd())
-    found = simulate(setting_of(made, model, hardware), expandable=case.expandable)
+    found = simulate_memory(build_step_config(made, model, hardware), expandable=case.expandable)
     step = Planner(model).step(made, hardware)
     phases = {phase.name: {"allocated": phase.allocated, "reserved": phase.reserved} for phase in found.phases}
     return {"phases": phases, "seconds": step.seconds if step else None}

@@ -19,16 +19,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_formula import peak_bytes_on_one
 from surefit.facts.model import model_facts
-from surefit.plan.build_plan import disagreement
-from surefit.plan.memory_interval import CONTEXT, calculated
-from surefit.plan.simulate import simulate
-from surefit.plan.step_config import setting_of
+from surefit.plan.build_plan import closed_form_disagreement
+from surefit.plan.memory_interval import CONTEXT, closed_form_estimate
+from surefit.plan.simulate import simulate_memory
+from surefit.plan.step_config import build_step_config
 
 MODELS = (
     "Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B",
@@ -78,7 +78,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def settings(name: str, changes: dict[str, Any]) -> tuple[Resolved, HardwareFacts]:
+def settings(name: str, changes: dict[str, Any]) -> tuple[ResolvedConfig, HardwareFacts]:
     """A run; `rows` and `parts` among the changes are examples per micro batch and micro batches per step."""
     values = {**BASE, **changes}
     rows, parts = values.pop("rows", 1), values.pop("parts", 1)
@@ -88,21 +88,21 @@ def settings(name: str, changes: dict[str, Any]) -> tuple[Resolved, HardwareFact
         (tree.setdefault(section, {}) if section else tree)[key] = value
     tree["train"] |= {"global_batch_size": rows * parts, "per_device_train_batch_size": rows}
     hardware = hardware_facts(tree["hardware"]["gpu"], Path.cwd())
-    return Resolved(Config.model_validate(tree), {}, parts, None), hardware
+    return ResolvedConfig(Config.model_validate(tree), {}, parts, None), hardware
 
 
 def compare(name: str, variant: str, kernels: bool, whole: bool) -> dict[str, Any]:
     resolved, hardware = settings(name, VARIANTS[variant] | {"speed.kernels": kernels})
-    setting = setting_of(resolved, model_facts(name), hardware)
+    setting = build_step_config(resolved, model_facts(name), hardware)
     start = time.perf_counter()
     budget = peak_bytes_on_one(resolved, model_facts(name), capability=setting.capability)
     closed_seconds = time.perf_counter() - start
     assert budget is not None, "every model of the list is covered"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        memory = simulate(setting, extrapolate=not whole, merge=False)
+        memory = simulate_memory(setting, extrapolate=not whole, merge=False)
     closed, simulated = budget.phases["step"], next(p.allocated for p in memory.phases if p.name == "step")
-    interval = calculated(resolved, model_facts(name), hardware)
+    interval = closed_form_estimate(resolved, model_facts(name), hardware)
     assert interval is not None, "as above"
     return {
         "model": name,
@@ -153,7 +153,9 @@ def main() -> int:
         "configurations": len(rows),
         "mean_error": statistics.fmean(errors),
         "worst_error": errors[0],
-        "disagreements": sum(disagreement(row["closed_bytes"], row["simulated_bytes"]) is not None for row in rows),
+        "disagreements": sum(
+            closed_form_disagreement(row["closed_bytes"], row["simulated_bytes"]) is not None for row in rows
+        ),
         "reserved_outside_the_interval": sum(not row["contained"] for row in rows),
         "reserved_above_the_interval": sum(row["above"] for row in rows),
         "closed_form_seconds": statistics.median(row["closed_seconds"] for row in rows),

@@ -31,10 +31,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from surefit.core.units import GIB
 from surefit.facts.model import catalogue
-from surefit.plan.allocator import replay
-from surefit.plan.extrapolate_layers import SHALLOW, deepen
+from surefit.plan.extrapolate_layers import SHALLOW, extrapolate_trace
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder, Trace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
+from replay import replay_allocations
 
 FITTED_ROW = "lora--llama-3.2-3B-rank32"
 L40S = (8, 9)
@@ -60,7 +62,7 @@ def predict(row: dict[str, Any], longest: int) -> int:
     # from_pretrained with a device_map first asks for one block of the whole model's size, and gives it back to the
     # cache (transformers' `caching_allocator_warmup`): the weights then lie in one segment.
     sizes, events = [weights, *trace.sizes], [1, -1, *(event + 1 if event > 0 else event - 1 for event in trace.events)]
-    return replay(events, sizes, empty_at={starts[-1] + 2}).peak_reserved
+    return replay_allocations(events, sizes, empty_at={starts[-1] + 2}).peak_reserved
 
 
 def _trace(row: dict[str, Any], longest: int) -> Trace:
@@ -76,7 +78,7 @@ def _trace(row: dict[str, Any], longest: int) -> Trace:
 
     layers = catalogue()[train["model_id"]]["config"]["num_hidden_layers"]
     if adapter is None or not PER_LAYER & adapter.keys():
-        deep = deepen(record(SHALLOW), layers)
+        deep = extrapolate_trace(record(SHALLOW), layers)
         if deep is not None:
             return deep
     return record(None)

@@ -117,7 +117,7 @@ def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
     from surefit.data.rows.layouts import read_splits
     from surefit.data.tokens.dataset import build_dataset
     from surefit.model.tokenizer import load_tokenizer
-    from surefit.stages.run_context import prepare
+    from surefit.stages.run_context import load_checked_run
 
     source = SHARED if SHARED.is_file() else SAMPLES
     settings = {
@@ -127,7 +127,7 @@ def write_rows(folder: Path, workload: Workload) -> dict[str, Any]:
     }  # fmt: skip
     path = folder / "rows.yaml"
     path.write_text(yaml.safe_dump(settings))
-    run = prepare(path)
+    run = load_checked_run(path)
     config = run.resolved.config
     examples, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     tokenizer = load_tokenizer(config.model)

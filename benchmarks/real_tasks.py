@@ -17,10 +17,10 @@ from typing import Any
 
 from surefit import samples
 from surefit.core.rundir import read_jsonl, write_atomic
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.evaluate.answers import PREDICTIONS
 from surefit.evaluate.stats import paired_bootstrap
-from surefit.metrics.bfcl_files import as_row, read_category, verdict
+from surefit.metrics.bfcl_files import read_category, row_from_question, score_bfcl_answer
 
 Row = dict[str, Any]
 Rows = Sequence[Row]
@@ -126,7 +126,7 @@ def prepare_calls(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     for name, count in (("live_simple", 1 if quick else 24), ("live_irrelevance", 0 if quick else 8)):
         found = read_category(data / "function_calling/bfcl", name).values()
         new = [row for row in found if not {tool["name"] for tool in row["function"]} & known]
-        rows = [as_row(row) for row in new if len(row["question"]) == 1]
+        rows = [row_from_question(row) for row in new if len(row["question"]) == 1]
         live += chosen(_short(rows), count, _id)
     return {"train": chosen(_short(train), 8 if quick else 200, _id), "eval": scored, "users": live}
 
@@ -154,7 +154,9 @@ def judged_by_leaderboard(data: Path) -> Callable[[Mapping[str, Rows], Path], di
             answered = [read_jsonl(run / "eval" / name / f"{variant}{PREDICTIONS}") for variant in ("base", "merged")]
             for pair in zip(*answered, strict=True):
                 row = sets[name][pair[0]["index"]]
-                values = [verdict(gold[category(row)][row["id"]], line["text"], category(row)) for line in pair]
+                values = [
+                    score_bfcl_answer(gold[category(row)][row["id"]], line["text"], category(row)) for line in pair
+                ]
                 called = "rows with a call" if json.loads(row["answers"]) else "rows without"
                 for label in (category(row), called, "all rows"):
                     for variant, value in enumerate(values):
@@ -204,10 +206,10 @@ def prepare_ranking(data: Path, out: Path, quick: bool) -> dict[str, Rows]:
     folder = out / "retrieved"
     cut = lambda row: {**row, "history": row["history"][-10:]}  # noqa: E731
     rows = [cut(row) for row in read(folder / "train.jsonl")]
-    train = [rows[place] for place in evenly(len(rows), 8 if quick else 64)]
+    train = [rows[place] for place in evenly_spaced_indices(len(rows), 8 if quick else 64)]
     # A user whose film is not among the candidates keeps the retriever's place whatever a ranker says.
     found = [cut(row) for row in read(folder / "test.jsonl") if row["answer"]]
-    return {"train": train, "eval": [found[place] for place in evenly(len(found), 4 if quick else 40)]}
+    return {"train": train, "eval": [found[place] for place in evenly_spaced_indices(len(found), 4 if quick else 40)]}
 
 
 def prepare_summaries(data: Path, out: Path, quick: bool) -> dict[str, Rows]:

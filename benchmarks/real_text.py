@@ -20,7 +20,7 @@ from surefit.core.env import quiet_libraries
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.collate import collate
 from surefit.data.tokens.tokenize import encode
-from surefit.stages.run_context import prepare
+from surefit.stages.run_context import load_checked_run
 from surefit.task import Example
 
 BOOKS = ("The-Time-Machine_35.txt", "Pride-and-Prejudice_1342.txt")
@@ -53,7 +53,7 @@ def losses(run: Path, texts: Sequence[str]) -> dict[str, Any]:
     from surefit.evaluate.variants import open_variants
     from surefit.train.step import mean_loss
 
-    prepared = prepare(run)
+    prepared = load_checked_run(run)
     found: dict[str, Any] = {}
     for name, model, tokenizer in open_variants(
         prepared.resolved.config, prepared.hardware, prepared.run, ("base", "merged")

@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from surefit.core.errors import DataError
-from surefit.data.rows.rendered_turns import LOST, Comparison
+from surefit.data.rows.rendered_turns import LOST, TemplateLossFinder
 from surefit.data.tokens.light_template import LightTemplate
-from surefit.facts.thinking import how_read
+from surefit.facts.thinking import probe_template_reasoning
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, Message
 
@@ -104,7 +104,7 @@ def expected(example: Example, template: str) -> set[str] | None:
     backend = Tokenizer(models.BPE())  # nothing is tokenized
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     tokenizer.chat_template = template
-    reads = how_read(template)
+    reads = probe_template_reasoning(template)
     turns = [dict(turn) for turn in example.messages]
     for turn in turns:
         if reads.fields and "reasoning_content" in turn:  # the name under which the template looks for it
@@ -133,7 +133,7 @@ def said(example: Example, template: str) -> bool | None:
     facts = TokenizerFacts(bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=template)
     light = LightTemplate(facts, {})
     try:
-        found = Comparison(light.segments).losses(example, light.segments(example))
+        found = TemplateLossFinder(light.segments).losses(example, light.segments(example))
     except DataError:
         return None
     return any(name in LOST for name, _ in found)

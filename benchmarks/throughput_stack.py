@@ -132,7 +132,7 @@ def random_model(job: Job) -> Any:
 
 
 def write_base(job: Job) -> Any:
-    """The config of the random model, written beside a tokenizer of 512 words: all that `prepare` reads of a base."""
+    """Write the random model's config beside a tokenizer of 512 words: all that planning reads of a base."""
     from tokenizers import Tokenizer, models
     from transformers import AutoConfig, PreTrainedTokenizerFast
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -225,10 +225,10 @@ def summed_loss(model: Any, row: Any, labels: Any) -> float:
 
 
 def flops_per_token(job: Job, config: Any) -> float:
-    from surefit.facts.flops import work_of
+    from surefit.facts.flops import training_flops
     from surefit.facts.model import model_facts
 
-    work = work_of(model_facts(str(job.base)), config)
+    work = training_flops(model_facts(str(job.base)), config)
     assert work is not None
     lengths = [len(row) for row in job.rows]
     supervised = sum(int((labels[1:] != MASKED).sum()) for labels in job.labels)
@@ -277,7 +277,7 @@ def surefit_config(job: Job) -> Any:
     """The config that `surefit train` would run, every "auto" decided."""
     import yaml
 
-    from surefit.stages.run_context import prepare
+    from surefit.stages.run_context import load_checked_run
 
     settings = {
         "recipe": "chat",
@@ -297,14 +297,14 @@ def surefit_config(job: Job) -> Any:
     (job.folder / "rows.jsonl").write_text('{"text": "1 2 3 4 5 6 7 8"}\n' * 64)
     path = job.folder / "config.yaml"
     path.write_text(yaml.safe_dump(settings))
-    return prepare(path, job.overrides).resolved.config
+    return load_checked_run(path, job.overrides).resolved.config
 
 
 def surefit(job: Job) -> dict[str, Any]:
     from surefit.facts.hardware import hardware_facts
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
-    from surefit.train.batches import Batches
+    from surefit.train.batches import MicroBatcher
     from surefit.train.optim import make_optimizer
     from surefit.train.schedule import learning_rate
     from surefit.train.step import train_step
@@ -321,7 +321,7 @@ def surefit(job: Job) -> dict[str, Any]:
     nudge(job, model)
     optimizer = make_optimizer(model, config.train)
     rows = [(row, np.concatenate([[MASKED], labels[1:]])) for row, labels in zip(job.rows, job.labels, strict=True)]
-    batches = Batches(rows, np.array([len(row) for row in job.rows]), config, 0)
+    batches = MicroBatcher(rows, np.array([len(row) for row in job.rows]), config, 0)
     results, seconds, worked = [], [], 0.0
     total = job.warmup + job.steps
 
@@ -369,11 +369,11 @@ def nudge(job: Job, model: Any) -> None:
     if not job.nudged:
         return
     from surefit.merge.certify import nudge as share
-    from surefit.merge.certify import size_of
-    from surefit.model.layerwise_forward import nudged
+    from surefit.merge.certify import rounding_dimensions
+    from surefit.model.layerwise_forward import perturb_weights
 
     for name, parameter in model.named_parameters():
-        nudged(parameter.data, share(job.torch_dtype, size_of(model)), name)
+        perturb_weights(parameter.data, share(job.torch_dtype, rounding_dimensions(model)), name)
 
 
 # The peers

@@ -34,10 +34,10 @@ import torch
 from plan_published import build
 
 from surefit.facts.gpus import GPUS
-from surefit.plan.operations import Operations, Tally
-from surefit.plan.profile import LAUNCH_SECONDS, MOVEMENT, PRODUCTS, rates_of
+from surefit.plan.operations import Operations, OperatorCounter
+from surefit.plan.profile import LAUNCH_SECONDS, MOVEMENT, PRODUCTS, to_device_rates
 from surefit.plan.simulate import record_run
-from surefit.plan.time import spent
+from surefit.plan.time import operator_time
 from surefit.plan.trace import Recorder
 
 STEPS = Path(__file__).with_name("published_steps.jsonl")
@@ -91,7 +91,7 @@ LENGTHS = lengths()
 
 def operations(row: dict[str, Any], length: int) -> Operations:
     """The operators of the second step of the row's own loop, method_comparison/MetaMathQA/run.py."""
-    train, tally = row["train_config"], Tally({"second"})
+    train, tally = row["train_config"], OperatorCounter({"second"})
 
     def loop(model: torch.nn.Module, recorder: Recorder) -> None:
         recorder.watch = tally.note
@@ -113,8 +113,8 @@ def operations(row: dict[str, Any], length: int) -> Operations:
 
 def simulate(row: dict[str, Any], windows: list[float] | None) -> Run:
     """A row's operators in both lengths, and what was measured."""
-    rates, steps = rates_of(GPUS["l40s"]), row["train_config"]["max_steps"]
-    found = [spent(operations(row, length), rates) for length in (SHORT, LONG)]
+    rates, steps = to_device_rates(GPUS["l40s"]), row["train_config"]["max_steps"]
+    found = [operator_time(operations(row, length), rates) for length in (SHORT, LONG)]
     device = (found[0].arithmetic + found[0].movement, found[1].arithmetic + found[1].movement)
     each = sum(windows) / steps if windows else None
     return Run(row["name"], device, found[1].launches / LAUNCH_SECONDS, row["train_time_s"], steps, each)

@@ -30,14 +30,14 @@ from unittest.mock import patch
 
 import surefit
 from surefit.config.schema import LoraSection
-from surefit.core.gc_pause import uncollected
+from surefit.core.gc_pause import pause_gc
 from surefit.facts.model import catalogue
 from surefit.model import kernels
 from surefit.plan import time
 from surefit.plan.operations import Operation, Operations
-from surefit.plan.simulate import record
-from surefit.plan.step_config import Setting
-from surefit.plan.time import operations
+from surefit.plan.simulate import record_training
+from surefit.plan.step_config import StepConfig
+from surefit.plan.time import count_step_operations
 
 MODELS = {"1b": "meta-llama/Llama-3.2-1B", "8b": "meta-llama/Llama-3.1-8B"}
 ROWS, LENGTH, MICRO_BATCHES = 8, 2048, 2
@@ -68,12 +68,12 @@ class Wait:
     per_layer: int
 
 
-def setting_of(name: str, capability: tuple[int, int], **changes: Any) -> Setting:
+def setting_of(name: str, capability: tuple[int, int], **changes: Any) -> StepConfig:
     """The step of a model of the catalogue."""
     from transformers import AutoConfig
 
     shape = dict(catalogue()[MODELS[name]]["config"])
-    setting = Setting(
+    setting = StepConfig(
         AutoConfig.for_model(shape.pop("model_type"), **shape), "bfloat16" if capability >= (8, 0) else "float16",
         LoraSection(r=16), ROWS, LENGTH, micro_batches=MICRO_BATCHES, packed=True, fused_lora=True,
         capability=capability,
@@ -135,13 +135,13 @@ def place_of(frames: Iterable[FrameType]) -> str:
     return inner or "?"
 
 
-def waits_of(setting: Setting) -> list[Wait]:
+def waits_of(setting: StepConfig) -> list[Wait]:
     """The places that wait, from shallow models: with one micro batch, with two, and with one layer more."""
 
     def count(layers: int, micro_batches: int) -> Counter[str]:
         places = _Places()
         shallow = replace(setting.with_layers(layers), micro_batches=micro_batches)
-        record(shallow, places.note)
+        record_training(shallow, places.note)
         return places.found
 
     one, two, deeper = count(2, 1), count(2, 2), count(3, 1)
@@ -152,10 +152,10 @@ def waits_of(setting: Setting) -> list[Wait]:
     return found
 
 
-def traffic(setting: Setting) -> dict[str, Any]:
+def traffic(setting: StepConfig) -> dict[str, Any]:
     """Everything, as plain values."""
-    with uncollected():
-        counted, _ = operations(setting)
+    with pause_gc():
+        counted, _ = count_step_operations(setting)
         waits = waits_of(setting)
     tokens = setting.tokens * setting.micro_batches
     rows = rows_of(counted, tokens)
@@ -195,16 +195,16 @@ def lines_of(found: dict[str, Any], model: str) -> Iterator[str]:
         yield f"{counts}  {wait['place']}"
 
 
-def savings(setting: Setting) -> dict[str, tuple[float, int]]:
+def savings(setting: StepConfig) -> dict[str, tuple[float, int]]:
     """Kernel → the MB per token and the launches per step that it alone saves."""
 
     def sums(*without: str) -> tuple[float, int]:
-        with ExitStack() as stack, uncollected():
+        with ExitStack() as stack, pause_gc():
             stack.callback(time._operations.cache_clear)
             time._operations.cache_clear()
             for name in without:
                 stack.enter_context(patch.object(kernels, name, lambda *_: None))
-            rows = rows_of(operations(setting)[0], setting.tokens * setting.micro_batches)
+            rows = rows_of(count_step_operations(setting)[0], setting.tokens * setting.micro_batches)
         return sum(row.megabytes_per_token for row in rows), sum(row.launches for row in rows)
 
     finders = {"RMS norm": "norm_of", "rope": "rotation_of", "SwiGLU with LoRA": "gates_of"}

@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from surefit import __version__
-from surefit.cli.searching import letters
+from surefit.cli.searching import recompute_letters
 from surefit.config.load import load_text
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
 from surefit.facts.gpus import BF16_CAPABILITY, GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.build_plan import planned
+from surefit.plan.build_plan import build_plan
 from surefit.plan.planner import Planner
-from surefit.plan.search import bisect
-from surefit.plan.step_time_cache import rates_for
-from surefit.stages.run_context import Prepared, prepare
+from surefit.plan.search import largest_fitting_index
+from surefit.plan.step_time_cache import device_rates_for
+from surefit.stages.run_context import CheckedRun, load_checked_run
 
 PAGE = Path(__file__).parents[1] / "docs/reference/cards.md"
 CARDS = (
@@ -108,23 +108,23 @@ def plan_row(planner: Planner, card: str, method: str) -> Row:
         for length in LENGTHS
     )
     simulated = [length for length, cell in zip(LENGTHS, cells, strict=True) if cell.verdict == "fits"]
-    return Row(cells, max(STEP * (1 + bisect(fits, context // STEP)), *simulated, 0))
+    return Row(cells, max(STEP * (1 + largest_fitting_index(fits, context // STEP)), *simulated, 0))
 
 
-def _run(model: str, card: str, method: str, length: int) -> Prepared:
+def _run(model: str, card: str, method: str, length: int) -> CheckedRun:
     named = (f"model.name_or_path={model}", f"hardware.gpu={card}", f"data.max_length={length}")
     kernels = ("speed.kernels=true",) if (GPUS[card].compute_capability or (0, 0)) >= BF16_CAPABILITY else ()
-    return prepare(load_text(CONFIG, Path("card.yaml"), [*named, *METHODS[method], *kernels]))
+    return load_checked_run(load_text(CONFIG, Path("card.yaml"), [*named, *METHODS[method], *kernels]))
 
 
-def _document(planner: Planner, run: Prepared, *, quick: bool) -> dict[str, Any]:
-    return planned(run.resolved, run.model, run.hardware, quick=quick, planner=planner)
+def _document(planner: Planner, run: CheckedRun, *, quick: bool) -> dict[str, Any]:
+    return build_plan(run.resolved, run.model, run.hardware, quick=quick, planner=planner)
 
 
-def _cell(planner: Planner, run: Prepared) -> Cell:
+def _cell(planner: Planner, run: CheckedRun) -> Cell:
     config = run.resolved.config
     kept = {"checkpointing": config.train.gradient_checkpointing, "tiled_mlp": config.speed.tiled_mlp}
-    how = f"{config.train.per_device_train_batch_size}{letters(kept)}"
+    how = f"{config.train.per_device_train_batch_size}{recompute_letters(kept)}"
     estimate = _document(planner, run, quick=True)["estimate"]
     if estimate["verdict"] == "too close to call":
         estimate = _document(planner, run, quick=False)["estimate"]
@@ -148,7 +148,7 @@ def page(rows: dict[tuple[str, str, str], Row], seconds: float) -> str:
     """The whole page, from a row for every (card, model, method)."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers", "peft"))
     made = f"{datetime.now(UTC):%-d %B %Y}, SureFit {__version__}, {versions}; {duration_text(seconds)}"
-    rates = rates_for(hardware_facts(CARDS[0]))
+    rates = device_rates_for(hardware_facts(CARDS[0]))
     assert rates
     lines = [HEAD.format(config=CONFIG, made=made, margin=rates.margin), "## How long rows may be", "", LONGEST, ""]
     lines += [f"| card | {' | '.join(MODELS.values())} |", "|---|" + "---|" * len(MODELS)]

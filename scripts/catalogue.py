@@ -21,7 +21,7 @@ from typing import Any
 
 from surefit.core.errors import ModelError, SureFitError
 from surefit.core.rundir import write_atomic
-from surefit.facts.model import CATALOGUE, HUB_ID, build_facts, read_config
+from surefit.facts.model import CATALOGUE, HUB_ID, build_facts, read_model_config
 from surefit.facts.named_templates import DEFAULT, templates_in
 from surefit.facts.safetensors import INDEX, SINGLE, read_header
 from surefit.facts.validate_model_files import read_json_object
@@ -65,7 +65,7 @@ def entry_of(name: str, path: Path, before: Mapping[str, Any] | None) -> dict[st
     directory = path if path.is_dir() else path.parent
     if not path.exists():
         raise ModelError("no such file or directory", path=path, help="name a config.json, or the folder that has it")
-    config = read_config(path) if path.is_dir() else read_json_object(path)
+    config = read_model_config(path) if path.is_dir() else read_json_object(path)
     old = before or {}
     kept = kept_of(config, old.get("config", {}))
     facts = build_facts(name, kept, None, where=path, source="catalogue")

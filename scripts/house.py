@@ -146,6 +146,8 @@ def _mentions(tree: ast.AST) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
+        elif isinstance(node, ast.alias) and node.asname:
+            yield node.name
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 80:
             yield from re.findall(r"\w+", node.value)
 

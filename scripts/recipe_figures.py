@@ -21,8 +21,8 @@ from typing import Any
 from surefit.config.load import load_config
 from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, duration_text
-from surefit.plan.build_plan import planned
-from surefit.stages.run_context import prepare
+from surefit.plan.build_plan import build_plan
+from surefit.stages.run_context import load_checked_run
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- plan (?P<config>\S+)(?P<given>(?: \S+=\S+)*) (?P<figure>[a-z]+) -->)(.*?)(<!-- /plan -->)")
@@ -38,8 +38,10 @@ def plan_of(config: str, given: tuple[str, ...], quick: bool) -> dict[str, Any]:
     if rows is not None:  # rows that are not here are as many as they are said to be
         steps = -(-rows * loaded.config.train.num_train_epochs // loaded.config.train.global_batch_size)
         overrides.append(f"train.max_steps={int(steps)}")
-    run = prepare(load_config(ROOT / config, [*overrides, "data.train=elsewhere/rows", "data.eval=elsewhere/held-out"]))
-    return planned(run.resolved, run.model, run.hardware, rows, quick=quick)
+    run = load_checked_run(
+        load_config(ROOT / config, [*overrides, "data.train=elsewhere/rows", "data.eval=elsewhere/held-out"])
+    )
+    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick)
 
 
 def figure(config: str, given: tuple[str, ...], name: str) -> str:

@@ -21,7 +21,8 @@ from surefit.config.modes import MODES
 from surefit.config.schema import Config
 from surefit.core.rundir import write_atomic
 from surefit.core.svg import document
-from surefit.facts.gpus import GPUS, table
+from surefit.core.units import GIB
+from surefit.facts.gpus import GPUS
 from surefit.lint.engine import all_rules
 
 ROOT = Path(__file__).parents[1]
@@ -136,6 +137,20 @@ def combinations_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def gpu_table() -> str:
+    """The catalogue as a table of Markdown."""
+    head = ("name", "architecture", "GiB", "bf16", "fp16", "fp8", "TF32", "fp32", "GB/s", "features")
+    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * 7 + "---|"]
+    for key, gpu in GPUS.items():
+        rates = [gpu.bf16, gpu.fp16, gpu.fp8, gpu.tf32, gpu.fp32]
+        bandwidth = gpu.bandwidth / 1e9 if gpu.bandwidth is not None else None
+        numbers = [f"{number:,.6g}" if number is not None else "–" for number in (*rates, bandwidth)]
+        bound = "≤ " if "upper bound" in gpu.source else ""
+        cells = [f"`{key}`", gpu.architecture, f"{bound}{gpu.memory_bytes / GIB:.2f}", *numbers]
+        lines.append(f"| {' | '.join(cells)} | {', '.join(gpu.features) or '–'} |")
+    return "\n".join(lines)
+
+
 def gpus_page() -> str:
     """The catalogue of GPUs."""
     return f"""# GPUs
@@ -143,7 +158,7 @@ def gpus_page() -> str:
 {len(GPUS)} models, by the name that `--gpu` takes; other spellings ("NVIDIA A100-SXM4-80GB") are understood.
 What the commonest of them can train: [cards](cards.md).
 
-{table()}
+{gpu_table()}
 
 - **GiB** is what PyTorch reports on such a card where a published message says so. With ≤ it is an upper bound from the
   driver or the data sheet: PyTorch will report a few hundred MiB less.

@@ -10,9 +10,9 @@ from random import Random
 
 from corpus import Row
 from surefit.retrieval.candidates import RankerRows
-from surefit.retrieval.interactions import Events, Interactions, build
+from surefit.retrieval.interactions import Events, Interactions, build_interactions
 from surefit.retrieval.markov import Popularity
-from surefit.retrieval.ranking import rank
+from surefit.retrieval.ranking import rank_items
 
 TRAIN_ROWS = 1500
 _KINDS = ("Western", "Comedy", "Space", "Crime")
@@ -37,7 +37,7 @@ def _watched(people: int = 260) -> Interactions:
             users.append(user)
             items.append(film)
             times.append(time)
-    return build(Events("made up", users, items, times, titles))
+    return build_interactions(Events("made up", users, items, times, titles))
 
 
 def sample_sets() -> dict[str, list[Row]]:
@@ -45,5 +45,5 @@ def sample_sets() -> dict[str, list[Row]]:
     interactions = _watched()
     retriever = Popularity(interactions.trained, len(interactions.items))
     rows = RankerRows(interactions, candidates=10)
-    ranking = rank(retriever, *interactions.questions("test"), k=10)
+    ranking = rank_items(retriever, *interactions.questions("test"), k=10)
     return {"rec-tiny-train": list(rows.train(TRAIN_ROWS)), "rec-tiny-eval": list(rows.scored("test", ranking))}

@@ -24,11 +24,25 @@ if TYPE_CHECKING:
         ModelError,
         SureFitError,
     )
-    from surefit.stages.checking import Refused
+    from surefit.stages.checking import CheckFailed
 
 __all__ = [
-    "Config", "ConfigError", "DataError", "GateError", "Interrupted", "MachineError", "ModelError", "Refused",
-    "SureFitError", "check", "compare", "evaluate", "merge", "plan", "report", "train",
+    "CheckFailed",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "GateError",
+    "Interrupted",
+    "MachineError",
+    "ModelError",
+    "SureFitError",
+    "check",
+    "compare",
+    "evaluate",
+    "merge",
+    "plan",
+    "report",
+    "train",
 ]  # fmt: skip
 
 
@@ -46,7 +60,7 @@ _MODULES = {
         ("ConfigError", "DataError", "GateError", "Interrupted", "MachineError", "ModelError", "SureFitError"),
         "core.errors",
     ),
-    "Refused": "stages.checking",
+    "CheckFailed": "stages.checking",
 }  # fmt: skip
 """Where a name of `__all__` is, if not in `api`."""
 _ROOMS = ("evaluate", "merge", "plan", "report", "train")

@@ -20,23 +20,36 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from surefit.config.load import Loaded, load_config, load_text
+from surefit.config.load import LoadedConfig, load_config, load_text
 from surefit.core import env
 from surefit.core.errors import ConfigError, DataError
-from surefit.core.progress import heard_by
+from surefit.core.progress import progress_listener
 from surefit.core.rundir import write_atomic
-from surefit.results import Certificate, CheckReport, Comparison, Finding, Plan, Scores, Trained
-from surefit.stages.progress_listener import Lines, Watcher
-from surefit.stages.run_context import Prepared, config_file, gather, prepare
+from surefit.results import Certificate, CheckReport, Comparison, FindingResult, Plan, Scores, TrainingResult
+from surefit.stages.progress_listener import LineListener, ProgressListener
+from surefit.stages.run_context import CheckedRun, find_config_file, load_checked_run, load_run_context
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config as Settings
-    from surefit.train.progress import Progress
+    from surefit.train.progress import TrainingProgress
 
 __all__ = [
-    "Certificate", "CheckReport", "Comparison", "Config", "Finding", "Plan", "Scores", "Trained", "check", "compare",
-    "evaluate", "merge", "plan", "report", "train",
-]  # fmt: skip
+    "Certificate",
+    "CheckReport",
+    "Comparison",
+    "Config",
+    "FindingResult",
+    "Plan",
+    "Scores",
+    "TrainingResult",
+    "check",
+    "compare",
+    "evaluate",
+    "merge",
+    "plan",
+    "report",
+    "train",
+]
 # As the command line does: libraries read it when they are imported, and any of these functions may import them first.
 env.quiet_libraries()
 env.sleep_at_barriers()
@@ -52,7 +65,7 @@ class Config:
         loaded: the settings, and where each came from.
     """
 
-    loaded: Loaded
+    loaded: LoadedConfig
 
     @classmethod
     def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> Config:
@@ -66,7 +79,7 @@ class Config:
         """
         # A run that was moved is where it is now.
         here = {"output_dir": str(path)} if Path(path).is_dir() else {}
-        return cls(load_config(config_file(Path(path)), _overrides(here | dict(changes or {}))))
+        return cls(load_config(find_config_file(Path(path)), _overrides(here | dict(changes or {}))))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
@@ -76,7 +89,7 @@ class Config:
         list of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their
         hash, so that the run can be repeated and resumed without this program.
         """
-        text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(_to_yaml_value(values), sort_keys=False, allow_unicode=True)
         return cls(load_text(text, PYTHON, _overrides(changes)))
 
     def changed(self, changes: Mapping[str, Any]) -> Config:
@@ -105,11 +118,13 @@ def check(target: Target) -> CheckReport:
         ConfigError: the config itself is not usable.
     """
     from surefit.facts.hub import PATIENCE_S
-    from surefit.stages.checking import checked
+    from surefit.stages.checking import run_check
 
-    document = checked(gather(_target(target), patience=PATIENCE_S, look=True))
+    document = run_check(load_run_context(_target(target), patience=PATIENCE_S, look=True))
     shown = json.loads(env.redact(json.dumps(document["findings"])))
-    findings = tuple(Finding(**{each.name: found[each.name] for each in fields(Finding)}) for found in shown)
+    findings = tuple(
+        FindingResult(**{each.name: found[each.name] for each in fields(FindingResult)}) for found in shown
+    )
     return CheckReport(findings, document["rules"], document)
 
 
@@ -120,12 +135,12 @@ def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan
         gpu: instead of the one that is here, e.g. "h100"; `hardware.gpu`.
         quick: by arithmetic alone; otherwise the run is simulated, which imports torch.
     """
-    from surefit.plan.process import for_another_process
-    from surefit.stages.planning import planned_run
+    from surefit.plan.process import planning_for_new_process
+    from surefit.stages.planning import build_run_plan
 
     config = target if gpu is None else _config(target).changed({"hardware.gpu": gpu})
-    with for_another_process():
-        document = planned_run(prepare(_target(config)), quick=quick, needs_rows=True)
+    with planning_for_new_process():
+        document = build_run_plan(load_checked_run(_target(config)), quick=quick, needs_rows=True)
     estimate, time = document["estimate"] or {}, document["time"] or {}
     return Plan(
         estimate.get("verdict"), estimate.get("low_bytes"), estimate.get("high_bytes"), time.get("total_seconds"),
@@ -135,14 +150,14 @@ def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan
 
 def train(
     target: Target,
-    callbacks: Sequence[Callable[[Progress], bool | None]] = (),
+    callbacks: Sequence[Callable[[TrainingProgress], bool | None]] = (),
     *,
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
     adapt: bool = False,
     quiet: bool = False,
-) -> Trained:
+) -> TrainingResult:
     """Check, then train in this process.
 
     Args:
@@ -159,26 +174,26 @@ def train(
         Interrupted: by Ctrl-C, with the work saved; `resume=True` goes on.
         ConfigError: the config asks for several devices, which `surefit train --gpus N` starts.
     """
-    from surefit.config.world import processes
-    from surefit.stages.training import train as train_run
+    from surefit.config.world import count_processes
+    from surefit.stages.training import train_run as train_run
 
-    run = prepare(_target(target))
-    if (count := processes(run.resolved.config)) > 1:
+    run = load_checked_run(_target(target))
+    if (count := count_processes(run.resolved.config)) > 1:
         raise ConfigError(
             f"{count} processes, and this is one",
             code="E1001",
             field="hardware.count",
             help="`surefit train CONFIG --gpus N` starts them",
         )
-    with _said(quiet, callbacks) as watcher:
+    with _progress_lines(quiet, callbacks) as watcher:
         done = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
-    return Trained(
+    return TrainingResult(
         run.run.path, Path(done["output"]) if "output" in done else None, done.get("steps", 0), done["total_steps"],
         done.get("loss"), done.get("eval_loss"), done.get("stopped_early", False), done,
     )  # fmt: skip
 
 
-def merge(target: Target | Trained, into: str = "auto", *, quiet: bool = False) -> Certificate:
+def merge(target: Target | TrainingResult, into: str = "auto", *, quiet: bool = False) -> Certificate:
     """Merge a run's adapter into its base, with a certificate that the result is the same model.
 
     Args:
@@ -190,21 +205,21 @@ def merge(target: Target | Trained, into: str = "auto", *, quiet: bool = False) 
     from surefit.stages.merging import merge_run
 
     run = _run(target)
-    with _said(quiet) as watcher:
+    with _progress_lines(quiet) as watcher:
         document = merge_run(run, watcher, into)
     merged = run.run.merged if run.resolved.config.train.method == "lora" else run.run.model
     return Certificate(merged, document["passed"], document)
 
 
-def evaluate(target: Target | Trained, variants: Sequence[str] | None = None, *, quiet: bool = False) -> Scores:
+def evaluate(target: Target | TrainingResult, variants: Sequence[str] | None = None, *, quiet: bool = False) -> Scores:
     """Score base, adapter and merged model on the held-out rows, with confidence intervals.
 
     Args:
         variants: only these: base, adapter, merged, model, served, or step-N.
     """
-    from surefit.stages.evaluating import evaluate as evaluate_run
+    from surefit.stages.evaluating import evaluate_run as evaluate_run
 
-    with _said(quiet) as watcher:
+    with _progress_lines(quiet) as watcher:
         document = evaluate_run(_run(target), watcher, variants)
     assert document is not None, "one process is the first"
     gate = document["gate"]
@@ -213,52 +228,52 @@ def evaluate(target: Target | Trained, variants: Sequence[str] | None = None, *,
 
 
 def compare(
-    a: str | Path | Trained, b: str | Path | Trained, *, set_name: str = "eval", metric: str | None = None
+    a: str | Path | TrainingResult, b: str | Path | TrainingResult, *, set_name: str = "eval", metric: str | None = None
 ) -> Comparison:
     """Say whether B is better than A: two runs that were scored, RUN:VARIANT, or files of scored predictions.
 
     Args:
         metric: that decides; the recipe's primary metric by default.
     """
-    from surefit.stages.comparing import compared
+    from surefit.stages.comparing import compare_answer_sets
 
-    document = compared(_side(a), _side(b), set_name, metric=metric)
+    document = compare_answer_sets(_side(a), _side(b), set_name, metric=metric)
     del document["matched"]
     document["judge"] = None
     metric, found = document["metric"], document["metrics"][document["metric"]]
     return Comparison(metric, document["verdict"], found["difference"], tuple(found["ci95"]), document)
 
 
-def report(target: Target | Trained, *others: Target | Trained) -> Path:
+def report(target: Target | TrainingResult, *others: Target | TrainingResult) -> Path:
     """Write the page of a run, or one that compares several; its path."""
-    from surefit.stages.reporting import report as report_run
-    from surefit.stages.reporting import report_on_several
-    from surefit.stages.run_context import run_directory
+    from surefit.stages.reporting import write_comparison_report
+    from surefit.stages.reporting import write_run_report as report_run
+    from surefit.stages.run_context import find_run_directory
 
-    runs = [run_directory(_path(each)) for each in (target, *others)]
-    with _said(quiet=False) as watcher:
-        return report_on_several(runs, watcher) if others else report_run(runs[0], watcher)
+    runs = [find_run_directory(_path(each)) for each in (target, *others)]
+    with _progress_lines(quiet=False) as watcher:
+        return write_comparison_report(runs, watcher) if others else report_run(runs[0], watcher)
 
 
 def _config(target: Target) -> Config:
     return target if isinstance(target, Config) else Config.load(target)
 
 
-def _target(target: Target) -> Path | Loaded:
+def _target(target: Target) -> Path | LoadedConfig:
     return target.loaded if isinstance(target, Config) else Path(target)
 
 
-def _run(target: Target | Trained) -> Prepared:
-    return prepare(target.run if isinstance(target, Trained) else _target(target))
+def _run(target: Target | TrainingResult) -> CheckedRun:
+    return load_checked_run(target.run if isinstance(target, TrainingResult) else _target(target))
 
 
-def _path(target: Target | Trained) -> Path:
+def _path(target: Target | TrainingResult) -> Path:
     """A run directory, or the config file that names it.
 
     Raises:
         ConfigError: a config whose run has not begun.
     """
-    if isinstance(target, Trained):
+    if isinstance(target, TrainingResult):
         return target.run
     if not isinstance(target, Config):
         return Path(target)
@@ -268,15 +283,17 @@ def _path(target: Target | Trained) -> Path:
     return directory
 
 
-def _side(target: str | Path | Trained) -> str:
-    return str(target.run if isinstance(target, Trained) else target)
+def _side(target: str | Path | TrainingResult) -> str:
+    return str(target.run if isinstance(target, TrainingResult) else target)
 
 
 @contextmanager
-def _said(quiet: bool, callbacks: Sequence[Callable[[Progress], bool | None]] = ()) -> Iterator[Watcher]:
+def _progress_lines(
+    quiet: bool, callbacks: Sequence[Callable[[TrainingProgress], bool | None]] = ()
+) -> Iterator[ProgressListener]:
     """Someone who hears how far a stage is."""
-    lines = Lines((lambda text: None) if quiet else _to_stderr, tuple(callbacks))
-    with heard_by(lines.note):
+    lines = LineListener((lambda text: None) if quiet else _to_stderr, tuple(callbacks))
+    with progress_listener(lines.note):
         yield lines
 
 
@@ -287,12 +304,12 @@ def _to_stderr(text: str) -> None:
 
 def _overrides(changes: Mapping[str, Any] | None) -> list[str]:
     return [
-        f"{key}={json.dumps(_plain(value, key), ensure_ascii=False, allow_nan=False)}"
+        f"{key}={json.dumps(_to_yaml_value(value, key), ensure_ascii=False, allow_nan=False)}"
         for key, value in (changes or {}).items()
     ]
 
 
-def _plain(value: Any, dotted: str = "") -> Any:
+def _to_yaml_value(value: Any, dotted: str = "") -> Any:
     """A value as YAML has it: numpy's numbers and paths as plain ones, and files in place of rows.
 
     Raises:
@@ -300,7 +317,7 @@ def _plain(value: Any, dotted: str = "") -> Any:
         DataError: rows that cannot be written as JSON.
     """
     if isinstance(value, Mapping):
-        return {key: _plain(each, f"{dotted}.{key}".lstrip(".")) for key, each in value.items()}
+        return {key: _to_yaml_value(each, f"{dotted}.{key}".lstrip(".")) for key, each in value.items()}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return value.item()  # numpy's, some of which are Python's floats, too
     if isinstance(value, str | int | float | None):
@@ -310,7 +327,7 @@ def _plain(value: Any, dotted: str = "") -> Any:
     if dotted in ("data.train", "data.eval") or dotted.startswith("evaluate.extra_sets."):
         return str(_rows_file(value, dotted))
     if isinstance(value, list | tuple | set):
-        return [_plain(each, dotted) for each in value]
+        return [_to_yaml_value(each, dotted) for each in value]
     raise ConfigError(
         f"a config cannot hold {type(value).__name__}",
         code="E1003",

@@ -14,7 +14,7 @@ from surefit.core.units import bytes_text, plural
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingResult:
     """One thing that a rule has found; `surefit explain CODE` says what it means."""
 
     code: str
@@ -41,12 +41,12 @@ class CheckReport:
         document: the content of check.json.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[FindingResult, ...]
     rules: int
     document: dict[str, Any] = field(repr=False)
 
     @property
-    def errors(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[FindingResult, ...]:
         """Findings with which `train` would not start."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
@@ -91,15 +91,15 @@ class Plan:
         return not self.does_not_fit
 
     def _repr_html_(self) -> str:
-        from surefit.plan.plot import svg
+        from surefit.plan.plot import plan_svg
 
         if self.document["estimate"] and self.document["estimate"]["phases"]:
-            return svg(self.document)
+            return plan_svg(self.document)
         return _table("plan", ["", ""], [["verdict", str(self.verdict)], ["disk", _bytes(self.disk_bytes)]])
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """How a training ended.
 
     Attributes:
@@ -197,9 +197,9 @@ class Comparison:
     document: dict[str, Any] = field(repr=False)
 
     def _repr_html_(self) -> str:
-        from surefit.evaluate.plot import svg
+        from surefit.evaluate.plot import draw_forest_plot
 
-        return svg(self.document)
+        return draw_forest_plot(self.document)
 
 
 def _bytes(size: int | None) -> str:

@@ -166,7 +166,7 @@ class TaskRecipe:
         )
 
 
-def part_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: bool = True) -> TaskRecipe:
+def task_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: bool = True) -> TaskRecipe:
     """The task of several that a row with these columns belongs to: the one whose columns it has; the one that reads
     the general formats where it has no other's.
 
@@ -192,25 +192,25 @@ def part_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: b
     )
 
 
-def behind(part: str, scores: Mapping[str, T]) -> dict[str, T]:
+def add_task_prefix(part: str, scores: Mapping[str, T]) -> dict[str, T]:
     """A part's scores under the names that a recipe of several tasks gives them; counts keep their underscore.
 
-    >>> behind("graphs", {"smatch": 0.5, "_matched": 3.0})
+    >>> add_task_prefix("graphs", {"smatch": 0.5, "_matched": 3.0})
     {'graphs.smatch': 0.5, '_graphs.matched': 3.0}
     """
     return {f"_{part}.{name[1:]}" if name[0] == "_" else f"{part}.{name}": value for name, value in scores.items()}
 
 
-def own_of(part: str, scores: Mapping[str, T]) -> dict[str, T]:
-    """Those of the scores that are the part's, under its own names; the opposite of `behind`."""
+def strip_task_prefix(part: str, scores: Mapping[str, T]) -> dict[str, T]:
+    """Those of the scores that are the part's, under its own names; the opposite of `add_task_prefix`."""
     own = {name: value for name, value in scores.items() if name.removeprefix("_").startswith(f"{part}.")}
     return {name.replace(f"{part}.", "", 1): value for name, value in own.items()}
 
 
-def rows_of(part: str, rows: Iterable[Scores]) -> list[Scores]:
+def select_task_rows(part: str, rows: Iterable[Scores]) -> list[Scores]:
     """The scores of the rows that are a part's, under its own names.
 
-    >>> rows_of("graphs", [{"graphs.smatch": 1.0}, {"code.passed": 0.0}])
+    >>> select_task_rows("graphs", [{"graphs.smatch": 1.0}, {"code.passed": 0.0}])
     [{'smatch': 1.0}]
     """
-    return [own for row in rows if (own := own_of(part, row))]
+    return [own for row in rows if (own := strip_task_prefix(part, row))]

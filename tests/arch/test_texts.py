@@ -46,7 +46,7 @@ def test_switches_of_resolved_yaml_are_never_read_as_texts() -> None:
     assert [call for call in calls if may_be_switch(known[call[2]]) != (call[1] == "is_on")] == []
 
 
-QUOTING = re.compile(r"(quoted|shlex\.quote|shlex\.join)\(")
+QUOTING = re.compile(r"(shell_quote|shlex\.quote|shlex\.join)\(")
 
 
 def shown_commands(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -83,8 +83,8 @@ def test_every_command_that_is_shown_is_one_that_a_shell_reads_as_it_was_meant()
     ("source", "unquoted"),
     [
         ('f"`surefit merge {path}` comes first"', ["path"]),
-        ('f"surefit {verb} {quoted(path)} --resume"', []),
-        ('f"surefit train {quoted(a)}, then {b}"', []),
+        ('f"surefit {verb} {shell_quote(path)} --resume"', []),
+        ('f"surefit train {shell_quote(a)}, then {b}"', []),
         ('f"surefit evaluate {run.path} --variant {name}"', ["run.path", "name"]),
     ],
 )

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from tests.cli.conftest import Surefit
 
-from surefit.cli.annotations import github, sarif
+from surefit.cli.annotations import to_github_annotations, to_sarif
 from surefit.core.rundir import read_json
 from surefit.core.units import GIB
 from surefit.facts import hardware, stack
@@ -212,10 +212,10 @@ FINDING = {
 )
 def test_places_are_escaped(path: str | None, file: str, uri: str) -> None:
     report = {"findings": [FINDING | {"path": path, "message": "100 %\r\n::error::no"}]}
-    assert github(report, Path("run.yaml")) == (
+    assert to_github_annotations(report, Path("run.yaml")) == (
         f"::error {file},title=SCH001 warmup-never-ends::100 %25%0D%0A::error::no"
     )
-    (result,) = require_sarif(json.loads(sarif(report, Path("run.yaml"))))
+    (result,) = require_sarif(json.loads(to_sarif(report, Path("run.yaml"))))
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == uri
     assert unquote(uri)
 

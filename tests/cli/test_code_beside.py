@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import row
 
-from surefit.cli.serving import stages
+from surefit.cli.serving import build_stage_functions
 from surefit.core.processes import own_command
 
 NAMES = (
@@ -64,7 +64,7 @@ def test_a_command_of_our_own_is_this_package_and_nothing_beside(beside: Path) -
     done = run(beside, own_command("init", "--list"))
     assert (done.returncode, ran(beside)) == (0, ""), done.stderr
     assert ".env here sets SUREFIT_API_KEY; it may not set PYTHONPATH, HF_ENDPOINT" in done.stderr
-    plan = stages().plan(beside / "run.yaml")
+    plan = build_stage_functions().plan(beside / "run.yaml")
     assert plan == own_command("plan", str(beside / "run.yaml"), "--json")
 
 
@@ -73,9 +73,9 @@ import sys
 sys.path.insert(0, SRC)
 from surefit.core import env
 env.load_dotenv()
-from surefit.metrics.many import map_many
+from surefit.metrics.many import map_in_processes
 if __name__ == "__main__":
-    print(map_many(abs, [-1, -2, -3], 0, processes=2))
+    print(map_in_processes(abs, [-1, -2, -3], 0, processes=2))
 """
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from surefit import samples
-from surefit.cli.demo import CONFIG, REAL, judged, summary, write_leaderboard
+from surefit.cli.demo import CONFIG, REAL, score_leaderboard, summarize_demo, write_leaderboard
 from surefit.config.load import load_config
-from surefit.config.resolve import leaves
+from surefit.config.resolve import iter_config_values
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, append_jsonl, read_jsonl, write_json
 
@@ -19,7 +19,10 @@ SHIPPED = Path(__file__).parents[2] / "configs/function-calling-nano.yaml"
 
 
 def test_the_demo_differs_from_the_shipped_config_in_nothing_else() -> None:
-    demo, shipped = dict(leaves(load_config(CONFIG).config)), dict(leaves(load_config(SHIPPED).config))
+    demo, shipped = (
+        dict(iter_config_values(load_config(CONFIG).config)),
+        dict(iter_config_values(load_config(SHIPPED).config)),
+    )
     shorter = {"checkpoint.save_steps", "evaluate.max_examples"}
     assert {key for key in demo | shipped if demo.get(key) != shipped.get(key)} == {"data.eval", "output_dir"} | shorter
     assert demo["train.max_steps"] <= 500
@@ -38,7 +41,7 @@ def test_summary(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         append_jsonl(run.metrics, {"step": step, "loss": 1.0})
     append_jsonl(run.metrics, {"step": 3, "eval_loss": 1.0})
-    result = summary(run, 12.34)
+    result = summarize_demo(run, 12.34)
     expected = {"base": 0.1, "tuned": 0.9, "gain": 0.8, "ci95": [0.75, 0.85], "n": 300, "steps": 3, "seconds": 12.3}
     assert {key: result[key] for key in expected} == expected
     assert result["certificate"] is True
@@ -47,7 +50,7 @@ def test_summary(tmp_path: Path) -> None:
 def test_the_real_demo_has_its_rows_with_the_package() -> None:
     config = load_config(REAL.config).config
     assert config.model.name_or_path == "surefit/smollm2-135m-instruct"
-    assert {config.data.train, config.data.eval} <= set(samples.available())
+    assert {config.data.train, config.data.eval} <= set(samples.list_samples())
     assert config.evaluate.gate is not None
     assert config.evaluate.gate.not_worse_than == "base"
 
@@ -78,7 +81,7 @@ def test_the_leaderboards_short_requests_are_asked_and_judged_by_its_checker(tmp
         for index in range(5):
             text = json.dumps([{"name": "f", "arguments": {"x": value}}])
             append_jsonl(run.eval / f"leaderboard/{variant}.predictions.jsonl", {"index": index, "text": text})
-    found = judged(tmp_path, rows, run)
+    found = score_leaderboard(tmp_path, rows, run)
     assert (found["base"], found["tuned"], found["gain"], found["n"]) == (0.2, 0.2, 0.0, 5)
     with pytest.raises(DataError, match="is not there"):
         write_leaderboard(tmp_path / "nowhere", rows)

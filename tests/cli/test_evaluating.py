@@ -14,7 +14,7 @@ from surefit.cli.app import app
 from surefit.cli.evaluating import _say_rows, say_scores
 from surefit.cli.render import Output
 from surefit.core.rundir import RunDir, write_json
-from surefit.evaluate.summary import summarise
+from surefit.evaluate.summary import summarize_evaluation
 from surefit.recipes.function_calling import RECIPE
 
 RIGHT = {
@@ -40,7 +40,7 @@ def scored(tmp_path: Path) -> tuple[RunDir, dict[str, Any]]:
         ]  # fmt: skip
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (run.eval / "eval" / f"{variant}.predictions.jsonl").write_text(text)
-    return run, summarise(RECIPE, None, {"eval": rows}, [])
+    return run, summarize_evaluation(RECIPE, None, {"eval": rows}, [])
 
 
 def test_the_table_puts_the_grammar_beside(scored: Any, capsys: pytest.CaptureFixture[str]) -> None:

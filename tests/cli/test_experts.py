@@ -14,7 +14,7 @@ from typed_run import FILE, done, logits, save_base, type_run
 
 from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError
-from surefit.model.adapter import add_adapter, start_from
+from surefit.model.adapter import add_adapter, load_initial_adapter
 
 IDS = torch.arange(16)[None]
 
@@ -47,7 +47,7 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
     section = LoraSection(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     fresh = add_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), section)
     with pytest.raises(ConfigError, match="the adapter has experts with_router, and the config false"):
-        start_from(fresh, tmp_path / "out/adapter", ModelSection(name_or_path=str(tmp_path / "base")))
+        load_initial_adapter(fresh, tmp_path / "out/adapter", ModelSection(name_or_path=str(tmp_path / "base")))
 
 
 @pytest.mark.parametrize(

@@ -130,11 +130,11 @@ import resource, sys, time
 import numpy as np
 from pathlib import Path
 from surefit.data.tokens.shard_manifest import ShardedTokens
-from surefit.train.sampler import batch_rows, survey
+from surefit.train.sampler import batch_rows, fingerprint_training_rows
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.monotonic()
 rows = ShardedTokens(Path(sys.argv[1]))
-found = survey(rows)
+found = fingerprint_training_rows(rows)
 longest = found.lengths.max()
 seconds = time.monotonic() - start
 for step in range(20):

@@ -27,8 +27,8 @@ def reviews(tmp_path: Path) -> Path:
 def test_a_trained_retriever_with_its_baselines(
     surefit: Surefit, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = partial(fitting.Fitting, most_steps=20, every=10, batch=8)
-    monkeypatch.setattr(fitting, "Fitting", short)
+    short = partial(fitting.FitSettings, most_steps=20, every=10, batch=8)
+    monkeypatch.setattr(fitting, "FitSettings", short)
     answer = surefit("retrieve", reviews, "-o", "rows", "--candidates", "6", "--json")
     assert answer.code == 0, answer.text
     assert answer.json["data"]["users"] == 30

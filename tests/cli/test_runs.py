@@ -95,8 +95,8 @@ def test_a_run_that_is_at_work_is_left_alone(surefit: Any, tmp_path: Path) -> No
     run.resolved.write_text("recipe: function_calling\ndata: {train: rows.jsonl}\n")
     (run.path / ".merged.77.tmp").mkdir()
     script = (
-        "import sys, pathlib\nfrom surefit.core.lock import locked\n"
-        "with locked(pathlib.Path(sys.argv[1]), 'train'):\n    print('held', flush=True); sys.stdin.read()\n"
+        "import sys, pathlib\nfrom surefit.core.lock import hold_lock\n"
+        "with hold_lock(pathlib.Path(sys.argv[1]), 'train'):\n    print('held', flush=True); sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", script, str(run.lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)) as other:

@@ -112,7 +112,7 @@ def test_explain_and_doctor(surefit: Surefit, monkeypatch: pytest.MonkeyPatch) -
     wrong = surefit("explain", "MRG01")
     assert wrong.code == 2
     assert "MRG001" in wrong.text
-    monkeypatch.setattr(probes, "GROUPS", (probes.python, probes.clock))  # tests/unit/doctor runs all
+    monkeypatch.setattr(probes, "GROUPS", (probes.python_probes, probes.clock_probes))  # tests/unit/doctor runs all
     found = surefit("doctor", "--json")
     assert found.code in (0, 3)
     assert {"python", "clock"} <= {probe["name"] for probe in found.json["probes"]}

@@ -29,8 +29,8 @@ from surefit.config.modes import GROUPED, NAMES
 from surefit.lint.engine import choose_rules
 from surefit.parallel.process_group import World
 from surefit.plan.planner import Planner
-from surefit.stages.checking import checked
-from surefit.stages.run_context import Gathered, gather
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import RunContext, load_run_context
 
 BASE = "Qwen/Qwen2.5-0.5B-Instruct"
 """Its facts come with SureFit; what trains is far smaller."""
@@ -68,15 +68,15 @@ def rows(at_least: int) -> list[dict[str, Any]]:
     return covering.rows(at_least)
 
 
-def typed(settings: dict[str, Any], folder: Path) -> Gathered:
+def typed(settings: dict[str, Any], folder: Path) -> RunContext:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(settings, sort_keys=False))
-    return gather(path)
+    return load_run_context(path)
 
 
-def errors(found: Gathered) -> list[dict[str, Any]]:
+def errors(found: RunContext) -> list[dict[str, Any]]:
     """Of this config; that nothing can be fetched here is not its fault."""
-    report = checked(found, choose_rules(None, "ENV001,STK"))
+    report = run_check(found, choose_rules(None, "ENV001,STK"))
     return [finding for finding in report["findings"] if finding["severity"] == "error"]
 
 

@@ -32,11 +32,11 @@ from surefit.model.attention import use_varlen
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.prepare import prepare_for_training
 from surefit.model.varlen import counting_attention
-from surefit.plan.memory_interval import calculated
-from surefit.plan.simulate import record, simulate
-from surefit.plan.step_config import Setting
-from surefit.plan.step_config import setting_of as planned_setting
-from surefit.stages.run_context import prepare
+from surefit.plan.memory_interval import closed_form_estimate
+from surefit.plan.simulate import record_training, simulate_memory
+from surefit.plan.step_config import StepConfig
+from surefit.plan.step_config import build_step_config as planned_setting
+from surefit.stages.run_context import load_checked_run
 
 LAYERS, HEADS, KEYS, LENGTH = 2, 4, 2, 48
 CONFIG = LlamaConfig(
@@ -236,22 +236,22 @@ def test_where_flash_runs_nothing_is_added(capability: Any, monkeypatch: pytest.
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def planned(setting: Setting) -> set[str]:
+def planned(setting: StepConfig) -> set[str]:
     """The attention kernels of a simulated training step."""
     found = set()
 
     def watch(phase: str, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         found.add(func._overloadpacket.__name__)
 
-    record(setting, watch)
+    record_training(setting, watch)
     return {OPERATORS[name] for name in found & OPERATORS.keys()}
 
 
-def setting_of(capability: Any, dtype: torch.dtype, **changes: Any) -> Setting:
+def setting_of(capability: Any, dtype: torch.dtype, **changes: Any) -> StepConfig:
     name = str(dtype).removeprefix("torch.")
     adapter = LoraSection(r=4, target_modules=["q_proj", "v_proj"])
     shape = {"config": CONFIG, "rows": 2, "length": LENGTH, "capability": capability}
-    return Setting(dtype=name, adapter=adapter, **shape | changes)
+    return StepConfig(dtype=name, adapter=adapter, **shape | changes)
 
 
 @CASES
@@ -275,7 +275,7 @@ def test_sinks_are_planned_in_the_kernel_where_it_runs(capability: Any, dtype: t
     found = planned(setting_of(capability, dtype, packed=True, config=GPT_OSS))
     assert found == ({"varlen"} if flash else set())
     held = [
-        simulate(setting_of(capability, dtype, packed=True, rows=1, length=length, config=GPT_OSS), merge=False)
+        simulate_memory(setting_of(capability, dtype, packed=True, rows=1, length=length, config=GPT_OSS), merge=False)
         for length in (512, 2048)
     ]
     short, long = (each.terms["activations"] for each in held)
@@ -301,12 +301,12 @@ def test_auto_has_decided_about_fused_kernels_for_the_plan_and_for_training(
     here = replace(hardware_facts("h100"), source="detected")
     monkeypatch.setattr("surefit.facts.hardware.hardware_facts", lambda *given: here)
     auto, on, off = (
-        prepare(load_text(H100_CONFIG, Path("run.yaml"), [f"speed.kernels={kernels}"]))
+        load_checked_run(load_text(H100_CONFIG, Path("run.yaml"), [f"speed.kernels={kernels}"]))
         for kernels in ("auto", True, False)
     )
     assert auto.resolved.config.speed.kernels is (missing is None)
     same, other = (on, off) if missing is None else (off, on)
-    closed = [calculated(run.resolved, run.model, run.hardware) for run in (auto, same, other)]
+    closed = [closed_form_estimate(run.resolved, run.model, run.hardware) for run in (auto, same, other)]
     assert closed[0] == closed[1]
     assert closed[0] != closed[2]
 
@@ -315,7 +315,7 @@ def test_auto_has_decided_about_fused_kernels_for_the_plan_and_for_training(
     def watch(phase: str, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         in_plan[str(func)] += phase == "first step"
 
-    record(planned_setting(auto.resolved, auto.model, auto.hardware), watch)
+    record_training(planned_setting(auto.resolved, auto.model, auto.hardware), watch)
     with gpu((9, 0), True, monkeypatch) as seen:
         model = model_of(torch.bfloat16)
         with torch.device("cpu"):  # where new tensors are made in training
@@ -331,7 +331,7 @@ def activations(length: int, capability: Any, dtype: torch.dtype) -> int:
     config = copy.deepcopy(CONFIG)
     config.vocab_size = 8192
     setting = setting_of(capability, dtype, rows=1, length=length, chunked=False, config=config)
-    found = simulate(setting, merge=False)
+    found = simulate_memory(setting, merge=False)
     assert found.peak.module.endswith("lm_head") or not found.peak.module
     return found.terms["activations"]
 

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_conditions import Params, select_sdp_backend
 
-from surefit.facts.sdpa import Call, describe, kernel_of, repeats_heads
+from surefit.facts.sdpa import AttentionCall, describe_kernels, kernel_needs_repeated_kv, select_kernel
 
 CAPABILITIES = [
     (6, 0), (6, 1), (7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1),
@@ -22,7 +22,7 @@ WIDTHS = [
 ]  # fmt: skip
 
 
-def params_of(call: Call) -> Params:
+def params_of(call: AttentionCall) -> Params:
     """The call as tensors without data."""
     dtype = getattr(torch, call.dtype)
     keys = 9 if call.uneven else 7
@@ -40,18 +40,18 @@ def params_of(call: Call) -> Params:
 def test_the_table_is_torch_s_own_choice(capability: tuple[int, int]) -> None:
     with FakeTensorMode():
         for dtype, (width, values), *switches in itertools.product(DTYPES, WIDTHS, *5 * [(False, True)]):
-            call = Call(capability, dtype, width, values, *switches)
+            call = AttentionCall(capability, dtype, width, values, *switches)
             params = params_of(call)
-            assert kernel_of(call) == select_sdp_backend(params), call
-            assert kernel_of(call, frozenset()) == select_sdp_backend(params, cudnn_enabled=True), call
+            assert select_kernel(call) == select_sdp_backend(params), call
+            assert select_kernel(call, frozenset()) == select_sdp_backend(params, cudnn_enabled=True), call
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES, ids=str)
 def test_heads_are_repeated_where_it_keeps_a_call_from_the_math_kernel(capability: tuple[int, int]) -> None:
     for dtype, (width, values) in itertools.product(DTYPES, WIDTHS):
-        call = Call(capability, dtype, width, values)
-        grouped, whole = kernel_of(call._replace(grouped=True)), kernel_of(call)
-        assert repeats_heads(call) == (grouped == "math" and whole == "efficient"), call
+        call = AttentionCall(capability, dtype, width, values)
+        grouped, whole = select_kernel(call._replace(grouped=True)), select_kernel(call)
+        assert kernel_needs_repeated_kv(call) == (grouped == "math" and whole == "efficient"), call
 
 
 @pytest.mark.parametrize(
@@ -69,24 +69,28 @@ def test_heads_are_repeated_where_it_keeps_a_call_from_the_math_kernel(capabilit
 def test_what_the_usual_gpus_run(
     capability: tuple[int, int], dtype: str, alone: str, padded: str, repeated: bool
 ) -> None:
-    call = Call(capability, dtype, 128, 128)
-    assert (kernel_of(call), kernel_of(call._replace(masked=True)), repeats_heads(call)) == (alone, padded, repeated)
+    call = AttentionCall(capability, dtype, 128, 128)
+    assert (select_kernel(call), select_kernel(call._replace(masked=True)), kernel_needs_repeated_kv(call)) == (
+        alone,
+        padded,
+        repeated,
+    )
 
 
 def test_without_the_switch_hopper_would_take_cudnn() -> None:
-    call = Call((9, 0), "bfloat16", 128, 128, masked=True)
-    assert (kernel_of(call, frozenset()), kernel_of(call)) == ("cudnn", "efficient")
+    call = AttentionCall((9, 0), "bfloat16", 128, 128, masked=True)
+    assert (select_kernel(call, frozenset()), select_kernel(call)) == ("cudnn", "efficient")
 
 
 def test_in_words() -> None:
-    assert describe((9, 0)) == (
+    assert describe_kernels((9, 0)) == (
         "bfloat16, float16: flash, efficient with a mask; float32: efficient, grouped key heads repeated; "
         "cudnn is off (github.com/pytorch/pytorch/issues/196678)"
     )
-    assert describe((7, 5)) == (
+    assert describe_kernels((7, 5)) == (
         "bfloat16: math, which holds all logits; float16, float32: efficient, grouped key heads repeated"
     )
-    assert "cudnn" not in describe((8, 9))
+    assert "cudnn" not in describe_kernels((8, 9))
 
 
 def test_it_has_been_read_for_the_torch_that_is_here() -> None:
@@ -113,7 +117,7 @@ def test_a_build_for_cpus_cannot_be_asked() -> None:
 def test_a_gpu_says_the_same(dtype: str) -> None:
     asked = torch.backends.cuda
     for (width, values), masked, grouped in itertools.product(WIDTHS, (False, True), (False, True)):
-        call = Call(torch.cuda.get_device_capability(), dtype, width, values, masked, grouped, trained=False)
+        call = AttentionCall(torch.cuda.get_device_capability(), dtype, width, values, masked, grouped, trained=False)
         params = params_of(call)
         tensors = [tensor.cuda() for tensor in params[:3]]
         mask = params.attn_mask.cuda() if masked else None
@@ -121,4 +125,4 @@ def test_a_gpu_says_the_same(dtype: str) -> None:
         found = "flash" if asked.can_use_flash_attention(real) else "math"
         if found == "math" and asked.can_use_efficient_attention(real):
             found = "efficient"
-        assert kernel_of(call) == found, call
+        assert select_kernel(call) == found, call

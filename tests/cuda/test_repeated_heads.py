@@ -55,7 +55,7 @@ def both(monkeypatch: pytest.MonkeyPatch, model: Any, batch: dict[str, Any]) -> 
     found, heads = [], []
     for repeated in (False, True):
         compat.repeat_heads_where(lambda key, value, repeated=repeated: repeated)  # type: ignore[misc]
-        monkeypatch.setattr(varlen, "repeats_heads", lambda key, value, repeated=repeated: repeated)
+        monkeypatch.setattr(varlen, "must_repeat_kv_heads", lambda key, value, repeated=repeated: repeated)
         with monkeypatch.context() as patched:
             watched = Watched(patched)
             found.append(learnt(model, batch))
@@ -87,7 +87,7 @@ def test_packed_documents(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_on_a_cpu_nothing_is_repeated_that_was_not() -> None:
     sdpa.start_cuda()
     key = torch.empty(1, 2, 4, 8, dtype=torch.float16)
-    assert not sdpa.repeats_heads(key, key)
+    assert not sdpa.must_repeat_kv_heads(key, key)
     assert sdpa_attention.use_gqa_in_sdpa(None, key, key)
     with sdpa.gpu_assumed((7, 5)):
         assert not sdpa_attention.use_gqa_in_sdpa(None, key, key)
@@ -99,7 +99,7 @@ def test_on_a_cpu_nothing_is_repeated_that_was_not() -> None:
 def test_the_question_as_an_older_transformers_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """5.17 has no values yet where it asks."""
     monkeypatch.setattr(compat, "_USE_GQA", lambda mask, key: mask is None)
-    compat.repeat_heads_where(sdpa.repeats_heads)
+    compat.repeat_heads_where(sdpa.must_repeat_kv_heads)
     ask: Any = sdpa_attention.use_gqa_in_sdpa
     key = torch.empty(1, 2, 4, 8, dtype=torch.float16)
     assert ask(None, key)

@@ -57,7 +57,7 @@ def test_loading_on_a_gpu_starts_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_model_read_from_its_files_starts_cuda(tmp_path: Path) -> None:
     with pytest.raises(SureFitError):
-        layerwise_forward.FromFiles(ModelSection(name_or_path="x", dtype="bfloat16"), tmp_path, "cuda")
+        layerwise_forward.LayerwiseModel(ModelSection(name_or_path="x", dtype="bfloat16"), tmp_path, "cuda")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -65,7 +65,7 @@ def test_an_export_read_again_starts_cuda(tmp_path: Path) -> None:
     section = ModelSection(name_or_path="x", dtype="bfloat16")
     conversion: Any = type("C", (), {"format": "nf4", "section": section, "hardware": GPU})
     with pytest.raises(SureFitError):
-        quantised.reload(conversion, tmp_path)
+        quantised.reload_converted(conversion, tmp_path)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from surefit.config.schema import LoraSection
-from surefit.plan.step_config import Setting
+from surefit.plan.step_config import StepConfig
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks/traffic.py"
 SHAPE = LlamaConfig(
@@ -41,9 +41,9 @@ def benchmark() -> Iterator[Any]:
     del sys.modules["traffic"]
 
 
-def setting_of(capability: tuple[int, int], packed: bool = True) -> Setting:
+def setting_of(capability: tuple[int, int], packed: bool = True) -> StepConfig:
     dtype = "bfloat16" if capability >= (8, 0) else "float16"
-    return Setting(
+    return StepConfig(
         SHAPE, dtype, LORA, ROWS, LENGTH, packed=packed, padded=not packed, fused_lora=True, capability=capability
     )
 
@@ -61,7 +61,7 @@ def test_transformers_asks_the_gpu_what_it_is_not_told(
     benchmark: Any, packed: bool, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packed rows for their documents, padded ones twice for their padding: what `compat.rows_known` is there for."""
-    monkeypatch.setattr("surefit.train.loss.rows_known", lambda batch: nullcontext())
+    monkeypatch.setattr("surefit.train.loss.avoid_mask_syncs", lambda batch: nullcontext())
     micro = [wait for wait in benchmark.waits_of(setting_of((9, 0), packed)) if wait.per_micro_batch]
     assert sum(wait.per_micro_batch for wait in micro) == asked
     assert all(wait.place.startswith("transformers/masking_utils.py:") for wait in micro)

@@ -141,13 +141,13 @@ if os.environ.get("RANK") == "1":
 HANG = """
 import os, signal
 if os.environ.get("RANK") == "1":
-    from surefit.train.checkpointing import Saving
-    real = Saving.save
+    from surefit.train.checkpointing import CheckpointWriter
+    real = CheckpointWriter.save
     def hanging(saving, step, state):
         if step == 10:
             os.kill(os.getpid(), signal.SIGSTOP)
         real(saving, step, state)
-    Saving.save = hanging
+    CheckpointWriter.save = hanging
 """
 
 

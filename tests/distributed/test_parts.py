@@ -78,7 +78,9 @@ def test_each_process_writes_its_part_and_all_cover_every_number_once(folder: Pa
 def test_resumed_in_the_same_mode_it_is_bit_identical(folder: Path, found: dict[str, Any], dtype: str) -> None:
     assert outcome(folder, f"{dtype}-again") == outcome(folder, dtype)
     assert model(folder, f"{dtype}-again") == model(folder, dtype)
-    ours, theirs = (manager.load(folder / "runs" / run / "checkpoints/step-8") for run in (dtype, f"{dtype}-again"))
+    ours, theirs = (
+        manager.load_checkpoint(folder / "runs" / run / "checkpoints/step-8") for run in (dtype, f"{dtype}-again")
+    )
     assert all(ours.optimizer[name].equal(theirs.optimizer[name]) for name in ours.optimizer)
 
 

@@ -28,7 +28,7 @@ from surefit.config.schema import Config
 from surefit.data.tokens.collate import collate
 from surefit.model.prepare import prepare_for_training
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.process_group import World, joined, together
+from surefit.parallel.process_group import World, barrier, process_group
 from surefit.parallel.zero import Zero
 from surefit.train.optim import make_optimizer
 from surefit.train.step import StepResult, mean_loss, train_step
@@ -84,13 +84,13 @@ class Run:
             self.step(step)
         return self
 
-    def state(self) -> manager.State:
-        return manager.State(self.engine.whole(self.optimizer.parameters), self.optimizer.tensors(), {})
+    def state(self) -> manager.CheckpointState:
+        return manager.CheckpointState(self.engine.whole(self.optimizer.parameters), self.optimizer.tensors(), {})
 
     def resume(self, path: Path) -> Run:
-        state = manager.load(path)
+        state = manager.load_checkpoint(path)
         shares = self.engine.shares(state.weights, self.optimizer.parameters)
-        manager.restore(manager.State(shares, {}, {}), self.optimizer.parameters, path)
+        manager.restore_weights(manager.CheckpointState(shares, {}, {}), self.optimizer.parameters, path)
         self.optimizer.load_tensors(state.optimizer)
         return self
 
@@ -116,10 +116,10 @@ def distance(one: Any, other: Any) -> float:
     return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-12)) for a, b in pairs)
 
 
-ALONE: dict[tuple[str, str], tuple[Run, manager.State]] = {}
+ALONE: dict[tuple[str, str], tuple[Run, manager.CheckpointState]] = {}
 
 
-def alone(config: Config) -> tuple[Run, manager.State]:
+def alone(config: Config) -> tuple[Run, manager.CheckpointState]:
     """What one process with everything makes of the same steps; it does not depend on how others share them."""
     key = (config.train.method, config.model.dtype)
     if key not in ALONE:
@@ -137,7 +137,7 @@ def compare(world: World, out: Path, name: str, mode: str, kind: str, **changes:
     zero.train(last=10)
     half = zero.state()
     if world.is_first:
-        manager.save(out / name, 10, half)
+        manager.save_checkpoint(out / name, 10, half)
     zero.train(first=10)
     whole, held_out = zero.state(), zero.held_out()
     held = sum(part.numel() for part in zero.optimizer.parts)
@@ -158,10 +158,10 @@ def compare(world: World, out: Path, name: str, mode: str, kind: str, **changes:
 
 
 def resumed(
-    world: World, config: Config, path: Path, losses: list[float], whole: manager.State, single: list[float]
+    world: World, config: Config, path: Path, losses: list[float], whole: manager.CheckpointState, single: list[float]
 ) -> dict[str, Any]:
     """Go on from step 10, in the same mode and in one process alone."""
-    together(world)
+    barrier(world)
     again = Run(config, world).resume(path).train(first=10)
     state = again.state()
     again.close()
@@ -238,10 +238,10 @@ def scenarios(world: World, out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     world = World.current()
-    with joined(world, 2):
+    with process_group(world, 2):
         if world.is_first:
             (out / "user.json").write_text(json.dumps(NO_PERSISTENCE))
-        together(world)
+        barrier(world)
         for name, found in scenarios(world, out):
             (out / f"rank{world.rank}-{name}.json").write_text(json.dumps(found))
 

@@ -21,15 +21,15 @@ from surefit.core.errors import ConfigError, ModelError
 from surefit.facts import all_linear
 from surefit.facts.architecture import dimensions, require_decoder
 from surefit.facts.hardware import hardware_facts
-from surefit.facts.memory_formula import target_modules, trained, trained_tensors
+from surefit.facts.memory_formula import count_trainable_parameters, target_modules, trainable_tensor_sizes
 from surefit.facts.model import directory_facts
-from surefit.facts.tensors import tensors
-from surefit.model.adapter import add_adapter, lora_modules, start_from, trainable_parameters
+from surefit.facts.tensors import list_parameters
+from surefit.model.adapter import add_adapter, load_initial_adapter, lora_modules, trainable_parameters
 from surefit.model.classes import auto_class
-from surefit.model.load import load_model, skeleton
+from surefit.model.load import build_meta_model, load_model
 from surefit.model.quantize import is_four_bit, quantized_layers
 from surefit.plan.fake import FakeMode
-from surefit.plan.step_config import pretrained_config
+from surefit.plan.step_config import load_pretrained_config
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -118,14 +118,14 @@ def test_facts_and_model_agree_on_the_experts_factors(family: str, experts: Any,
     model, section = built(family), LoraSection(r=2, experts=experts)
     model.save_pretrained(tmp_path)
     facts = directory_facts(tmp_path, family)
-    expected = trained(facts, section, "float32")
+    expected = count_trainable_parameters(facts, section, "float32")
     adapted = add_adapter(model, section)
     assert expected
     assert trainable_parameters(adapted)[0] == expected.parameters
-    assert sum(numbers for numbers, _ in trained_tensors(facts, section)) == expected.parameters
+    assert sum(numbers for numbers, _ in trainable_tensor_sizes(facts, section)) == expected.parameters
     if family == "gpt_oss":  # whose files hold inputs × outputs, which no header says, and biases
         return
-    shapes = sorted(tensor.shape for tensor in tensors(facts, section) if tensor.trained)
+    shapes = sorted(tensor.shape for tensor in list_parameters(facts, section) if tensor.trained)
     assert shapes == sorted(tuple(each.shape) for each in adapted.parameters() if each.requires_grad)
     assert sum(math.prod(shape) for shape in facts.expert_stacks.values()) == facts.expert_parameters
 
@@ -139,11 +139,11 @@ def test_an_adapter_of_experts_is_gone_on_from(tmp_path: Path) -> None:
     trained_before.save_pretrained(str(tmp_path))
     with_experts, without = (add_adapter(built("qwen3_moe"), section) for section in sections)
     base = ModelSection(name_or_path="surefit/nano")
-    start_from(with_experts, tmp_path, base)
+    load_initial_adapter(with_experts, tmp_path, base)
     for one, other in zip(with_experts.parameters(), trained_before.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(ConfigError, match="has experts true, and the config false"):
-        start_from(without, tmp_path, base)
+        load_initial_adapter(without, tmp_path, base)
 
 
 @pytest.mark.parametrize("family", ["llama", "jetmoe"])
@@ -234,7 +234,7 @@ def test_the_product_of_experts_has_its_shape_without_data(dtype: torch.dtype) -
 def test_the_plan_reads_infinity_as_transformers_writes_it(tmp_path: Path) -> None:
     built("bamba").save_pretrained(tmp_path)
     assert "__float__" in (tmp_path / "config.json").read_text()
-    assert pretrained_config(directory_facts(tmp_path, "bamba")).time_step_limit[1] == float("inf")
+    assert load_pretrained_config(directory_facts(tmp_path, "bamba")).time_step_limit[1] == float("inf")
 
 
 def test_the_class_is_that_of_the_language_model_where_there_is_one() -> None:
@@ -263,7 +263,7 @@ def test_what_is_quantised_while_it_is_loaded_is_what_plan_and_merge_take_for_it
     section = ModelSection(name_or_path=str(tmp_path), dtype="float32", quantization="nf4")
     loaded = load_model(section, hardware_facts("cpu"))
     found = {name for name, layer in loaded.named_modules() if is_four_bit(layer)}
-    assert found == set(quantized_layers(skeleton(section)))
+    assert found == set(quantized_layers(build_meta_model(section)))
     assert bool(found) == (family != "gpt2")  # whose matrices are no linear layers
     assert not {name.rpartition(".")[2] for name in found} & {"router", "dt_proj", "lm_head", "prediction_coefs"}
     assert not any("vision" in name for name in found)

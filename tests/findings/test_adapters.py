@@ -25,11 +25,11 @@ from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import read_json
 from surefit.facts import lora_settings
 from surefit.merge.adapter_file import Update
-from surefit.merge.combine import Combined, combine
-from surefit.merge.fold import fold, rounding_error
-from surefit.merge.merge import MergeJob, merge_adapter
-from surefit.model.adapter import add_adapter, start_from
-from surefit.model.layerwise_forward import FromFiles
+from surefit.merge.combine import AdapterCombination, combine_adapters
+from surefit.merge.fold import fold_update, rounding_error
+from surefit.merge.merge import MergeJob, merge_adapter_job
+from surefit.model.adapter import add_adapter, load_initial_adapter
+from surefit.model.layerwise_forward import LayerwiseModel
 from surefit.model.load import load_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,8 +121,8 @@ def test_r1_the_certificate_compares_with_the_sum_of_the_adapters_own_files(base
     place, plain = bases("llama")
     with matrix.quiet():
         strong = matrix.train("llama", place, matrix.OPTIONS["rslora"], tmp_path / "rs")
-        combined = Combined("cat", ((strong.adapter, 1.0), (plain.adapter, 0.5)))
-        adapter = combine(FromFiles(matrix.section_of(place), place, "cpu"), combined, tmp_path)
+        combined = AdapterCombination("cat", ((strong.adapter, 1.0), (plain.adapter, 0.5)))
+        adapter = combine_adapters(LayerwiseModel(matrix.section_of(place), place, "cpu"), combined, tmp_path)
         settings = read_json(adapter / matrix.CONFIG)
         for key in ("lora_alpha", "alpha_pattern"):
             value = settings[key]
@@ -132,7 +132,7 @@ def test_r1_the_certificate_compares_with_the_sum_of_the_adapters_own_files(base
             matrix.section_of(place), adapter, tmp_path / "merged", tmp_path / "certificate.json", combined=combined
         )
         with pytest.raises(GateError):
-            merge_adapter(job, matrix.CPU, matrix.ROWS)
+            merge_adapter_job(job, matrix.CPU, matrix.ROWS)
     failed = [check["name"] for check in read_json(tmp_path / "certificate.json")["checks"] if not check["passed"]]
     assert failed == ["merge_rounding"]
 
@@ -142,7 +142,7 @@ def test_r1_the_rounding_of_a_sum_is_measured_against_its_parts():
     both = Update(torch.cat([one.a, other.a]), torch.cat([2.0 * one.b, -0.5 * other.b], dim=1), 1.0)
     base = torch.randn(6, 8)
     merged = base.clone()
-    fold(merged, both)
+    fold_update(merged, both)
     assert rounding_error(base, both, merged, [one, other]) <= 1
     assert rounding_error(base, both, merged, [one, dataclasses.replace(other, scaling=0.5)]) > 100
 
@@ -153,12 +153,12 @@ def test_every_setting_of_the_installed_peft_is_in_the_table():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         saved = LoraConfig(task_type="CAUSAL_LM").to_dict()
-    assert lora_settings.changes_arithmetic(saved | {"peft_type": "LORA"}) is None
+    assert lora_settings.find_non_lora_setting(saved | {"peft_type": "LORA"}) is None
 
 
 @pytest.mark.parametrize("value", ["loftq", "PiSSA", "nextinit", 3, []])
 def test_r3_initialisations_are_an_error_whatever_their_spelling(value):
-    problem = lora_settings.changes_arithmetic({"peft_type": "LORA", "init_lora_weights": value})
+    problem = lora_settings.find_non_lora_setting({"peft_type": "LORA", "init_lora_weights": value})
     assert problem is not None
     assert problem.key == "init_lora_weights"
 
@@ -270,7 +270,7 @@ def test_r7_tokens_that_training_goes_on_without_are_said(tmp_path, tokens, said
         r=4, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "v_proj"], start_from=str(plain.adapter)
     )
     with matrix.quiet():
-        notes = start_from(add_adapter(load_model(section, matrix.CPU), fresh), plain.adapter, section)
+        notes = load_initial_adapter(add_adapter(load_model(section, matrix.CPU), fresh), plain.adapter, section)
     assert any(re.search(r"\b98 tokens.*\b96\b", note) for note in notes) == said
 
 
@@ -280,14 +280,14 @@ def test_ways_that_are_no_sum_keep_each_adapters_scaling(bases, tmp_path):
     with matrix.quiet():
         other = matrix.train("llama", place, matrix.OPTIONS["plain"], tmp_path / "rs", seed=1)
         matrix.setting(use_rslora=True, lora_alpha=4)(other.adapter)  # 4 / √4 is 8 / 4
-        base = FromFiles(matrix.section_of(place), place, "cpu")
+        base = LayerwiseModel(matrix.section_of(place), place, "cpu")
         for way in ("linear", "ties", "magnitude_prune", "svd", "cat"):
             made = []
             for number, path in enumerate((plain.adapter, other.adapter)):
                 out = tmp_path / f"{way}{number}"
                 out.mkdir()
-                both = Combined(way, ((plain.adapter, 1.0), (path, -0.5)))
-                made.append(load_file(combine(base, both, out) / matrix.WEIGHTS))
+                both = AdapterCombination(way, ((plain.adapter, 1.0), (path, -0.5)))
+                made.append(load_file(combine_adapters(base, both, out) / matrix.WEIGHTS))
             assert all(torch.equal(tensor, made[1][name]) for name, tensor in made[0].items()), way
 
 

@@ -22,16 +22,23 @@ from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_FINDINGS, EXIT_USAGE, Dat
 from surefit.core.limited import ExceedsLimit, run_limited
 from surefit.core.units import MIB
 from surefit.data.read.load import load_rows
-from surefit.data.read.quick_sample import SHOWN_BYTES, glance
+from surefit.data.read.quick_sample import SHOWN_BYTES, read_quick_sample
 from surefit.data.read.sources import resolve_source
 from surefit.data.tokens.shard_manifest import ShardedTokens
 from surefit.facts.model import model_facts
 from surefit.facts.safetensors import read_header
-from surefit.facts.template import TemplateExceeds, TemplateRefused, _environment, _is_plain, _readable, render
+from surefit.facts.template import (
+    TemplateExceeds,
+    TemplateRefused,
+    _environment,
+    _is_plain,
+    _readable,
+    render_chat_template,
+)
 from surefit.facts.tokenizer import tokenizer_facts
 from surefit.nano import PATH
-from surefit.stages.checking import Refused
-from surefit.stages.run_context import gather
+from surefit.stages.checking import CheckFailed
+from surefit.stages.run_context import load_run_context
 
 ROWS: list[dict[str, object]] = [
     {"messages": [{"role": "user", "content": f"What is {n} + 1?"}, {"role": "assistant", "content": str(n + 1)}]}
@@ -83,7 +90,7 @@ def test_a_template_ends_in_time(template: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     for _ in range(3):
         with pytest.raises(TemplateRefused):
-            render(template, [{"role": "user", "content": "?"}])
+            render_chat_template(template, [{"role": "user", "content": "?"}])
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_utime - before.ru_utime < 4
 
@@ -110,7 +117,7 @@ def test_a_long_rendering_ends_in_time() -> None:
         "{% for m in messages %}{% for n in messages %}{% set x = m.content | upper | lower %}{% endfor %}{% endfor %}"
     )
     with pytest.raises(TemplateExceeds):
-        render(text, [{"role": "user", "content": "word " * 20_000}] * 600)
+        render_chat_template(text, [{"role": "user", "content": "word " * 20_000}] * 600)
 
 
 def test_a_limited_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +261,7 @@ def test_a_manifest_is_judged_alike_by_every_command(shards: Path, tmp_path: Pat
     content = json.loads(manifest.read_text())
     CHANGES[name](content)
     manifest.write_text(json.dumps(content))
-    gathered = gather(load_config(shards))
+    gathered = load_run_context(load_config(shards))
     assert [problem.field for problem in gathered.problems] == ["data.tokenized"]
     assert found(shards)[0] == EXIT_FINDINGS
     assert CliRunner().invoke(app, ["plan", str(shards)]).exit_code in (EXIT_FINDINGS, EXIT_USAGE)
@@ -303,12 +310,15 @@ def test_columns_are_bounded_by_what_they_decode_to(tmp_path: Path, ending: str,
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.process_time()
     if many == 1_500:
-        for read in (lambda: glance(str(file), "train", lambda: load_rows(str(file))), lambda: load_rows(str(file))):
+        for read in (
+            lambda: read_quick_sample(str(file), "train", lambda: load_rows(str(file))),
+            lambda: load_rows(str(file)),
+        ):
             with pytest.raises(DataError) as caught:
                 read()
             assert caught.value.code in BOMBS
     else:
-        rows = glance(str(file), "train", lambda: load_rows(str(file)))
+        rows = read_quick_sample(str(file), "train", lambda: load_rows(str(file)))
         assert rows is not None
         assert rows.total == many
         assert len(rows) <= SHOWN_BYTES // 1_000_000 + 2
@@ -325,8 +335,8 @@ def test_a_full_disk_is_the_machines(tmp_path: Path) -> None:
     def finding(code: str) -> dict[str, Any]:
         return {"severity": "error", "code": code, "message": "", "path": None, "line": None, "field": None, "help": ""}
 
-    assert Refused([finding("DSK001")]).exit_code == EXIT_ENVIRONMENT
-    assert Refused([finding("DSK001"), finding("DAT001")]).exit_code == EXIT_FINDINGS
+    assert CheckFailed([finding("DSK001")]).exit_code == EXIT_ENVIRONMENT
+    assert CheckFailed([finding("DSK001"), finding("DAT001")]).exit_code == EXIT_FINDINGS
 
 
 def test_a_file_url_is_a_path(tmp_path: Path) -> None:
@@ -349,4 +359,4 @@ def test_a_url_that_this_machine_cannot_read(
     write_rows(tmp_path / "rows.jsonl", ROWS)
     path = config(tmp_path / "run.yaml")
     loaded = load_config(path, [f"{field}={url}"])
-    assert [(problem.code, problem.field) for problem in gather(loaded).problems] == [(code, field)]
+    assert [(problem.code, problem.field) for problem in load_run_context(loaded).problems] == [(code, field)]

@@ -77,7 +77,7 @@ def test_sources_in_two_ways(place: Path, verb: str, row: Callable[..., dict[str
 def test_rows_of_several_tasks_have_ways_of_their_own(place: Path) -> None:
     from surefit import samples
 
-    names = [name for name in samples.available() if "math" in name or "function-calling" in name]
+    names = [name for name in samples.list_samples() if "math" in name or "function-calling" in name]
     math = next(name for name in names if "math" in name and "train" in name)
     tools = next(name for name in names if "function-calling-train" in name)
     assert findings("check", math, mix=f"{{{tools}: 1}}", recipe="math_reasoning + function_calling") == []

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from surefit import recipes
 from surefit.cli.app import app
-from surefit.config.starter import runs_as_it_is, starter
+from surefit.config.starter import has_bundled_rows, starter_config
 from surefit.core.packaging import install_extra
 
 ROOT = Path(__file__).parents[2]
@@ -195,17 +195,17 @@ def test_import_makes_a_config_of_what_the_readme_says(name: str) -> None:
     assert (done.exit_code, Path("new.yaml").exists()) == ((0, True) if whole else (2, False)), done.output
 
 
-@pytest.mark.parametrize("recipe", recipes.names(), ids=lambda name: f"RF7-{name}")
+@pytest.mark.parametrize("recipe", recipes.list_recipes(), ids=lambda name: f"RF7-{name}")
 def test_a_starter_runs_as_it_is_or_says_what_to_name_first(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    Path("run.yaml").write_text(starter(recipe))
+    Path("run.yaml").write_text(starter_config(recipe))
     done = CliRunner().invoke(app, ["check", "run.yaml", "--json"])
     findings = json.loads(done.stdout.strip().splitlines()[-1])["findings"]
     errors = {(each["code"], each["field"]) for each in findings if each["severity"] == "error"}
-    rows: Any = yaml.safe_load(starter(recipe))["data"]["train"]
-    assert runs_as_it_is(recipe) == rows.startswith("surefit/")
-    assert (("DAT001", "data.train") in errors) == (not runs_as_it_is(recipe))
-    assert runs_as_it_is(recipe) <= (errors == set())
+    rows: Any = yaml.safe_load(starter_config(recipe))["data"]["train"]
+    assert has_bundled_rows(recipe) == rows.startswith("surefit/")
+    assert (("DAT001", "data.train") in errors) == (not has_bundled_rows(recipe))
+    assert has_bundled_rows(recipe) <= (errors == set())
 
 
 def test_the_page_tells_them_apart(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from surefit.cli import checking
 from surefit.cli.app import app
 from surefit.lint.engine import all_rules
-from surefit.lint.rule import Finding, Fix
+from surefit.lint.rule import ConfigFix, Finding
 
 RULES = Path(__file__).parents[1] / "rules"
 RANKING = """recipe: chat
@@ -86,15 +86,17 @@ def test_a_fix_without_effect_is_not_written(place: Path, monkeypatch: pytest.Mo
     """TA2: whatever a rule promises, what it promises is judged again; a fix that works is still made."""
     text = RANKING.replace("surefit/nano", "surefit/nano, dtype: bfloat16").replace("parallel:", "# parallel:")
     (place / "run.yaml").write_text(text)
-    real = checking.checked
+    real = checking.run_check
 
     def promising(found: Any, rules: Any = None) -> dict[str, Any]:
         report = real(found, rules)
-        promise = Finding(field="data.max_length", message="it stays", fix=Fix("data.max_length", 32), code="XYZ001")
+        promise = Finding(
+            field="data.max_length", message="it stays", fix=ConfigFix("data.max_length", 32), code="XYZ001"
+        )
         report["findings"].append(promise.as_dict())
         return report
 
-    monkeypatch.setattr(checking, "checked", promising)
+    monkeypatch.setattr(checking, "run_check", promising)
     for dry in (["--dry-run"], []):
         document = surefit("check", "run.yaml", "--fix", *dry)
         assert [each["code"] for each in document["fixed"]] == ["PRC001"]

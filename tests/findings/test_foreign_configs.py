@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.checking_foreign import context_of
+from surefit.cli.checking_foreign import build_lint_context
 from surefit.core.errors import ConfigError
 from surefit.facts.families import family_of, family_of_template
-from surefit.importers import detect, read
-from surefit.importers.write import config_text
+from surefit.importers import detect_tool, read_tool_config
+from surefit.importers.write import to_config_yaml
 from surefit.lint.engine import run_rules
 
 AXOLOTL = """base_model: Qwen/Qwen2.5-7B-Instruct
@@ -54,7 +54,7 @@ def findings(text: str, name: str = "run.yaml") -> dict[str, tuple[str, str]]:
     """Field → (severity, code)."""
     path = Path(name)
     path.write_text(text, encoding="utf-8")
-    context, _ = context_of(read(path))
+    context, _ = build_lint_context(read_tool_config(path))
     return {one.field: (one.severity, one.code) for one in run_rules(context).findings}
 
 
@@ -195,7 +195,7 @@ def test_optional_columns_of_a_type_of_its_own_may_be_missing() -> None:
 def test_configs_of_other_tools_are_not_ours(text: str) -> None:
     Path("x.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        detect(Path("x.yaml"))
+        detect_tool(Path("x.yaml"))
     assert caught.value.code == "E3002"
 
 
@@ -203,7 +203,7 @@ def test_flat_keys_of_a_newcomer_are_no_trl_file() -> None:
     """RF8."""
     Path("x.yaml").write_text("model_name: a/b\nlora_r: 16\nlearning_rate: 2e-4\noutput_dir: out\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        detect(Path("x.yaml"))
+        detect_tool(Path("x.yaml"))
     assert caught.value.code == "E3550"
     assert {"model.name_or_path", "lora.r", "train.learning_rate"} <= set(
         caught.value.help.replace(";", " ").replace(")", " ").split()
@@ -228,13 +228,13 @@ def test_import_writes_tokens_frequencies_and_what_is_held_out() -> None:
     Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     text = AXOLOTL.replace("org/d", "d.jsonl") + RATE + 'tokens: ["<call>"]\nsaves_per_epoch: 2\n'
     Path("x.yml").write_text(text, encoding="utf-8")
-    loaded = read(Path("x.yml")).loaded
+    loaded = read_tool_config(Path("x.yml")).loaded
     assert loaded is not None
     assert loaded.config.model.add_tokens == ["<call>"]
     assert loaded.config.checkpoint.save_steps == 80 // 8 // 2
-    assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))
+    assert "  eval: 0.0  #" in to_config_yaml(read_tool_config(Path("x.yml")))
     Path("x.yml").write_text(text + "val_set_size: 0\n", encoding="utf-8")
-    assert "  eval: 0.0  #" in config_text(read(Path("x.yml")))
+    assert "  eval: 0.0  #" in to_config_yaml(read_tool_config(Path("x.yml")))
 
 
 def test_families_of_names() -> None:

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.facts.module_names import LAYERS, type_in_name
-from surefit.facts.sbatch_syntax import slips_in
+from surefit.facts.sbatch_syntax import find_syntax_faults
 from surefit.facts.shell import options_alone
-from surefit.importers.releases import least_python, requirements_of
+from surefit.importers.releases import minimum_python, requirements_of
 from surefit.importers.turn_markers import marker_of_model
 
 
@@ -155,7 +155,7 @@ def test_more_machines_than_nodes_are_waited_for() -> None:
     ("array", "wrong"), [("7-3", True), ("0-9:0", True), ("1-4%0", True), ("0-9", False), ("1,3-5:2%2", False)]
 )
 def test_the_bounds_of_an_array(array: str, wrong: bool) -> None:
-    assert bool(list(slips_in(f"#!/bin/bash\n#SBATCH --array={array}\n"))) is wrong
+    assert bool(list(find_syntax_faults(f"#!/bin/bash\n#SBATCH --array={array}\n"))) is wrong
 
 
 # ---------------------------------------------------------------- requirements
@@ -203,7 +203,7 @@ def test_the_python_of_a_project() -> None:
     project = '[project]\nname = "a"\nrequires-python = "==3.8.*"\ndependencies = ["accelerate>=1.2"]\n'
     assert ("E3950", 3) in found(pyproject__toml=project)
     assert "E3950" not in codes(pyproject__toml=project.replace("==3.8.*", ">=3.8"))
-    assert least_python("accelerate", ">=1.2") == "3.9"
+    assert minimum_python("accelerate", ">=1.2") == "3.9"
 
 
 def test_where_conda_looks_for_packages() -> None:
@@ -760,8 +760,8 @@ def test_releases_are_looked_for_in_setup_py_and_in_a_pipfile(name: str) -> None
     ],
 )
 def test_padding_with_the_end_token_in_other_words(line: str, fires: bool) -> None:
-    from surefit.importers.python_conflicts import pads_with_eos
-    from surefit.importers.python_source import parse
+    from surefit.importers.python_conflicts import find_eos_padding
+    from surefit.importers.python_source import parse_script
 
     Path("train.py").write_text(HEAD + line + "\n")
-    assert (pads_with_eos(parse(Path("train.py"))) == HEAD.count("\n") + 1) is fires
+    assert (find_eos_padding(parse_script(Path("train.py"))) == HEAD.count("\n") + 1) is fires

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.core.errors import ConfigError
-from surefit.importers import detect
-from surefit.importers.reasons import why_lost
+from surefit.importers import detect_tool
+from surefit.importers.reasons import unmapped_reason
 
 
 @pytest.fixture(autouse=True)
@@ -298,11 +298,11 @@ def test_a_dockerfile_is_no_config() -> None:
     Path("job").write_text("ARG BASE=x\nFROM python:3.12 AS base\nRUN pip install trl\n")
     for name in ("Dockerfile", "job"):
         with pytest.raises(ConfigError) as caught:
-            detect(Path(name))
+            detect_tool(Path(name))
         assert caught.value.code == "E3901"
         assert CliRunner().invoke(app, ["check", name]).exit_code == 2
 
 
 @pytest.mark.parametrize("key", ["iam_role_name", "profile", "pytorch_version", "image_uri", "region"])
 def test_keys_for_sagemaker_have_one_reason(key: str) -> None:
-    assert why_lost(key) == why_lost("ec2_instance_type")
+    assert unmapped_reason(key) == unmapped_reason("ec2_instance_type")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.importers.releases import NEWEST, Judge
+from surefit.importers.releases import NEWEST, TargetReleases
 
 CASES = Path(__file__).parents[3] / "shared/cases"
 needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the cases are not on this machine")
@@ -146,7 +146,7 @@ def test_an_argument_of_a_later_release(finding: str) -> None:
     ],
 )
 def test_the_table_of_releases(finding: str, asked: dict[str, str], name: str, key: str, verdict: str) -> None:
-    assert Judge(asked, {}).takes(name, key) == verdict
+    assert TargetReleases(asked, {}).takes(name, key) == verdict
 
 
 @pytest.mark.parametrize("finding", ["PR1"])

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.data.read.load import FEWEST, Rows, load_rows
-from surefit.importers.reasons import why_lost
+from surefit.importers.reasons import unmapped_reason
 from surefit.importers.requirements import is_requirements
 from surefit.lint.rules.labels import length_limit_loses_rows
 
@@ -81,7 +81,7 @@ def test_u4_a_count_that_is_not_exact_is_no_lower_bound() -> None:
 
 
 def test_u8_why_the_loss_on_prompts_is_not_carried() -> None:
-    assert why_lost("train_on_inputs") == why_lost("train_on_prompt") != why_lost("eos_token")
+    assert unmapped_reason("train_on_inputs") == unmapped_reason("train_on_prompt") != unmapped_reason("eos_token")
 
 
 @pytest.mark.parametrize(

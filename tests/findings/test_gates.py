@@ -15,14 +15,14 @@ from surefit import recipes
 from surefit.cli import evaluating as shown
 from surefit.cli.app import app
 from surefit.cli.render import Output
-from surefit.cli.runs import summarise as state_of
+from surefit.cli.runs import summarize_run as state_of
 from surefit.config.schema import GateSection
 from surefit.core.rundir import append_jsonl, read_jsonl
 from surefit.evaluate import stats
-from surefit.evaluate.gate import judge
-from surefit.evaluate.paired import differences
+from surefit.evaluate.gate import evaluate_gate
+from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.stats import aggregate_intervals, paired_aggregates
-from surefit.evaluate.summary import summarise
+from surefit.evaluate.summary import summarize_evaluation
 
 Rows = list[dict[str, float]]
 
@@ -38,7 +38,7 @@ def scored(*right: int) -> Rows:
 
 def verdict(base: Rows, tuned: Rows, **gate: Any) -> dict[str, Any]:
     section = GateSection(**({"not_worse_than": "base"} | gate))
-    return judge(section, recipes.get("chat"), {"base": base, "merged": tuned}, None)
+    return evaluate_gate(section, recipes.get_recipe("chat"), {"base": base, "merged": tuned}, None)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_a_gate_that_cannot_tell_says_what_it_does_not_rule_out() -> None:
 
 @pytest.mark.parametrize("both", [0.0, 1.0], ids=["TA5-tasks at zero", "TA5-tasks at one"])
 def test_each_task_of_a_run_of_several_has_to_be_told(both: float) -> None:
-    recipe = recipes.get("math_reasoning+code_generation")
+    recipe = recipes.get_recipe("math_reasoning+code_generation")
     names = {part.name: part.primary_metric for part in recipe.parts.values()}
     rows = [{f"{name}.{metric}": both} for name, metric in names.items() for _ in range(4 if "code" in name else 1)]
-    found = judge(GateSection(not_worse_than="base"), recipe, {"base": rows, "merged": rows}, None)
+    found = evaluate_gate(GateSection(not_worse_than="base"), recipe, {"base": rows, "merged": rows}, None)
     assert found["outcome"] == "cannot tell"
 
 
@@ -90,10 +90,10 @@ def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, right: l
     base = [1] * 60 if code == 1 else [0] * len(right)
     run = scored_run(tmp_path / "run")
     sets = {"eval": {"base": scored(*base), "merged": scored(*right)}}
-    summary = summarise(recipes.get("chat"), GateSection(not_worse_than="base"), sets, [])
-    monkeypatch.setattr("surefit.stages.evaluating.evaluate", lambda *given: summary)
+    summary = summarize_evaluation(recipes.get_recipe("chat"), GateSection(not_worse_than="base"), sets, [])
+    monkeypatch.setattr("surefit.stages.evaluating.evaluate_run", lambda *given: summary)
     prepared: Any = type("Run", (), {"run": run})
-    assert shown.evaluate(Output(as_json=True), prepared, None) == code
+    assert shown.evaluate_and_show(Output(as_json=True), prepared, None) == code
 
 
 @pytest.mark.slow
@@ -158,7 +158,9 @@ def test_four_graphs_do_not_give_an_interval_of_no_width(tmp_path: Path, answer:
 
 
 def test_equal_scores_of_two_models_are_not_surely_equal() -> None:
-    found = differences("a", "b", scored(1, 1, 1, 1), scored(1, 1, 1, 1), recipes.get("chat"))["exact_match"]
+    found = paired_differences("a", "b", scored(1, 1, 1, 1), scored(1, 1, 1, 1), recipes.get_recipe("chat"))[
+        "exact_match"
+    ]
     assert (found.low, found.high) == pytest.approx((-0.462, 0.462), abs=0.001)
 
 

@@ -64,11 +64,11 @@ SMALL = ("unsloth/Llama-3.2-1B-Instruct", "unsloth/llama-3.2-1b-instruct", "META
 def test_other_names_of_known_models_have_the_same_config(place: Path, name: str) -> None:
     """What the simulation builds is of the model's own shape; the hub, which is out of reach, is not asked."""
     from surefit.facts.model import known_model, model_facts
-    from surefit.plan.step_config import pretrained_config
+    from surefit.plan.step_config import load_pretrained_config
 
     facts, entry = model_facts(name), known_model(name)
     assert entry is not None
-    config = pretrained_config(facts)
+    config = load_pretrained_config(facts)
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (
         facts.hidden_size,
         facts.num_layers,

@@ -129,9 +129,9 @@ def rendered(place: Path, messages: list[dict[str, Any]], tools: Any, asks: bool
 
 def first_example(place: Path) -> Any:
     from surefit.data.rows.layouts import to_examples
-    from surefit.stages.run_context import prepare
+    from surefit.stages.run_context import load_checked_run
 
-    run = prepare(Path("run.yaml"))
+    run = load_checked_run(Path("run.yaml"))
     assert run.rows is not None
     return to_examples(run.rows, run.recipe)[0]
 

@@ -15,8 +15,8 @@ from surefit.cli.app import app
 from surefit.config.load import load_config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import read_json, read_jsonl
-from surefit.importers import read
-from surefit.importers.write import config_text
+from surefit.importers import read_tool_config
+from surefit.importers.write import to_config_yaml
 
 RUN = """recipe: chat
 model: {name_or_path: surefit/nano, dtype: float32}
@@ -238,10 +238,10 @@ output_dir: out
 def test_import_holds_out_what_the_source_did(tmp_path: Path, text: str, held_out: float | str) -> None:
     write_rows(tmp_path / "rows.jsonl", [{"instruction": f"a{n}", "input": "", "output": "b"} for n in range(9)])
     Path("source.yaml").write_text(text)
-    found = read(Path("source.yaml"))
+    found = read_tool_config(Path("source.yaml"))
     assert found.loaded is not None
     assert found.loaded.config.data.eval == held_out
-    written = yaml.safe_load(config_text(found))
+    written = yaml.safe_load(to_config_yaml(found))
     assert written["data"].get("eval", 0.02) == held_out
     assert surefit("import", "source.yaml", "--output", "ours.yaml")[0] == 0
     assert load_config(Path("ours.yaml")).config.data.eval == held_out

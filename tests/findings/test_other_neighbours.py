@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 from surefit import nano
 from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, DataError
-from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.read.sources import list_source_files, resolve_source
 from surefit.data.rows import template_checks
-from surefit.model.adapter import add_adapter, start_from
+from surefit.model.adapter import add_adapter, load_initial_adapter
 from surefit.model.load import load_model
 
 ROW: dict[str, object] = {"prompt": "a", "completion": "b"}
@@ -60,7 +60,7 @@ def test_a_file_named_for_a_split_beside_others_is_not_read(names: tuple[str, ..
     write_all(names)
     for source in ("rows", "rows/*.jsonl"):
         with pytest.raises(DataError) as raised:
-            files_of(resolve_source(source))
+            list_source_files(resolve_source(source))
         assert raised.value.code == "E4125"
         assert names[-1] in raised.value.message
 
@@ -89,16 +89,16 @@ def test_a_file_named_for_a_split_beside_others_is_not_read(names: tuple[str, ..
 )
 def test_subjects_and_whole_splits_are_read(names: tuple[str, ...]) -> None:
     write_all(names)
-    assert [Path(file).name for file in files_of(resolve_source("rows"))] == sorted(names)
+    assert [Path(file).name for file in list_source_files(resolve_source("rows"))] == sorted(names)
 
 
 def test_a_directory_named_for_a_split_beside_others() -> None:
     """N1-9 for a pattern that enters directories."""
     write_all(("a.jsonl", "test/b.jsonl"))
     with pytest.raises(DataError) as raised:
-        files_of(resolve_source("rows/**/*.jsonl"))
+        list_source_files(resolve_source("rows/**/*.jsonl"))
     assert raised.value.code == "E4125"
-    assert len(files_of(resolve_source("rows/test"))) == 1
+    assert len(list_source_files(resolve_source("rows/test"))) == 1
 
 
 CONFIG = """recipe: chat
@@ -203,7 +203,7 @@ def test_training_gives_the_same_advice(settings: dict[str, Any], targets: list[
     section = LoraSection(r=4, lora_alpha=8, target_modules=targets)
     model = add_adapter(load_model(base, SimpleNamespace(kind="cpu")), section)
     with pytest.raises(ConfigError) as raised:
-        start_from(model, Path("first"), base)
+        load_initial_adapter(model, Path("first"), base)
     assert raised.value.code in ("E5029", "E5750")
     named = re.search(r"target_modules: \[(.*)\]", raised.value.help or "")
     assert (named[1].split(", ") if named else None) == wanted

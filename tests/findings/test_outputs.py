@@ -320,27 +320,27 @@ def test_a_page_replaces_only_a_page(files: Path) -> None:
 
 def test_an_export_replaces_only_an_export(files: Path) -> None:
     from surefit.core.rundir import RunDir
-    from surefit.merge.export import Source, require_place
+    from surefit.merge.export import CertifiedModel, require_export_directory
 
     model = files / "run/merged"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    source = Source(RunDir(files / "run"), model, {})
+    source = CertifiedModel(RunDir(files / "run"), model, {})
     for place in (model, files / "run", model / "below", files / "rows.jsonl", files):
         with pytest.raises(ConfigError) as caught:
-            require_place(source, place)
+            require_export_directory(source, place)
         assert caught.value.code in ("E1603", "E1604", "E1605")
-    require_place(source, files / "run/export/hub")
+    require_export_directory(source, files / "run/export/hub")
     made = files / "export"
     made.mkdir()
     for name in ("export.json", "certificate.json"):
         (made / name).write_text("{}")
-    require_place(source, made)
+    require_export_directory(source, made)
 
 
 def test_a_profile_replaces_only_a_profile(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "surefit.plan.calibrate.calibrate", lambda note: pytest.fail("measured before it was looked at")
+        "surefit.plan.calibrate.calibrate_device", lambda note: pytest.fail("measured before it was looked at")
     )
     assert call("calibrate", "-o", "run.yaml")[1]["code"] == "E1604"
     assert call("calibrate", "-o", ".")[1]["code"] == "E1603"

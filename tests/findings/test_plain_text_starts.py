@@ -13,9 +13,9 @@ from tokenizers.processors import RobertaProcessing, Sequence, TemplateProcessin
 from transformers import AutoTokenizer
 
 from surefit import nano
-from surefit.data.tokens.tokenize import encode_turns, special_tokens_of
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.data.tokens.tokenize import encode_turns, special_tokens_from_tokenizer
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 from surefit.task import Example
 
 BOS, EOS = "<bos>", "<|end|>"
@@ -51,7 +51,7 @@ def found(folder: Path, rows: list[dict[str, Any]], more: str = "", data: str = 
     (folder / "run.yaml").write_text(
         f"model: {{name_or_path: model{more}}}\ndata: {{train: rows.jsonl, eval: 0.3{data}}}\noutput_dir: out\n"
     )
-    report = checked(gather(folder / "run.yaml", None))
+    report = run_check(load_run_context(folder / "run.yaml", None))
     return [(one["code"], one["field"]) for one in report["findings"] if one["code"].startswith("AUD04")]
 
 
@@ -84,7 +84,7 @@ def test_texts_that_begin_without_bos(
     assert found(tmp_path, rows) == ([("AUD049", "data.train")] if lacks else [])
     # The audit, with transformers' own tokenizer, sees the same.
     tokenizer = AutoTokenizer.from_pretrained(place)
-    seen = dict(special_tokens_of(tokenizer).sights(Example(text=rows[0]["text"])))
+    seen = dict(special_tokens_from_tokenizer(tokenizer).sights(Example(text=rows[0]["text"])))
     assert list(seen) == (["no_begin"] if lacks else [])
     begins = encode_turns(tokenizer, [Example(text=rows[0]["text"])])[0][0][0][0] == tokenizer.bos_token_id
     assert not (lacks and begins)

@@ -13,12 +13,12 @@ from tokenizers import AddedToken, Tokenizer
 from surefit import nano
 from surefit.core.errors import DataError
 from surefit.data.rows.layouts import row_converter
-from surefit.data.rows.messages import conversation, tool_calls
-from surefit.recipes import get
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.data.rows.messages import parse_conversation, parse_tool_calls
+from surefit.recipes import get_recipe
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 
-SFT = get("chat")
+SFT = get_recipe("chat")
 HEAD = "{% for m in messages %}"
 TAIL = "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
@@ -70,7 +70,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
             f"model: {{name_or_path: model}}\ndata: {{train: rows.jsonl, eval: 0.3{data}}}\noutput_dir: out\n"
         )
         monkeypatch.chdir(tmp_path)
-        found = checked(gather(tmp_path / "run.yaml", None))["findings"]
+        found = run_check(load_run_context(tmp_path / "run.yaml", None))["findings"]
         # TPL006: the weights have no embeddings for ChatML's tokens, which no finding here is about.
         return [one for one in found if one["code"].startswith(("AUD04", "TPL", "DAT001")) and one["code"] != "TPL006"]
 
@@ -172,12 +172,12 @@ def test_d4_marks_that_are_not_honored(row: dict[str, Any], field: str) -> None:
 @pytest.mark.parametrize("value", [{"city": "Hue"}, '{"city": "Hue"}'])
 def test_d6_arguments(name: str, value: Any) -> None:
     for call in ({"name": "look", name: value}, {"function": {"name": "look", name: value}}):
-        assert tool_calls([call], "x")[0]["function"] == {"name": "look", "arguments": {"city": "Hue"}}
+        assert parse_tool_calls([call], "x")[0]["function"] == {"name": "look", "arguments": {"city": "Hue"}}
 
 
 @pytest.mark.parametrize("value", ["", None, {}])
 def test_d15_calls_without_arguments(value: Any) -> None:
-    assert tool_calls([{"name": "look", "arguments": value}], "x")[0]["function"]["arguments"] == {}
+    assert parse_tool_calls([{"name": "look", "arguments": value}], "x")[0]["function"]["arguments"] == {}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_d15_calls_without_arguments(value: Any) -> None:
 )
 def test_d6_arguments_that_are_unclear(call: dict[str, Any], code: str) -> None:
     with pytest.raises(DataError) as caught:
-        tool_calls([call], "x")
+        parse_tool_calls([call], "x")
     assert caught.value.code == code
 
 
@@ -241,20 +241,20 @@ def test_d15_the_nearest_layout_is_named(columns: list[str], words: str) -> None
 
 
 def test_pr5_parts_without_a_type() -> None:
-    turns = conversation([{"role": r, "content": [{"text": r}]} for r in ("user", "assistant")], "messages")
+    turns = parse_conversation([{"role": r, "content": [{"text": r}]} for r in ("user", "assistant")], "messages")
     assert [turn["content"] for turn in turns] == ["user", "assistant"]
 
 
 @pytest.mark.parametrize(("role", "write"), [("developer", "system"), ("model", "assistant"), ("human", "user")])
 def test_d15_the_role_to_write(role: str, write: str) -> None:
     with pytest.raises(DataError) as caught:
-        conversation([{"role": role, "content": "x"}], "messages")
+        parse_conversation([{"role": role, "content": "x"}], "messages")
     assert caught.value.code == "E4058"
     assert f'"{write}"' in str(caught.value.help)
 
 
 def test_d15_python_text() -> None:
     with pytest.raises(DataError) as caught:
-        conversation(str([ASK, {"role": "assistant", "content": "it's"}]), "messages")
+        parse_conversation(str([ASK, {"role": "assistant", "content": "it's"}]), "messages")
     assert caught.value.code == "E4071"
     assert "json.dumps" in str(caught.value.help)

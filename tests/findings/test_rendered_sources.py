@@ -11,8 +11,8 @@ import pytest
 from tests.findings.test_rendered_rows import CALL, CHATML, DROPS, REFUSES, TOOL, TRIMS, answer, model, system
 
 from surefit.data.rows import template_checks
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 
 KEYS = {
     "data.mix.other.jsonl": "data: {train: rows.jsonl, eval: 0.3, mix: {other.jsonl: 1.0}%s}\n",
@@ -39,7 +39,7 @@ def findings(folder: Path, template: str, key: str, rows: list[dict[str, Any]], 
     for name, made in (("rows", numbered([answer("2")], 0, 40)), ("other", numbered(rows, 100, 40))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     (folder / "run.yaml").write_text(f"model: {{name_or_path: model}}\n{KEYS[key] % data}output_dir: out\n")
-    found = checked(gather(folder / "run.yaml", None))["findings"]
+    found = run_check(load_run_context(folder / "run.yaml", None))["findings"]
     return [one for one in found if one["code"].startswith(("AUD04", "TPL", "DAT001")) and one["code"] != "TPL006"]
 
 

@@ -24,20 +24,20 @@ from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, GateError, ModelError
 from surefit.core.rundir import RunDir, file_sha256, read_json, write_json
 from surefit.core.units import MIB
-from surefit.evaluate.gate import judge
+from surefit.evaluate.gate import evaluate_gate
 from surefit.evaluate.stats import aggregate_intervals, paired_aggregates, paired_bootstrap, rows_to_rule_out
 from surefit.facts.named_templates import TEMPLATE_DIR
 from surefit.merge.adapter_file import Update, read_adapter
-from surefit.merge.combine import Combined, _factors, combine
+from surefit.merge.combine import AdapterCombination, _factors, combine_adapters
 from surefit.merge.export import _finish, read_export
-from surefit.merge.fold import fold, rounding_error
-from surefit.merge.serving import Beside, adapter_commands, card_commands, model_commands
-from surefit.merge.stream import misfits
-from surefit.model.finite import why_not_finite
-from surefit.model.layerwise_forward import FromFiles
+from surefit.merge.fold import fold_update, rounding_error
+from surefit.merge.serving import ServedAdapter, adapter_commands, card_commands, model_commands
+from surefit.merge.stream import find_misfits
+from surefit.model.finite import explain_non_finite
+from surefit.model.layerwise_forward import LayerwiseModel
 from surefit.model.quantize import Float8Linear
-from surefit.plan.process import ASSUMED, for_another_process, process_bytes
-from surefit.report.model_card import About, model_card
+from surefit.plan.process import ASSUMED, planning_for_new_process, process_overhead_bytes
+from surefit.report.model_card import CardContext, render_model_card
 from surefit.task import mean_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,7 +58,7 @@ def scored(*values: float) -> Rows:
 
 
 def verdict(base: Rows, tuned: Rows, **gate: Any) -> dict[str, Any]:
-    return judge(GateSection(**gate), recipes.get("chat"), {"base": base, "merged": tuned}, None)
+    return evaluate_gate(GateSection(**gate), recipes.get_recipe("chat"), {"base": base, "merged": tuned}, None)
 
 
 def binary(won: int, lost: int, tied: int) -> tuple[list[float], list[float]]:
@@ -203,7 +203,7 @@ def test_four_equal_rows_prove_little_on_any_scale(score: float, bounds: tuple[f
 
 def exact_fold(base: torch.Tensor, update: Update) -> float:
     merged = base.clone()
-    fold(merged, update)
+    fold_update(merged, update)
     return rounding_error(base, update, merged)
 
 
@@ -243,7 +243,7 @@ def test_adapters_of_the_embedding_as_peft_saves_them_are_summed(tmp_path: Path,
         assert any("base_layer" in name for name in load_file(first.adapter / matrix.WEIGHTS)), "the base's, too"
     parts = ((first.adapter, 1.0), (second.adapter, -0.5))
     with matrix.quiet():
-        found = matrix.merged(place, Path(), tmp_path / "out", Combined("cat", parts))
+        found = matrix.merged(place, Path(), tmp_path / "out", AdapterCombination("cat", parts))
         wanted = matrix.both_active(place, parts)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     assert read_json(tmp_path / "out/certificate.json")["passed"]
@@ -257,9 +257,9 @@ def test_w9_an_embedding_that_is_not_the_bases_is_still_an_error(tmp_path: Path)
         matrix.save_file(tensors, directory / matrix.WEIGHTS, metadata={"format": "pt"})
 
     place, first = adapter_of(tmp_path / "a", moved, target_modules=["{embed}"])
-    both = Combined("cat", ((first.adapter, 1.0), (first.adapter, 0.5)))
+    both = AdapterCombination("cat", ((first.adapter, 1.0), (first.adapter, 0.5)))
     with pytest.raises(GateError) as caught:
-        combine(FromFiles(matrix.section_of(place), place, "cpu"), both, tmp_path)
+        combine_adapters(LayerwiseModel(matrix.section_of(place), place, "cpu"), both, tmp_path)
     assert caught.value.code == "E6400"
 
 
@@ -275,7 +275,7 @@ def zeroed(*parts: str) -> Any:
 def test_w11_a_layer_without_an_update_is_merged_and_noted(tmp_path: Path) -> None:
     place, saved = adapter_of(tmp_path / "a", zeroed("layers.1.self_attn.v_proj.lora_B"))
     _, other = adapter_of(tmp_path / "b", seed=2)
-    both = Combined("cat", ((saved.adapter, 1.0), (other.adapter, 0.5)))
+    both = AdapterCombination("cat", ((saved.adapter, 1.0), (other.adapter, 0.5)))
     with matrix.quiet():
         found = matrix.merged(place, saved.adapter, tmp_path / "out")
         wanted = matrix.both_active(place, ((saved.adapter, 1.0),))
@@ -302,20 +302,22 @@ def test_an_adapter_without_any_update_is_an_error(tmp_path: Path, parts: list[s
 
 def test_w11_a_run_expects_every_layer_to_be_trained(tmp_path: Path) -> None:
     place, saved = adapter_of(tmp_path / "a", zeroed("layers.1.self_attn.v_proj.lora_B"))
-    model = FromFiles(matrix.section_of(place), place, "cpu").model
+    model = LayerwiseModel(matrix.section_of(place), place, "cpu").model
     layers = {f"model.layers.{n}.self_attn.{name}" for n in (0, 1) for name in ("q_proj", "v_proj")}
     adapter = read_adapter(saved.adapter)
-    assert (len(misfits(adapter, model, layers)), len(misfits(adapter, model))) == (1, 0)
+    assert (len(find_misfits(adapter, model, layers)), len(find_misfits(adapter, model))) == (1, 0)
 
 
 @pytest.mark.parametrize("way", ["cat", "svd", "linear"], ids=lambda way: f"W29-{way}")
 def test_adapters_that_cancel_out_are_an_error(tmp_path: Path, way: str) -> None:
     place, saved = adapter_of(tmp_path / "a")
-    base = FromFiles(matrix.section_of(place), place, "cpu")
+    base = LayerwiseModel(matrix.section_of(place), place, "cpu")
     with pytest.raises(ConfigError) as caught:
-        combine(base, Combined(way, ((saved.adapter, 1.0), (saved.adapter, -1.0))), tmp_path)
+        combine_adapters(base, AdapterCombination(way, ((saved.adapter, 1.0), (saved.adapter, -1.0))), tmp_path)
     assert caught.value.field == "--with"
-    assert combine(base, Combined(way, ((saved.adapter, 1.0), (saved.adapter, -0.5))), tmp_path).is_dir()
+    assert combine_adapters(
+        base, AdapterCombination(way, ((saved.adapter, 1.0), (saved.adapter, -0.5))), tmp_path
+    ).is_dir()
 
 
 @pytest.mark.parametrize("ranks", [(4, 4), (2, 7), (40, 4)], ids=lambda ranks: f"W12-{ranks}")
@@ -359,18 +361,18 @@ def test_w12_svd_never_makes_the_sum() -> None:
 def test_a_float8_weight_that_is_not_finite_is_named(value: float, where: str) -> None:
     layer = torch.nn.Linear(16, 16)
     layer.weight.data[3, 5] = value
-    error = why_not_finite(torch.nn.Sequential(Float8Linear.of(layer)), "bfloat16")
+    error = explain_non_finite(torch.nn.Sequential(Float8Linear.of(layer)), "bfloat16")
     assert error.code == "E5353"
     assert "of 0." in error.message
     sound = torch.nn.Sequential(Float8Linear.of(torch.nn.Linear(16, 16)))
-    assert why_not_finite(sound, "bfloat16").code == "E5352"
+    assert explain_non_finite(sound, "bfloat16").code == "E5352"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["W7-e4m3", "W7-e5m2"])
 def test_a_model_stored_in_float8(dtype: torch.dtype) -> None:
     layer = torch.nn.Linear(4, 4)
     layer.weight = torch.nn.Parameter(torch.tensor([[float("nan")] + [1.0] * 3] * 4).to(dtype), requires_grad=False)
-    error = why_not_finite(layer, "bfloat16")
+    error = explain_non_finite(layer, "bfloat16")
     assert (error.code, "4 of 16 values of weight" in error.message) == ("E5353", True)
 
 
@@ -383,7 +385,7 @@ def test_w7_the_scales_of_nf4() -> None:
         layer = torch.nn.Linear(4, 4, bias=False)
         layer.weight = torch.nn.Parameter(data, requires_grad=False)
         layer.weight.quant_state = state
-        assert why_not_finite(layer, "bfloat16").code == "E5353", nested
+        assert explain_non_finite(layer, "bfloat16").code == "E5353", nested
 
 
 @pytest.mark.parametrize(
@@ -438,17 +440,17 @@ class Held:
 
 def test_w15_a_plan_does_not_count_what_the_program_that_plans_has() -> None:
     importlib.import_module("peft")
-    before = process_bytes()
+    before = process_overhead_bytes()
     held = Held(900)
-    in_this_process = process_bytes()
-    with for_another_process():
-        in_another = process_bytes()
+    in_this_process = process_overhead_bytes()
+    with planning_for_new_process():
+        in_another = process_overhead_bytes()
     assert len(held.pages) > 0
     assert in_this_process[0] >= before[0] + 850 * MIB, "surefit.train runs beside it"
     assert in_another[:2] == ASSUMED
     assert "as measured" in in_this_process[2]
     assert "as measured" not in in_another[2]
-    assert process_bytes()[2] == "as measured"
+    assert process_overhead_bytes()[2] == "as measured"
 
 
 def test_w15_the_python_interface_plans_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,11 +458,11 @@ def test_w15_the_python_interface_plans_for_another_process(monkeypatch: pytest.
 
     def planned_run(run: Any, **options: Any) -> Any:
         held = Held(900)
-        seen.append(process_bytes()[:2] if held.pages else None)
+        seen.append(process_overhead_bytes()[:2] if held.pages else None)
         return {"estimate": None, "time": None, "disk_total_bytes": None, "does_not_fit": []}
 
-    monkeypatch.setattr("surefit.stages.planning.planned_run", planned_run)
-    monkeypatch.setattr("surefit.api.prepare", lambda target: None)
+    monkeypatch.setattr("surefit.stages.planning.build_run_plan", planned_run)
+    monkeypatch.setattr("surefit.api.load_checked_run", lambda target: None)
     monkeypatch.setattr("surefit.api._target", lambda target: target)
     surefit.plan("c.yaml")
     assert seen == [ASSUMED]
@@ -468,7 +470,7 @@ def test_w15_the_python_interface_plans_for_another_process(monkeypatch: pytest.
 
 @pytest.mark.parametrize("place", ["a run", "it's", "$HOME/x", "plain"], ids=lambda place: f"W21-{place}")
 def test_commands_survive_a_shell(place: str) -> None:
-    beside = Beside({"r": 8}, f"{place}/b", f"{place}/a", stops=[2], generation=f"{place}/g", neutral=False,
+    beside = ServedAdapter({"r": 8}, f"{place}/b", f"{place}/a", stops=[2], generation=f"{place}/g", neutral=False,
                     template=f"{place}/t")  # fmt: skip
     found, _ = adapter_commands(beside)
     vllm, sglang = (shlex.split(lines[0]) for lines in found.values())
@@ -495,7 +497,7 @@ def test_the_card_prints_the_notes_of_its_commands(tmp_path: Path, kind: str, sa
     else:
         write_json(export / "config.json", {"architectures": ["LlamaForCausalLM"]})
     _, notes = card_commands(export, "org/base")
-    about = About("one", recipes.get("chat"), "org/base", "org/base", None, [], kind)
-    card = model_card(RunDir(tmp_path / "run"), about, {"passed": True, "reason": "", "checks": []}, export)
+    about = CardContext("one", recipes.get_recipe("chat"), "org/base", "org/base", None, [], kind)
+    card = render_model_card(RunDir(tmp_path / "run"), about, {"passed": True, "reason": "", "checks": []}, export)
     assert len(notes) == 1
     assert sum(note in card for note in notes) == said

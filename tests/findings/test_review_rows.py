@@ -16,35 +16,35 @@ from transformers import AutoTokenizer
 
 from surefit import nano
 from surefit.core.errors import ConfigError, DataError, ModelError
-from surefit.core.limited import ExceedsLimit, NotTried, run_limited
+from surefit.core.limited import ExceedsLimit, TrialNotRun, run_limited
 from surefit.core.units import bytes_of
 from surefit.data.read import columnar
 from surefit.data.read.columnar import require_no_bomb
 from surefit.data.read.load import load_rows
-from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.read.sources import list_source_files, resolve_source
 from surefit.data.rows.layouts import Examples, split_eval, to_examples
-from surefit.data.rows.messages import tool_calls, tool_list
+from surefit.data.rows.messages import parse_tool_calls, parse_tools
 from surefit.data.rows.rendered_turns import unclosed_thoughts
-from surefit.data.rows.special_tokens import special_tokens
-from surefit.data.rows.template_checks import TURNS, look_at_examples
+from surefit.data.rows.special_tokens import build_special_tokens
+from surefit.data.rows.template_checks import TURNS, check_template
 from surefit.data.tokens import dataset
-from surefit.data.tokens.dataset import build_dataset, eval_key, takes_all
-from surefit.data.tokens.lengths import sampled_lengths
+from surefit.data.tokens.dataset import build_dataset, drop_untokenizable, eval_key
+from surefit.data.tokens.lengths import sample_lengths
 from surefit.data.tokens.light_template import LightTemplate
 from surefit.data.tokens.tokenize import encode_turns
-from surefit.data.tokens.turns import beginning_of, rendered_turns
+from surefit.data.tokens.turns import count_rendered_turns, truncate_conversation
 from surefit.facts.audit import AuditFacts, Observation
-from surefit.facts.template import render
+from surefit.facts.template import render_chat_template
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rules.audit_rendering import parts_left_out, turns_left_out
-from surefit.recipes import get
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.recipes import get_recipe
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 from surefit.task import Example
 
 from .conftest import write_rows
 
-SFT = get("chat")
+SFT = get_recipe("chat")
 TURN = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
 HEAD = "{% for m in messages %}"
 TAIL = "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -83,7 +83,7 @@ def says(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
     def found(rows: list[dict[str, Any]], name: str = "surefit/nano", **more: Any) -> Said:
         write_rows(Path("rows.jsonl"), rows)
-        report = checked(gather(config_of("rows.jsonl", name, **more)))
+        report = run_check(load_run_context(config_of("rows.jsonl", name, **more)))
         return {finding["code"]: finding for finding in report["findings"]}
 
     return found
@@ -118,8 +118,8 @@ SEVERAL = [
 def test_sampled_lengths_are_those_of_training(template: str, rows: list[dict[str, Any]]) -> None:
     folder = model(template)
     loaded = load_rows(str(write_rows(Path("rows.jsonl"), rows)))
-    config = gather(config_of("rows.jsonl", str(folder))).loaded.config
-    sampled = sampled_lengths(loaded, SFT, config, tokenizer_facts(folder))
+    config = load_run_context(config_of("rows.jsonl", str(folder))).loaded.config
+    sampled = sample_lengths(loaded, SFT, config, tokenizer_facts(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     stats = build_dataset(to_examples(loaded, SFT), tokenizer, max_length=10**6, cache=Path("cache")).stats
     assert sampled is not None
@@ -136,8 +136,8 @@ def test_the_largest_rows_are_those_with_most_to_read(unread: Any) -> None:
         for n in range(2_000)
     ]
     loaded = load_rows(str(write_rows(Path("rows.jsonl"), rows)))
-    config = gather(config_of("rows.jsonl")).loaded.config
-    sampled = sampled_lengths(loaded, SFT, config, tokenizer_facts(nano.PATH))
+    config = load_run_context(config_of("rows.jsonl")).loaded.config
+    sampled = sample_lengths(loaded, SFT, config, tokenizer_facts(nano.PATH))
     assert sampled is not None
     assert sampled.longest > 1_024
 
@@ -156,7 +156,7 @@ OUTER = {
 
 @pytest.mark.parametrize("call", OUTER.values(), ids=OUTER)
 def test_arguments_beside_the_function_are_the_calls(call: dict[str, Any]) -> None:
-    (read,) = tool_calls([{"id": "c1", "type": "function", **call}], "tool_calls")
+    (read,) = parse_tool_calls([{"id": "c1", "type": "function", **call}], "tool_calls")
     assert read == {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"city": "Hue"}}}
 
 
@@ -182,7 +182,7 @@ def test_arguments_beside_the_function_are_the_calls(call: dict[str, Any]) -> No
 )  # fmt: skip
 def test_arguments_that_are_not_clear_are_an_error(call: dict[str, Any], code: str, field: str) -> None:
     with pytest.raises(DataError) as caught:
-        tool_calls([call], "tool_calls")
+        parse_tool_calls([call], "tool_calls")
     assert (caught.value.code, caught.value.field) == (code, field)
 
 
@@ -197,7 +197,7 @@ def test_a_schema_beside_a_tools_name_is_the_tools() -> None:
     """V1-4: templates write the function, and nothing that stands beside it."""
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     beside = {"parameters": schema, "description": "Looks."}
-    tools = tool_list([{"type": "function", "function": {"name": "look"}, **beside}])
+    tools = parse_tools([{"type": "function", "function": {"name": "look"}, **beside}])
     assert tools == [{"type": "function", "function": {"name": "look", **beside}}]
 
 
@@ -221,7 +221,7 @@ def test_what_is_no_size_is_an_error(text: str) -> None:
         bytes_of(text)
     write_rows(Path("rows.jsonl"), conversations(40))
     with pytest.raises(ConfigError) as caught:
-        gather(config_of("rows.jsonl", hardware={"disk": text}))
+        load_run_context(config_of("rows.jsonl", hardware={"disk": text}))
     assert caught.value.field == "hardware.disk"
 
 
@@ -278,11 +278,11 @@ def test_a_process_that_cannot_start_is_no_verdict(monkeypatch: pytest.MonkeyPat
     wrapper.write_text("#!/bin/sh\necho 'error while loading shared libraries: libpython3.12.so' >&2\nexit 127\n")
     wrapper.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(wrapper))
-    with pytest.raises(NotTried, match="libpython"):
+    with pytest.raises(TrialNotRun, match="libpython"):
         run_limited("math:factorial", 5)
-    assert render(WIDE + "{# one #}", asked(1, "2")).startswith("<|user|>")
+    assert render_chat_template(WIDE + "{# one #}", asked(1, "2")).startswith("<|user|>")
     monkeypatch.setattr("sys.executable", str(wrapper) + "-gone")
-    assert render(WIDE + "{# two #}", asked(1, "2")).startswith("<|user|>")
+    assert render_chat_template(WIDE + "{# two #}", asked(1, "2")).startswith("<|user|>")
 
 
 def test_the_process_gets_the_environment_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_a_damaged_expression_of_a_tokenizer_is_an_error_of_the_model() -> None:
 
 # ---------------------------------------------------------------- what is rendered and looked at
 
-TOKENS = special_tokens(
+TOKENS = build_special_tokens(
     ["<s>", "</s>"], bos="<s>", eos="</s>", end_of_turn="</s>", padding=None, asked=("<s>?", "<s>?<a>"),
     templated=True, adds=False,
 )  # fmt: skip
@@ -369,13 +369,13 @@ def test_the_beginning_of_a_long_conversation_is_rendered(turns: int, monkeypatc
     segments = LightTemplate.segments
 
     def counting(template: LightTemplate, example: Example) -> Any:
-        counted.append(rendered_turns(example))
+        counted.append(count_rendered_turns(example))
         return segments(template, example)
 
     monkeypatch.setattr(LightTemplate, "segments", counting)
     folder = model(DROPS)
-    config = gather(config_of("rows.jsonl", str(folder))).loaded.config
-    looked = look_at_examples(examples, tokenizer_facts(folder), config)
+    config = load_run_context(config_of("rows.jsonl", str(folder))).loaded.config
+    looked = check_template(examples, tokenizer_facts(folder), config)
     assert looked.observations["turn_left_out"].rows == 40  # the long one among them
     assert sum(counted) < 2 * TURNS
 
@@ -383,14 +383,14 @@ def test_the_beginning_of_a_long_conversation_is_rendered(turns: int, monkeypatc
 def test_the_beginning_of_a_conversation() -> None:
     """V2-5: it ends with an answer, and has at least one."""
     example = Example(tuple(turn for n in range(50) for turn in asked(n, str(n))))
-    assert rendered_turns(example) == sum(2 * n + 1 + 2 * n + 2 for n in range(50))
+    assert count_rendered_turns(example) == sum(2 * n + 1 + 2 * n + 2 for n in range(50))
     for limit in (0, 3, 60, 1_000):
-        shown = beginning_of(example, limit)
+        shown = truncate_conversation(example, limit)
         assert shown.messages[-1]["role"] == "assistant"
-        assert rendered_turns(shown) <= max(limit, 3)
-    assert beginning_of(example, 10**6) is example
+        assert count_rendered_turns(shown) <= max(limit, 3)
+    assert truncate_conversation(example, 10**6) is example
     unlearnt = Example(tuple({**turn, "weight": 0} for turn in example.messages))
-    assert beginning_of(unlearnt, 3) is unlearnt  # nothing in it is cut
+    assert truncate_conversation(unlearnt, 3) is unlearnt  # nothing in it is cut
 
 
 SWITCHES = (
@@ -477,7 +477,7 @@ def test_the_token_for_the_end_of_a_text_may_stand_there(says: Callable[..., Sai
     ],
 )
 def test_tokens_around_plain_text(text: str, adds: bool | None, names: list[str]) -> None:
-    tokens = special_tokens(
+    tokens = build_special_tokens(
         ["<s>", "</s>", "[INST]", "[/INST]"], bos="<s>", eos="</s>", end_of_turn=None, padding=None, asked=None,
         templated=True, adds=adds,
     )  # fmt: skip
@@ -487,7 +487,7 @@ def test_tokens_around_plain_text(text: str, adds: bool | None, names: list[str]
 @pytest.mark.parametrize(("template", "name"), [("<s>", "rendered_already"), ("", "special_tokens")])
 def test_bos_before_a_turn_is_twice_where_the_template_writes_it(template: str, name: str) -> None:
     """V3-5: the docstring said so, and nobody asked."""
-    tokens = special_tokens(
+    tokens = build_special_tokens(
         ["<s>", "</s>"], bos="<s>", eos="</s>", end_of_turn="</s>", padding=None,
         asked=(f"{template}?", f"{template}?<a>"), templated=True, adds=None,
     )  # fmt: skip
@@ -547,7 +547,7 @@ def test_all_rows_refused_is_an_error() -> None:
         build_dataset(refused, tokenizer, max_length=1024, bad_rows="skip", source="data.eval", cache=Path("cache"))
     assert (caught.value.code, caught.value.path) == ("E4022", "data.eval")
     with pytest.raises(DataError) as caught:
-        takes_all(refused, tokenizer, "skip", "evaluate.extra_sets.old")
+        drop_untokenizable(refused, tokenizer, "skip", "evaluate.extra_sets.old")
     assert (caught.value.code, caught.value.path) == ("E4022", "evaluate.extra_sets.old")
 
 
@@ -555,7 +555,7 @@ def test_a_held_out_row_is_reported_under_its_own_key() -> None:
     """V2-12: the rows of data.eval were called data.train's."""
     write_rows(Path("rows.jsonl"), conversations(40))
     for name, key in ((0.1, "data.train"), ("rows.jsonl", "data.eval")):
-        config = gather(config_of("rows.jsonl", data={"eval": name})).loaded.config
+        config = load_run_context(config_of("rows.jsonl", data={"eval": name})).loaded.config
         assert eval_key(config.data) == key
 
 
@@ -580,7 +580,7 @@ def test_topics_are_no_splits(names: tuple[str, ...]) -> None:
     Path("rows").mkdir()
     for name in names:
         write_rows(Path("rows", name), [{"prompt": "a", "completion": "b"}])
-    assert [Path(file).name for file in files_of(resolve_source("rows"))] == sorted(names)
+    assert [Path(file).name for file in list_source_files(resolve_source("rows"))] == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -602,11 +602,11 @@ def test_splits_of_the_same_rows_are_told(names: tuple[str, ...]) -> None:
     for name in names:
         write_rows(Path("rows", name), [{"prompt": name, "completion": "b"}])
     with pytest.raises(DataError) as caught:
-        files_of(resolve_source("rows"))
+        list_source_files(resolve_source("rows"))
     assert caught.value.code == "E4125"
     first, second = (f"rows/{name}" for name in sorted(names))
     # The advice, followed: both are trained on.
-    found = gather(config_of(first, data={"mix": {second: 1.0}, "eval": 0.5}))
+    found = load_run_context(config_of(first, data={"mix": {second: 1.0}, "eval": 0.5}))
     assert found.rows is not None
     assert [str(path) for rows in (found.rows, *found.mixed.values()) for path in rows.files] == [first, second]
 

@@ -22,7 +22,7 @@ from surefit.config.load import load_config
 from surefit.config.schema import Config, path_texts
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, EXIT_USAGE
 from surefit.evaluate.sandbox import run_tests
-from surefit.ui.workspace import Workspace, version
+from surefit.ui.workspace import Workspace, file_version
 
 CONFIG = """recipe: function_calling
 model: {name_or_path: surefit/nano}
@@ -102,7 +102,7 @@ def test_simultaneous_saves_leave_one_whole_text(tmp_path: Path) -> None:
     space = Workspace(tmp_path)
     for n in range(10):
         name = f"c{n}.yaml"
-        known = version(space.save(name, "a: 0\n", None))
+        known = file_version(space.save(name, "a: 0\n", None))
         texts = [f"k{i}: {i}\n" * (2000 + i * 7) for i in range(6)]
 
         def saved(text: str, name: str = name, known: str | None = known) -> str:

@@ -12,9 +12,9 @@ from tests.findings.test_rendered_rows import CHATML, HEAD, TAIL, TOOL, TURN, an
 
 from surefit.core.errors import DataError
 from surefit.data.rows.layouts import bad_rows_error, row_converter
-from surefit.recipes import get
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.recipes import get_recipe
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 
 Q, A = "Tell me about amber and delta.", "Amber comes before delta."
 CHAT = [{"role": "user", "content": Q}, {"role": "assistant", "content": A}]
@@ -38,7 +38,7 @@ def check(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         (tmp_path / "run.yaml").write_text(
             "model: {name_or_path: model}\ndata: {train: rows.jsonl, eval: 0.3}\noutput_dir: out\n"
         )
-        found = checked(gather(tmp_path / "run.yaml", None))["findings"]
+        found = run_check(load_run_context(tmp_path / "run.yaml", None))["findings"]
         return [one for one in found if one["code"].startswith(("AUD039", "AUD04", "DAT001"))]
 
     return run
@@ -117,7 +117,7 @@ KTO += [("kto_tag", value) for value in (False, 0, 0.0, "0", "rejected", "Bad", 
 @pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["prompt", "messages"])
 def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: Any) -> None:
     with pytest.raises(DataError) as caught:
-        row_converter([*row, name], "x", get("chat"), "auto")(row | {name: value})
+        row_converter([*row, name], "x", get_recipe("chat"), "auto")(row | {name: value})
     assert (caught.value.code, caught.value.field) == ("E4326", name)
     assert "rename" in str(caught.value.help)  # N1-5: a class that is no verdict
 
@@ -125,7 +125,7 @@ def test_n1_1_bad_answers_are_not_learnt(name: str, row: dict[str, Any], value: 
 @pytest.mark.parametrize("value", [1, "chosen", "good", True, "true", 3, "sports", None, 0, 0.0, "0", "bad", "wrong"])
 @pytest.mark.parametrize("row", [{"prompt": Q, "completion": A}, {"messages": CHAT}], ids=["K1-prompt", "K1-messages"])
 def test_n1_1_other_labels_are_learnt(row: dict[str, Any], value: Any) -> None:
-    assert row_converter([*row, "label"], "x", get("chat"), "auto")(row | {"label": value}).messages
+    assert row_converter([*row, "label"], "x", get_recipe("chat"), "auto")(row | {"label": value}).messages
 
 
 @pytest.mark.parametrize("values", [[0, 1, 2, 3], [0, 0, 0], [1, 1, 1], ["0", "1"], [0, 1]], ids=lambda v: f"K1-{v}")

@@ -16,9 +16,9 @@ from surefit import recipes
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import read_splits, row_converter
-from surefit.recipes import get
-from surefit.stages.checking import checked
-from surefit.stages.run_context import gather
+from surefit.recipes import get_recipe
+from surefit.stages.checking import run_check
+from surefit.stages.run_context import load_run_context
 
 Row = dict[str, Any]
 Check = Callable[..., list[dict[str, Any]]]
@@ -48,7 +48,7 @@ def check(tmp_path: Path) -> Check:
             f"recipe: {recipe}\nmodel: {{name_or_path: {name}}}\n"
             f"data: {{train: rows.jsonl, eval: {share}, max_length: 512{data}}}\noutput_dir: out\n"
         )
-        found = checked(gather(tmp_path / "run.yaml", None))["findings"]
+        found = run_check(load_run_context(tmp_path / "run.yaml", None))["findings"]
         return [one for one in found if one["code"].startswith(("AUD", "DAT", "TPL0")) and one["code"] != "TPL006"]
 
     return run
@@ -105,8 +105,8 @@ def test_t1_what_has_no_answer_is_what_is_left_out(check: Check, layout: str, an
     rows = [laid_out(layout, f"What is {n}?", answer if n < 5 else f"A {n}.") for n in range(40)]
     assert {"DAT001"} <= codes(check(rows)) <= {"DAT001", "DAT003"}
     assert codes(check(rows, data=", bad_rows: skip")) == set()
-    loaded = gather(tmp_path / "run.yaml", None).loaded.config
-    train, held_out = read_splits(loaded.data, get("chat"), 1)
+    loaded = load_run_context(tmp_path / "run.yaml", None).loaded.config
+    train, held_out = read_splits(loaded.data, get_recipe("chat"), 1)
     assert (len(train) + len(held_out), len(train.skipped)) == (35, 5)
 
 
@@ -115,7 +115,7 @@ def test_t1_what_has_no_answer_is_what_is_left_out(check: Check, layout: str, an
 def test_t1_the_same_in_recipes_with_columns_of_their_own(name: str, answer: Any) -> None:
     sample = {"function_calling": "function-calling", "long_summarization": "summaries", "amr_parsing": "amr-tiny"}
     rows = load_rows(f"surefit/{sample.get(name, 'math-reasoning')}-train")
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     column = recipe.columns_in(rows.columns)[-1]
     convert = row_converter(rows.columns, "x", recipe, "auto")
     assert convert(rows[0])
@@ -437,9 +437,9 @@ def test_t9_names_that_the_template_writes_are_none(check: Check) -> None:
 @pytest.mark.parametrize("text", ["<noinput>", " <noinput>\n", "<NoInput>"])
 def test_t12_an_input_that_stands_for_none_is_none(text: str) -> None:
     row = {"instruction": "Name a color.", "input": text, "output": "Red."}
-    example = row_converter([*row], "x", get("chat"), "auto")(row)
+    example = row_converter([*row], "x", get_recipe("chat"), "auto")(row)
     assert example.messages[0]["content"] == "Name a color."
-    said = row_converter([*row], "x", get("chat"), "auto")(row | {"input": "What is <noinput>?"})
+    said = row_converter([*row], "x", get_recipe("chat"), "auto")(row | {"input": "What is <noinput>?"})
     assert "What is <noinput>?" in said.messages[0]["content"]
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
-from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.read.sources import list_source_files, resolve_source
 
 TOOLS = json.dumps([{"name": "ring", "description": "Call", "parameters": {"who": {"type": "string"}}}])
 RUN = """recipe: chat
@@ -100,7 +100,7 @@ def test_files_of_different_splits_are_not_read_together(place: Path, names: tup
         write(place / "rows" / name, [{"prompt": "a", "completion": "b"}])
     for source in ("rows", "rows/*.jsonl"):
         with pytest.raises(DataError) as raised:
-            files_of(resolve_source(source))
+            list_source_files(resolve_source(source))
         assert raised.value.code == "E4125"
         assert all(name in raised.value.message for name in names)
 
@@ -123,17 +123,17 @@ def test_files_of_different_splits_are_not_read_together(place: Path, names: tup
 def test_words_inside_words_are_no_splits(place: Path, names: tuple[str, ...]) -> None:
     for name in names:
         write(place / "rows" / name, [{"prompt": "a", "completion": "b"}])
-    assert [Path(file).name for file in files_of(resolve_source("rows"))] == sorted(names)
-    assert len(files_of(resolve_source("rows/*.jsonl"))) == len(names)
+    assert [Path(file).name for file in list_source_files(resolve_source("rows"))] == sorted(names)
+    assert len(list_source_files(resolve_source("rows/*.jsonl"))) == len(names)
 
 
 def test_splits_in_directories_of_a_pattern(place: Path) -> None:
     for split in ("train", "test"):
         write(place / "test_data" / split / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
     with pytest.raises(DataError) as raised:
-        files_of(resolve_source("test_data/**/*.jsonl"))
+        list_source_files(resolve_source("test_data/**/*.jsonl"))
     assert raised.value.code == "E4125"
-    assert len(files_of(resolve_source("test_data/train/*.jsonl"))) == 1
+    assert len(list_source_files(resolve_source("test_data/train/*.jsonl"))) == 1
 
 
 CASES = Path(__file__).parents[3] / "shared/cases"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from surefit.facts.job_script import read_job_script
-from surefit.importers.python_source import COMPUTED, STEPS, option, parse
-from surefit.importers.requirements import asked_beside
+from surefit.importers.python_source import COMPUTED, STEPS, parse_script, parser_option_value
+from surefit.importers.requirements import read_project_requirements
 
 LOCK = 'version = 1\n\n[[package]]\nname = "transformers"\nversion = "4.40.2"\n'
 RANGE = '[project]\nname = "x"\nversion = "1"\ndependencies = ["transformers>=4.38"]\n'
@@ -22,12 +22,12 @@ def chosen(script: str, name: str, passed: dict[str, set[str | None]] | None = N
     Path("train.py").write_text(f"import argparse\nparser = argparse.ArgumentParser()\n{script}\n")
     with Path("train.py").open("a") as file:
         file.write(f"args = parser.parse_args()\nprint(args.{name})\n")
-    source = parse(Path("train.py"))
+    source = parse_script(Path("train.py"))
     source.passed = passed or {}
     (found,) = [
         (node, scope) for node, scope in source.nodes if getattr(node, "attr", "") == name and node.value.id == "args"
     ]
-    return option(source, found[0].value, found[1], name)
+    return parser_option_value(source, found[0].value, found[1], name)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def test_what_argparse_makes_of_a_text(argument: str, given: str | None, value: 
 def test_modules_that_import_from_each_other(other: str, own: str) -> None:
     Path("config.py").write_text(other)
     Path("train.py").write_text(own + "print(LR)\n")
-    source = parse(Path("train.py"))
+    source = parse_script(Path("train.py"))
     (name,) = [
         node for node, _ in source.nodes if getattr(node, "id", "") == "LR" and node.lineno == len(own.splitlines()) + 1
     ]
@@ -80,7 +80,7 @@ def test_modules_that_import_from_each_other(other: str, own: str) -> None:
 def test_values_that_double_are_given_up(entry: str) -> None:
     lines = ["x0 = ['q_proj']", *(f"x{n + 1} = {entry.format(n)}" for n in range(30)), "print(x30)"]
     Path("train.py").write_text("\n".join(lines))
-    source = parse(Path("train.py"))
+    source = parse_script(Path("train.py"))
     name = next(node for node, _ in reversed(source.nodes) if getattr(node, "id", "") == "x30")
     assert source.value(name, source.module) is COMPUTED
     assert STEPS < source.evaluated[0] < 2 * STEPS
@@ -106,7 +106,7 @@ def test_an_exact_pin_counts_before_a_range(beside: dict[str, str], file: str) -
     for name, text in beside.items():
         Path(name).write_text(text)
     Path("train.py").write_text("import transformers\n")
-    versions, source = asked_beside(Path("train.py"))
+    versions, source = read_project_requirements(Path("train.py"))
     assert (versions["transformers"].strip("="), source["transformers"]) == ("4.40.2", file)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from surefit.core.rundir import RunDir, write_json
 from surefit.facts.named_templates import TEMPLATE_DIR
-from surefit.merge.serving import Beside, adapter_commands, card_commands, served
+from surefit.merge.serving import ServedAdapter, adapter_commands, build_serving_commands, card_commands
 
 SETTINGS = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "base_model_name_or_path": "B"}
 STOPS = [151643, 151645]
@@ -24,7 +24,7 @@ def options(line):
 
 
 def commands(**settings):
-    beside = Beside(SETTINGS | settings, "B", "A", stops=STOPS, generation="G", template="T")
+    beside = ServedAdapter(SETTINGS | settings, "B", "A", stops=STOPS, generation="G", template="T")
     found, notes = adapter_commands(beside)
     return {name.partition(",")[0]: options(lines[0]) for name, lines in found.items()}, notes
 
@@ -81,7 +81,7 @@ def run(tmp_path):
 
 
 def test_d13_serve_check_of_a_run_takes_stop_tokens_from_the_merged_model_and_stays_greedy(run):
-    found = served(run.path).commands
+    found = build_serving_commands(run.path).commands
     beside = options(next(lines[0] for name, lines in found.items() if name.startswith("vLLM,")))
     assert beside["--generation-config"] == str(run.merged)
     assert json.loads(beside["--override-generation-config"])["temperature"] == 0
@@ -122,21 +122,23 @@ def about_tools(notes):
 
 
 def test_a_template_for_tools_that_chat_template_replaces_is_named(run):
-    assert about_tools(served(run.path).notes) == []
+    assert about_tools(build_serving_commands(run.path).notes) == []
     with_tool_template(run.adapter)
-    (note,) = about_tools(served(run.path).notes)
+    (note,) = about_tools(build_serving_commands(run.path).notes)
     assert str(run.adapter / TEMPLATE_DIR / "tool_use.jinja") in note
     write_json(run.adapter / "adapter_config.json", SETTINGS | {"use_dora": True})
-    assert about_tools(served(run.path).notes) == [], "no command has --chat-template"
+    assert about_tools(build_serving_commands(run.path).notes) == [], "no command has --chat-template"
 
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_a_whole_model_with_a_template_for_tools_says_what_each_server_does(run, as_list):
     with_tool_template(run.merged, as_list)
-    (note,) = about_tools(served(run.path).notes)
+    (note,) = about_tools(build_serving_commands(run.path).notes)
     assert "--hf-chat-template-name tool_use" in note
     assert about_tools(card_commands(run.merged, "B")[1]) == [note]
-    assert all("--chat-template" not in line for line in served(run.path).commands["vLLM"]), "vLLM chooses itself"
+    assert all("--chat-template" not in line for line in build_serving_commands(run.path).commands["vLLM"]), (
+        "vLLM chooses itself"
+    )
 
 
 def test_the_card_of_an_adapter_names_its_template_for_tools(tmp_path):

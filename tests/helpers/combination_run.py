@@ -18,8 +18,8 @@ from tiny_run import rows, training
 
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
-from surefit.parallel.engine import engine_of
-from surefit.parallel.process_group import World, joined, together
+from surefit.parallel.engine import build_engine
+from surefit.parallel.process_group import World, barrier, process_group
 
 
 def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:
@@ -36,7 +36,7 @@ def on_tiny(values: dict[str, Any], base: str, out: str) -> Config:
 def tried(config: Config, world: World) -> dict[str, Any] | None:
     """What two steps end with."""
     try:
-        job = training(config, rows(8), rows(2, seed=1), engine=engine_of(config.parallel, world))
+        job = training(config, rows(8), rows(2, seed=1), engine=build_engine(config.parallel, world))
         result = job.fit()
     except SureFitError as error:
         return {"kind": "refused", "text": error.message, "field": error.field}
@@ -58,7 +58,7 @@ def main(base: str, out: str, result: str, jobs: str) -> None:
     torch.set_num_threads(1)
     traced_only()
     world = World.current()
-    with joined(world, 1.0):
+    with process_group(world, 1.0):
         for number, values in enumerate(json.loads(Path(jobs).read_text())):
             place = f"{out}/{number}"
             found = tried(on_tiny(values, base, place), world)
@@ -68,7 +68,7 @@ def main(base: str, out: str, result: str, jobs: str) -> None:
                     lines.write(json.dumps(found) + "\n")
             if found and found["kind"] not in ("refused", "wrong"):
                 sys.exit(7)  # the others may wait for what this process will never send
-            together(world)
+            barrier(world)
             if world.is_first:
                 shutil.rmtree(place, ignore_errors=True)
 

@@ -23,7 +23,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from surefit.core.errors import SureFitError
-from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.collate import collate, collate_packed
 from surefit.model import varlen
 from surefit.model.attention import require_packable, use_varlen
 from surefit.model.checkpointing import enable_checkpointing
@@ -32,7 +32,7 @@ from surefit.model.sdpa import gpu_assumed
 from surefit.model.tiling import tile_mlps
 from surefit.parallel.context_parallel import ContextParallel
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.process_group import World, process_group
 from surefit.train.loss import loss_sum
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, supervised_tokens, train_step
@@ -97,7 +97,7 @@ def batches(step: int, packed: bool, lengths: Sequence[Sequence[int]] = LENGTHS)
     for micro in lengths:
         documents = [3 + (rng.integers(61) + np.arange(length)) % (families.VOCABULARY - 3) for length in micro]
         items = [(ids, np.where(np.arange(len(ids)) < len(ids) // 3, -100, ids)) for ids in documents]
-        made.append(pack(items) if packed else collate(items, 0))
+        made.append(collate_packed(items) if packed else collate(items, 0))
     return made
 
 
@@ -232,7 +232,7 @@ def main(out: str, size: str, *names: str) -> None:
     torch.set_num_threads(1)
     world = World.current()
     found: dict[str, Any] = {}
-    with joined(world, 2):
+    with process_group(world, 2):
         engine = ContextParallel(world, int(size))
         chosen = names or tuple(SCENARIOS)
         shared = [trained(engine, SCENARIOS[name]) for name in chosen]

@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from surefit.checkpoint import manager
 from surefit.config.schema import LoraSection
 from surefit.core.errors import SureFitError
-from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.collate import collate, collate_packed
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.tiling import tile_mlps
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.process_group import World, from_first, joined
+from surefit.parallel.process_group import World, broadcast_from_rank0, process_group
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import mean_loss, train_step
 
@@ -75,8 +75,8 @@ def tell(scenarios):
     torch.set_num_threads(1)
     world = World.current()
     with tempfile.TemporaryDirectory() as folder:
-        with joined(world, 2.0):
-            found = scenarios(world, Path(from_first(folder if world.is_first else None, world)))
+        with process_group(world, 2.0):
+            found = scenarios(world, Path(broadcast_from_rank0(folder if world.is_first else None, world)))
         if world.is_first:
             found["resume_lora"] |= found["resume_lora"].pop("later")()
             Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
@@ -135,7 +135,7 @@ def micro_batches(step, packed=False, count=2):
     """Uneven ones: 2 rows, but the last has 1. Every second step has the same, so that they are learnt."""
     found = rows(2 * count - 1, 100 + step % 2)
     parts = [found[start : start + 2] for start in range(0, len(found), 2)]
-    return [pack(part) if packed else collate(part, 0) for part in parts]
+    return [collate_packed(part) if packed else collate(part, 0) for part in parts]
 
 
 def optimizer_of(model):
@@ -206,15 +206,17 @@ def saved_and_resumed(make_engine, folder, lora, **model):
     train(shared, optimizer, range(STEPS // 2), engine=engine)
     weights, states = engine.whole(optimizer.parameters), engine.whole(optimizer.tensors())
     if engine.world.is_first:
-        manager.save(folder, 10, manager.State(weights, states, {}))
+        manager.save_checkpoint(folder, 10, manager.CheckpointState(weights, states, {}))
     torch.distributed.barrier()
     going_on = train(shared, optimizer, range(STEPS // 2, STEPS), engine=engine)
     again_engine = make_engine()
     again = again_engine.wrap(prepared(lora, **model))
     resumed = optimizer_of(again)
-    state = manager.load(folder / "step-10")
-    manager.restore(
-        manager.State(again_engine.shares(state.weights, resumed.parameters), {}, {}), resumed.parameters, folder
+    state = manager.load_checkpoint(folder / "step-10")
+    manager.restore_weights(
+        manager.CheckpointState(again_engine.shares(state.weights, resumed.parameters), {}, {}),
+        resumed.parameters,
+        folder,
     )
     resumed.load_tensors(again_engine.shares(state.optimizer, resumed.parameters))
     after = train(again, resumed, range(STEPS // 2, STEPS), engine=again_engine)
@@ -223,7 +225,7 @@ def saved_and_resumed(make_engine, folder, lora, **model):
         return {}
     alone = prepared(lora, **model)
     own = optimizer_of(alone)
-    manager.restore(state, own.parameters, folder)
+    manager.restore_weights(state, own.parameters, folder)
     own.load_tensors(state.optimizer)
     expected = train(alone, own, range(STEPS // 2, STEPS))
     found = {

@@ -9,7 +9,7 @@ import torch
 from engine_steps import micro_batches, same_path
 
 from surefit.parallel.ddp import DataParallel
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.process_group import World, process_group
 
 MIXTURE = {
     "family": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -22,7 +22,7 @@ def main():
     world = World.current()
     same = partial(same_path, lambda: DataParallel(world), lora=True, experts=True, **MIXTURE)
     packed = partial(micro_batches, packed=True)
-    with joined(world, 2.0):
+    with process_group(world, 2.0):
         found = {
             "padded": same(),
             "packed": same(batches=packed),

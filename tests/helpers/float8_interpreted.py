@@ -54,17 +54,20 @@ def cases(device: str) -> Iterator[tuple[str, int]]:
         inputs[f"{count} × {width}"] = numbers.bfloat16()
     for name, x in inputs.items():
         x = x.to(device)
-        q, scale = triton_float8.rows(x)
-        torch.testing.assert_close(scale, float8_ops.rows(x)[1], rtol=2e-7, atol=0)
+        q, scale = triton_float8.launch_rows_kernel(x)
+        torch.testing.assert_close(scale, float8_ops.quantize_rows(x)[1], rtol=2e-7, atol=0)
         yield f"rows, {name}", differing(q, torch.div(x, scale, out=torch.empty_like(x)).to(float8_ops.FP8))
         stored, of_stored = to_float8(x)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            found = triton_float8.weights(stored, of_stored, dtype)
-            yield f"weights in {dtype}, {name}", differing(found, float8_ops.weights(stored, of_stored, dtype))
+            found = triton_float8.launch_weights_kernel(stored, of_stored, dtype)
+            yield (
+                f"weights in {dtype}, {name}",
+                differing(found, float8_ops.dequantize_weights(stored, of_stored, dtype)),
+            )
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[codes & 0x7F != 0x7F].view(float8_ops.FP8)[None].to(device)  # without the two for "not a number"
     one = torch.ones(1, 1, device=device)
-    yield "every code", differing(triton_float8.weights(codes, one, torch.float32), codes.float())
+    yield "every code", differing(triton_float8.launch_weights_kernel(codes, one, torch.float32), codes.float())
 
 
 if __name__ == "__main__":

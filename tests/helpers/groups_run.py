@@ -10,7 +10,7 @@ from engine_steps import micro_batches, same_path
 
 from surefit.parallel.fsdp import FullySharded
 from surefit.parallel.pipeline_parallel import Pipeline
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.process_group import World, process_group
 from surefit.parallel.tensor_parallel import TensorParallel
 
 
@@ -18,7 +18,7 @@ def main():
     torch.set_num_threads(1)
     world = World.current()
     same = partial(same_path, batches=partial(micro_batches, count=4), num_hidden_layers=2)
-    with joined(world, 2.0):
+    with process_group(world, 2.0):
         found = {
             "tp lora": same(lambda: TensorParallel(world, 2), lora=True),
             "tp full tied": same(lambda: TensorParallel(world, 2), lora=False, tied=True),

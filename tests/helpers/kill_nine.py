@@ -18,15 +18,21 @@ from pathlib import Path
 
 import torch
 
-from surefit.checkpoint.manager import State, latest_complete, load, prune, save
+from surefit.checkpoint.manager import (
+    CheckpointState,
+    delete_old_checkpoints,
+    latest_complete,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 SECONDS = 60
 """After so long without a new checkpoint a child is taken to hang."""
 
 
-def state(step: int, size: int = 200_000) -> State:
+def state(step: int, size: int = 200_000) -> CheckpointState:
     weights = {"a.weight": torch.arange(size, dtype=torch.float32) + step, "b.weight": torch.ones(2, 3).bfloat16()}
-    return State(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
+    return CheckpointState(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
 
 
 def kill(work: Callable[[], None], checkpoints: Path, delay: float) -> bool:
@@ -54,19 +60,19 @@ def save_again_and_again(out: Path) -> None:
     step = latest_complete(out).step
     while True:
         step += 1
-        save(out, step, state(step))
-        prune(out, keep=2)
+        save_checkpoint(out, step, state(step))
+        delete_old_checkpoints(out, keep=2)
 
 
 def kill_saves(out: Path) -> int:
-    save(out, 1, state(1))
+    save_checkpoint(out, 1, state(1))
     rng, kills = random.Random(0), 0
     for _ in range(8):
         kills += kill(lambda: save_again_and_again(out), out, 0.03 * rng.random())
         found = latest_complete(out)
         assert found.path is not None
         assert found.skipped == []
-        loaded = load(found.path)
+        loaded = load_checkpoint(found.path)
         assert loaded.trainer["counters"]["step"] == found.step
         assert torch.equal(loaded.weights["a.weight"], state(found.step).weights["a.weight"])
     return kills

@@ -9,7 +9,7 @@ import torch
 from engine_steps import micro_batches, same_path
 
 from surefit.parallel.ddp import DataParallel
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.process_group import World, process_group
 
 LAST = range(96, 128)  # of 128 tokens, so that every micro batch has some
 RARE = range(126, 128)
@@ -19,7 +19,7 @@ def main():
     torch.set_num_threads(1)
     world = World.current()
     same = partial(same_path, lambda: DataParallel(world), lora=True, new_tokens=LAST, num_hidden_layers=2)
-    with joined(world, 2.0):
+    with process_group(world, 2.0):
         found = {
             "tied": same(tie_word_embeddings=True),
             "untied": same(tie_word_embeddings=False),

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from surefit.config.schema import LoraSection
-from surefit.data.tokens.collate import pack
+from surefit.data.tokens.collate import collate_packed
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.parallel.ddp import DataParallel
@@ -81,7 +81,7 @@ def sharded(kind: str) -> dict[str, Any]:
     ids = torch.randint(2, shape["vocab_size"], (512,), generator=torch.Generator().manual_seed(0)).numpy()
     optimizer = MasterAdamW(wrapped, 0.0)
     optimizer.learning_rate = 1e-4
-    result = train_step(wrapped, [pack([(ids, ids)])], optimizer, 1.0, engine=engine)
+    result = train_step(wrapped, [collate_packed([(ids, ids)])], optimizer, 1.0, engine=engine)
     parameters = list(wrapped.parameters())
     return {
         "numbers": sum(parameter.numel() for parameter in parameters),

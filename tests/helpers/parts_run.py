@@ -27,15 +27,15 @@ import tiny_run
 import torch
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.snapshot import Snapshot, state_of
+from surefit.checkpoint.snapshot import Snapshot, build_checkpoint_state
 from surefit.config.schema import TrainSection
 from surefit.core.errors import Interrupted, MachineError, SureFitError
-from surefit.parallel.engine import engine_of
+from surefit.parallel.engine import build_engine
 from surefit.parallel.fsdp import FullySharded
-from surefit.parallel.process_group import World, by_first, gathered, joined, together
-from surefit.train.loop import Training
+from surefit.parallel.process_group import World, all_gather, barrier, process_group, run_on_rank0
+from surefit.train.loop import Trainer
 from surefit.train.optim import make_optimizer
-from surefit.train.resuming import like
+from surefit.train.resuming import parameters_for_state
 
 STEPS, EVERY = 8, 4
 SHAPE = {"intermediate_size": 45}
@@ -47,14 +47,14 @@ def settings(base: Path, out: Path, mode: str = "fsdp", dtype: str = "float32", 
     return made.model_copy(update={"parallel": made.parallel.model_copy(update=parallel)})
 
 
-def train(made: Any, world: World | None, stop_after: int | None = None, **callbacks: Any) -> Training:
+def train(made: Any, world: World | None, stop_after: int | None = None, **callbacks: Any) -> Trainer:
     """As one of the processes of `world`, or alone."""
 
     def stop(progress: Any) -> None:
         if progress.step == stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    engine = {"engine": engine_of(made.parallel, world)} if world else {}
+    engine = {"engine": build_engine(made.parallel, world)} if world else {}
     job = tiny_run.training(made, **({"on_progress": stop} | callbacks | engine))
     resume = bool(manager.list_steps(Path(made.output_dir) / "checkpoints"))
     try:
@@ -79,17 +79,17 @@ def two(base: Path, out: Path, world: World) -> dict[str, Any]:
         job = train(made, world)
         if world.is_first:
             half_way(out / dtype, out / f"{dtype}-again")
-        together(world)
+        barrier(world)
         train(settings(base, out / f"{dtype}-again", dtype=dtype), world)
     weights = job.engine.whole(job.optimizer.parameters)
     if world.is_first:
-        saved = manager.load(out / f"bfloat16/checkpoints/step-{STEPS}").weights
+        saved = manager.load_checkpoint(out / f"bfloat16/checkpoints/step-{STEPS}").weights
         same = saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in weights)
         for name in ("alone", "ddp"):
             half_way(out / "float32", out / name)
         train(settings(base, out / "alone", "single"), None, stop_after=STEPS - 2)
         whole = (out / f"alone/checkpoints/step-{STEPS - 2}/weights.safetensors").exists()
-    together(world)
+    barrier(world)
     train(settings(base, out / "alone"), world)
     train(settings(base, out / "ddp", "ddp"), world)
     return {"saved_is_trained": same, "alone_wrote_it_whole": whole} if world.is_first else {}
@@ -112,8 +112,8 @@ def _replicas(out: Path, world: World, replicas: int) -> dict[str, Any]:
         parameter.grad = torch.ones_like(parameter)
     optimizer.learning_rate = 0.01
     optimizer.step()
-    state = state_of(engine, optimizer.parameters, optimizer.tensors(), {}, adapter=False)
-    read = manager.load(_written(out, state, world))
+    state = build_checkpoint_state(engine, optimizer.parameters, optimizer.tensors(), {}, adapter=False)
+    read = manager.load_checkpoint(_written(out, state, world))
     equal = True
     for ours, theirs in ((optimizer.parameters, read.weights), (optimizer.tensors(), read.optimizer)):
         whole = engine.whole(ours)
@@ -121,14 +121,14 @@ def _replicas(out: Path, world: World, replicas: int) -> dict[str, Any]:
             equal = equal and whole.keys() == theirs.keys()
             equal = equal and all(torch.equal(whole[name], theirs[name]) for name in whole)
     numbers = sum(tensor.numel() for tensor in (*state.weights.values(), *state.optimizer.values()))
-    return {"equal": equal, "numbers": gathered(numbers, world)}
+    return {"equal": equal, "numbers": all_gather(numbers, world)}
 
 
-def _written(out: Path, state: manager.State, world: World) -> Path:
-    place = by_first(world, lambda: manager.begin(out, 1))
+def _written(out: Path, state: manager.CheckpointState, world: World) -> Path:
+    place = run_on_rank0(world, lambda: manager.begin_sharded_checkpoint(out, 1))
     manager.write_part(place, state)
-    together(world)
-    return by_first(world, lambda: manager.commit(place, 1, state))
+    barrier(world)
+    return run_on_rank0(world, lambda: manager.commit_sharded_checkpoint(place, 1, state))
 
 
 def memory(width: int, out: Path, world: World) -> dict[str, Any]:
@@ -143,17 +143,19 @@ def memory(width: int, out: Path, world: World) -> dict[str, Any]:
     parts = optimizer.parameters, optimizer.tensors()
     found: dict[str, Any] = {"checkpoint": sum(t.nbytes for part in parts for t in part.values()) / 2**20}
     with growth(world, found, "in parts"):
-        path = _written(out, Snapshot().take(state_of(engine, *parts, {}, adapter=False)), world)
+        path = _written(out, Snapshot().take(build_checkpoint_state(engine, *parts, {}, adapter=False)), world)
     with growth(world, found, "read"):
-        state = manager.load(path)
+        state = manager.load_checkpoint(path)
         weights = engine.shares(state.weights, optimizer.parameters)
-        manager.restore(manager.State(weights, {}, {}), optimizer.parameters, path)
-        optimizer.load_tensors(engine.shares(state.optimizer, like(state.optimizer, optimizer.parameters)))
+        manager.restore_weights(manager.CheckpointState(weights, {}, {}), optimizer.parameters, path)
+        optimizer.load_tensors(
+            engine.shares(state.optimizer, parameters_for_state(state.optimizer, optimizer.parameters))
+        )
     del state, weights
     with growth(world, found, "whole"):
-        state = state_of(engine, *parts, {}, adapter=True)
+        state = build_checkpoint_state(engine, *parts, {}, adapter=True)
         if world.is_first:
-            manager.save(out, 2, Snapshot().take(state))
+            manager.save_checkpoint(out, 2, Snapshot().take(state))
     return found
 
 
@@ -169,14 +171,14 @@ def growth(world: World, found: dict[str, Any], name: str) -> Iterator[None]:
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
     yield
-    found[name] = gathered(round(status("VmHWM") - before, 1), world)
+    found[name] = all_gather(round(status("VmHWM") - before, 1), world)
 
 
 def faulty(base: Path, out: Path, world: World) -> dict[str, Any]:
     """The last process cannot write its part of the first checkpoint."""
     calls: list[int] = []
 
-    def write_part(place: Path, state: manager.State, real: Any = manager.write_part) -> None:
+    def write_part(place: Path, state: manager.CheckpointState, real: Any = manager.write_part) -> None:
         calls.append(1)
         if len(calls) == 2:  # the first is that of the dry pass
             raise MachineError("cannot write: Permission denied", path=place)
@@ -203,11 +205,11 @@ def in_processes(count: int, scenario: Callable[[World], dict[str, Any]], result
             os.environ |= {key: str(value) for key, value in place.items()} | {"GLOO_SOCKET_IFNAME": "lo"}
             try:
                 world = World(rank, count, rank, count)
-                with joined(world, 2.0):
+                with process_group(world, 2.0):
                     found = scenario(world)
                     if world.is_first:
                         result.write_text(json.dumps(found))
-                    together(world)
+                    barrier(world)
             except SureFitError as error:
                 os._exit(error.exit_code)
             except BaseException:

@@ -19,11 +19,11 @@ from transformers import AutoConfig, LlamaForCausalLM, Qwen3ForCausalLM
 
 from surefit.config.modes import GROUPED, MODES
 from surefit.config.schema import LoraSection, ParallelSection, TrainSection
-from surefit.data.tokens.collate import pack
+from surefit.data.tokens.collate import collate_packed
 from surefit.model.adapter import add_adapter
 from surefit.model.attention import use_varlen
-from surefit.parallel.engine import engine_of
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.engine import build_engine
+from surefit.parallel.process_group import World, process_group
 from surefit.train.loss import loss_sum
 from surefit.train.optim import make_optimizer
 
@@ -77,7 +77,7 @@ def bytes_of(tensors: Any) -> int:
 
 
 def measured(world: World, mode: str, family: str, kind: str, dtype: str) -> dict[str, int]:
-    engine = engine_of(ParallelSection.model_validate(parallel_of(mode, 2)), world)
+    engine = build_engine(ParallelSection.model_validate(parallel_of(mode, 2)), world)
     stage = MODES[mode.partition("+")[0]].zero_stage
     model = build(mode, family, kind, dtype)
     packed = mode.endswith("cp")
@@ -86,7 +86,7 @@ def measured(world: World, mode: str, family: str, kind: str, dtype: str) -> dic
     model = engine.wrap(model).train()
     optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(weight_decay=0.1)))
     ids = torch.arange(1, 25).numpy()
-    batches = [pack([(ids, ids)]), pack([(ids, ids)])] if packed else [_padded(ids), _padded(ids)]
+    batches = [collate_packed([(ids, ids)]), collate_packed([(ids, ids)])] if packed else [_padded(ids), _padded(ids)]
     engine.run(model, batches, lambda m, batch: loss_sum(m, batch, stage != 3), 48, 1.0)
     found = {
         "parameters": bytes_of(_parameters(model, stage, optimizer)),
@@ -131,7 +131,7 @@ def main(out: Path) -> None:
     torch.set_num_threads(1)
     world = World.current()
     found: dict[str, Any] = {}
-    with joined(world, 2):
+    with process_group(world, 2):
         for name, case in CASES.items():
             try:
                 mine = measured(world, *case)

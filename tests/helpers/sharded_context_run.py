@@ -17,8 +17,8 @@ from engine_steps import micro_batches, refused, same_path
 from sharing import SCENARIOS, fit, outcome, resumed, settings, wrapped
 
 from surefit.model.attention import use_varlen
-from surefit.parallel.engine import engine_of
-from surefit.parallel.process_group import World, joined
+from surefit.parallel.engine import build_engine
+from surefit.parallel.process_group import World, process_group
 from surefit.parallel.sharded_context import ShardedContext
 
 RUNS = ("lora padded", "full uneven")
@@ -53,7 +53,7 @@ def runs(world: World, base: Path, folder: Path, mode: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in RUNS:
         made = settings(base, folder / name.replace(" ", "-"), mode, cp=2, **SCENARIOS[name])
-        engine = engine_of(made.parallel, world)
+        engine = build_engine(made.parallel, world)
         job, _ = fit(made, engine)
         found[name] = outcome(made) if world.is_first else {}
         if name == "full uneven":
@@ -65,7 +65,7 @@ def runs(world: World, base: Path, folder: Path, mode: str) -> dict[str, Any]:
 def main(base: str, out: str, result: str, mode: str) -> None:
     torch.set_num_threads(1)
     world = World.current()
-    with joined(world, 2.0):
+    with process_group(world, 2.0):
         found = steps(world) | runs(world, Path(base), Path(out), mode)
     if world.is_first:
         Path(result).write_text(json.dumps(found), encoding="utf-8")

@@ -24,8 +24,8 @@ from surefit.core.rundir import RunDir, read_jsonl
 from surefit.model import prepare
 from surefit.model.kernels import use_kernels
 from surefit.model.sdpa import gpu_assumed
-from surefit.parallel.engine import Engine, engine_of
-from surefit.parallel.process_group import World, by_first, joined, together
+from surefit.parallel.engine import Engine, build_engine
+from surefit.parallel.process_group import World, barrier, process_group, run_on_rank0
 
 STEPS = 20
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ def shared(base: Path, out: Path, mode: str, world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, changes in (SCENARIOS | (QUANTIZED if mode == "ddp" else {})).items():
         made = settings(base, out / name.replace(" ", "-"), mode, **changes)
-        engine = engine_of(made.parallel, world)
+        engine = build_engine(made.parallel, world)
         job, _ = fit(made, engine)
         found[name] = outcome(made) if world.is_first else {}
         if name == "full uneven":
@@ -139,9 +139,9 @@ def resumed(base: Path, out: Path, mode: str, world: World, **changes: Any) -> d
         shutil.copytree(first, again)
         for path in (again / "checkpoints" / "step-20", again / "model"):
             shutil.rmtree(path)
-    together(world)
+    barrier(world)
     made = settings(base, again, mode, **SCENARIOS["full uneven"], **changes)
-    fit(made, engine_of(made.parallel, world), resume=True)
+    fit(made, build_engine(made.parallel, world), resume=True)
     return {"again": outcome(made)} if world.is_first else {}
 
 
@@ -181,9 +181,9 @@ def start(
 def main(base: str, out: str, result: str, mode: str) -> None:
     torch.set_num_threads(1)
     world = World.current()
-    with joined(world, 2.0):
+    with process_group(world, 2.0):
         found = shared(Path(base), Path(out), mode, world)
-        by_first(world, lambda: Path(result).write_text(json.dumps(found)))
+        run_on_rank0(world, lambda: Path(result).write_text(json.dumps(found)))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
 from surefit.model.load import load_model
 from surefit.model.prepare import prepare_for_training
-from surefit.train.inputs import Callbacks, Environment, TrainingData
-from surefit.train.loop import Training
+from surefit.train.inputs import Callbacks, TrainingData, TrainingEnvironment
+from surefit.train.loop import Trainer
 
 VOCABULARY = 64
 CPU: Any = SimpleNamespace(kind="cpu")
@@ -113,11 +113,11 @@ def training(
     eval_rows: list[Row] | None = None,
     hardware: Any = CPU,
     **given: Any,
-) -> Training:
+) -> Trainer:
     """The run that `settings` describe: 12 steps over 24 rows, held-out loss on 6 others.
 
     Args:
-        given: fields of `Environment` and of `Callbacks`.
+        given: fields of `TrainingEnvironment` and of `Callbacks`.
     """
     device = given["engine"].loading_device(hardware.kind) if "engine" in given else None
     model, _ = prepare_for_training(load_model(settings.model, hardware, device), settings, hardware)
@@ -125,8 +125,8 @@ def training(
     eval_rows = rows(6, seed=1) if eval_rows is None else eval_rows
     run = RunDir(Path(settings.output_dir))
     data = TrainingData(tokenizer(), train_rows, eval_rows)
-    place = {field.name: given.pop(field.name) for field in fields(Environment) if field.name in given}
-    return Training(model, data, settings, run, Environment(**place), Callbacks(**given))
+    place = {field.name: given.pop(field.name) for field in fields(TrainingEnvironment) if field.name in given}
+    return Trainer(model, data, settings, run, TrainingEnvironment(**place), Callbacks(**given))
 
 
 def main(base: str, out: str, *flags: str) -> int:

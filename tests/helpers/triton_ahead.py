@@ -73,11 +73,11 @@ def kernels(dtype: str, capability: int) -> Iterator[Kernel]:
         for model, (_, mlp, *_) in WIDTHS.items():
             row = triton.next_power_of_2(mlp)
             name = f"rows to float8, {model}"
-            yield Kernel(name, triton_float8.rows_kernel, {"BLOCK": row}, triton_float8.warps_of(row))
+            yield Kernel(name, triton_float8.rows_kernel, {"BLOCK": row}, triton_float8.num_warps_for_block(row))
     for rank in (0, 16, 128):
         block = {
             "ROWS": triton_swiglu.ROWS, "COLUMNS": triton_swiglu.COLUMNS,
-            "STEP": triton_swiglu.step_of([rank] if rank else []),
+            "STEP": triton_swiglu.rank_block_size([rank] if rank else []),
         }  # fmt: skip
         for name, function in (
             ("", triton_swiglu.forward_kernel),

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, Interrupted
 from surefit.core.rundir import read_json, read_jsonl
-from surefit.merge.merge import MergeJob, merge_adapter
+from surefit.merge.merge import MergeJob, merge_adapter_job
 from surefit.train.identity import require_same
 from surefit.train.sampler import batch_rows
 
@@ -114,7 +114,7 @@ def test_over_four_bit_weights_the_merge_is_certified_too(base: Path, tmp_path: 
     job = MergeJob(
         made.model, tmp_path / "run" / "adapter", tmp_path / "merged", tmp_path / "certificate.json", made.adapter
     )
-    assert merge_adapter(job, tiny_run.CPU, [row.tolist() for row, _ in tiny_run.rows(4)])["passed"] is True
+    assert merge_adapter_job(job, tiny_run.CPU, [row.tolist() for row, _ in tiny_run.rows(4)])["passed"] is True
 
 
 def test_a_checkpoint_from_before_these_settings_is_resumed(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_peft_reads_the_adapter_and_the_merge_is_certified(base: Path, tmp_path:
         ours, theirs = job.model.eval()(input_ids=ids).logits, plain(input_ids=ids).logits
     assert torch.equal(ours, theirs)
     merged = tmp_path / "merged"
-    merge_adapter(
+    merge_adapter_job(
         MergeJob(
             ModelSection(name_or_path=str(base), dtype="float32"), adapter, merged, tmp_path / "certificate.json",
             expected=made.adapter,

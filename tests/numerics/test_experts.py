@@ -17,7 +17,7 @@ from surefit.config.schema import LoraSection, ParallelSection
 from surefit.core.errors import ConfigError
 from surefit.model.adapter import add_adapter
 from surefit.model.checkpointing import enable_checkpointing
-from surefit.model.experts import expert_stacks, is_transposed, of_each, without_factors
+from surefit.model.experts import expert_stacks, find_expert_problems, is_transposed, of_each
 from surefit.train.expert_use import ExpertUse
 from surefit.train.loss import loss_sum, require_whole_routing
 from surefit.train.optim import MasterAdamW
@@ -273,7 +273,7 @@ def test_experts_that_compute_nothing_have_not_lost_their_factors() -> None:
     """A LongCat's first stack has more experts than its second; those that both have are compared."""
     a, b = torch.ones(4, 2, 3), torch.ones(4, 5, 2)
     b[2:] = 0
-    assert without_factors({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], b[:2])}) == []
+    assert find_expert_problems({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], b[:2])}) == []
     b[1] = 0
-    found = without_factors({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], torch.ones(2, 5, 2))})
+    found = find_expert_problems({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], torch.ones(2, 5, 2))})
     assert found == ["expert 1 of experts.gate_up_proj has a lora_B of zeros, and was trained"]

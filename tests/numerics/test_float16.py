@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from surefit.core.errors import GateError, Interrupted
 from surefit.core.rundir import read_jsonl
 from surefit.data.tokens.collate import collate
-from surefit.train.loop import MAX_REJECTED_IN_A_ROW, Training
+from surefit.train.loop import MAX_REJECTED_IN_A_ROW, Trainer
 from surefit.train.optim import MasterAdamW
-from surefit.train.progress import Progress
+from surefit.train.progress import TrainingProgress
 from surefit.train.scaling import LossScale
 from surefit.train.step import StepResult, train_step
 
@@ -97,7 +97,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.save_base(tmp_path_factory.mktemp("model") / "base", attention_dropout=0.1)
 
 
-def training(base: Path, out: Path, scale: float, **callbacks: Any) -> Training:
+def training(base: Path, out: Path, scale: float, **callbacks: Any) -> Trainer:
     """Twelve steps in float16, saved after every fourth, from a scale that the first ones find too large."""
     run = tiny_run.training(tiny_run.config(base, out, dtype="float16"), **callbacks)
     assert run.scaling is not None
@@ -117,7 +117,7 @@ def test_a_resumed_run_has_the_bits_and_the_scale_of_one_that_was_not_stopped(ba
     assert 0 < result.counters.overflows < 8
     assert result.counters.rejected == 0
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: TrainingProgress) -> None:
         if progress.step in (2, 7):  # among the overflows, and after them
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from surefit.config.schema import LoraSection
-from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.collate import collate, collate_packed
 from surefit.facts import activations
 from surefit.model import checkpointing
 from surefit.model.adapter import add_adapter
@@ -109,7 +109,7 @@ def assert_equal(found, expected, exactly: bool) -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
 def test_every_combination_learns_the_same(family, kind, packed) -> None:
-    batch = pack(examples()) if packed else collate(examples(), 0)
+    batch = collate_packed(examples()) if packed else collate(examples(), 0)
     expected = run(build(family, kind, Switches()), batch, False)
     for switches in EVERY:
         found = run(build(family, kind, switches), batch, switches.chunked)
@@ -227,7 +227,7 @@ def test_on_a_gpu(kind, monkeypatch) -> None:
     """bfloat16, 16 layers: the same loss and gradients as without, and less memory in the order of the kinds."""
     monkeypatch.undo()
     shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16, "max_position_embeddings": 4096}
-    batch = pack(examples((2000, 2000)))
+    batch = collate_packed(examples((2000, 2000)))
     peaks, found = [], []
     for switches in (Switches(), Switches(kind)):
         model = build("llama", "full", switches, **shape).to("cuda", torch.bfloat16)

@@ -21,7 +21,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import GateError
 from surefit.core.rundir import RunDir, read_json
 from surefit.evaluate.variants import CheckpointModel
-from surefit.merge.merge import merge
+from surefit.merge.merge import merge_and_certify
 from surefit.model.fused_lora import fuse_lora
 from surefit.model.kernels import use_kernels
 from surefit.model.load import load_model
@@ -29,7 +29,7 @@ from surefit.model.prepare import prepare_for_training
 from surefit.model.saved import load_adapted
 from surefit.model.sdpa import gpu_assumed
 from surefit.model.tokenizer import load_tokenizer, new_tokens
-from surefit.model.vocabulary import grow
+from surefit.model.vocabulary import resize_vocabulary
 from surefit.train.loss import loss_sum
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,7 +96,7 @@ def test_gradients_are_those_of_whole_matrices(tmp_path: Path, tied: bool, chunk
     loss = loss_sum(model, batch(), chunked)
     loss.backward()
     whole: Any = LlamaForCausalLM.from_pretrained(config.model.name_or_path, dtype=torch.float32)
-    grow(whole, new_tokens(config.model))
+    resize_vocabulary(whole, new_tokens(config.model))
     whole = whole.double()
     given = batch()
     logits = whole(given["input_ids"]).logits.flatten(0, 1)[given["loss_rows"]]
@@ -158,7 +158,7 @@ def ends(directory: Path) -> dict[str, torch.Tensor]:
 def test_old_rows_stay_bit_for_bit_and_libraries_answer_alone(tmp_path: Path, tied: bool, dtype: str) -> None:
     config = settings(tmp_path, tied=tied, dtype=dtype)
     run = train(config)
-    assert merge(config, tiny_run.CPU, run, sequences())["passed"]
+    assert merge_and_certify(config, tiny_run.CPU, run, sequences())["passed"]
     before, after = ends(tmp_path / "base"), ends(run.merged)
     assert before.keys() == after.keys()
     new = new_tokens(config.model)
@@ -202,7 +202,7 @@ def test_a_checkpoint_is_the_adapter(tmp_path: Path) -> None:
 def test_whole_matrices_are_trained_without_an_adapter(tmp_path: Path) -> None:
     config = settings(tmp_path, kind="full", tied=False)
     run = train(config)
-    assert merge(config, tiny_run.CPU, run, sequences())["passed"]
+    assert merge_and_certify(config, tiny_run.CPU, run, sequences())["passed"]
     assert all(tensor.shape == (OLD + len(NEW), 32) for tensor in ends(run.model).values())
     before, after = ends(tmp_path / "base"), ends(run.model)
     assert all((after[name][:OLD] != before[name]).any() for name in before)
@@ -227,7 +227,7 @@ def test_an_adapter_without_its_rows_is_refused(tmp_path: Path, tied: bool, lost
     save_file(tensors, weights, metadata={"format": "pt"})
     described.write_text(json.dumps(about))
     with pytest.raises(GateError, match=f"{module} has not the rows of all 3 new tokens"):
-        merge(config, tiny_run.CPU, run, sequences())
+        merge_and_certify(config, tiny_run.CPU, run, sequences())
     assert not run.merged.exists()
 
 
@@ -239,6 +239,6 @@ def test_beside_quantised_weights(tmp_path: Path, quantization: str) -> None:
     model = config.model.model_copy(update={"quantization": quantization})
     config = config.model_copy(update={"model": model})
     run = train(config)
-    assert merge(config, tiny_run.CPU, run, sequences())["passed"]
+    assert merge_and_certify(config, tiny_run.CPU, run, sequences())["passed"]
     before, after = ends(tmp_path / "base"), ends(run.merged)
     assert all(torch.equal(after[name][:OLD], before[name].bfloat16()) for name in before)

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedMod
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from surefit.core.errors import ModelError
-from surefit.data.tokens.collate import pack
+from surefit.data.tokens.collate import collate_packed
 from surefit.facts.attention import packing_obstacle
 from surefit.model import attention, varlen
 from surefit.model.attention import counting_attention, require_packable, use_varlen
@@ -111,7 +111,7 @@ def packed(model: torch.nn.Module, parts: list[torch.Tensor]) -> dict[str, torch
 
 
 def packed_batch(parts: list[torch.Tensor]) -> dict[str, Any]:
-    return pack([(part.numpy(), part.numpy()) for part in parts])
+    return collate_packed([(part.numpy(), part.numpy()) for part in parts])
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], bound: float = 1e-5) -> None:

@@ -25,11 +25,11 @@ from transformers import AutoModelForCausalLM
 from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import RunDir, read_json
-from surefit.data.tokens.collate import pack
+from surefit.data.tokens.collate import collate_packed
 from surefit.facts.safetensors import weight_files
 from surefit.merge import quantised
-from surefit.merge.export import export_quantised, source_of
-from surefit.merge.merge import MergeJob, certify_merged, merge
+from surefit.merge.export import export_quantized, load_certified_model
+from surefit.merge.merge import MergeJob, certify_merged, merge_and_certify
 from surefit.merge.quantised import Conversion
 from surefit.model import load
 from surefit.model.attention import require_packable, use_varlen
@@ -114,7 +114,7 @@ def test_packed_documents_teach_what_they_teach_alone(base: Path, sequences: lis
     expected = gradients()
     use_varlen(model)
     require_packable(model)
-    batch = pack([(part.numpy(), part.numpy()) for part in parts])
+    batch = collate_packed([(part.numpy(), part.numpy()) for part in parts])
     together = learnt(
         {name: value for name, value in batch.items() if name not in ("labels", "loss_rows", "targets")},
         batch["loss_rows"], batch["targets"],
@@ -139,7 +139,7 @@ def test_a_merge_is_certified_and_a_damaged_one_is_not(
 ) -> None:
     config = trained(dtype)
     run = run_of(config)
-    assert merge(config, tiny_run.CPU, run, sequences)["passed"]
+    assert merge_and_certify(config, tiny_run.CPU, run, sequences)["passed"]
     file = min(run.merged.glob("*.safetensors"))
     merged = load_file(file)
     name = "model.layers.17.mlp.up_proj.weight"
@@ -158,11 +158,11 @@ def test_an_adapter_that_was_trained_beside_nf4_belongs_to_the_weights_it_saw(
     pytest.importorskip("bitsandbytes", reason="the extra quant is not installed")
     config = trained("float32", "nf4")
     if into == "dequantized":
-        found = merge(config, tiny_run.CPU, run_of(config), sequences, into=into)
+        found = merge_and_certify(config, tiny_run.CPU, run_of(config), sequences, into=into)
         assert (found["passed"], found["quantization"], found["into"]) == (True, "nf4", "dequantized")
     else:
         with pytest.raises(GateError, match="reloaded_") as refused:
-            merge(config, tiny_run.CPU, run_of(config), sequences, into=into)
+            merge_and_certify(config, tiny_run.CPU, run_of(config), sequences, into=into)
         assert "--into dequantized" in str(refused.value.help)
 
 
@@ -185,11 +185,13 @@ def test_a_conversion_is_certified(
         pytest.skip("LLAMA_CPP names no checkout of llama.cpp")
     config = trained()
     run = run_of(config)
-    merge(config, tiny_run.CPU, run, sequences)
+    merge_and_certify(config, tiny_run.CPU, run, sequences)
     section = ModelSection(name_or_path=str(run.merged), dtype="float32")
     job = Conversion(format, run.merged, section, tiny_run.CPU, outtype)
-    export_quantised(source_of(run), job, tmp_path / "out", sequences, lambda certificate, folder: "# a card\n")
+    export_quantized(
+        load_certified_model(run), job, tmp_path / "out", sequences, lambda certificate, folder: "# a card\n"
+    )
     found = read_json(tmp_path / "out/certificate.json")
     assert found["passed"]
     assert found["measured"]["logit_error_mean"] > 0
-    assert quantised.reload(job, tmp_path / "out")[1] == []
+    assert quantised.reload_converted(job, tmp_path / "out")[1] == []

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, PretrainedConfig
 
-from surefit.data.tokens.collate import Item, collate, pack
-from surefit.model.compat import rows_known
+from surefit.data.tokens.collate import Item, collate, collate_packed
+from surefit.model.compat import avoid_mask_syncs
 from surefit.train.loss import loss_sum
 
 SIZES: dict[str, Any] = {
@@ -37,8 +37,8 @@ def items(*lengths: int) -> list[Item]:
 BATCHES: dict[str, Callable[[], dict[str, Any]]] = {
     "padded": lambda: collate(items(7, 4, 5), 0),
     "equal": lambda: collate(items(6, 6), 0),
-    "packed": lambda: pack(items(7, 4, 5)),
-    "one document": lambda: pack(items(9)),
+    "packed": lambda: collate_packed(items(7, 4, 5)),
+    "one document": lambda: collate_packed(items(9)),
 }
 
 
@@ -74,7 +74,7 @@ def test_the_gradients_are_the_same_and_nothing_is_read(
     name: str, rows: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told, reads = step(model_of(name, attention), BATCHES[rows]())
-    monkeypatch.setattr("surefit.train.loss.rows_known", lambda batch: nullcontext())
+    monkeypatch.setattr("surefit.train.loss.avoid_mask_syncs", lambda batch: nullcontext())
     untold, asked = step(model_of(name, attention), BATCHES[rows]())
     assert reads == 0
     assert asked > 0 or attention == "eager" or (rows, name) == ("padded", "short windows")
@@ -90,5 +90,5 @@ def test_other_rows_are_asked_as_ever(rows: str) -> None:
     with torch.no_grad():
         expected = model(**inputs, use_cache=False).logits
         for known in ({"padded": True}, {"padded": False}, {"document_lengths": (2, 3)}):
-            with rows_known({"input_ids": torch.zeros(1, 5, dtype=torch.int64), **known}):
+            with avoid_mask_syncs({"input_ids": torch.zeros(1, 5, dtype=torch.int64), **known}):
                 assert torch.equal(model(**inputs, use_cache=False).logits, expected)

@@ -16,7 +16,7 @@ import pytest
 from surefit import recipes
 from surefit.core.errors import DataError
 from surefit.data.audit.detectors.vintage import MovieLens
-from surefit.data.audit.sample import file_observations, sample_audit
+from surefit.data.audit.sample import audit_sample, run_file_detectors
 from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import to_examples, to_prompts
 from surefit.facts.audit import AuditFacts
@@ -57,9 +57,9 @@ def codes(tmp_path: Path) -> Callable[..., dict[str, str]]:
         text = content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
         path.write_text(text, encoding="utf-8", newline="")
         rows = load_rows(str(path))
-        facts = sample_audit(rows, recipe, limit=len(rows))
+        facts = audit_sample(rows, recipe, limit=len(rows))
         whole = AuditFacts(
-            facts.source, facts.rows, facts.audited, {**facts.observations, **file_observations(str(path))}
+            facts.source, facts.rows, facts.audited, {**facts.observations, **run_file_detectors(str(path))}
         )
         chosen = [rule for rule in all_rules() if rule.code.startswith("AUD")]
         found = run_rules(LintContext(config=None, path=path, audit=whole), chosen).findings
@@ -122,7 +122,7 @@ def test_bfcl_live_irrelevance_433_107_1_harmless_a_long_prompt_is_read_whole_an
     mine = {"query": row["question"][0][0]["content"], "tools": row["function"], "answers": []}
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps(mine), encoding="utf-8")
-    (example,) = to_examples(load_rows(str(path)), recipes.get("function_calling"))
+    (example,) = to_examples(load_rows(str(path)), recipes.get_recipe("function_calling"))
     assert len(mine["query"]) > 10_000
     assert example.messages[1]["content"] == mine["query"]
 
@@ -143,7 +143,7 @@ def test_glaive_tools_are_an_empty_list_harmless_as_the_template_is_then_given_n
 ) -> None:
     row = json.loads(raw("function_calling", 6, "glaive"))
     assert "AUD032" not in codes([row])
-    (example,) = to_examples(load_rows(str(tmp_path / "rows.jsonl")), recipes.get("chat"))
+    (example,) = to_examples(load_rows(str(tmp_path / "rows.jsonl")), recipes.get_recipe("chat"))
     assert example.tools is None
     assert [m["content"] for m in example.messages] == [t["value"] for t in row["conversations"]][
         : len(example.messages)
@@ -203,7 +203,7 @@ def test_minilongbench_blank_lines_before_an_answer_harmless_as_they_are_kept_to
     prediction = ast.literal_eval(raw("legal_summarization", 4, "MiniLongBench"))
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": "Summarise.", "completion": prediction}), encoding="utf-8")
-    (example,) = to_examples(load_rows(str(path)), recipes.get("chat"))
+    (example,) = to_examples(load_rows(str(path)), recipes.get_recipe("chat"))
     assert example.messages[-1]["content"] == prediction
 
 
@@ -244,7 +244,7 @@ def test_gsm8k_harmless_here_as_text_is_taken_to_the_character_and_no_note_is_ca
     assert codes([row]) == {}
     path = tmp_path / "sft.jsonl"
     path.write_text(json.dumps({"prompt": row["question"], "completion": row["answer"]}), encoding="utf-8")
-    (example,) = to_examples(load_rows(str(path)), recipes.get("chat"))
+    (example,) = to_examples(load_rows(str(path)), recipes.get_recipe("chat"))
     assert example.messages[-1]["content"] == row["answer"]
 
 
@@ -266,7 +266,7 @@ def test_mbpp_equal_prompts_with_different_tests_are_one_prompt_to_the_split(tmp
     assert tests[0] != tests[1]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"prompt": prompt, "completion": str(each)}) + "\n" for each in tests))
-    first, second = to_examples(load_rows(str(path)), recipes.get("chat"))
+    first, second = to_examples(load_rows(str(path)), recipes.get_recipe("chat"))
     assert first.prompt == second.prompt  # equal prompts stay on one side: data.rows.layouts.split_eval
 
 
@@ -284,7 +284,7 @@ def test_humaneval_entry_points_repeat_harmless_as_rows_are_told_apart_by_their_
     assert len(set(names)) < len(names)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in rows), encoding="utf-8")
-    asked = to_prompts(load_rows(str(prompts)), recipes.get("chat"))
+    asked = to_prompts(load_rows(str(prompts)), recipes.get_recipe("chat"))
     assert len({example.messages[0]["content"] for example in asked}) == len(rows)
 
 
@@ -365,8 +365,8 @@ SOUND = {
 def test_sound_data_has_no_finding(name: str, tmp_path: Path) -> None:
     path = shared(name)
     rows = load_rows(str(path))
-    facts = sample_audit(rows, "function_calling" if "xlam" in name else None, limit=min(len(rows), 5_000))
-    whole = AuditFacts(facts.source, facts.rows, facts.audited, {**facts.observations, **file_observations(str(path))})
+    facts = audit_sample(rows, "function_calling" if "xlam" in name else None, limit=min(len(rows), 5_000))
+    whole = AuditFacts(facts.source, facts.rows, facts.audited, {**facts.observations, **run_file_detectors(str(path))})
     chosen = [rule for rule in all_rules() if rule.code.startswith(("AUD02", "AUD03"))]
     found = run_rules(LintContext(config=None, path=path, audit=whole), chosen).findings
     assert {finding.code for finding in found} == SOUND[name], found
@@ -374,7 +374,7 @@ def test_sound_data_has_no_finding(name: str, tmp_path: Path) -> None:
 
 def test_the_samples_of_surefit_have_no_finding() -> None:
     for name in ("function-calling-train", "function-calling-eval", "function-calling-old-tools"):
-        facts = sample_audit(load_rows(f"surefit/{name}"), "function_calling", limit=3_000)
+        facts = audit_sample(load_rows(f"surefit/{name}"), "function_calling", limit=3_000)
         chosen = [rule for rule in all_rules() if rule.code.startswith(("AUD02", "AUD03"))]
         assert run_rules(LintContext(config=None, path=Path(name), audit=facts), chosen).findings == []
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from surefit.config.load import load_config
-from surefit.config.resolve import resolve
+from surefit.config.resolve import resolve_config
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
-from surefit.plan.search import Machine
+from surefit.plan.search import DeviceConfig
 
-Made = tuple[Machine, Any]
+Made = tuple[DeviceConfig, Any]
 
 
 @pytest.fixture
@@ -32,6 +32,6 @@ def place(tmp_path: Path) -> Callable[..., Made]:
         facts, hardware = model_facts(model), hardware_facts(gpu, tmp_path)
         if memory is not None:
             hardware = replace(hardware, memory_bytes=memory)
-        return Machine(hardware, resolve(loaded, facts, hardware, None)), facts
+        return DeviceConfig(hardware, resolve_config(loaded, facts, hardware, None)), facts
 
     return make

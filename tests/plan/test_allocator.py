@@ -7,9 +7,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replay import replay_allocations
 
 from surefit.core.units import KIB, MIB
-from surefit.plan.allocator import CachingAllocator, replay
+from surefit.plan.allocator import CachingAllocator
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from surefit.plan.allocator import CachingAllocator, replay
     ],
 )
 def test_one_allocation(size: int, allocated: int, reserved: int) -> None:
-    totals = replay([1], [size])
+    totals = replay_allocations([1], [size])
     assert (totals.allocated, totals.reserved) == (allocated, reserved)
 
 
@@ -48,13 +49,13 @@ def test_one_allocation(size: int, allocated: int, reserved: int) -> None:
     ],
 )
 def test_traces_worked_out_by_hand(what: str, events: list[int], sizes: list[int], reserved: int) -> None:
-    assert replay(events, sizes).reserved == reserved, what
+    assert replay_allocations(events, sizes).reserved == reserved, what
 
 
 def test_expandable_segments_grow_by_what_is_missing() -> None:
     events, sizes = [1, -1, 2], [30 * MIB, 50 * MIB]
-    assert replay(events, sizes).reserved == 80 * MIB
-    assert replay(events, sizes, expandable=True).reserved == 60 * MIB
+    assert replay_allocations(events, sizes).reserved == 80 * MIB
+    assert replay_allocations(events, sizes, expandable=True).reserved == 60 * MIB
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_expandable_segments_grow_by_what_is_missing() -> None:
     ],
 )  # fmt: skip
 def test_expandable_traces_worked_out_by_hand(what: str, events: list[int], sizes: list[int], reserved: int) -> None:
-    assert replay(events, sizes, expandable=True).reserved == reserved, what
+    assert replay_allocations(events, sizes, expandable=True).reserved == reserved, what
 
 
 def test_the_end_is_a_larger_block_than_any() -> None:

@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from replay import replay_allocations
 from transformers import AutoConfig, PretrainedConfig
 
 from surefit.config.capabilities import BITSANDBYTES
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.facts.activations import LOSS_TILE, chunk_rows
-from surefit.facts.memory_formula import at_least, peak_bytes_on_one
+from surefit.facts.memory_formula import fullest_moment_bytes, peak_bytes_on_one
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
-from surefit.plan.allocator import replay
-from surefit.plan.build_plan import disagreement
-from surefit.plan.simulate import record, simulate
-from surefit.plan.step_config import Setting
+from surefit.plan.build_plan import closed_form_disagreement
+from surefit.plan.simulate import record_training, simulate_memory
+from surefit.plan.step_config import StepConfig
 
 NAMES = {
     "qwen2-0.5b": "Qwen/Qwen2.5-0.5B-Instruct", "qwen2-7b": "Qwen/Qwen2.5-7B", "qwen3-0.6b": "Qwen/Qwen3-0.6B",
@@ -69,7 +69,7 @@ def both(
         model={"quantization": quantization}, data={"packing": packed}, train={"method": kind, "optim": optimizer},
         speed={"chunked_loss": chunked, "fused_lora": fused_lora, "tiled_mlp": tiled_mlp, "kernels": kernels},
     )  # fmt: skip
-    setting = Setting(
+    setting = StepConfig(
         shape[0], dtype, resolved.config.adapter, rows, length, padded, micro_batches=micro_batches,
         checkpointing=checkpointing, packed=packed, chunked=chunked, fused_lora=fused_lora, tiled_mlp=tiled_mlp,
         quantization=quantization, optimizer=optimizer, capability=capability, kernels=kernels,
@@ -79,16 +79,16 @@ def both(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if shape[0].num_hidden_layers > 3:
-            phases = {phase.name: phase.allocated for phase in simulate(setting).phases}
+            phases = {phase.name: phase.allocated for phase in simulate_memory(setting).phases}
             return budget.phases["step"], phases["step"]
-        trace = record(setting)  # its fullest moment is the step's: what follows holds less
-    return budget.phases["step"], replay(trace.events, trace.sizes).peak_allocated
+        trace = record_training(setting)  # its fullest moment is the step's: what follows holds less
+    return budget.phases["step"], replay_allocations(trace.events, trace.sizes).peak_allocated
 
 
 def resolved_run(
     lora: dict[str, Any], rows: int, length: int, dtype: str, checkpointing: Any, micro_batches: int,
     **sections: dict[str, Any],
-) -> Resolved:  # fmt: skip
+) -> ResolvedConfig:  # fmt: skip
     tree: dict[str, Any] = {
         "model": {"name_or_path": "unused", "dtype": dtype},
         "lora": lora,
@@ -103,7 +103,7 @@ def resolved_run(
     }
     for name, values in sections.items():
         tree[name] |= values
-    return Resolved(Config.model_validate(tree), {}, micro_batches, None)
+    return ResolvedConfig(Config.model_validate(tree), {}, micro_batches, None)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_the_worked_example() -> None:
     assert rows == 2047
     assert terms["logits"] == states + (2 * rows + 4 * LOSS_TILE) * 128_256
     assert terms["backward pass"] == terms["activations"] + 20 * 4096 * 2048, "of the final norm"
-    assert budget.phases["step"] == at_least(budget.terms) == budget.allocated
+    assert budget.phases["step"] == fullest_moment_bytes(budget.terms) == budget.allocated
     assert budget.phases["load"] < budget.phases["eval"] < budget.phases["step"]
 
 
@@ -315,9 +315,9 @@ def test_padding_is_assumed_for_more_than_one_row() -> None:
 
 
 def test_a_disagreement_over_three_percent_is_said() -> None:
-    assert disagreement(1029, 1000) is None
-    assert disagreement(971, 1000) is None
-    said = disagreement(10 << 30, 11 << 30)
+    assert closed_form_disagreement(1029, 1000) is None
+    assert closed_form_disagreement(971, 1000) is None
+    said = closed_form_disagreement(10 << 30, 11 << 30)
     assert said is not None
     for part in ("10.00 GiB", "11.00 GiB", "-9.1%"):
         assert part in said

@@ -14,7 +14,7 @@ from surefit.config.schema import LoraSection
 from surefit.plan import simulate
 from surefit.plan.fake import FakeMode
 from surefit.plan.operations import Operations
-from surefit.plan.step_config import Setting
+from surefit.plan.step_config import StepConfig
 from surefit.plan.time import _count
 from surefit.plan.trace import Trace
 
@@ -23,11 +23,11 @@ CONFIG = Qwen3Config(
     num_key_value_heads=2, head_dim=16,
 )  # fmt: skip
 SLOW = pytest.mark.slow
-PACKED = Setting(CONFIG, "bfloat16", LoraSection(r=4, lora_dropout=0.1), 2, 40, packed=True, micro_batches=2)
+PACKED = StepConfig(CONFIG, "bfloat16", LoraSection(r=4, lora_dropout=0.1), 2, 40, packed=True, micro_batches=2)
 
 
-def _all(setting: Setting) -> tuple[Trace, Trace, tuple[Operations, Operations]]:
-    return simulate.record(setting), simulate.record_merge(setting), _count(setting)
+def _all(setting: StepConfig) -> tuple[Trace, Trace, tuple[Operations, Operations]]:
+    return simulate.record_training(setting), simulate.record_merge(setting), _count(setting)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def _all(setting: Setting) -> tuple[Trace, Trace, tuple[Operations, Operations]]
         pytest.param(replace(PACKED, quantization="fp8", capability=(9, 0), tiled_mlp=True), id="fp8-tiled"),
     ],
 )
-def test_a_shorter_key_changes_nothing(setting: Setting) -> None:
+def test_a_shorter_key_changes_nothing(setting: StepConfig) -> None:
     quick = _all(setting)
     with patch.object(simulate, "FakeMode", FakeTensorMode):
         FakeTensorMode.cache_clear()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from surefit.plan import cuda
-from surefit.plan.host import host_plan, paged_bytes, pinned_bytes
-from surefit.plan.simulate import record
-from surefit.plan.step_config import setting_of
+from surefit.plan.host import build_host_plan, paged_bytes, pinned_bytes
+from surefit.plan.simulate import record_training
+from surefit.plan.step_config import build_step_config
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])
@@ -22,16 +22,16 @@ def test_what_is_offloaded_is_what_the_step_sends_to_the_host(
         "train.global_batch_size=4", "data.max_length=64",
     )  # fmt: skip
     sent: list[int] = []
-    away = cuda._Away.__init__
+    away = cuda._OffloadedFakeTensor.__init__
 
     def counted(self: Any, tensor: Any) -> None:
         sent.append(tensor.numel() * tensor.element_size())
         away(self, tensor)
 
-    monkeypatch.setattr(cuda._Away, "__init__", counted)
-    setting = setting_of(where.resolved, facts, where.hardware)
-    record(setting.with_layers(2), watch=lambda *call: None)  # one step
-    planned = host_plan(where.resolved, facts, where.hardware)
+    monkeypatch.setattr(cuda._OffloadedFakeTensor, "__init__", counted)
+    setting = build_step_config(where.resolved, facts, where.hardware)
+    record_training(setting.with_layers(2), watch=lambda *call: None)  # one step
+    planned = build_host_plan(where.resolved, facts, where.hardware)
     assert planned is not None
     per_layer = sum(sent) / 2  # of all micro batches, one way
     assert planned["pcie_bytes_per_step"]["layer inputs"] == 2 * facts.num_layers * per_layer
@@ -45,7 +45,7 @@ def test_paged_moments(place: Callable[..., Any]) -> None:
     paged = paged_bytes(where.resolved, facts)
     inner = facts.parameters - embedding
     assert 8 * embedding + 1.99 * inner < paged <= 8 * embedding + 2 * inner
-    planned = host_plan(where.resolved, facts, where.hardware)
+    planned = build_host_plan(where.resolved, facts, where.hardware)
     assert planned is not None
     assert planned["pcie_bytes_per_step"]["paged moments, at most"] == 2 * paged
     assert planned["ram_bytes"] is None, "a GPU of the catalogue says nothing of the machine around it"
@@ -53,12 +53,12 @@ def test_paged_moments(place: Callable[..., Any]) -> None:
 
 def test_nothing_is_asked_of_the_host_otherwise(place: Callable[..., Any]) -> None:
     where, facts = place()
-    planned = host_plan(where.resolved, facts, where.hardware)
+    planned = build_host_plan(where.resolved, facts, where.hardware)
     assert planned is not None
     assert planned["memory"] == []
     assert planned["pcie_bytes_per_step"] == {"batches": 32 * 8 * 512}
     on_cpu, nano = place("lora.target_modules=[q_proj]", model="surefit/nano", gpu="cpu")
-    assert host_plan(on_cpu.resolved, nano, on_cpu.hardware) is None
+    assert build_host_plan(on_cpu.resolved, nano, on_cpu.hardware) is None
 
 
 @pytest.mark.parametrize(("size", "pinned"), [(1, 1), (4096, 4096), (4097, 8192), (262_144 * 5_120, 2**31)])

@@ -10,21 +10,21 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from surefit.config.schema import LoraSection, ModelSection
-from surefit.facts.sharding import Sharing
+from surefit.facts.sharding import ShardingLayout
 from surefit.merge.certify import read_logits
 from surefit.model.adapter import add_adapter
-from surefit.model.layerwise_forward import FromFiles
+from surefit.model.layerwise_forward import LayerwiseModel
 from surefit.plan import merging
-from surefit.plan.building import build, materialise
+from surefit.plan.building import build_model, materialize_parameters
 from surefit.plan.simulate import record_merge, record_run
-from surefit.plan.step_config import Setting
+from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder, Trace
 
 CONFIG = LlamaConfig(
     vocab_size=4096, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, tie_word_embeddings=False,
 )  # fmt: skip
-LORA = Setting(CONFIG, "float32", LoraSection(r=4), 1, 16, cuda=False)
+LORA = StepConfig(CONFIG, "float32", LoraSection(r=4), 1, 16, cuda=False)
 ROWS = [[1] * 5, [1] * 9]
 
 
@@ -38,7 +38,7 @@ def test_reading_from_files_takes_what_it_takes_without_them(tmp_path: Path) -> 
     model = AutoModelForCausalLM.from_config(CONFIG, dtype=torch.float32)
     model.save_pretrained(tmp_path)
     add_adapter(model, LORA.adapter).save_pretrained(tmp_path / "adapter")
-    streamed = FromFiles(ModelSection(name_or_path=str(tmp_path), dtype="float32"), tmp_path, "cpu")
+    streamed = LayerwiseModel(ModelSection(name_or_path=str(tmp_path), dtype="float32"), tmp_path, "cpu")
     adapted = streamed.with_adapter(tmp_path / "adapter")
     real = Recorder()
     with real, streamed.running(adapted), torch.no_grad():
@@ -52,9 +52,9 @@ def test_reading_from_files_takes_what_it_takes_without_them(tmp_path: Path) -> 
             read_logits(fake, ROWS, "cpu")
 
     def only_factors(fake: torch.nn.Module, recorder: Recorder) -> None:
-        materialise(fake, recorder, weights=False)
+        materialize_parameters(fake, recorder, weights=False)
 
-    planned = record_run(build(LORA, "meta"), read, padded=True, cuda=False, load=only_factors)
+    planned = record_run(build_model(LORA, "meta"), read, padded=True, cuda=False, load=only_factors)
     # Among both are the factors: in the real trace since the first product looked at them.
     assert planned.peak(dict(planned.phases)["read"])[0] == pytest.approx(real.trace.peak()[0], rel=1e-3)
 
@@ -78,7 +78,7 @@ def test_what_is_not_merged_matrix_by_matrix_is_held_whole(change: dict[str, obj
 
 def test_one_process_merges_for_all() -> None:
     alone = replace(LORA, cuda=True, dtype="bfloat16")
-    assert record_merge(replace(alone, sharing=Sharing("fsdp", 4, 4))).events == record_merge(alone).events
+    assert record_merge(replace(alone, sharing=ShardingLayout("fsdp", 4, 4))).events == record_merge(alone).events
 
 
 def test_on_a_cpu_a_whole_file_of_merged_weights_is_held() -> None:

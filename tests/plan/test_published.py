@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from surefit.config.schema import LoraSection
 from surefit.facts.gpus import GPUS
 from surefit.facts.model import catalogue
-from surefit.plan.profile import rates_of
-from surefit.plan.step_config import Setting
-from surefit.plan.time import operations, roofline
+from surefit.plan.profile import to_device_rates
+from surefit.plan.step_config import StepConfig
+from surefit.plan.time import count_step_operations, roofline
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "../shared/data/planner/peft_metamathqa_l40s.jsonl"
@@ -87,9 +87,9 @@ def test_tokens_per_second_on_other_cards(
 ) -> None:  # fmt: skip
     """Nothing is fitted to these: the rates are those that an L40S reached."""
     config = catalogue()[shape["name"]]["config"] | {key: value for key, value in shape.items() if key != "name"}
-    setting = Setting(
+    setting = StepConfig(
         AutoConfig.for_model(**config), "bfloat16", LoraSection(r=rank), rows=rows, length=length,
         packed=True, checkpointing=recomputed, fused_lora=True,
     )  # fmt: skip
-    planned = setting.tokens / roofline(operations(setting)[0], rates_of(GPUS[gpu]))[0]
+    planned = setting.tokens / roofline(count_step_operations(setting)[0], to_device_rates(GPUS[gpu]))[0]
     assert (1 - slower) * published < planned < (1 + faster) * published

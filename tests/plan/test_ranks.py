@@ -14,30 +14,30 @@ from engine_steps import HELPERS, start
 from transformers import AutoConfig
 
 from surefit.config.load import load_config
-from surefit.config.resolve import Resolved, resolve
+from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.config.schema import Config
-from surefit.config.world import accumulation
+from surefit.config.world import count_accumulation_steps
 from surefit.core.errors import MachineError
 from surefit.core.units import GIB
 from surefit.facts import memory_formula, memory_per_rank
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.interconnect import REACHED, link_of
 from surefit.facts.model import ModelFacts, build_facts, catalogue, model_facts
-from surefit.facts.sharding import Sharing, held, sharing_of
+from surefit.facts.sharding import ShardingLayout, model_state_bytes, sharing_of
 from surefit.lint.rules.memory import does_not_fit
-from surefit.plan.build_plan import planned
-from surefit.plan.communication import exchange
-from surefit.plan.memory_interval import need, upper_end
+from surefit.plan.build_plan import build_plan
+from surefit.plan.communication import estimate_step_communication
+from surefit.plan.memory_interval import build_memory_estimate, closed_form_upper_bound
 from surefit.plan.planner import Planner
-from surefit.plan.ranks import pretended
-from surefit.plan.search import Machine, candidates, shared_variants
-from surefit.plan.simulate import record
-from surefit.plan.step_config import Setting
+from surefit.plan.ranks import fake_process_group_engine
+from surefit.plan.search import DeviceConfig, enumerate_candidates, shared_variants
+from surefit.plan.simulate import record_training
+from surefit.plan.step_config import StepConfig
 
 LLAMA_1B, LLAMA_3B, LLAMA_8B = "meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"
 
 
-def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Resolved:
+def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> ResolvedConfig:
     tree: dict[str, Any] = {
         "model": {"name_or_path": facts.name, "dtype": "bfloat16"},
         "lora": {"r": 16},
@@ -53,7 +53,7 @@ def run_of(mode: str, processes: int, facts: ModelFacts, **sections: Any) -> Res
     for name, values in sections.items():
         tree[name] |= values
     config = Config.model_validate(tree)
-    return Resolved(config, {}, accumulation(config), 10)
+    return ResolvedConfig(config, {}, count_accumulation_steps(config), 10)
 
 
 def shallow(name: str, layers: int) -> tuple[Any, ModelFacts]:
@@ -89,13 +89,13 @@ def test_arithmetic_and_the_engines_without_data_agree(
     assert sharing is not None
     if mode == "pp":
         sharing = replace(sharing, rank=memory_per_rank.fullest_stage(resolved, facts))
-    setting = Setting(
+    setting = StepConfig(
         config, "bfloat16", resolved.config.adapter, 1, 2048, packed=True, micro_batches=2,
         checkpointing=checkpointing, sharing=sharing,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trace = record(setting)
+        trace = record_training(setting)
     phases = dict(trace.phases)
     assert closed.phases["step"] == pytest.approx(trace.peak(phases["first step"], phases["save"])[0], rel=error)
 
@@ -114,7 +114,7 @@ def test_two_real_processes_hold_what_is_planned_to_the_byte(found: Any, case: s
     facts = build_facts("tiny", shape, None, where="tiny", source="catalogue")
     resolved = run_of(mode, 2, facts, lora={"r": 3}, train={"method": kind}, model={"dtype": dtype})
     for rank in (0, 1):
-        mine = held(resolved, facts, sharing_of(resolved.config), rank)
+        mine = model_state_bytes(resolved, facts, sharing_of(resolved.config), rank)
         assert found[case][rank] == {
             "parameters": mine.parameters, "gradients": mine.gradients, "optimizer": mine.optimizer
         }  # fmt: skip
@@ -122,9 +122,9 @@ def test_two_real_processes_hold_what_is_planned_to_the_byte(found: Any, case: s
 
 def test_the_worked_example() -> None:
     facts = model_facts(LLAMA_3B)
-    mine = held(run_of("fsdp", 8, facts), facts, Sharing("fsdp", 8, 8))
+    mine = model_state_bytes(run_of("fsdp", 8, facts), facts, ShardingLayout("fsdp", 8, 8))
     assert mine.parameters / GIB == pytest.approx(0.754, abs=0.001)
-    one = held(run_of("ddp", 8, facts), facts, Sharing("ddp", 8, 8))
+    one = model_state_bytes(run_of("ddp", 8, facts), facts, ShardingLayout("ddp", 8, 8))
     assert one.parameters / GIB == pytest.approx(6.03, abs=0.01), "weights and factors whole"
     budget_ = memory_per_rank.peak_bytes(run_of("fsdp", 8, facts), facts)
     assert budget_ is not None
@@ -164,7 +164,7 @@ def test_deepspeed_is_calculated_with_its_buckets() -> None:
     assert three is not None
     logits = next(term.bytes for term in three.terms if term.term == "logits")
     assert logits == 12 * 2047 * facts.vocab_size, "never in chunks"
-    with pytest.raises(MachineError, match="DeepSpeed"), pretended(Sharing("zero2", 2, 2)):
+    with pytest.raises(MachineError, match="DeepSpeed"), fake_process_group_engine(ShardingLayout("zero2", 2, 2)):
         pass
 
 
@@ -178,13 +178,18 @@ def test_a_check_judges_one_process_of_several() -> None:
 
 
 def test_nccls_memory_widens_the_interval() -> None:
-    one, several = need(GIB, "cuda", "simulation"), need(GIB, "cuda", "simulation", Sharing("cp", 4, 4))
+    one, several = (
+        build_memory_estimate(GIB, "cuda", "simulation"),
+        build_memory_estimate(GIB, "cuda", "simulation", ShardingLayout("cp", 4, 4)),
+    )
     assert several.high - one.high > GIB
     assert several.low > one.low
-    assert need(GIB, "cpu", "simulation", Sharing("ddp", 2, 2)) == need(GIB, "cpu", "simulation")
+    assert build_memory_estimate(GIB, "cpu", "simulation", ShardingLayout("ddp", 2, 2)) == build_memory_estimate(
+        GIB, "cpu", "simulation"
+    )
 
 
-def auto(tmp_path: Path, gpu: str, model: str, count: int, **values: Any) -> Resolved:
+def auto(tmp_path: Path, gpu: str, model: str, count: int, **values: Any) -> ResolvedConfig:
     path = tmp_path / "run.yaml"
     path.write_text(
         f"data: {{train: some/rows, max_length: {values.pop('max_length', 2048)}}}\nmodel: {{name_or_path: {model}}}\n"
@@ -192,7 +197,9 @@ def auto(tmp_path: Path, gpu: str, model: str, count: int, **values: Any) -> Res
     )
     changes = [f"hardware.gpu={gpu}", f"hardware.count={count}", *(f"{key}={value}" for key, value in values.items())]
     facts, hardware = model_facts(model), hardware_facts(gpu, tmp_path)
-    return resolve(load_config(path, changes), facts, hardware, None, needed=upper_end(facts, hardware))
+    return resolve_config(
+        load_config(path, changes), facts, hardware, None, needed=closed_form_upper_bound(facts, hardware)
+    )
 
 
 def test_auto_shares_what_does_not_fit_and_says_why(tmp_path: Path) -> None:
@@ -230,42 +237,49 @@ def test_the_search_keeps_what_is_learnt(tmp_path: Path) -> None:
             update={"train": resolved.config.train.model_copy(update={"per_device_train_batch_size": 1})}
         ),
     )
-    place = Machine(replace(hardware_facts("a100-80"), name="unknown"), few)
-    for one in candidates(planner, [place]):
+    place = DeviceConfig(replace(hardware_facts("a100-80"), name="unknown"), few)
+    for one in enumerate_candidates(planner, [place]):
         assert one.place.resolved.config.train.global_batch_size == 8
         assert one.micro_batch * one.accumulation >= one.place.resolved.config.train.global_batch_size / 4
 
 
 def test_what_is_exchanged_and_how_long_it_takes() -> None:
     facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
-    ddp = exchange(run_of("ddp", 4, facts), facts, card, 2048)
-    fsdp = exchange(run_of("fsdp", 4, facts), facts, card, 2048)
+    ddp = estimate_step_communication(run_of("ddp", 4, facts), facts, card, 2048)
+    fsdp = estimate_step_communication(run_of("fsdp", 4, facts), facts, card, 2048)
     assert ddp is not None
     assert fsdp is not None
-    factors = memory_formula.trained(facts, run_of("ddp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.count_trainable_parameters(
+        facts, run_of("ddp", 4, facts).config.adapter, "bfloat16"
+    ).parameters  # type: ignore[union-attr]
     assert ddp.bytes == round(2 * 3 / 4 * 2 * factors), "a ring moves a sum twice, but for each one's own part"
     assert fsdp.bytes > 100 * ddp.bytes
     link = link_of("a100-80")
     assert link is not None
     assert ddp.seconds == pytest.approx(ddp.bytes / (REACHED * link.bandwidth))
-    wide = exchange(run_of("fsdp", 4, facts, hardware={"count": 4, "nodes": 2}), facts, card, 2048)
-    near = exchange(
+    wide = estimate_step_communication(run_of("fsdp", 4, facts, hardware={"count": 4, "nodes": 2}), facts, card, 2048)
+    near = estimate_step_communication(
         run_of("fsdp", 4, facts, hardware={"count": 4, "nodes": 2}, parallel={"dp_replicate": 2}), facts, card, 2048
     )
     assert wide is not None
     assert near is not None
     assert near.seconds < wide.seconds / 5  # type: ignore[operator]
-    assert exchange(run_of("single", 1, facts), facts, card, 2048) is None
+    assert estimate_step_communication(run_of("single", 1, facts), facts, card, 2048) is None
 
 
 @pytest.mark.parametrize("mode", ["tp", "pp"])
 def test_groups_that_share_a_model_also_exchange_gradients(mode: str) -> None:
     """Two groups of two: half of the micro batches of one group, and the gradients that each process holds."""
     facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
-    one, two = (exchange(run_of(mode, 2, facts, hardware={"count": count}), facts, card, 2048) for count in (2, 4))
+    one, two = (
+        estimate_step_communication(run_of(mode, 2, facts, hardware={"count": count}), facts, card, 2048)
+        for count in (2, 4)
+    )
     assert one is not None
     assert two is not None
-    factors = memory_formula.trained(facts, run_of(mode, 2, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.count_trainable_parameters(
+        facts, run_of(mode, 2, facts).config.adapter, "bfloat16"
+    ).parameters  # type: ignore[union-attr]
     assert two.bytes == pytest.approx(one.bytes / 2 + 2 * 1 / 2 * 2 * factors / 2, rel=1e-6)
     assert two.what.endswith("between the groups")
 
@@ -274,18 +288,21 @@ def test_shared_tokens_within_shards_exchange_keys_which_are_waited_for() -> Non
     facts, card = model_facts(LLAMA_3B), hardware_facts("a100-80")
     step = {"train": {"global_batch_size": 1}, "data": {"max_length": 65_536}}
     tokens, shards, both = (
-        exchange(run_of(mode, 4, facts, **step), facts, card, 65_536) for mode in ("cp", "fsdp", "fsdp+cp")
+        estimate_step_communication(run_of(mode, 4, facts, **step), facts, card, 65_536)
+        for mode in ("cp", "fsdp", "fsdp+cp")
     )
     assert tokens is not None
     assert shards is not None
     assert both is not None
     keys = 3 * 28 * 3 / 4 * 2 * 2 * 8 * 128 * 65_536
     assert both.waited == both.bytes - shards.bytes == keys
-    factors = memory_formula.trained(facts, run_of("cp", 4, facts).config.adapter, "bfloat16").parameters  # type: ignore[union-attr]
+    factors = memory_formula.count_trainable_parameters(
+        facts, run_of("cp", 4, facts).config.adapter, "bfloat16"
+    ).parameters  # type: ignore[union-attr]
     assert tokens.bytes == round(keys + 2 * 3 / 4 * 2 * factors)
     # Groups within a machine, shards over two: the keys do not leave it.
     over = {"hardware": {"count": 4, "nodes": 2}, "parallel": {"cp": 4}}
-    wide = exchange(run_of("fsdp+cp", 8, facts, **step, **over), facts, card, 65_536)
+    wide = estimate_step_communication(run_of("fsdp+cp", 8, facts, **step, **over), facts, card, 65_536)
     assert wide is not None
     assert (wide.waited, wide.bytes - wide.across) == (keys, keys)
     assert wide.waited_seconds == both.waited_seconds
@@ -293,12 +310,12 @@ def test_shared_tokens_within_shards_exchange_keys_which_are_waited_for() -> Non
 
 def test_plan_json_says_whose_numbers_it_has() -> None:
     facts, card = model_facts(LLAMA_8B), hardware_facts("a100-80")
-    found = planned(run_of("pp", 4, facts), facts, card, quick=True)["ranks"]
+    found = build_plan(run_of("pp", 4, facts), facts, card, quick=True)["ranks"]
     assert (found["mode"], found["processes"], found["rank"]) == ("pp", 4, 1)
     assert "the stage that needs most" in found["which"]
     assert found["rank"] == 1, "the first stage holds a layer less, for the embeddings"
     assert found["held"]["parameters_bytes"] < 2 * facts.parameters / 3  # type: ignore[operator]
-    both = planned(run_of("fsdp+cp", 4, facts), facts, card, quick=True)["ranks"]
+    both = build_plan(run_of("fsdp+cp", 4, facts), facts, card, quick=True)["ranks"]
     assert both["share"].endswith("in shards, and a part of every example's tokens in each")
     assert both["exchanged"].endswith("; keys and values of every layer")
-    assert planned(run_of("single", 1, facts), facts, card, quick=True)["ranks"] is None
+    assert build_plan(run_of("single", 1, facts), facts, card, quick=True)["ranks"] is None

@@ -20,9 +20,9 @@ from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.model import quantize
 from surefit.model.sdpa import gpu_assumed
 from surefit.plan import building
-from surefit.plan.building import build
-from surefit.plan.simulate import record, run_training
-from surefit.plan.step_config import Setting
+from surefit.plan.building import build_model
+from surefit.plan.simulate import record_training, run_training
+from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder, Trace
 
 TINY = {
@@ -43,8 +43,8 @@ PADDED, SAME = True, False
 def _setting(
     config: PretrainedConfig, adapter: LoraSection, dtype: str, checkpointing: bool, padded: bool,
     micro_batches: int, attention: str,
-) -> Setting:  # fmt: skip
-    return Setting(
+) -> StepConfig:  # fmt: skip
+    return StepConfig(
         config, dtype, adapter, rows=2, length=24, padded=padded, micro_batches=micro_batches,
         checkpointing=checkpointing, cuda=False, attention=attention,
     )  # fmt: skip
@@ -107,7 +107,7 @@ SETTINGS += [
 ]
 
 
-def _name(setting: Setting) -> str:
+def _name(setting: StepConfig) -> str:
     plain = replace(FIRST, config=setting.config, adapter=setting.adapter, dtype=setting.dtype)
     differs = [
         f"{name}={value}" for name, value in vars(setting).items() if name != "config" and value != vars(plain)[name]
@@ -119,13 +119,13 @@ def _name(setting: Setting) -> str:
 
 
 @pytest.fixture
-def real() -> Callable[[Setting], Trace]:
+def real() -> Callable[[StepConfig], Trace]:
     """real(setting) → the trace of the same run with random numbers in it."""
 
-    def run(setting: Setting) -> Trace:
+    def run(setting: StepConfig) -> Trace:
         torch.manual_seed(0)
         with patch.object(quantize, "_four_bit_on_meta", _four_bit):
-            model, recorder = build(setting, "cpu"), Recorder()
+            model, recorder = build_model(setting, "cpu"), Recorder()
         with recorder:
             recorder.start("load")
             recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
@@ -159,13 +159,13 @@ def _signed_sizes(trace: Trace) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=_name)
 def test_every_allocation_is_that_of_real_tensors(
-    setting: Setting, real: Callable[[Setting], Trace], monkeypatch: pytest.MonkeyPatch
+    setting: StepConfig, real: Callable[[StepConfig], Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "TILE", setting.length // 3)
     if setting.fused_lora:  # as a GPU takes the products
         monkeypatch.setattr(quantize, "_multiplies_float8", lambda *_: True)
     with gpu_assumed() if setting.kernels else nullcontext():  # whose operators are the same everywhere
-        expected, found = real(setting), record(setting)
+        expected, found = real(setting), record_training(setting)
     ours, theirs = _signed_sizes(found), _signed_sizes(expected)
     assert sum(ours.pop("load")) == sum(theirs.pop("load"))
     assert ours == theirs
@@ -177,10 +177,10 @@ def test_every_allocation_is_that_of_real_tensors(
 
 def test_the_profiler_of_torch_sees_the_same_peak() -> None:
     """Everything that PyTorch's CPU allocator is asked for, kernels' own temporaries included."""
-    setting = Setting(
+    setting = StepConfig(
         LlamaConfig(**TINY | {"vocab_size": 8192, "hidden_size": 128}), "float32", LORA, 4, 64, cuda=False, padded=True
     )
-    assert _profiled(setting) == pytest.approx(record(setting).peak()[0], rel=1e-3)
+    assert _profiled(setting) == pytest.approx(record_training(setting).peak()[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -192,8 +192,8 @@ def test_what_experts_with_factors_take_is_foreseen(checkpointing: bool) -> None
     stacks = {f"layers.{n}.experts.{name}": (8, width, 128) for n in range(4) for name, width in WIDTHS.items()}
     peaks = []
     for adapter in (LoraSection(r=4), EXPERTS):
-        setting = Setting(config, "float32", adapter, 4, 32, cuda=False, checkpointing=checkpointing)
-        peaks.append((_profiled(setting), record(setting).peak()[0]))
+        setting = StepConfig(config, "float32", adapter, 4, 32, cuda=False, checkpointing=checkpointing)
+        peaks.append((_profiled(setting), record_training(setting).peak()[0]))
         assert peaks[-1][1] == pytest.approx(peaks[-1][0], rel=0.01)
     factors = sum(math.prod(shape) for _, *pair in factor_shapes(stacks, EXPERTS) for shape in pair)
     # Beside the sums: the factors, and their gradients, of which the last layer's are made first.
@@ -204,9 +204,9 @@ def test_what_experts_with_factors_take_is_foreseen(checkpointing: bool) -> None
 WIDTHS = {"gate_up_proj": 256, "down_proj": 128}
 
 
-def _profiled(setting: Setting) -> int:
+def _profiled(setting: StepConfig) -> int:
     """The peak of a real run, kernels' own temporaries included."""
-    model, recorder = build(setting, "cpu"), Recorder()
+    model, recorder = build_model(setting, "cpu"), Recorder()
     held = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in (*model.parameters(), *model.buffers())}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run_training(model, setting, recorder)

@@ -14,7 +14,7 @@ from surefit.config.schema import LoraSection
 from surefit.facts import activations
 from surefit.plan import simulate
 from surefit.plan.operations import Operations
-from surefit.plan.step_config import Setting
+from surefit.plan.step_config import StepConfig
 from surefit.plan.time import _count
 from surefit.plan.trace import Trace
 from surefit.train import loss
@@ -23,7 +23,7 @@ CONFIG = LlamaConfig(
     vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
     num_key_value_heads=2,
 )  # fmt: skip
-LORA = Setting(CONFIG, "bfloat16", LoraSection(r=4), 2, 40, packed=True, micro_batches=2)
+LORA = StepConfig(CONFIG, "bfloat16", LoraSection(r=4), 2, 40, packed=True, micro_batches=2)
 FULL = replace(LORA, adapter=None)
 
 
@@ -33,8 +33,8 @@ def _many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "CHUNK_ROWS", 9)
 
 
-def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:
-    return simulate.record(setting), _count(setting)
+def _both(setting: StepConfig) -> tuple[Trace, tuple[Operations, Operations]]:
+    return simulate.record_training(setting), _count(setting)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def _both(setting: Setting) -> tuple[Trace, tuple[Operations, Operations]]:
         ),
     ],
 )
-def test_repeating_chunks_changes_nothing(setting: Setting) -> None:
+def test_repeating_chunks_changes_nothing(setting: StepConfig) -> None:
     chunks: list[int] = []
     add_chunk = loss.add_chunk
 

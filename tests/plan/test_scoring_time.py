@@ -11,29 +11,29 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.config.load import load_config
-from surefit.config.resolve import Resolved, resolve
+from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.core.units import GIB, KIB
 from surefit.facts.answering_time import answering_seconds, checkpoints_against_training
-from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
+from surefit.facts.eval_prompts import EvalPromptFacts, EvalPromptSet
 from surefit.facts.gpus import find_gpu
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.generate.engine import Decoding, generate
+from surefit.generate.engine import DecodingConfig, generate
 from surefit.model.load import load_model
 from surefit.model.tokenizer import load_tokenizer
-from surefit.plan.operations import Tally
-from surefit.plan.profile import Profile, Rates, profile_folder
-from surefit.plan.scoring_time import Span, scoring_time
+from surefit.plan.operations import OperatorCounter
+from surefit.plan.profile import DeviceProfile, DeviceRates, profile_folder
+from surefit.plan.scoring_time import ValueRange, estimate_scoring_time
 from surefit.plan.time import roofline
 from surefit.plan.trace import Recorder
 
-RATES = Rates({"float32": [(1, 1e11)]}, [(1, 1e10)], 20e-6, {"float32": 1e11}, 0.0, "made up", overlaps=False)
+RATES = DeviceRates({"float32": [(1, 1e11)]}, [(1, 1e10)], 20e-6, {"float32": 1e11}, 0.0, "made up", overlaps=False)
 LLAMA = "meta-llama/Llama-3.1-8B"
 
 
 def run(
     here: Path, model: str = "surefit/nano", gpu: str = "cpu", dtype: str = "auto", **sections: Any
-) -> tuple[Resolved, ModelFacts, HardwareFacts]:
+) -> tuple[ResolvedConfig, ModelFacts, HardwareFacts]:
     """A config as a user writes it, decided for a device."""
     evaluate = {"batch_size": 8, "max_new_tokens": 24} | sections.pop("evaluate", {})
     content = {
@@ -45,13 +45,16 @@ def run(
     }
     (here / "run.yaml").write_text(json.dumps(content | sections))
     facts, hardware = model_facts(model), hardware_facts(gpu, here)
-    return resolve(load_config(here / "run.yaml"), facts, hardware, 1000), facts, hardware
+    return resolve_config(load_config(here / "run.yaml"), facts, hardware, 1000), facts, hardware
 
 
 def timed(
-    made: tuple[Resolved, ModelFacts, HardwareFacts], *sets: ScoredSet, rates: Rates = RATES, ranked: bool = False
+    made: tuple[ResolvedConfig, ModelFacts, HardwareFacts],
+    *sets: EvalPromptSet,
+    rates: DeviceRates = RATES,
+    ranked: bool = False,
 ):
-    found = scoring_time(*made, ScoredFacts(sets, ranked), 100, rates)
+    found = estimate_scoring_time(*made, EvalPromptFacts(sets, ranked), 100, rates)
     assert found is not None
     return found
 
@@ -61,34 +64,34 @@ def test_it_is_what_the_engine_runs(tmp_path: Path) -> None:
     made = run(tmp_path, train={"method": "full"})
     config = made[0].config
     model, tokenizer = load_model(config.model, made[2]), load_tokenizer(config.model)
-    tally, recorder = Tally({"answering"}), Recorder()
+    tally, recorder = OperatorCounter({"answering"}), Recorder()
     recorder.watch = tally.note
     model.generation_config.eos_token_id = None
     tokenizer.eos_token = tokenizer.chat_template = None  # so that every answer is as long as it may be
     with recorder:
         recorder.start("answering")
-        answers = generate(model, tokenizer, [[5 + n] * (96 - n % 2) for n in range(16)], Decoding(24, 8))
+        answers = generate(model, tokenizer, [[5 + n] * (96 - n % 2) for n in range(16)], DecodingConfig(24, 8))
     assert [answer.tokens for answer in answers] == [24] * 16
     real = roofline(tally.operations, RATES)[0]
-    planned = timed(made, ScoredSet("eval", 16, 96, 96.0, 5.0)).answering.high / 2  # base and model
+    planned = timed(made, EvalPromptSet("eval", 16, 96, 96.0, 5.0)).answering.high / 2  # base and model
     assert planned == pytest.approx(real, rel=0.1), "all but what chooses the token"
 
 
 def test_more_of_anything_takes_longer(tmp_path: Path) -> None:
-    usual = ScoredSet("eval", 40, 96, 96.0, 5.0)
+    usual = EvalPromptSet("eval", 40, 96, 96.0, 5.0)
     least = timed(run(tmp_path), usual)
     assert (least.variants, least.answers, least.in_training) == (("base", "adapter", "merged"), 120, None)
     assert 0 < least.answering.low < least.answering.high
     both = timed(run(tmp_path, evaluate={"constrained": "both", "samples": 2, "temperature": 0.5}), usual)
     assert both.answers == 4 * least.answers
     assert both.answering.high == pytest.approx(4 * least.answering.high)
-    more = timed(run(tmp_path), usual, ScoredSet("old", 40, 96, 96.0, 5.0))
+    more = timed(run(tmp_path), usual, EvalPromptSet("old", 40, 96, 96.0, 5.0))
     assert more.answering.high == pytest.approx(2 * least.answering.high)
     assert timed(run(tmp_path), usual, ranked=True).answering.high < least.answering.low
 
 
 def test_one_checkpoint_is_scored_by_the_adapter_on_the_held_out_rows(tmp_path: Path) -> None:
-    sets = ScoredSet("eval", 40, 96, 96.0, 5.0), ScoredSet("old", 900, 96, 96.0, 5.0)
+    sets = EvalPromptSet("eval", 40, 96, 96.0, 5.0), EvalPromptSet("old", 900, 96, 96.0, 5.0)
     found = timed(run(tmp_path, evaluate={"in_training": True, "constrained": "both"}), *sets).in_training
     adapter = timed(run(tmp_path), sets[0]).answering
     assert found is not None
@@ -96,19 +99,22 @@ def test_one_checkpoint_is_scored_by_the_adapter_on_the_held_out_rows(tmp_path: 
 
 
 def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
-    uncounted = ScoredFacts((ScoredSet("eval", None),))
-    assert scoring_time(*run(tmp_path), uncounted, 100, RATES) is None
+    uncounted = EvalPromptFacts((EvalPromptSet("eval", None),))
+    assert estimate_scoring_time(*run(tmp_path), uncounted, 100, RATES) is None
     served = run(tmp_path, evaluate={"server": "http://localhost:8000/v1"})
-    assert scoring_time(*served, ScoredFacts((ScoredSet("eval", 9, 96, 96.0),)), 100, RATES) is None
+    assert estimate_scoring_time(*served, EvalPromptFacts((EvalPromptSet("eval", 9, 96, 96.0),)), 100, RATES) is None
 
 
 def test_the_worked_example(tmp_path: Path) -> None:
     """Bandwidth alone: no arithmetic, no launches."""
     made = run(tmp_path, LLAMA, "h100", "bfloat16", evaluate={"batch_size": 16, "max_new_tokens": 256})
     bandwidth = 3.35e12 * 0.588
-    rates = Rates({"bfloat16": [(1, 1e30)], "float32": [(1, 1e30)]}, [(1, bandwidth)], 0.0, {"bfloat16": 1e30}, 0.0, "")
+    rates = DeviceRates(
+        {"bfloat16": [(1, 1e30)], "float32": [(1, 1e30)]}, [(1, bandwidth)], 0.0, {"bfloat16": 1e30}, 0.0, ""
+    )
     short, long = (
-        timed(made, ScoredSet("eval", 16, 2048, 2048.0, tokens), rates=rates).answering.low for tokens in (1.0, 256.0)
+        timed(made, EvalPromptSet("eval", 16, 2048, 2048.0, tokens), rates=rates).answering.low
+        for tokens in (1.0, 256.0)
     )
     each = (long - short) / 255 / 3  # seconds of a pass of each variant
     assert each == pytest.approx((14.96 * GIB + 3 * 16 * 2176 * 128 * KIB) / bandwidth, rel=0.06)
@@ -126,7 +132,7 @@ def test_the_closed_form(tmp_path: Path) -> None:
     }
     resolved, model, _ = run(tmp_path, LLAMA, "h100", "bfloat16", **words)
     assert answering_seconds(resolved.config, model, h100, 16, 2048, 256) == pytest.approx(0.53 + 2.27, rel=0.01)
-    found = checkpoints_against_training(resolved, model, h100, ScoredSet("eval", 400, 2048, 1792.0, 256.0))
+    found = checkpoints_against_training(resolved, model, h100, EvalPromptSet("eval", 400, 2048, 1792.0, 256.0))
     assert found is not None
     assert found[0] == 10
     assert found[1] == pytest.approx(10 * 25 * 2.7 / (100 * 4.3 * 1.5), rel=0.15), "recomputed: half as much again"
@@ -150,7 +156,7 @@ def test_the_command_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     processor = hardware_facts("cpu", tmp_path).name
     curve = [(1.0, 1e10)]
-    profile = Profile(
+    profile = DeviceProfile(
         f"{processor}, 1 thread", "cpu", 1, "2", None, {"float32": curve}, curve, 1e-5, None, None, None, 1.0
     )
     profile_folder().mkdir(parents=True, exist_ok=True)
@@ -167,5 +173,5 @@ def test_the_command_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_spans() -> None:
-    assert Span(1, 2) + Span(3, 5) == Span(4, 7)
-    assert Span(1, 2) * 3 == Span(3, 6)
+    assert ValueRange(1, 2) + ValueRange(3, 5) == ValueRange(4, 7)
+    assert ValueRange(1, 2) * 3 == ValueRange(3, 6)

@@ -11,9 +11,9 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.memory_interval import Need, need, verdict
-from surefit.plan.planner import Lengths, Planner
-from surefit.plan.search import _correct, bisect, candidates, optimize, solve
+from surefit.plan.memory_interval import MemoryEstimate, build_memory_estimate, judge_fit
+from surefit.plan.planner import ExampleLengths, Planner
+from surefit.plan.search import _refine_guess, enumerate_candidates, find_fastest, find_largest, largest_fitting_index
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Simulated(Planner):
     pace: Callable[[Any], float] | None = None
     """A config's seconds per step; unknown if None."""
 
-    def simulated(self, resolved, hardware) -> Need:
+    def simulated(self, resolved, hardware) -> MemoryEstimate:
         self.asked.append(resolved)
         closed = self.closed_form(resolved, hardware)
         assert closed is not None
-        return need(round(closed.bytes * self.factor), hardware.kind, "simulation")
+        return build_memory_estimate(round(closed.bytes * self.factor), hardware.kind, "simulation")
 
     def step(self, resolved, hardware, *, near=False) -> Any:
         return SimpleNamespace(seconds=self.pace(resolved.config)) if self.pace else None
@@ -37,7 +37,7 @@ class Simulated(Planner):
 
 def test_every_candidate_is_the_same_optimisation(place) -> None:
     here, model = place()
-    found = candidates(Simulated(model), [here])
+    found = enumerate_candidates(Simulated(model), [here])
     assert len(found) == 4 * 4 * 2, "micro batches 1, 2, 4, 8 × what is recomputed × tiles"
     assert {one.micro_batch * one.accumulation for one in found} == {8}
     for one in found:
@@ -49,39 +49,41 @@ def test_every_candidate_is_the_same_optimisation(place) -> None:
 def test_padded_examples_may_be_packed(place) -> None:
     """Never the other way round: padding is not faster."""
     here, model = place("data.packing=false")
-    found = candidates(Simulated(model), [here])
+    found = enumerate_candidates(Simulated(model), [here])
     assert {one.packed for one in found} == {False, True}
     assert {one.place.resolved.config.speed.attention for one in found if one.packed} == {"torch_varlen"}
     packed, _ = place()
-    assert {one.packed for one in candidates(Simulated(model), [packed])} == {True}
+    assert {one.packed for one in enumerate_candidates(Simulated(model), [packed])} == {True}
 
 
 def test_what_changes_what_is_learnt_must_be_allowed(place) -> None:
     here, model = place()
-    found = candidates(Simulated(model), [here], ("nf4", "adamw_8bit"))
+    found = enumerate_candidates(Simulated(model), [here], ("nf4", "adamw_8bit"))
     assert len(found) == 4 * 4 * 2 * 2 * 2
     least = min(found, key=lambda one: one.need.bytes)
     assert least.place.resolved.config.model.quantization == "nf4"
     full, _ = place("train.method=full")
-    kinds = {one.place.resolved.config.model.quantization for one in candidates(Simulated(model), [full], ("nf4",))}
+    kinds = {
+        one.place.resolved.config.model.quantization for one in enumerate_candidates(Simulated(model), [full], ("nf4",))
+    }
     assert kinds == {"none"}, "frozen weights alone can be quantised"
 
 
 def test_two_hundred_candidates_over_the_catalogue_are_a_matter_of_a_second(place) -> None:
     here, model = place("train.global_batch_size=64")
-    found = candidates(Simulated(model), [here] * 20)
+    found = enumerate_candidates(Simulated(model), [here] * 20)
     assert len(found) == 20 * 7 * 4 * 2
 
 
 def test_the_best_fits_and_nothing_faster_did(place) -> None:
     here, model = place(gpu="h100")
-    chosen = optimize(Simulated(model), [here], here)
+    chosen = find_fastest(Simulated(model), [here], here)
     assert chosen.best is not None
     assert chosen.best.verdict == "fits"
     assert not chosen.best.checkpointing, "an 80 GB card needs none for 0.6B"
     assert chosen.best.accumulation == 1
     small, _ = place(memory=6 * GIB)
-    tight = optimize(Simulated(model), [small], small)
+    tight = find_fastest(Simulated(model), [small], small)
     assert tight.best is not None
     assert tight.best.speed > chosen.best.speed
     assert tight.best.need.high <= 6 * GIB
@@ -96,7 +98,7 @@ def test_the_config_stays_unless_something_is_faster_by_more_than_the_estimate_r
     def pace(config: Any) -> float:
         return 1.0 - gain * (config.train.per_device_train_batch_size == 2)
 
-    chosen = optimize(Simulated(model, pace=pace), [here], here)
+    chosen = find_fastest(Simulated(model, pace=pace), [here], here)
     assert chosen.best is not None
     assert (chosen.best is chosen.given) == stays
     assert chosen.best.micro_batch == (1 if stays else 2)
@@ -104,13 +106,13 @@ def test_the_config_stays_unless_something_is_faster_by_more_than_the_estimate_r
 
 def test_nothing_fits(place) -> None:
     here, model = place(memory=GIB)
-    assert optimize(Simulated(model), [here], here).best is None
+    assert find_fastest(Simulated(model), [here], here).best is None
 
 
 def test_a_simulation_that_says_more_than_the_closed_form_is_believed(place) -> None:
     here, model = place(memory=6 * GIB)
-    trusting = optimize(Simulated(model), [here], here)
-    warned = optimize(Simulated(model, factor=1.2), [here], here)
+    trusting = find_fastest(Simulated(model), [here], here)
+    warned = find_fastest(Simulated(model, factor=1.2), [here], here)
     assert trusting.best is not None
     assert warned.best is None or warned.best.need.high <= 6 * GIB
     assert warned.best is None or warned.best.speed >= trusting.best.speed
@@ -121,26 +123,26 @@ def test_a_simulation_that_says_more_than_the_closed_form_is_believed(place) -> 
 def test_the_answer_fits_and_one_step_beyond_does_not(place, field: str, factor: float) -> None:
     here, model = place("train.gradient_checkpointing=true", memory=8 * GIB)
     planner = Simulated(model, factor=factor)
-    found = solve(field, planner, here)
+    found = find_largest(field, planner, here)
     assert found.value is not None
     assert found.need is not None
-    assert verdict(found.need, 8 * GIB) == "fits"
+    assert judge_fit(found.need, 8 * GIB) == "fits"
     if found.beyond is not None:
         assert found.beyond_need is not None
-        assert verdict(found.beyond_need, 8 * GIB) != "fits"
+        assert judge_fit(found.beyond_need, 8 * GIB) != "fits"
         assert found.beyond_need.bytes > found.need.bytes
     assert found.simulations <= 16
 
 
 def test_a_length_is_looked_for_whatever_the_rows_are(place) -> None:
     here, model = place()
-    known = solve("max_length", Simulated(model, Lengths(100, 50.0, "passport")), here)
-    assert known.value == solve("max_length", Simulated(model), here).value
+    known = find_largest("max_length", Simulated(model, ExampleLengths(100, 50.0, "passport")), here)
+    assert known.value == find_largest("max_length", Simulated(model), here).value
 
 
 def test_the_end_of_a_scale_is_said(place) -> None:
     here, model = place("train.gradient_checkpointing=true", gpu="b200")
-    found = solve("batch", Simulated(model), here)
+    found = find_largest("batch", Simulated(model), here)
     assert (found.value, found.beyond) == (8, None)
     assert "global batch" in found.limit
 
@@ -148,12 +150,12 @@ def test_the_end_of_a_scale_is_said(place) -> None:
 def test_what_cannot_be_solved(place) -> None:
     full, model = place("train.method=full")
     with pytest.raises(ConfigError, match="there is no rank"):
-        solve("rank", Simulated(model), full)
+        find_largest("rank", Simulated(model), full)
     with pytest.raises(ConfigError, match="'colour' cannot be solved for"):
-        solve("colour", Simulated(model), full)
+        find_largest("colour", Simulated(model), full)
     empty, _ = place(memory=0)
     with pytest.raises(MachineError, match="0 B of memory"):
-        solve("batch", Simulated(model), empty)
+        find_largest("batch", Simulated(model), empty)
 
 
 @pytest.mark.parametrize("answer", [-1, 0, 1, 37, 63, 99])
@@ -165,9 +167,9 @@ def test_bisection_and_correction_agree(answer: int, guess: int) -> None:
         asked.append(index)
         return index <= answer
 
-    assert bisect(fits, 100) == answer
+    assert largest_fitting_index(fits, 100) == answer
     asked.clear()
-    assert _correct(fits, guess, 100) == answer
+    assert _refine_guess(fits, guess, 100) == answer
     assert len(asked) <= 16
 
 
@@ -175,7 +177,7 @@ def test_bisection_and_correction_agree(answer: int, guess: int) -> None:
 def test_a_real_simulation_confirms_the_answer(place) -> None:
     """The built-in model on a card of 1.5 GiB, lengths up to its context."""
     here, model = place(model="surefit/nano", memory=int(1.5 * GIB))
-    found = solve("max_length", Planner(model), here)
+    found = find_largest("max_length", Planner(model), here)
     assert isinstance(found.value, int)
     assert found.need is not None
     assert found.need.high <= 1.5 * GIB

@@ -19,40 +19,42 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Moe
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.config.load import Loaded
-from surefit.config.resolve import resolve
+from surefit.config.load import LoadedConfig
+from surefit.config.resolve import resolve_config
 from surefit.config.schema import Config, LoraSection
 from surefit.core.errors import ConfigError, MachineError
-from surefit.data.tokens.collate import supervision
+from surefit.data.tokens.collate import build_loss_targets
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.sdpa import share_of_products
 from surefit.plan import calibrate as calibrating
 from surefit.plan import profile as profiles
-from surefit.plan.operations import Operation, Operations, Tally, extended, operation_of
-from surefit.plan.planner import Lengths, Planner
+from surefit.plan.operations import Operation, Operations, OperatorCounter, extrapolate_operations, operator_cost
+from surefit.plan.planner import ExampleLengths, Planner
 from surefit.plan.profile import (
     LAUNCH_SECONDS,
     MOVEMENT,
     PRODUCTS,
-    Profile,
-    Rates,
-    device_of,
+    DeviceProfile,
+    DeviceRates,
+    find_device_speed,
+    interpolate_speed,
     load_profile,
-    rates_of,
-    speed_at,
-    stored_profile,
+    load_stored_profile,
+    to_device_rates,
 )
-from surefit.plan.simulate import record
-from surefit.plan.step_config import Setting
-from surefit.plan.time import Spent, StepTime, operations, roofline, run_time
+from surefit.plan.simulate import record_training
+from surefit.plan.step_config import StepConfig
+from surefit.plan.time import OperatorTime, StepTime, count_step_operations, roofline, run_time
 from surefit.train.optim import MasterAdamW
 from surefit.train.step import train_step
 
 ROOT = Path(__file__).parents[2]
 HIDDEN, INNER, HEADS, KEYS, VOCABULARY = 64, 160, 4, 2, 256
-FLAT = Rates({"float32": [(1, 1e10)], "bfloat16": [(1, 1e11)]}, [(1, 1e9)], 1e-5, {"float32": 1e10}, 0.1, "a test")
+FLAT = DeviceRates(
+    {"float32": [(1, 1e10)], "bfloat16": [(1, 1e11)]}, [(1, 1e9)], 1e-5, {"float32": 1e10}, 0.1, "a test"
+)
 
 
 def config(layers: int = 2) -> LlamaConfig:
@@ -62,8 +64,8 @@ def config(layers: int = 2) -> LlamaConfig:
     )  # fmt: skip
 
 
-def setting(kind: str = "lora", layers: int = 2, **changes: Any) -> Setting:
-    base = Setting(config(layers), "bfloat16", LoraSection(r=4) if kind == "lora" else None, rows=2, length=48)
+def setting(kind: str = "lora", layers: int = 2, **changes: Any) -> StepConfig:
+    base = StepConfig(config(layers), "bfloat16", LoraSection(r=4) if kind == "lora" else None, rows=2, length=48)
     return replace(base, **changes)
 
 
@@ -95,7 +97,7 @@ def linear_parameters(layers: int) -> tuple[int, int]:
 
 
 def test_full_training_multiplies_every_weight_three_times() -> None:
-    step, _ = operations(setting("full"))
+    step, _ = count_step_operations(setting("full"))
     tokens, targets, (layer, _) = 2 * 48, 2 * 47, linear_parameters(2)
     # One hidden state goes through the head to show what it is made of.
     assert linear_flops(step) == 6 * tokens * 2 * layer + (6 * targets + 2) * HIDDEN * VOCABULARY
@@ -105,7 +107,7 @@ def test_full_training_multiplies_every_weight_three_times() -> None:
 
 def test_lora_skips_the_weight_gradients_of_the_base_model() -> None:
     """And the first layer's input gradient, which nobody needs, of base and adapter."""
-    step, _ = operations(setting("lora"))
+    step, _ = count_step_operations(setting("lora"))
     tokens, targets, (layer, reading), r = 2 * 48, 2 * 47, linear_parameters(2), 4
     keys = HIDDEN // HEADS * KEYS
     shapes = [(HIDDEN, HIDDEN), (HIDDEN, keys), (HIDDEN, keys), (HIDDEN, HIDDEN)]
@@ -123,7 +125,7 @@ def test_of_the_experts_those_that_are_chosen_are_counted(experts: bool, dtype: 
     shape = {"num_experts": many, "num_experts_per_tok": chosen, "moe_intermediate_size": inner, "head_dim": 16}
     model = Qwen3MoeConfig(**{**config().to_diff_dict(), **shape, "model_type": "qwen3_moe"})
     adapter = LoraSection(r=r, target_modules=["q_proj"], experts=experts)
-    step, _ = operations(setting(config=model, adapter=adapter, dtype=dtype))
+    step, _ = count_step_operations(setting(config=model, adapter=adapter, dtype=dtype))
     found = sum(times * each.flops for each, times in step.items() if each.name == "_grouped_mm")
     rows, layers, each = 2 * 48 * chosen, 2, 3 * HIDDEN * inner
     # Nobody needs the gradient of what the first layer's experts read: but its attention does, which has factors.
@@ -134,7 +136,7 @@ def test_of_the_experts_those_that_are_chosen_are_counted(experts: bool, dtype: 
 
 
 def test_checkpointing_runs_the_layers_forward_twice() -> None:
-    plain, again = (operations(setting("full", checkpointing=each))[0] for each in (False, True))
+    plain, again = (count_step_operations(setting("full", checkpointing=each))[0] for each in (False, True))
     layer, _ = linear_parameters(2)
     extra = flops(again, attention=False) - flops(plain, attention=False)
     # PyTorch stops recomputing at the last tensor it needs, which is before the last product of the layer.
@@ -145,19 +147,19 @@ def test_a_real_step_has_the_flops_that_pytorch_counts() -> None:
     """torch.utils.flop_counter knows no attention of a CPU, so without it."""
     model = AutoModelForCausalLM.from_config(config(), dtype=torch.float32)
     ids = torch.randint(0, VOCABULARY, (2, 48))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | supervision(ids)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | build_loss_targets(ids)
     with FlopCounterMode(display=False) as counter:
         train_step(model, [batch], MasterAdamW(model), 1.0)
-    step, _ = operations(setting("full", dtype="float32", cuda=False))
+    step, _ = count_step_operations(setting("full", dtype="float32", cuda=False))
     assert flops(step, attention=False) == counter.get_total_flops()
 
 
 @pytest.mark.parametrize(("kind", "layers", "micro_batches"), [("lora", 9, 1), ("full", 2, 4)])
 def test_layers_and_micro_batches_are_extrapolated_exactly(kind: str, layers: int, micro_batches: int) -> None:
     deep = setting(kind, layers, micro_batches=micro_batches)
-    tally = Tally({"step"})
-    record(deep, tally.note)
-    counted, _ = operations(deep)
+    tally = OperatorCounter({"step"})
+    record_training(deep, tally.note)
+    counted, _ = count_step_operations(deep)
     for what in ("flops", "bytes"):
         total, direct = (sum(n * getattr(o, what) for o, n in each.items()) for each in (counted, tally.operations))
         assert total == direct
@@ -167,7 +169,7 @@ def test_layers_and_micro_batches_are_extrapolated_exactly(kind: str, layers: in
 
 def test_extended_continues_the_line() -> None:
     same, small, large = (Operation(name, "float32", 0, size, 1) for name, size in (("a", 1), ("b", 20), ("b", 30)))
-    line = extended(Counter({same: 2, small: 1}), Counter({same: 3, large: 1}), 2)
+    line = extrapolate_operations(Counter({same: 2, small: 1}), Counter({same: 3, large: 1}), 2)
     assert sum(times * operation.bytes for operation, times in line.items()) == 5 * 1 + 50
     assert line[same] == 5
 
@@ -196,17 +198,17 @@ def test_a_gpu_works_while_kernels_are_launched() -> None:
 
 def test_a_step_waits_for_launches_as_a_whole() -> None:
     """Two parts of 3 + 1 ms of work and 1 + 3 ms of launches: the second's are made while the first still works."""
-    first, second = Spent(arithmetic=3e-3, launches=1e-3), Spent(movement=1e-3, launches=3e-3)
+    first, second = OperatorTime(arithmetic=3e-3, launches=1e-3), OperatorTime(movement=1e-3, launches=3e-3)
     assert first.seconds == second.seconds == 3e-3
     assert first.plus(second).seconds == pytest.approx(4e-3)
     assert first.plus(second, 2).seconds == pytest.approx(7e-3)
-    assert first.plus(second, -5) == Spent(arithmetic=3e-3), "less than nothing of neither"
+    assert first.plus(second, -5) == OperatorTime(arithmetic=3e-3), "less than nothing of neither"
 
 
 def test_attention_has_a_rate_of_its_own() -> None:
     """An H200: products at 0.70 × 989 TFLOP/s = 692; flash 0.45 of that forward, and backward with heads of 64
     0.45 × 0.8 × 0.75 = 0.27 of it. That is 32 % of the data sheet forward; its authors give 35 % on Hopper."""
-    rates, flops = rates_of(GPUS["h200"]), 10**13
+    rates, flops = to_device_rates(GPUS["h200"]), 10**13
     product = 989e12 * PRODUCTS
     for attention, share in (("flash forward 128", 0.45), ("flash backward 64", 0.27), ("efficient forward 128", 0.35)):
         call = Operation("any", "bfloat16", flops, 1, 1, attention)
@@ -218,7 +220,7 @@ def test_attention_has_a_rate_of_its_own() -> None:
 
 def test_a_data_sheet_is_not_reached() -> None:
     """10^12 bytes at 0.82 of 4.8 TB/s, and 1,000 kernels of nothing."""
-    rates = rates_of(GPUS["h200"])
+    rates = to_device_rates(GPUS["h200"])
     assert roofline(Counter({Operation("add", "bfloat16", 0, 10**12, 1): 1}), rates)[0] == pytest.approx(
         1e12 / (MOVEMENT * 4.8e12)
     )
@@ -230,12 +232,12 @@ def test_measured_attention_is_preferred_with_the_nearest_heads() -> None:
         "flash backward 64 bfloat16": [(1e9, 1e14), (1e11, 2e14)],
         "flash backward 128 bfloat16": [(1e9, 1e14), (1e11, 3e14)],
     }
-    rates = rates_of(profile("NVIDIA H100 80GB HBM3", attention=curves))
+    rates = to_device_rates(profile("NVIDIA H100 80GB HBM3", attention=curves))
     for width, speed in ((64, 2e14), (80, 2e14), (128, 3e14), (256, 3e14)):
         assert rates.attention_speed("flash", True, width, "bfloat16", 1e12) == speed
     # Not measured: a share of the fastest product.
     assert rates.attention_speed("flash", False, 128, "bfloat16", 1e12) == pytest.approx(0.45 * 3e14)
-    on_cpu = rates_of(profile("a processor", kind="cpu"))
+    on_cpu = to_device_rates(profile("a processor", kind="cpu"))
     assert not on_cpu.overlaps
     assert on_cpu.attention_speed("cpu", False, 64, "float32", 1e12) == 4e12
 
@@ -247,7 +249,7 @@ class Counted(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs or {})
-        if (found := operation_of(func, args, kwargs or {}, out)) is not None:
+        if (found := operator_cost(func, args, kwargs or {}, out)) is not None:
             self.operations.append(found)
         return out
 
@@ -296,7 +298,7 @@ def test_the_optimizer_writes_all_but_the_gradients() -> None:
     assert update.bytes == 7 * 4000 + 4, "gradient, weight and two moments read, three of them written; and the step"
 
 
-def step_on(gpu: str, lengths: Lengths | None = None, **sections: Any) -> StepTime:
+def step_on(gpu: str, lengths: ExampleLengths | None = None, **sections: Any) -> StepTime:
     """Of the built-in model in padded micro batches of 4 × 512 tokens."""
     tree = {
         "model": {"name_or_path": "surefit/nano", "dtype": "bfloat16"},
@@ -306,8 +308,10 @@ def step_on(gpu: str, lengths: Lengths | None = None, **sections: Any) -> StepTi
     }
     tree |= {name: tree.get(name, {}) | section for name, section in sections.items()}
     hardware, model = hardware_facts(gpu), model_facts("surefit/nano")
-    made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
-    step = Planner(model, lengths or Lengths()).step(made, hardware)
+    made = resolve_config(
+        LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
+    )
+    step = Planner(model, lengths or ExampleLengths()).step(made, hardware)
     assert step is not None
     return step
 
@@ -315,7 +319,7 @@ def step_on(gpu: str, lengths: Lengths | None = None, **sections: Any) -> StepTi
 @pytest.mark.parametrize(("micro", "passes"), [(4, 1), (1, 2)])
 def test_packed_ranks_wait_for_their_own_launches(micro: int, passes: int) -> None:
     """64 examples of 100 tokens over 8 ranks: 8 for each, in a row of 2,048 tokens or in two of 512."""
-    lengths, data = Lengths(500, 100, "made"), {"packing": True}
+    lengths, data = ExampleLengths(500, 100, "made"), {"packing": True}
     train = {"global_batch_size": 64, "per_device_train_batch_size": micro}
     shared = {"hardware": {"count": 8}, "parallel": {"mode": "ddp"}}
     eight = step_on("h100", lengths, data=data, train=train, **shared)
@@ -348,7 +352,7 @@ def test_mfu_does_not_count_recomputation() -> None:
 
 def test_a_card_whose_speed_is_not_known_is_named() -> None:
     with pytest.raises(MachineError, match="RTX PRO 6000") as caught:
-        rates_of(GPUS["rtx-pro-6000"])
+        to_device_rates(GPUS["rtx-pro-6000"])
     assert "surefit calibrate" in str(caught.value.help)
 
 
@@ -361,7 +365,9 @@ def test_measurements_between_checkpoints_take_time() -> None:
             "model": {"name_or_path": "surefit/nano"}, "data": {"train": "unused", "eval": 0.1}, "output_dir": "unused",
             "train": {"max_steps": 20, "num_train_epochs": 100, "eval_steps": every}, "checkpoint": {"save_steps": 10},
         }  # fmt: skip
-        made = resolve(Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100)
+        made = resolve_config(
+            LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset()), model, hardware, 100
+        )
         run = Planner(model).run(made, step, 100)
         assert run is not None
         parts.append(run.parts)
@@ -392,9 +398,9 @@ def test_a_run_adds_up_and_costs() -> None:
         run.cost(-1)
 
 
-def profile(device: str, **changes: Any) -> Profile:
+def profile(device: str, **changes: Any) -> DeviceProfile:
     products = {"float32": [(1e6, 1e12), (1e9, 4e12)], "bfloat16": [(1e6, 2e12), (1e9, 3e14)]}
-    base = Profile(
+    base = DeviceProfile(
         device, "cuda", None, "2.13.0+cu130", "580.65.06", products, [(1e6, 1e11), (1e9, 1e12)], 5e-6,
         85 * 10**9, 5 * 10**8, 10**7, 60.0,
     )  # fmt: skip
@@ -407,11 +413,11 @@ def test_what_was_measured_is_preferred_to_the_data_sheet(tmp_path: Path) -> Non
     measured.save(measured.stored_at)
     profile("NVIDIA L4").save(profile("NVIDIA L4").stored_at)
     after = step_on("h100")
-    assert stored_profile(GPUS["h100"]) == measured
-    assert stored_profile(GPUS["a100-80"]) is None
-    assert device_of(hardware_facts("h100", tmp_path)) == measured
-    assert device_of(hardware_facts("a100-80", tmp_path)) == GPUS["a100-80"]
-    assert device_of(hardware_facts("cpu", tmp_path)) is None
+    assert load_stored_profile(GPUS["h100"]) == measured
+    assert load_stored_profile(GPUS["a100-80"]) is None
+    assert find_device_speed(hardware_facts("h100", tmp_path)) == measured
+    assert find_device_speed(hardware_facts("a100-80", tmp_path)) == GPUS["a100-80"]
+    assert find_device_speed(hardware_facts("cpu", tmp_path)) is None
     assert after.seconds != before.seconds
     assert "driver 580.65.06" in after.source
     assert after.mfu * after.seconds == pytest.approx(before.mfu * before.seconds), "of the data sheet's peak in both"
@@ -419,9 +425,9 @@ def test_what_was_measured_is_preferred_to_the_data_sheet(tmp_path: Path) -> Non
 
 def test_between_sizes_the_speed_is_on_a_line_of_logarithms() -> None:
     curve = [(1e6, 1e10), (1e8, 1e12)]
-    assert speed_at(curve, 1e3) == 1e10
-    assert speed_at(curve, 1e7) == pytest.approx(1e11)
-    assert speed_at(curve, 1e12) == 1e12
+    assert interpolate_speed(curve, 1e3) == 1e10
+    assert interpolate_speed(curve, 1e7) == pytest.approx(1e11)
+    assert interpolate_speed(curve, 1e12) == 1e12
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"device": "x", "matmul": {}, "copy": []}'])
@@ -430,7 +436,7 @@ def test_a_damaged_profile_is_named(content: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(content)
     with pytest.raises(ConfigError, match="no profile") as caught:
-        device_of(hardware_facts("h100"))
+        find_device_speed(hardware_facts("h100"))
     assert caught.value.path == str(path)
 
 
@@ -453,7 +459,7 @@ def test_calibrate_measures_this_machine(tmp_path: Path, monkeypatch: pytest.Mon
                  for dtype in ("float32", "bfloat16"))  # fmt: skip
         assert set(measured.attention) == set(names)
         assert measured.kind == "cpu"
-        assert stored_profile() == measured == device_of(hardware_facts("cpu", tmp_path))
+        assert load_stored_profile() == measured == find_device_speed(hardware_facts("cpu", tmp_path))
 
 
 def test_calibrate_wants_a_file(tmp_path: Path) -> None:
@@ -468,17 +474,17 @@ def test_a_step_of_the_built_in_model_takes_about_what_this_cpu_is_measured_for(
     import surefit.nano
 
     shape = AutoConfig.from_pretrained(Path(surefit.nano.__file__).parent)
-    measured = calibrating.calibrate(measure_seconds=0.05)
-    planned = Setting(shape, "float32", None, rows=4, length=128, cuda=False)
+    measured = calibrating.calibrate_device(measure_seconds=0.05)
+    planned = StepConfig(shape, "float32", None, rows=4, length=128, cuda=False)
     model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
     ids = torch.randint(0, shape.vocab_size, (4, 128))
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | supervision(ids)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids} | build_loss_targets(ids)
     optimizer, taken = MasterAdamW(model), []
     for _ in range(4):
         start = time.perf_counter()
         train_step(model, [batch], optimizer, 1.0)
         taken.append(time.perf_counter() - start)
-    predicted, _ = roofline(operations(planned)[0], rates_of(measured))
+    predicted, _ = roofline(count_step_operations(planned)[0], to_device_rates(measured))
     assert 0.1 < predicted / min(taken) < 10
 
 

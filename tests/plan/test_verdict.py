@@ -6,7 +6,13 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import GIB
-from surefit.plan.memory_interval import CONTEXT, calculated, need, require_plannable, verdict
+from surefit.plan.memory_interval import (
+    CONTEXT,
+    build_memory_estimate,
+    closed_form_estimate,
+    judge_fit,
+    require_plannable,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,14 +27,14 @@ from surefit.plan.memory_interval import CONTEXT, calculated, need, require_plan
     ],
 )
 def test_only_outside_the_interval(reserved: float, capacity: float | None, said: str) -> None:
-    needed = need(round(reserved * GIB), "cuda", "simulation")
-    assert verdict(needed, None if capacity is None else round(capacity * GIB)) == said
+    needed = build_memory_estimate(round(reserved * GIB), "cuda", "simulation")
+    assert judge_fit(needed, None if capacity is None else round(capacity * GIB)) == said
 
 
 def test_the_worked_example_of_the_page() -> None:
-    needed = need(60 * GIB, "cuda", "simulation")
+    needed = build_memory_estimate(60 * GIB, "cuda", "simulation")
     assert (needed.low / GIB, needed.high / GIB) == pytest.approx((58.45, 62.55))
-    wider = need(60 * GIB, "cuda", "closed form")
+    wider = build_memory_estimate(60 * GIB, "cuda", "closed form")
     assert wider.low < needed.low < needed.high < wider.high
 
 
@@ -40,12 +46,12 @@ def test_the_closed_form_of_a_very_long_row_allows_for_pieces(place, tiles: str,
         f"speed.tiled_mlp={tiles}", "hardware.count=4", "parallel.mode=cp", "parallel.cp=4",
     )  # fmt: skip
     long, model = place(*run, "data.max_length=262144", model="Qwen/Qwen3-4B", gpu="h100")
-    needed = calculated(long.resolved, model, long.hardware)
+    needed = closed_form_estimate(long.resolved, model, long.hardware)
     assert needed is not None
     assert needed.low < simulated * GIB + CONTEXT[1] < needed.high
     kept = "train.gradient_checkpointing=false"
     other, _ = place(*run, kept, "data.max_length=65536", model="Qwen/Qwen3-4B", gpu="h100")
-    short = calculated(other.resolved, model, other.hardware)
+    short = closed_form_estimate(other.resolved, model, other.hardware)
     assert short is not None
     assert short.margin < short.above < 0.15
 
@@ -70,10 +76,10 @@ def test_the_closed_form_of_a_short_row_allows_for_pieces_too(
         f"speed.fused_lora={fused}", "speed.tiled_mlp=false", "speed.kernels=false",
     )  # fmt: skip
     at, facts = place(*settings, model=model, gpu="a100-80")
-    needed = calculated(at.resolved, facts, at.hardware)
+    needed = closed_form_estimate(at.resolved, facts, at.hardware)
     assert needed is not None
     assert needed.bytes * (1 + needed.margin) < reserved * GIB < needed.high - CONTEXT[1] < 1.12 * reserved * GIB
-    assert verdict(needed, round(reserved * GIB) + CONTEXT[1]) != "fits"
+    assert judge_fit(needed, round(reserved * GIB) + CONTEXT[1]) != "fits"
 
 
 def test_impossible_inputs(place) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, append_jsonl
-from surefit.plan.verify import against
+from surefit.plan.verify import measure_plan_deviations
 
 PLAN: dict[str, Any] = {
     "device": {"name": "H100 80 GB"},
@@ -47,7 +47,7 @@ def on_gpu(run: RunDir, **step: int) -> None:
 
 def test_every_phase_and_term_that_was_measured(run: RunDir, place) -> None:
     on_gpu(run, allocated=300, reserved=400, held=100)
-    found = against(PLAN, place()[0].resolved, run)
+    found = measure_plan_deviations(PLAN, place()[0].resolved, run)
     rows = {row.what: row for row in found.rows}
     assert (rows["load: allocated"].planned, rows["load: allocated"].actual) == (100, 110)
     assert rows["step: allocated"].error == 0
@@ -64,14 +64,14 @@ def test_every_phase_and_term_that_was_measured(run: RunDir, place) -> None:
 def test_a_resumed_run_counts_with_its_fullest_attempt(run: RunDir, place) -> None:
     on_gpu(run, allocated=300, reserved=320, held=100)
     on_gpu(run, allocated=280, reserved=400, held=100)
-    rows = {row.what: row for row in against(PLAN, place()[0].resolved, run).rows}
+    rows = {row.what: row for row in measure_plan_deviations(PLAN, place()[0].resolved, run).rows}
     assert (rows["step: allocated"].actual, rows["step: reserved"].actual) == (300, 400)
 
 
 def test_on_a_cpu_memory_is_information_only(run: RunDir, place) -> None:
     append_jsonl(run.events, {"stage": "train", "event": "memory", "phases": {"step": {"resident": 350}}})
     run.plan.write_text(json.dumps({"device": {"name": "AMD EPYC"}}))
-    found = against({**PLAN, "time": None}, place()[0].resolved, run)
+    found = measure_plan_deviations({**PLAN, "time": None}, place()[0].resolved, run)
     assert not [row for row in found.rows if "allocated" in row.what]
     notes = " ".join(found.notes)
     for part in ("measured on CUDA only", "350 bytes", "planned for AMD EPYC", "`surefit calibrate` measures it"):
@@ -82,7 +82,7 @@ def test_on_a_cpu_the_whole_process_is_compared(run: RunDir, place) -> None:
     phases = {"dry step": {"resident": 330}, "step": {"resident": 350}}
     append_jsonl(run.events, {"stage": "train", "event": "memory", "phases": phases})
     alone = {"likely_bytes": 343, "low_bytes": 320, "high_bytes": 366}
-    found = against({**PLAN, "estimate": {"phases": [], "training": alone}}, place()[0].resolved, run)
+    found = measure_plan_deviations({**PLAN, "estimate": {"phases": [], "training": alone}}, place()[0].resolved, run)
     (row,) = [row for row in found.rows if row.what == "the process's RAM"]
     assert (row.planned, row.actual) == (343, 350)
     assert "planned 320 to 366" in " ".join(found.notes)
@@ -90,4 +90,4 @@ def test_on_a_cpu_the_whole_process_is_compared(run: RunDir, place) -> None:
 
 def test_a_run_without_a_step_has_nothing_to_compare(tmp_path: Path, place) -> None:
     with pytest.raises(ConfigError, match="no step was trained"):
-        against(PLAN, place()[0].resolved, RunDir(tmp_path / "nowhere"))
+        measure_plan_deviations(PLAN, place()[0].resolved, RunDir(tmp_path / "nowhere"))

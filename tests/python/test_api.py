@@ -14,7 +14,7 @@ import pytest
 
 import surefit
 from surefit.core.rundir import read_jsonl
-from surefit.results import Trained
+from surefit.results import TrainingResult
 
 VALUES: dict[str, Any] = {
     "recipe": "function_calling",
@@ -129,7 +129,7 @@ def test_values_of_a_notebook_are_plain_values(tmp_path: Path, monkeypatch: pyte
 def test_a_step_without_a_loss_leaves_a_gap_in_the_curve(tmp_path: Path) -> None:
     lines = [{"step": step, "loss": None if step == 2 else 1 / step, "grad_norm": 1.0} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert "<polyline" in Trained(tmp_path, tmp_path, 3, 3, 0.3, None, False, {})._repr_html_()
+    assert "<polyline" in TrainingResult(tmp_path, tmp_path, 3, 3, 0.3, None, False, {})._repr_html_()
 
 
 def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_is_wrong_is_said_as_everywhere(tmp_path: Path) -> None:
     found = surefit.check(steep)
     assert [finding.code for finding in found.errors] == ["SCH001"]
     assert "SCH001" in str(found.errors[0])
-    with pytest.raises(surefit.Refused, match="SCH001"):
+    with pytest.raises(surefit.CheckFailed, match="SCH001"):
         surefit.train(steep, quiet=True)
     assert not (tmp_path / "run").exists(), "nothing was started"
 

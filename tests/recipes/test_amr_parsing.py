@@ -9,7 +9,7 @@ import pytest
 
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
-from surefit.metrics.penman_text import well_formed
+from surefit.metrics.penman_text import is_well_formed
 from surefit.recipes.amr_parsing import RECIPE, TWO_TASK
 from surefit.task import Prediction
 
@@ -181,7 +181,7 @@ def test_the_sample_set():
     for row in rows:
         variables = [variable for variable, _ in penman.parse(row["graph"]).nodes()]
         assert len(set(variables)) == len(variables), row["id"]
-        assert well_formed(row["graph"]), row["id"]
+        assert is_well_formed(row["graph"]), row["id"]
         assert RECIPE.to_example(row).completion
     for column in ("id", "sentence", "graph"):
         assert len({row[column] for row in rows}) == len(rows), column
@@ -194,4 +194,4 @@ def test_the_generated_sets_share_no_graph():
     train, held_out = load_rows("surefit/amr-tiny-train"), load_rows("surefit/amr-tiny-eval")
     assert not {row["graph"] for row in train} & {row["graph"] for row in held_out}
     assert not {row["sentence"] for row in train} & {row["sentence"] for row in held_out}
-    assert all(well_formed(row["graph"]) for row in [*train, *held_out])
+    assert all(is_well_formed(row["graph"]) for row in [*train, *held_out])

@@ -190,6 +190,6 @@ def test_imports_and_builtins_are_not_the_programs():
 @sandbox
 def test_every_sample_task_is_passed_by_its_own_solution():
     for name in ("code-generation-eval", "code-generation-tasks"):
-        rows = [json.loads(line) for line in samples.resolve(f"surefit/{name}").read_text().splitlines()]
+        rows = [json.loads(line) for line in samples.find_sample(f"surefit/{name}").read_text().splitlines()]
         for row in rows[:15]:
             assert scores(row, RECIPE.to_example(row).completion)["pass@1"] == 1.0, row["text"]

@@ -16,7 +16,7 @@ from surefit import recipes
 from surefit.cli.app import app
 from surefit.core.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DataError, RecipeError, errors_at
 from surefit.recipes.chat import RECIPE as SFT
-from surefit.recipes.guard import guarded
+from surefit.recipes.guard import wrap_recipe_errors
 from surefit.task import Prediction
 
 GUIDE = Path(__file__).parents[2] / "docs/write-a-recipe.md"
@@ -145,7 +145,7 @@ def test_of_many_rows_the_one_that_fails_is_named() -> None:
     def score_many(pairs: Any) -> Any:
         return [{"exact_match": 1 / len(answer.text)} for _, answer in pairs]
 
-    recipe = guarded(replace(SFT, score_many=score_many), ours=False)
+    recipe = wrap_recipe_errors(replace(SFT, score_many=score_many), ours=False)
     example = SFT.to_example({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
     assert recipe.score_many is not None
     with pytest.raises(RecipeError) as caught:
@@ -154,7 +154,7 @@ def test_of_many_rows_the_one_that_fails_is_named() -> None:
 
 
 def test_in_our_own_recipes_it_is_a_bug_of_ours() -> None:
-    recipe = recipes.get("math_reasoning")
+    recipe = recipes.get_recipe("math_reasoning")
     with pytest.raises(RecipeError) as caught, errors_at("rows.jsonl:7"):
         recipe.score(None, Prediction(text="4"))  # type: ignore[arg-type]
     assert caught.value.exit_code == EXIT_BUG
@@ -165,5 +165,5 @@ def test_in_our_own_recipes_it_is_a_bug_of_ours() -> None:
 
 def test_a_row_that_the_recipe_refuses_stays_what_it_was() -> None:
     with pytest.raises(DataError) as caught:
-        recipes.get("math_reasoning").to_example({})
+        recipes.get_recipe("math_reasoning").to_example({})
     assert not isinstance(caught.value, RecipeError)

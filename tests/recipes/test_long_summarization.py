@@ -9,7 +9,7 @@ import pytest
 from surefit import recipes
 from surefit.core.errors import DataError
 from surefit.data.rows.layouts import row_converter
-from surefit.recipes.long_summarization import INSTRUCTION, LETTERS, RECIPE, Gold
+from surefit.recipes.long_summarization import INSTRUCTION, LETTERS, RECIPE, GoldSummary
 from surefit.task import Prediction
 
 DOCUMENT = "The tax on figs is two percent. It ends in May. Dr. Roe signs the Act. The clerk keeps it."
@@ -29,7 +29,7 @@ def test_a_row_becomes_three_turns():
         ("assistant", ROW["summary"]),
     ]
     assert example.document == DOCUMENT
-    assert example.reference == Gold(ROW["summary"], DOCUMENT, letters=False)
+    assert example.reference == GoldSummary(ROW["summary"], DOCUMENT, letters=False)
 
 
 def test_an_instruction_of_the_row_takes_the_place_of_the_usual_one():
@@ -105,7 +105,7 @@ def test_a_language_says_whether_letters_matter():
     assert "rouge1_letters" in scores("x", ROW | {"language": "vi"})
     assert "rouge1_letters" not in scores("x", VIETNAMESE | {"language": "en-GB"})
     assert LETTERS.primary_metric in scores("x", ROW, LETTERS)
-    assert inspect.unwrap(recipes.get("long_summarization_letters").score) is LETTERS.score
+    assert inspect.unwrap(recipes.get_recipe("long_summarization_letters").score) is LETTERS.score
 
 
 def test_many_rows_score_as_one_by_one():

@@ -27,7 +27,7 @@ def test_a_row_becomes_three_turns_without_its_notes():
 
 def test_keeping_the_notes_is_a_choice_by_name():
     assert ANNOTATED.to_example(ROW).completion == ROW["answer"]
-    assert [recipes.get(name).name for name in ("math_reasoning", "math_reasoning_annotated", "math_boxed")]
+    assert [recipes.get_recipe(name).name for name in ("math_reasoning", "math_reasoning_annotated", "math_boxed")]
 
 
 @pytest.mark.parametrize(

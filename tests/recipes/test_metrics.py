@@ -38,10 +38,10 @@ ROWS: dict[str, list[Row]] = {
 """Rows that together have every metric of their recipe."""
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipes.list_recipes())
 def test_every_metric_is_said_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_generation, "require_sandbox", lambda: None)  # no answer has a program to run
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     examples = [recipe.to_example(row) for row in ROWS[name]]
     if recipe.score_samples is not None:
         scores = [recipe.score_samples(example, [Prediction("")] * 100) for example in examples]
@@ -53,10 +53,12 @@ def test_every_metric_is_said_and_no_other(name: str, monkeypatch: pytest.Monkey
     assert recipe.primary_metric in recipe.metrics
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.names() if (r := recipes.get(name)).grammar or r.choices])
+@pytest.mark.parametrize(
+    "name", [name for name in recipes.list_recipes() if (r := recipes.get_recipe(name)).grammar or r.choices]
+)
 def test_constraints_are_known_without_the_gold_answer(name: str) -> None:
     """`surefit predict` asks for them too, of rows that have no answer yet."""
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     asked = [{key: value for key, value in row.items() if key != gold} for row in ROWS[name] for gold in row]
     tried = 0
     for row in asked:

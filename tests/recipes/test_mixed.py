@@ -13,17 +13,17 @@ from surefit import recipes
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.data.read.load import Rows, load_rows
-from surefit.data.read.readers import Placed
+from surefit.data.read.readers import RowWithPlace
 from surefit.data.rows.layouts import to_examples, to_prompts
-from surefit.evaluate.estimates import estimates
-from surefit.evaluate.gate import judge
-from surefit.evaluate.paired import differences
+from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.gate import evaluate_gate
+from surefit.evaluate.paired import paired_differences
 from surefit.evaluate.stats import mean_of_estimates
-from surefit.stages.eval_prompts import scored_facts
-from surefit.stages.run_context import gather
+from surefit.stages.eval_prompts import load_eval_prompt_facts
+from surefit.stages.run_context import load_run_context
 from surefit.task import Prediction
 
-MIXED = recipes.get("math_reasoning + code_generation")
+MIXED = recipes.get_recipe("math_reasoning + code_generation")
 MATH = {"question": "Ann has 3 boxes of 4 figs. How many figs?", "answer": "3 * 4 = 12\n#### 12"}
 CODE = {
     "task_id": 1,
@@ -35,7 +35,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant",
 
 
 def rows(*values: dict[str, object]) -> Rows:
-    return Rows("rows.jsonl", [Placed(row, "rows.jsonl", n) for n, row in enumerate(values, start=1)], (), "0")
+    return Rows("rows.jsonl", [RowWithPlace(row, "rows.jsonl", n) for n, row in enumerate(values, start=1)], (), "0")
 
 
 def test_a_row_is_shown_parsed_and_scored_as_in_a_run_of_its_task_alone() -> None:
@@ -45,7 +45,7 @@ def test_a_row_is_shown_parsed_and_scored_as_in_a_run_of_its_task_alone() -> Non
         ("code_generation", CODE, "def double(x):\n    return x + x"),
         ("code_generation", CODE, "def double(x):\n    return x"),
     ):
-        alone = recipes.get(name)
+        alone = recipes.get_recipe(name)
         (example,) = to_examples(rows(row), MIXED)
         assert example.part == name
         assert MIXED.of(example) is alone
@@ -60,7 +60,7 @@ def test_a_row_is_shown_parsed_and_scored_as_in_a_run_of_its_task_alone() -> Non
 
 
 def test_many_rows_are_scored_at_once_where_a_task_can() -> None:
-    recipe = recipes.get("long_summarization + math_reasoning")
+    recipe = recipes.get_recipe("long_summarization + math_reasoning")
     document = {"document": "The court grants the appeal. It orders costs.", "summary": "The appeal is granted."}
     examples = to_examples(rows(document, MATH, document), recipe)
     texts = ("The appeal is granted with costs.", "#### 12", "No.")
@@ -70,13 +70,13 @@ def test_many_rows_are_scored_at_once_where_a_task_can() -> None:
 
 
 def test_a_task_with_corpus_scores_keeps_them() -> None:
-    recipe, alone = recipes.get("amr_parsing + math_reasoning"), recipes.get("amr_parsing")
+    recipe, alone = recipes.get_recipe("amr_parsing + math_reasoning"), recipes.get_recipe("amr_parsing")
     graph = {"sentence": "The boy sleeps.", "graph": "(s / sleep-01 :ARG0 (b / boy))"}
     examples = to_examples(rows(graph, MATH, graph), recipe)
     texts = ("(s / sleep-01)", "#### 12", "(")
     pairs = [(e, Prediction(t, parsed=recipe.of(e).parse(t))) for e, t in zip(examples, texts, strict=True)]
     scores, own = [recipe.score(*pair) for pair in pairs], [alone.score(*pairs[n]) for n in (0, 2)]
-    found, expected = estimates(scores, recipe), estimates(own, alone)
+    found, expected = compute_estimates(scores, recipe), compute_estimates(own, alone)
     assert {name: found[f"amr_parsing.{name}"] for name in expected} == expected
     mean = (expected[alone.primary_metric]["mean"] + 1) / 2
     assert found["mean_of_tasks"]["mean"] == pytest.approx(mean)
@@ -84,7 +84,7 @@ def test_a_task_with_corpus_scores_keeps_them() -> None:
 
 
 def test_general_formats_are_the_task_of_rows_that_are_no_others() -> None:
-    recipe = recipes.get("math_reasoning+chat")
+    recipe = recipes.get_recipe("math_reasoning+chat")
     assert recipe.name == "math_reasoning + chat"
     alpaca = {"instruction": "Say hi", "output": "hi"}
     assert [e.part for e in to_examples(rows(CHAT, MATH, alpaca), recipe)] == ["chat", "math_reasoning", "chat"]
@@ -113,7 +113,7 @@ def test_a_row_of_no_task_or_of_two_is_named() -> None:
 )
 def test_what_cannot_be_mixed(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        recipes.get(name)
+        recipes.get_recipe(name)
     assert caught.value.field == "recipe"
 
 
@@ -123,10 +123,13 @@ def test_the_mean_of_tasks_weighs_tasks_and_not_rows() -> None:
     alone = [right] * 90 + [wrong] * 10
     scores = [{"math_reasoning.exact_match": row["exact_match"]} for row in alone]
     scores += [{"code_generation.pass@1": 1.0}] + [{"code_generation.pass@1": 0.0}] * 9
-    found = estimates(scores, MIXED)
+    found = compute_estimates(scores, MIXED)
     assert found["mean_of_tasks"]["mean"] == pytest.approx(0.5)
     assert found["mean_of_tasks"]["n"] == 110
-    assert found["math_reasoning.exact_match"] == estimates(alone, recipes.get("math_reasoning"))["exact_match"]
+    assert (
+        found["math_reasoning.exact_match"]
+        == compute_estimates(alone, recipes.get_recipe("math_reasoning"))["exact_match"]
+    )
     low, high = found["mean_of_tasks"]["ci95"]
     below = [0.9 - found["math_reasoning.exact_match"]["ci95"][0], 0.1 - found["code_generation.pass@1"]["ci95"][0]]
     assert low == pytest.approx(0.5 - math.hypot(*below) / 2)
@@ -158,14 +161,16 @@ def test_one_gate_asks_every_task() -> None:
         ]
 
     base, tuned = scored(10, 60), scored(90, 30)
-    assert differences("base", "model", base, tuned, MIXED)["mean_of_tasks"].low > 0.15
+    assert paired_differences("base", "model", base, tuned, MIXED)["mean_of_tasks"].low > 0.15
     variants = {"base": base, "model": tuned}
-    verdict = judge(GateSection(not_worse_than="base"), MIXED, variants, None)
+    verdict = evaluate_gate(GateSection(not_worse_than="base"), MIXED, variants, None)
     assert not verdict["passed"]
     assert "code_generation.pass@1 -0.300" in verdict["reason"]
     metric = GateSection(metric="math_reasoning.exact_match", not_worse_than="base")
-    assert judge(metric, MIXED, variants, None)["passed"]
-    assert judge(GateSection(not_worse_than="base"), MIXED, {"base": base, "model": scored(90, 60)}, None)["passed"]
+    assert evaluate_gate(metric, MIXED, variants, None)["passed"]
+    assert evaluate_gate(GateSection(not_worse_than="base"), MIXED, {"base": base, "model": scored(90, 60)}, None)[
+        "passed"
+    ]
 
 
 CONFIG = """
@@ -263,8 +268,8 @@ def test_rows_of_all_sources_count(folder: Path) -> None:
 
 def scored_facts_of(path: Path, settings: tuple[str, ...]) -> int | None:
     """Prompts that are held out, as `plan` counts them."""
-    found = gather(path, settings)
-    facts, _ = scored_facts(found.loaded.config, found.recipe, found.rows, None, None, found.mixed)
+    found = load_run_context(path, settings)
+    facts, _ = load_eval_prompt_facts(found.loaded.config, found.recipe, found.rows, None, None, found.mixed)
     assert facts is not None
     return facts.sets[0].prompts
 

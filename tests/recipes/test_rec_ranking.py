@@ -129,7 +129,7 @@ def test_a_missing_column_names_the_near_miss():
 def test_the_shipped_sample_has_all_kinds_of_rows():
     from surefit import samples
 
-    rows = [json.loads(line) for line in samples.resolve("surefit/rec-tiny-eval").read_text().splitlines()]
+    rows = [json.loads(line) for line in samples.find_sample("surefit/rec-tiny-eval").read_text().splitlines()]
     examples = [RECIPE.to_example(row) for row in rows]
     inside = sum(example.completion is not None for example in examples)
     assert 0.3 < inside / len(examples) < 0.7

@@ -12,8 +12,8 @@ from surefit.task import TaskRecipe
 
 
 def test_every_name_gives_a_recipe_of_that_name():
-    for name in recipes.names():
-        recipe = recipes.get(name)
+    for name in recipes.list_recipes():
+        recipe = recipes.get_recipe(name)
         assert isinstance(recipe, TaskRecipe)
         assert recipe.name == name
         assert recipe.citation
@@ -22,15 +22,15 @@ def test_every_name_gives_a_recipe_of_that_name():
 
 def test_an_unknown_name_is_a_config_error_with_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean 'function_calling'") as caught:
-        recipes.get("functon_calling")
+        recipes.get_recipe("functon_calling")
     assert caught.value.field == "recipe"
     assert "chat" in caught.value.help
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
     code = (
-        "import json, sys; from surefit import recipes; recipes.names(); a = set(sys.modules); "
-        "recipes.get('function_calling'); b = set(sys.modules); "
+        "import json, sys; from surefit import recipes; recipes.list_recipes(); a = set(sys.modules); "
+        "recipes.get_recipe('function_calling'); b = set(sys.modules); "
         "print(json.dumps([sorted(m for m in s if m.startswith('surefit.recipes.')) for s in (a, b)]"
         " + [[m for m in ('torch', 'transformers', 'datasets') if m in b]]))"
     )
@@ -65,12 +65,12 @@ def outside(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("outside")
 def test_another_package_adds_a_recipe_and_cannot_replace_one():
-    assert recipes.names()[-3:] == ["broken", "guest", "number"]
-    assert recipes.names().count("chat") == 1
+    assert recipes.list_recipes()[-3:] == ["broken", "guest", "number"]
+    assert recipes.list_recipes().count("chat") == 1
     assert "guest_recipes" not in sys.modules
-    assert recipes.get("chat").name == "chat"
+    assert recipes.get_recipe("chat").name == "chat"
     assert "guest_recipes" not in sys.modules
-    assert recipes.get("guest").name == "guest"
+    assert recipes.get_recipe("guest").name == "guest"
 
 
 @pytest.mark.usefixtures("outside")
@@ -83,4 +83,4 @@ def test_another_package_adds_a_recipe_and_cannot_replace_one():
 )
 def test_a_broken_recipe_of_another_package_is_named(name, message):
     with pytest.raises(ConfigError, match=message):
-        recipes.get(name)
+        recipes.get_recipe(name)

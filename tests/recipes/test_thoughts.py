@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from surefit import recipes
-from surefit.data.rows.reasoning import thinking_as
-from surefit.recipes.answering import final_answers
+from surefit.data.rows.reasoning import convert_reasoning
+from surefit.recipes.answering import judge_final_answers
 from surefit.task import Prediction
 
 THOUGHTS = (
@@ -35,7 +35,7 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_final_answer_is_scored(name):
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     row, answer, thought = ROWS[name]
     example = recipe.to_example(row)
 
@@ -57,15 +57,17 @@ def test_the_final_answer_is_scored(name):
 
 def test_a_sampled_program_too():
     name = "code_generation"
-    recipe = recipes.get(name)
+    recipe = recipes.get_recipe(name)
     assert recipe.parse("<think>\n```python\nx = 1\n```\n</think>\n\n```python\ny = 2\n```") == "y = 2\n"
 
 
 def test_a_recipe_can_ask_for_the_reasoning():
-    own = replace(recipes.get("chat"), parse=str, score=lambda example, found: {"length": float(len(found.text))})
+    own = replace(
+        recipes.get_recipe("chat"), parse=str, score=lambda example, found: {"length": float(len(found.text))}
+    )
     text = "<think>t</think>a"
     for recipe, seen in ((own, "a"), (replace(own, thoughts=True), text)):
-        asked = final_answers(recipe)
+        asked = judge_final_answers(recipe)
         assert asked.parse(text) == seen
         assert asked.score(None, Prediction(text)) == {"length": len(seen)}
 
@@ -73,10 +75,10 @@ def test_a_recipe_can_ask_for_the_reasoning():
 def test_a_gold_answer_with_reasoning_is_its_answer():
     thought = "<think>#### 5 or \\boxed{5}, say the boys.</think>\n\n"
     for name, column in (("math_reasoning", "answer"), ("math_boxed", "solution"), ("long_summarization", "summary")):
-        recipe = recipes.get(name)
+        recipe = recipes.get_recipe(name)
         row, answer, _ = ROWS[name]
         example = recipe.to_example({**row, column: thought + answer})
         assert example.reference == recipe.to_example({**row, column: answer}).reference
         assert example.messages[-1]["content"] == thought + answer
-        dropped = thinking_as(example, "drop")
+        dropped = convert_reasoning(example, "drop")
         assert (dropped.messages, dropped.completion) == (recipe.to_example({**row, column: answer}).messages, answer)

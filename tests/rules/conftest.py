@@ -11,21 +11,21 @@ import pytest
 import yaml
 
 from surefit import importers, recipes
-from surefit.cli.auditing import config_question, scored_rows
-from surefit.cli.checking_foreign import context_of
+from surefit.cli.auditing import build_audit_job, load_eval_rows
+from surefit.cli.checking_foreign import build_lint_context
 from surefit.config.load import load_config
-from surefit.config.resolve import resolve
+from surefit.config.resolve import resolve_config
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 from surefit.core.units import GIB
-from surefit.data.audit.sample import sample_audit
-from surefit.data.audit.whole import audit
+from surefit.data.audit.sample import audit_sample
+from surefit.data.audit.whole import audit_rows
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.read.sources import is_local
 from surefit.data.rows.layouts import Examples, load_mixed, to_examples
-from surefit.data.rows.reasoning import with_thinking
+from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.rows.sample_checks import example_facts
-from surefit.data.rows.template_checks import look_at_examples
+from surefit.data.rows.template_checks import check_template
 from surefit.facts import hardware as hardware_module
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.batch import BatchFacts
@@ -38,8 +38,8 @@ from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import TokenizerFacts, tokenizer_facts
 from surefit.lint.rule import LintContext
 from surefit.samples import PREFIX
-from surefit.stages.eval_prompts import scored_facts
-from surefit.stages.run_context import dividing, row_counts
+from surefit.stages.eval_prompts import load_eval_prompt_facts
+from surefit.stages.run_context import count_training_rows, with_auto_micro_batch
 from surefit.task import TaskRecipe
 
 collect_ignore_glob = ["*/bad.py", "*/good.py", "*/train.py"]  # scripts to be read: nothing imports them
@@ -72,12 +72,12 @@ def sample_rows(source: str) -> Rows:
 
 @cache
 def sample_examples(source: str, recipe: str, fmt: str, bad_rows: str) -> Examples:
-    return to_examples(sample_rows(source).sample(500), recipes.get(recipe), fmt, bad_rows)
+    return to_examples(sample_rows(source).sample(500), recipes.get_recipe(recipe), fmt, bad_rows)
 
 
 @cache
 def sample_audited(source: str, recipe: str) -> AuditFacts:
-    return sample_audit(sample_rows(source), recipe)
+    return audit_sample(sample_rows(source), recipe)
 
 
 def is_sample(source: str) -> bool:
@@ -90,15 +90,15 @@ def sampled(rows: Rows, recipe: TaskRecipe, config: Config) -> Examples | None:
     try:
         if is_sample(rows.source):
             return sample_examples(rows.source, recipe.name, *how)
-        return with_thinking(to_examples(rows.sample(500), recipe, *how), config.data.thinking)
+        return apply_reasoning_mode(to_examples(rows.sample(500), recipe, *how), config.data.thinking)
     except SureFitError:
         return None
 
 
 def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
     """The context of another tool's file, with the facts that the fixture states."""
-    found = importers.read(path)
-    context, _ = context_of(found)
+    found = importers.read_tool_config(path)
+    context, _ = build_lint_context(found)
     device = hardware_facts("auto")
     hardware = replace(device, **{**MACHINE, **stated["hardware"]}) if "hardware" in stated else context.hardware
     return replace(
@@ -115,9 +115,9 @@ def foreign_context(path: Path, stated: dict[str, Any]) -> LintContext:
 def audit_facts(config: Config, columns: tuple[str, ...], rows: Rows, stated: Any) -> AuditFacts:
     """What the audit of a check finds; with `audit: full` that of `surefit audit`; observations may be stated."""
     if stated == "full":
-        question, scored = config_question(config), scored_rows(config, rows, [])
-        return audit(rows, question, scored=scored, expected=columns).facts
-    found = sample_audited(rows.source, config.recipe) if is_sample(rows.source) else sample_audit(rows, config.recipe)
+        question, scored = build_audit_job(config), load_eval_rows(config, rows, [])
+        return audit_rows(rows, question, scored=scored, expected=columns).facts
+    found = sample_audited(rows.source, config.recipe) if is_sample(rows.source) else audit_sample(rows, config.recipe)
     more = {name: Observation(**seen) for name, seen in (stated or {}).items()}
     return replace(found, observations={**found.observations, **more})
 
@@ -139,11 +139,11 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def build(path: Path, directory: Path | None = None) -> LintContext:
         monkeypatch.chdir(directory or path.parent)
         stated, problems = stated_facts(path), []
-        if importers.detect(path) != "surefit":
+        if importers.detect_tool(path) != "surefit":
             return foreign_context(path, stated)
         loaded = load_config(path)
         config = loaded.config
-        recipe = attempt(problems, lambda: recipes.get(config.recipe))
+        recipe = attempt(problems, lambda: recipes.get_recipe(config.recipe))
         model = attempt(problems, lambda: model_facts(config.model.name_or_path, config.model.revision))
         device = attempt(problems, lambda: hardware_facts(config.hardware.gpu))
         train = config.data.train
@@ -155,11 +155,11 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             model = replace(model, **stated.get("model", {}))
         read = {source: attempt(problems, partial(load_mixed, source, config.data)) for source in config.data.mix}
         mixed = {source: more for source, more in read.items() if more is not None}
-        count, added = row_counts(config, rows, mixed)
+        count, added = count_training_rows(config, rows, mixed)
         resolved = None
         if model and device:
-            resolved = attempt(problems, lambda: resolve(loaded, model, device, count, added)) or resolve(
-                dividing(loaded), model, device, count, added
+            resolved = attempt(problems, lambda: resolve_config(loaded, model, device, count, added)) or resolve_config(
+                with_auto_micro_batch(loaded), model, device, count, added
             )
         columns = recipe.columns if recipe else ()
         setup = replace(setup_of(config, resolved), **stated.get("setup", {}))
@@ -170,7 +170,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         counted = config.evaluate.in_training
         rendered = audit_facts(config, columns, rows, stated.get("audit")) if rows and recipe else None
         if rendered and examples and stated.get("audit") != "full" and "tokenizer" not in stated:
-            looked = look_at_examples(examples, tokenizer, config).observations
+            looked = check_template(examples, tokenizer, config).observations
             rendered = replace(rendered, observations={**looked, **rendered.observations})
         return LintContext(
             config=config,
@@ -179,7 +179,7 @@ def gather(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             setup=setup,
             tokenizer=tokenizer,
             examples=example_facts(examples, tokenizer, config.data.max_length) if examples else None,
-            scored=scored_facts(config, recipe, rows, examples, tokenizer, counted=counted)[0],
+            scored=load_eval_prompt_facts(config, recipe, rows, examples, tokenizer, counted=counted)[0],
             batch=batch_facts(stated["batch"]) if "batch" in stated else None,
             stack=stack,
             resolved=resolved,

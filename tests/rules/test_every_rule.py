@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.rules.conftest import fixture
 
-from surefit.lint.engine import all_rules, explain, run_rules
+from surefit.lint.engine import all_rules, explain_rule, run_rules
 from surefit.lint.rule import SECTIONS, Rule
 from surefit.lint.rules import FAMILIES
 
@@ -50,7 +50,7 @@ def test_the_explanation_is_whole(rule: Rule) -> None:
     assert tuple(titles) == SECTIONS
     assert all(rule.section(title) for title in SECTIONS)
     assert not MACHINE_PATHS.search(rule.doc)
-    assert rule.doc in explain(rule.code)
+    assert rule.doc in explain_rule(rule.code)
 
 
 def test_codes_and_names_are_used_once() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.config.starter import starter
+from surefit.config.starter import starter_config
 from surefit.lint.engine import run_rules
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ def test_a_shipped_config_has_no_finding(path: Path, gather) -> None:
 @pytest.mark.parametrize("recipe", ["function_calling", "chat"])
 def test_a_starter_only_asks_for_its_data(recipe: str, gather, tmp_path: Path) -> None:
     path = tmp_path / "start.yaml"
-    path.write_text(starter(recipe), encoding="utf-8")
+    path.write_text(starter_config(recipe), encoding="utf-8")
     findings = run_rules(gather(path)).findings
     assert {finding.code for finding in findings} <= {"DAT001"}
     assert all("no such file" in finding.message for finding in findings)

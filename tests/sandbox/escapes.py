@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from surefit.core.jail import Way
+    from surefit.core.jail import SandboxKind
 
 SECRET = "sesame-5f1c"
 """Planted in a file and in the environment; stands in no program, so that printing it is finding it."""
@@ -122,7 +122,7 @@ def source_of(name: str, home_file: str) -> str:
     return f"HOME_FILE = {home_file!r}\n{ESCAPES[name].source}"
 
 
-def try_all(home_file: str, way: Way | None = None) -> dict[str, tuple[str, str]]:
+def try_all(home_file: str, way: SandboxKind | None = None) -> dict[str, tuple[str, str]]:
     """Name → status and whatever was said, of every attempt; several at once, as most of the time is waiting."""
     from surefit.core.jail import Program, run_program
 

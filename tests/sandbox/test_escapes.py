@@ -36,7 +36,7 @@ def works(way: str) -> bool:
         return False
 
 
-WAYS = [way for way in jail.ways() if works(way)]
+WAYS = [way for way in jail.sandbox_kinds_to_try() if works(way)]
 pytestmark = pytest.mark.skipif(not WAYS, reason="this machine has no user namespaces and no bubblewrap")
 
 
@@ -156,19 +156,19 @@ def test_without_a_way_in_nothing_is_run(monkeypatch) -> None:
             f'import os; os.write({verdict}, b\'{{"status": "refused", "detail": "new namespaces: no"}}\')',
         ],
     )
-    jail.working_way.cache_clear()
+    jail.find_working_sandbox.cache_clear()
     try:
         with pytest.raises(MachineError, match="new namespaces: no") as caught:
-            jail.working_way()
+            jail.find_working_sandbox()
         assert "bubblewrap" in caught.value.help
     finally:
-        jail.working_way.cache_clear()
+        jail.find_working_sandbox.cache_clear()
 
 
 def test_other_systems_are_refused(monkeypatch) -> None:
-    jail.working_way.cache_clear()
+    jail.find_working_sandbox.cache_clear()
     monkeypatch.setattr(jail.sys, "platform", "darwin")
     with pytest.raises(MachineError, match="Linux only"):
-        jail.working_way()
+        jail.find_working_sandbox()
     monkeypatch.undo()
-    jail.working_way.cache_clear()
+    jail.find_working_sandbox.cache_clear()

@@ -13,7 +13,7 @@ import pytest
 
 from surefit.core import jail
 from surefit.core.errors import MachineError
-from surefit.core.jail import OUTPUT_BYTES, Outcome, working_way
+from surefit.core.jail import OUTPUT_BYTES, JailResult, find_working_sandbox
 from surefit.evaluate import sandbox
 from surefit.evaluate.sandbox import Program, require_sandbox, run_many, run_python, run_tests
 
@@ -242,7 +242,7 @@ def test_an_interruption_does_not_wait_for_the_programs() -> None:
 
 
 def test_an_interruption_ends_what_is_only_just_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(job: Program, *limits: object) -> Outcome:
+    def late(job: Program, *limits: object) -> JailResult:
         if job.program != "pass":
             time.sleep(0.5)  # not among the running ones yet when the interruption comes
         return jail.run_program(job, *limits)
@@ -278,7 +278,7 @@ def test_a_machine_without_files_in_memory_is_said(monkeypatch: pytest.MonkeyPat
     def refuse(name: str) -> int:
         raise PermissionError(1, "Operation not permitted")
 
-    working_way()
+    find_working_sandbox()
     monkeypatch.setattr(os, "memfd_create", refuse)
     with pytest.raises(MachineError, match="a file in memory is refused"):
         run_python("pass")
@@ -287,4 +287,4 @@ def test_a_machine_without_files_in_memory_is_said(monkeypatch: pytest.MonkeyPat
 def test_a_python_under_tmp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jail, "library_paths", lambda: (("/tmp/python/lib",), (), {}))
     with pytest.raises(MachineError, match="under /tmp"):
-        jail.working_way.__wrapped__()
+        jail.find_working_sandbox.__wrapped__()

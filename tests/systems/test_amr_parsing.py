@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from surefit.cli.app import app
 from surefit.config.load import load_config
 from surefit.core.units import GIB
-from surefit.recipes import get
+from surefit.recipes import get_recipe
 from surefit.task import Prediction
 
 ON_TURING = """
@@ -132,7 +132,7 @@ def test_fp16_without_loss_scaling(check) -> None:
 
 def test_unparseable_outputs_stay_in_the_denominator() -> None:
     """An answer that does not parse scores 0 in every metric of the recipe; none leaves the row out."""
-    recipe = get("function_calling")
+    recipe = get_recipe("function_calling")
     tools = [{"name": "ring", "description": "Call", "parameters": {"who": {"description": "Name", "type": "str"}}}]
     answers = json.dumps([{"name": "ring", "arguments": {"who": "Ann"}}])
     example = recipe.to_example({"query": "Ring Ann", "tools": json.dumps(tools), "answers": answers})

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from surefit.config.load import load_config
-from surefit.config.resolve import resolve
+from surefit.config.resolve import resolve_config
 from surefit.core.units import GIB
 from surefit.evaluate.stats import paired_bootstrap
 from surefit.facts import hardware
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
-from surefit.recipes import get
+from surefit.recipes import get_recipe
 from surefit.task import Prediction
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
@@ -90,7 +90,7 @@ def test_numpy_2(check, installed) -> None:
 
 def test_wins_that_were_wrong_answers() -> None:
     """Gold answers decide: a wrong answer scores 0 however well it is written, and in whatever position it stands."""
-    recipe = get("chat")
+    recipe = get_recipe("chat")
     turns = [{"role": "user", "content": "7 × 8?"}, {"role": "assistant", "content": "56"}]
     example = recipe.to_example({"messages": turns})
     wrong = "Let us think step by step. Seven times eight is 54."
@@ -127,26 +127,26 @@ def test_the_gate_is_an_exit_code(tmp_path) -> None:
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "x"}) + "\n", encoding="utf-8")
     loaded = load_config(run)
-    resolved = resolve(loaded, model_facts("surefit/nano"), hardware_facts("cpu"), 100)
+    resolved = resolve_config(loaded, model_facts("surefit/nano"), hardware_facts("cpu"), 100)
     assert resolved.config.evaluate.gate is not None
     assert resolved.config.evaluate.gate.not_worse_than == "base"
 
 
 def test_mathematics_and_code_are_one_run_with_one_gate(tmp_path) -> None:
     """The shipped config: rows of both kinds, each scored by its own rules; a loss at either closes the gate."""
-    from surefit.evaluate.gate import judge
-    from surefit.stages.checking import checked
-    from surefit.stages.run_context import gather
+    from surefit.evaluate.gate import evaluate_gate
+    from surefit.stages.checking import run_check
+    from surefit.stages.run_context import load_run_context
 
     config = Path(__file__).parents[2] / "configs/distillation-llama-3.1-8b.yaml"
-    found = gather(config, ["output_dir=" + str(tmp_path / "run")])
+    found = load_run_context(config, ["output_dir=" + str(tmp_path / "run")])
     assert found.recipe is not None
     assert list(found.recipe.parts) == ["math_reasoning", "code_generation"]
-    assert [f for f in checked(found)["findings"] if f["severity"] == "error"] == []
+    assert [f for f in run_check(found)["findings"] if f["severity"] == "error"] == []
     base = [{"math_reasoning.exact_match": 0.0}] * 60 + [{"code_generation.pass@1": 1.0}] * 60
     tuned = [{"math_reasoning.exact_match": 1.0}] * 60 + [{"code_generation.pass@1": 0.0}] * 30
     tuned += [{"code_generation.pass@1": 1.0}] * 30
     gate = found.loaded.config.evaluate.gate
     assert gate is not None
-    assert not judge(gate, found.recipe, {"base": base, "merged": tuned}, None)["passed"]
-    assert judge(gate, found.recipe, {"base": base, "merged": tuned[:60] + base[60:]}, None)["passed"]
+    assert not evaluate_gate(gate, found.recipe, {"base": base, "merged": tuned}, None)["passed"]
+    assert evaluate_gate(gate, found.recipe, {"base": base, "merged": tuned[:60] + base[60:]}, None)["passed"]

@@ -12,7 +12,7 @@ from surefit.config.schema import DataSection, ModelSection
 from surefit.data.rows.layouts import read_splits
 from surefit.data.tokens.dataset import build_dataset
 from surefit.model.tokenizer import load_tokenizer
-from surefit.recipes import get
+from surefit.recipes import get_recipe
 
 RUN = """
 recipe: chat
@@ -102,7 +102,7 @@ def test_right_truncation_cut_the_summary_off(judge, check, tmp_path) -> None:
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()[:40]]
     rows[0]["prompt"] = "A very long document. " * 400
     Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train, _ = read_splits(DataSection(train="long.jsonl", eval=0.25), get("chat"), seed=0)
+    train, _ = read_splits(DataSection(train="long.jsonl", eval=0.25), get_recipe("chat"), seed=0)
     data = build_dataset(
         train, load_tokenizer(ModelSection(name_or_path="surefit/nano")), max_length=256, cache=tmp_path
     )
@@ -167,7 +167,7 @@ def test_each_rank_tokenised_the_data_again(check, tmp_path, monkeypatch) -> Non
     from surefit.data.tokens import dataset as token_dataset
 
     check(RUN)
-    train, _ = read_splits(DataSection(train="rows.jsonl", eval=0.25), get("chat"), seed=0)
+    train, _ = read_splits(DataSection(train="rows.jsonl", eval=0.25), get_recipe("chat"), seed=0)
     tokenizer = load_tokenizer(ModelSection(name_or_path="surefit/nano"))
     first = build_dataset(train, tokenizer, max_length=256, cache=tmp_path / "cache")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from surefit.data.audit.sample import file_observations
+from surefit.data.audit.sample import run_file_detectors
 from surefit.facts.audit import AuditFacts
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
 from surefit.facts.setup import Setup
 from surefit.lint.engine import run_rules
 from surefit.lint.rule import LintContext
-from surefit.recipes import get
+from surefit.recipes import get_recipe
 from surefit.task import Prediction
 
 SHARED = Path(__file__).parents[2] / "../shared/data"
@@ -46,7 +46,7 @@ def test_a_different_movielens_file_under_the_same_name(audit, tmp_path: Path) -
     for text, wrong in ((ratings(671, 100_004), True), (official, False)):
         other = tmp_path / "ratings.csv"
         other.write_text(text, encoding="utf-8")
-        seen = AuditFacts(str(other), 100_000, 100_000, file_observations(str(other)))
+        seen = AuditFacts(str(other), 100_000, 100_000, run_file_detectors(str(other)))
         found = run_rules(LintContext(config=None, path=other, audit=seen)).findings
         assert ("AUD035" in {finding.code for finding in found}) == wrong
 
@@ -142,7 +142,7 @@ def test_numpy_2_and_protobuf_conflicts(check, installed) -> None:
 
 def test_users_outside_the_retrievers_top_20_still_count() -> None:
     """A row that nothing can be right about scores 0 and stays in the mean: no metric drops it."""
-    recipe = get("chat")
+    recipe = get_recipe("chat")
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "(C)"}]
     example = recipe.to_example({"messages": turns})
     metric = recipe.primary_metric

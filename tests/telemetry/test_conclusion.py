@@ -16,9 +16,9 @@ from tests.telemetry.test_sinks import scalars, wandb_records
 
 from surefit.config.trackers import TelemetrySection
 from surefit.core.rundir import RunDir, read_json, write_json
-from surefit.stages.concluding import concluded
-from surefit.stages.progress_listener import Lines
-from surefit.telemetry.ids import remember
+from surefit.stages.concluding import report_stage_to_trackers
+from surefit.stages.progress_listener import LineListener
+from surefit.telemetry.ids import save_tracker_run_id
 from surefit.telemetry.sinks import make_sinks
 
 __all__ = ["config", "surefit"]  # fixtures
@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 def end(run: RunDir, section: TelemetrySection) -> list[str]:
     said: list[str] = []
-    with concluded(run, "evaluate", Lines(said.append), section):
+    with report_stage_to_trackers(run, "evaluate", LineListener(said.append), section):
         pass
     return said
 
@@ -88,7 +88,7 @@ def test_nothing_in_a_text_ends_a_cell_of_the_table(tmp_path: Path) -> None:
 
 def test_wandb_offline_has_a_summary_a_table_and_files_in_the_run_that_training_made(run: RunDir) -> None:
     pytest.importorskip("wandb")
-    remember(run, "wandb", "abcd1234")
+    save_tracker_run_id(run, "wandb", "abcd1234")
     run.report.write_text("page")
     assert end(run, TelemetrySection(wandb="offline")) == []
     records = wandb_records(run)
@@ -235,7 +235,7 @@ def test_a_server_that_hangs_is_waited_for_only_so_long(run: RunDir, monkeypatch
 
     from surefit.telemetry import conclusion
 
-    monkeypatch.setattr(conclusion.send, "__defaults__", (1.0,))
+    monkeypatch.setattr(conclusion.send_final_report, "__defaults__", (1.0,))
     with socket.socket() as listening:  # takes connections, and never answers
         listening.bind(("127.0.0.1", 0))
         listening.listen()

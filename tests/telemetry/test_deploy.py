@@ -31,10 +31,10 @@ def promtool(*arguments: object) -> str:
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Every name that the sink can show, GPUs included."""
     pytest.importorskip("prometheus_client")
-    from surefit.telemetry.prometheus import Gpus, Prometheus
+    from surefit.telemetry.prometheus import NvmlCollector, Prometheus
 
     sink = Prometheus(0, "127.0.0.1", RunDir(tmp_path))
-    found = {f"surefit_gpu_{name}" for name, _, _ in Gpus("x")._quantities()}
+    found = {f"surefit_gpu_{name}" for name, _, _ in NvmlCollector("x")._quantities()}
     for family in sink.registry.collect():
         found.add(f"{family.name}_total" if family.type == "counter" else family.name)
     return found

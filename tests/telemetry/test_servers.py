@@ -13,7 +13,7 @@ from servers import MLflowServer, PrometheusServer, until
 from surefit.core.errors import Interrupted
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_json
 from surefit.telemetry.sinks import make_sinks
-from surefit.train.progress import Progress
+from surefit.train.progress import TrainingProgress
 
 if reason := MLflowServer.missing() or PrometheusServer.missing():
     pytest.skip(reason, allow_module_level=True)
@@ -81,7 +81,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 def first_part(scene: Scene) -> Any:
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: TrainingProgress) -> None:
         if progress.step == INTERRUPTED_AT:
             until(lambda: scene.logged(INTERRUPTED_AT), "the step in MLflow")
             until(lambda: scene.scraped("step") == INTERRUPTED_AT, "the step in Prometheus")
@@ -95,7 +95,7 @@ def first_part(scene: Scene) -> Any:
 
 
 def second_part(scene: Scene) -> Any:
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: TrainingProgress) -> None:
         if progress.step == KILLED_AT:
             until(lambda: scene.logged(KILLED_AT), "the step in MLflow")
             until(lambda: scene.scraped("step") == KILLED_AT, "the step in Prometheus")

@@ -17,7 +17,7 @@ import pytest
 from surefit.config.trackers import TelemetrySection
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir, append_jsonl, read_json
-from surefit.telemetry.ids import remember, remembered
+from surefit.telemetry.ids import read_tracker_run_id, save_tracker_run_id
 from surefit.telemetry.sink import FanOut
 from surefit.telemetry.sinks import make_sinks
 
@@ -87,10 +87,10 @@ def test_mlflow_is_asked_where_its_own_variable_says(run: RunDir, monkeypatch: p
 
 
 def test_ids_are_kept_side_by_side(run: RunDir) -> None:
-    assert remembered(run, "mlflow") is None
-    remember(run, "mlflow", "one")
-    remember(run, "wandb", "two")
-    assert (remembered(run, "mlflow"), remembered(run, "wandb")) == ("one", "two")
+    assert read_tracker_run_id(run, "mlflow") is None
+    save_tracker_run_id(run, "mlflow", "one")
+    save_tracker_run_id(run, "wandb", "two")
+    assert (read_tracker_run_id(run, "mlflow"), read_tracker_run_id(run, "wandb")) == ("one", "two")
     assert read_json(run.telemetry) == {"mlflow": "one", "wandb": "two"}
 
 
@@ -331,7 +331,7 @@ class Client:
 @pytest.fixture
 def mlflow(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Any:
     package = pytest.importorskip("mlflow")
-    remember(run, "mlflow", "known")
+    save_tracker_run_id(run, "mlflow", "known")
     client = Client({"train.learning_rate": "0.02"})
     monkeypatch.setattr(package, "MlflowClient", lambda tracking_uri: client)
     (sink,) = make_sinks(TelemetrySection(mlflow_uri="http://127.0.0.1:1"), run)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from surefit.core.rundir import RunDir, append_jsonl, write_atomic
-from surefit.ui.configs import FORM, fields
+from surefit.ui.configs import FORM, list_form_fields
 from surefit.ui.workspace import Workspace
 
 CHANGES: dict[str, Any] = {
@@ -77,7 +77,7 @@ def test_the_form_changes_one_value_and_nothing_else(server: Any) -> None:
 
 
 def test_the_form_is_made_of_the_schema() -> None:
-    made = {field["key"]: field for field in fields()}
+    made = {field["key"]: field for field in list_form_fields()}
     assert list(made) == list(FORM)
     assert made["train.method"]["choices"] == ["lora", "full"]
     assert made["lora.r"]["choices"] == []

@@ -19,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from surefit.core.rundir import RunDir, append_jsonl
-from surefit.ui.security import MAX_BODY, Door, is_loopback
+from surefit.ui.security import MAX_BODY, AccessPolicy, is_loopback
 
 CONFIG = "recipe: chat\nmodel:\n  name_or_path: surefit/nano\ndata:\n  train: {train}\noutput_dir: runs/x\n"
 
@@ -402,7 +402,7 @@ def test_what_cannot_be_served_is_said_in_one_line(tmp_path: Path) -> None:
 def test_names_of_hosts() -> None:
     assert is_loopback("127.0.0.53")
     assert not is_loopback("example.org")
-    door = Door("box.example", 80, "token")
+    door = AccessPolicy("box.example", 80, "token")
     assert door.knows_host("box.example")
     assert door.knows_host("10.0.0.1:80")
     assert not door.knows_host("box.example.evil:80")

@@ -100,7 +100,7 @@ def train_tiny(tmp_path_factory, tiny_base):
     from surefit.model.adapter import add_adapter, lora_modules
     from surefit.model.load import load_model
     from surefit.model.tokenizer import load_tokenizer
-    from surefit.train.export import export, result_of
+    from surefit.train.export import export_trained_model, tensors_to_save
 
     def train(sequences, kind="lora", dtype="float32", steps=25):
         run = RunDir(tmp_path_factory.mktemp(f"{kind}-{dtype}"))
@@ -124,7 +124,7 @@ def train_tiny(tmp_path_factory, tiny_base):
             optimizer.step()
             optimizer.zero_grad()
         modules = lora_modules(model) if isinstance(model, PeftModel) else {}
-        export(model, load_tokenizer(config.model), config.model, run, result_of(model), modules)
+        export_trained_model(model, load_tokenizer(config.model), config.model, run, tensors_to_save(model), modules)
         return TrainedRun(config, run, tiny_base, CPU)
 
     return train

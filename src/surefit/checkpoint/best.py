@@ -15,7 +15,7 @@ LOSSES = ("eval_loss", "eval_perplexity")
 
 
 @dataclass(frozen=True)
-class Score:
+class EvalPoint:
     """What one measurement gave.
 
     Attributes:
@@ -27,9 +27,9 @@ class Score:
     value: float | None
 
 
-def scores(lines: Iterable[Mapping[str, Any]], metric: str) -> list[Score]:
+def eval_points(lines: Iterable[Mapping[str, Any]], metric: str) -> list[EvalPoint]:
     """The held-out lines' values of one metric, in their order."""
-    return [Score(line["step"], line[metric]) for line in lines if metric in line]
+    return [EvalPoint(line["step"], line[metric]) for line in lines if metric in line]
 
 
 def lower_is_better(metric: str) -> bool:
@@ -37,10 +37,11 @@ def lower_is_better(metric: str) -> bool:
     return metric in LOSSES
 
 
-def ranked(found: Sequence[Score], metric: str) -> list[Score]:
+def rank_checkpoints(found: Sequence[EvalPoint], metric: str) -> list[EvalPoint]:
     """The finite ones, the best first; of equals, the earlier.
 
-    >>> [score.step for score in ranked([Score(2, 0.5), Score(4, 0.7), Score(6, None), Score(8, 0.7)], "exact_match")]
+    >>> points = [EvalPoint(2, 0.5), EvalPoint(4, 0.7), EvalPoint(6, None), EvalPoint(8, 0.7)]
+    >>> [point.step for point in rank_checkpoints(points, "exact_match")]
     [4, 8, 2]
     """
     sign = 1 if lower_is_better(metric) else -1
@@ -49,11 +50,12 @@ def ranked(found: Sequence[Score], metric: str) -> list[Score]:
     )
 
 
-def without_improvement(found: Sequence[Score], metric: str) -> int:
+def count_evals_since_best(found: Sequence[EvalPoint], metric: str) -> int:
     """How many measurements there have been since the best one.
 
-    >>> without_improvement([Score(2, 1.0), Score(4, 0.9), Score(6, 0.9), Score(8, None)], "eval_loss")
+    >>> points = [EvalPoint(2, 1.0), EvalPoint(4, 0.9), EvalPoint(6, 0.9), EvalPoint(8, None)]
+    >>> count_evals_since_best(points, "eval_loss")
     2
     """
-    best = ranked(found, metric)
+    best = rank_checkpoints(found, metric)
     return len(found) - 1 - found.index(best[0]) if best else len(found)

@@ -9,7 +9,7 @@ and a manifest with the size and SHA-256 of each file:
     manifest.json          step, versions, {file: {bytes, sha256}}
 
 What several processes hold in shards, each of them writes itself, and the first two are files of parts
-(checkpoint/shards.py); `load` gives whole tensors of either.
+(checkpoint/shards.py); `load_checkpoint` gives whole tensors of either.
 
 It is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never meets a
 part of one. One process at a time writes to a run directory (core/lock.py).
@@ -43,7 +43,7 @@ from surefit.core.rundir import (
     machine_errors,
     put_in_place,
     read_json,
-    sweep,
+    remove_leftovers,
     write_json,
 )
 from surefit.core.units import KIB
@@ -59,7 +59,7 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
-class State:
+class CheckpointState:
     """What a checkpoint holds.
 
     Attributes:
@@ -72,11 +72,11 @@ class State:
     weights: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     trainer: Mapping[str, Any]
-    part: shards.Part | None = None
+    part: shards.CheckpointShard | None = None
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestCheckpoint:
     """The newest complete checkpoint.
 
     Attributes:
@@ -90,40 +90,40 @@ class Latest:
     skipped: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def save(directory: Path, step: int, state: State) -> Path:
+def save_checkpoint(directory: Path, step: int, state: CheckpointState) -> Path:
     """Write the checkpoint of one step and return its directory; an older one of the same step is replaced.
 
     Raises:
         MachineError: the disk is full or may not be written to; what was there before is untouched.
     """
-    sweep(directory)
+    remove_leftovers(directory)
     path = directory / f"step-{step}"
     with directory_atomic(path) as temporary, disk_errors():
         save_file(_on_cpu(state.weights), temporary / WEIGHTS)
         save_file(_on_cpu(state.optimizer), temporary / OPTIMIZER)
         write_json(temporary / TRAINER, dict(state.trainer))
-        files = {file.name: shards.described(file) for file in sorted(temporary.iterdir())}
+        files = {file.name: shards.shard_manifest_entry(file) for file in sorted(temporary.iterdir())}
         manifest = {"format": FORMAT, "step": step, "versions": versions(), "files": files}
         write_json(temporary / MANIFEST, manifest)
     return path
 
 
-def begin(directory: Path, step: int) -> Path:
+def begin_sharded_checkpoint(directory: Path, step: int) -> Path:
     """An empty directory for the parts of one step's checkpoint, under a name that nobody takes for a complete one, and
     that was never used before: a process of a run that was killed may still be writing into an older one.
 
     Raises:
         MachineError: the disk is full or may not be written to.
     """
-    sweep(directory)
+    remove_leftovers(directory)
     temporary = directory / f".step-{step}.{time.time_ns()}.tmp"
     with machine_errors(temporary):
         temporary.mkdir(parents=True)
     return temporary
 
 
-def write_part(temporary: Path, state: State) -> None:
-    """Write the part of one process into what `begin` made; the record that it leaves says that it is on the disk.
+def write_part(temporary: Path, state: CheckpointState) -> None:
+    """Write the part of one process into what `begin_sharded_checkpoint` made; its record says that it is on the disk.
 
     Raises:
         MachineError: the disk is full or may not be written to; nothing of this part is left.
@@ -131,10 +131,10 @@ def write_part(temporary: Path, state: State) -> None:
     assert state.part is not None
     tensors = {"weights": _on_cpu(state.weights), "optimizer": _on_cpu(state.optimizer)}
     with machine_errors(temporary), disk_errors():
-        shards.write(temporary, state.part, tensors)
+        shards.write_checkpoint_shard(temporary, state.part, tensors)
 
 
-def commit(temporary: Path, step: int, state: State) -> Path:
+def commit_sharded_checkpoint(temporary: Path, step: int, state: CheckpointState) -> Path:
     """Make a checkpoint of what all processes have written, records and all, and return it; called by one of them.
 
     Raises:
@@ -143,9 +143,9 @@ def commit(temporary: Path, step: int, state: State) -> Path:
     assert state.part is not None
     path = temporary.with_name(f"step-{step}")
     with machine_errors(path):
-        files = shards.take_records(temporary, state.part.of)
+        files = shards.collect_records(temporary, state.part.of)
         write_json(temporary / TRAINER, dict(state.trainer))
-        files[TRAINER] = shards.described(temporary / TRAINER)
+        files[TRAINER] = shards.shard_manifest_entry(temporary / TRAINER)
         manifest = {"format": IN_PARTS, "parts": state.part.of, "step": step, "versions": versions(), "files": files}
         write_json(temporary / MANIFEST, manifest)
         put_in_place(temporary, path)
@@ -155,7 +155,7 @@ def commit(temporary: Path, step: int, state: State) -> Path:
 MANIFEST_BYTES = 64 * 1024**2
 
 
-def load(path: Path) -> State:
+def load_checkpoint(path: Path) -> CheckpointState:
     """Read a checkpoint that `latest_complete` found, onto the CPU. Of one in parts, a tensor is put together when it
     is asked for.
 
@@ -163,23 +163,23 @@ def load(path: Path) -> State:
         OSError, SafetensorError: it is gone by now.
     """
     if not any(path.glob("weights-*-of-*.safetensors")):
-        return State(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
+        return CheckpointState(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
     of = read_json_file(path / MANIFEST, MANIFEST_BYTES)["parts"]
     weights, optimizer = (
-        shards.Assembled([path / name for name in shards.file_names(kind, of)]) for kind in shards.KINDS
+        shards.MergedShards([path / name for name in shards.file_names(kind, of)]) for kind in shards.KINDS
     )
-    return State(weights, optimizer, read_json(path / TRAINER))
+    return CheckpointState(weights, optimizer, read_json(path / TRAINER))
 
 
-def latest_complete(directory: Path) -> Latest:
+def latest_complete(directory: Path) -> LatestCheckpoint:
     """The newest checkpoint whose every file is what its manifest says, hashes included."""
     skipped: list[tuple[Path, str]] = []
     for step, path in reversed(list_steps(directory)):
-        fault = damage(path, hashes=True)
+        fault = find_checkpoint_damage(path, hashes=True)
         if fault is None:
-            return Latest(path, step, skipped)
+            return LatestCheckpoint(path, step, skipped)
         skipped.append((path, fault))
-    return Latest(skipped=skipped)
+    return LatestCheckpoint(skipped=skipped)
 
 
 def list_steps(directory: Path) -> list[tuple[int, Path]]:
@@ -190,7 +190,7 @@ def list_steps(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in named)
 
 
-def damage(path: Path, hashes: bool) -> str | None:
+def find_checkpoint_damage(path: Path, hashes: bool) -> str | None:
     """What is wrong with a checkpoint, or None where it is complete.
 
     Args:
@@ -225,7 +225,7 @@ def _required(manifest: Mapping[str, Any]) -> set[str] | None:
     return None
 
 
-def weights_sha256(path: Path) -> str | None:
+def checkpoint_weights_sha256(path: Path) -> str | None:
     """What tells a checkpoint's weights from others: the sha256 of their file, as its manifest has it, or of the lines
     `sha256sum` prints of their files; None where it is gone or damaged."""
     try:
@@ -240,7 +240,9 @@ def weights_sha256(path: Path) -> str | None:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def prune(directory: Path, keep: int, newest: int | None = None, best: Collection[int] = ()) -> list[Path]:
+def delete_old_checkpoints(
+    directory: Path, keep: int, newest: int | None = None, best: Collection[int] = ()
+) -> list[Path]:
     """Delete all complete checkpoints but the newest `keep` and the best.
 
     Damaged ones are not counted and not touched. A deleted one loses its name first: a reader never sees half of it.
@@ -257,12 +259,12 @@ def prune(directory: Path, keep: int, newest: int | None = None, best: Collectio
     """
     assert keep >= 1
     older = [(step, path) for step, path in list_steps(directory) if newest is None or step <= newest]
-    complete = [(step, path) for step, path in older if damage(path, hashes=False) is None]
+    complete = [(step, path) for step, path in older if find_checkpoint_damage(path, hashes=False) is None]
     surplus = [path for step, path in complete[:-keep] if step not in best]
     for path in surplus:
         with contextlib.suppress(OSError):
             path.rename(path.with_name(f".{path.name}.{os.getpid()}.tmp"))
-    return sweep(directory) + [path for path in surplus if path.exists()]
+    return remove_leftovers(directory) + [path for path in surplus if path.exists()]
 
 
 def versions() -> dict[str, Any]:
@@ -278,7 +280,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def restore(state: State, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:
+def restore_weights(state: CheckpointState, parameters: Mapping[str, torch.nn.Parameter], path: Path) -> None:
     """Copy a checkpoint's weights into the model's trained parameters.
 
     Raises:
@@ -306,7 +308,7 @@ def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
 
 
-def nbytes(state: State) -> int:
+def estimate_checkpoint_bytes(state: CheckpointState) -> int:
     """What the files of a checkpoint take, within a few bytes per tensor: its tensors, and what names them."""
     tensors = [*state.weights.items(), *state.optimizer.items()]
     entries = 1 if state.part is None else 2  # in the metadata once more

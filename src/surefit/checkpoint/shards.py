@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.rundir import file_sha256, fsync_file, read_json, write_json
-from surefit.parallel.shard_ranges import Flat, InParts
+from surefit.parallel.shard_ranges import FlatRange, ShardedTensors
 
 KINDS = ("weights", "optimizer")
 RANGES = "ranges"
@@ -35,7 +35,7 @@ RANGES = "ranges"
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckpointShard:
     """Which part of a checkpoint a process has.
 
     Attributes:
@@ -54,20 +54,24 @@ def file_names(kind: str, of: int) -> list[str]:
     return [f"{kind}-{number:05}-of-{of:05}.safetensors" for number in range(1, of + 1)]
 
 
-def part_of_all(number: int, of: int, weights: Mapping[str, Flat], optimizer: Mapping[str, Flat]) -> Part:
+def build_checkpoint_shard(
+    number: int, of: int, weights: Mapping[str, FlatRange], optimizer: Mapping[str, FlatRange]
+) -> CheckpointShard:
     """What the parts are that a process holds."""
     held = [*weights.items(), *optimizer.items()]
     ranges = {name: (flat.offset, flat.shape) for name, flat in held}
     assert len(ranges) == len(held), "a weight has the name of an optimizer's tensor"
-    return Part(number, of, ranges)
+    return CheckpointShard(number, of, ranges)
 
 
-def values_of(held: Mapping[str, Flat]) -> dict[str, torch.Tensor]:
+def shard_values(held: Mapping[str, FlatRange]) -> dict[str, torch.Tensor]:
     """The numbers of the parts, 1-d."""
     return {name: flat.values for name, flat in held.items()}
 
 
-def write(directory: Path, part: Part, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+def write_checkpoint_shard(
+    directory: Path, part: CheckpointShard, tensors: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
     """Write this process's files into a directory that all of them see, flush them, and leave the record.
 
     Args:
@@ -92,7 +96,7 @@ def write(directory: Path, part: Part, tensors: Mapping[str, Mapping[str, torch.
             ranges = {name: (offset, *shape) for name, (offset, shape) in part.ranges.items() if name in tensors[kind]}
             save_file(dict(tensors[kind]), file, {RANGES: json.dumps(ranges, separators=(",", ":"))})
             fsync_file(file)
-        record = {file.name: described(file) for file in files.values()}
+        record = {file.name: shard_manifest_entry(file) for file in files.values()}
         write_json(_record(directory, part.number), record)
     except BaseException:
         for file in files.values():
@@ -101,18 +105,18 @@ def write(directory: Path, part: Part, tensors: Mapping[str, Mapping[str, torch.
         raise
 
 
-def described(file: Path) -> dict[str, Any]:
+def shard_manifest_entry(file: Path) -> dict[str, Any]:
     """A file's entry in the manifest."""
     return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
-def is_whole(directory: Path, of: int) -> bool:
+def has_all_records(directory: Path, of: int) -> bool:
     """Whether every process has left its record."""
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     return all(_record(directory, number).name in names for number in range(of))
 
 
-def take_records(directory: Path, of: int) -> dict[str, dict[str, Any]]:
+def collect_records(directory: Path, of: int) -> dict[str, dict[str, Any]]:
     """The entries of all files, from the records, which are gone afterwards."""
     files: dict[str, dict[str, Any]] = {}
     for number in range(of):
@@ -132,7 +136,7 @@ class _Piece(NamedTuple):
     file: Any
 
 
-class Assembled(InParts):
+class MergedShards(ShardedTensors):
     """The whole tensors of one of `KINDS`; read when they are asked for, from files that are mapped.
 
     Raises:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from surefit.checkpoint.manager import State
-from surefit.checkpoint.shards import part_of_all, values_of
+from surefit.checkpoint.manager import CheckpointState
+from surefit.checkpoint.shards import build_checkpoint_shard, shard_values
 from surefit.core.units import GIB
 from surefit.parallel.engine import Engine
 
@@ -17,13 +17,13 @@ PINNED_BYTES = 16 * GIB
 """Up to here a copy from a GPU lands in page-locked memory: faster, but the system can give it to nobody else."""
 
 
-def state_of(
+def build_checkpoint_state(
     engine: Engine,
     weights: Mapping[str, torch.Tensor],
     optimizer: Mapping[str, torch.Tensor],
     trainer: Mapping[str, Any],
     adapter: bool,
-) -> State:
+) -> CheckpointState:
     """What a checkpoint has to hold, not copied yet; every process must call it.
 
     Where each process has a share of everything, it is this process's part. An adapter is small: it is gathered, and
@@ -32,9 +32,9 @@ def state_of(
     held = None if adapter else engine.held(weights)
     states = None if held is None else engine.held(optimizer)
     if held is None or states is None:
-        return State(engine.whole(weights), engine.whole(optimizer), trainer)
-    part = part_of_all(engine.world.rank, engine.world.size, held, states)
-    return State(values_of(held), values_of(states), trainer, part)
+        return CheckpointState(engine.whole(weights), engine.whole(optimizer), trainer)
+    part = build_checkpoint_shard(engine.world.rank, engine.world.size, held, states)
+    return CheckpointState(shard_values(held), shard_values(states), trainer, part)
 
 
 class Snapshot:
@@ -51,7 +51,7 @@ class Snapshot:
         self._pinned = PINNED_BYTES // processes
         self._buffers: dict[str, torch.Tensor] = {}
 
-    def take(self, state: State) -> State:
+    def take(self, state: CheckpointState) -> CheckpointState:
         """Copy everything; when this returns, nothing of it changes with the model any more."""
         tensors = [*state.weights.values(), *state.optimizer.values()]
         pin = any(tensor.is_cuda for tensor in tensors) and sum(tensor.nbytes for tensor in tensors) <= self._pinned

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir
 from surefit.core.units import plural
-from surefit.evaluate.curve import in_words
-from surefit.stages.evaluating import held_out_sets, require_held_out
-from surefit.stages.run_context import Prepared
+from surefit.evaluate.curve import describe_best_checkpoint
+from surefit.stages.evaluating import load_eval_sets, require_held_out
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.process_group import World
 
 
-def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World | None = None) -> int:
+def score_all_checkpoints(out: Output, run: CheckedRun, *, dry_run: bool = False, world: World | None = None) -> int:
     """Score each checkpoint on the held-out rows. Training may go on meanwhile, so the run is not locked.
 
     Args:
@@ -28,10 +28,10 @@ def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World
     if dry_run:
         return _dry_run(out, run)
     from surefit.evaluate.checkpoints import score_checkpoints
-    from surefit.parallel.process_group import World, by_first
+    from surefit.parallel.process_group import World, run_on_rank0
 
     world = world or World()
-    held_out = by_first(world, lambda: held_out_sets(run)["eval"])
+    held_out = run_on_rank0(world, lambda: load_eval_sets(run)["eval"])
     with out.progress("evaluating") as on_progress:
         found = score_checkpoints(run.resolved.config, run.recipe, run.hardware, run.run, held_out, on_progress, world)
     if world.is_first:
@@ -40,12 +40,12 @@ def score_all(out: Output, run: Prepared, *, dry_run: bool = False, world: World
     return EXIT_OK
 
 
-def _dry_run(out: Output, run: Prepared) -> int:
+def _dry_run(out: Output, run: CheckedRun) -> int:
     from surefit.checkpoint.manager import list_steps
 
     there = [path.name for _, path in list_steps(run.run.checkpoints)]
     scored = [name for name in there if (run.run.eval / "eval" / f"{name}.json").exists()]
-    rows = len(held_out_sets(run)["eval"])
+    rows = len(load_eval_sets(run)["eval"])
     out.say(f"{plural(len(there), 'checkpoint')}, {plural(rows, 'held-out row')}: {', '.join(there) or 'none'}")
     if scored:
         out.say(f"Scored before, and kept where still comparable: {', '.join(scored)}")
@@ -71,7 +71,7 @@ def say_checkpoints(out: Output, found: dict[str, Any], run: RunDir) -> None:
         rows.append([name, _mean(point), *counts, leads.get(point["variant"], "best")])
     columns = ["checkpoint", metric, "cut off", "unparsed", "lead of the best, points"]
     out.table(f"{found['set']}: {plural(found['n'], 'row')}, {metric} with 95 % intervals", columns, rows)
-    out.say(in_words(best))
+    out.say(describe_best_checkpoint(best))
     out.say(f"Drawn in {run.eval / 'checkpoints.svg'}")
 
 

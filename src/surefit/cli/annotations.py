@@ -21,7 +21,7 @@ _ROW = re.compile(r" row \d+$")
 """Behind the name of a file whose rows have no lines."""
 
 
-def sarif(report: Mapping[str, Any], checked: Path) -> str:
+def to_sarif(report: Mapping[str, Any], checked: Path) -> str:
     """A report as a SARIF log (OASIS, version 2.1.0), the suppressed findings with their reasons.
 
     Args:
@@ -68,7 +68,7 @@ def _sarif_result(finding: Mapping[str, Any], codes: Sequence[str], checked: Pat
     return result
 
 
-def github(report: Mapping[str, Any], checked: Path) -> str:
+def to_github_annotations(report: Mapping[str, Any], checked: Path) -> str:
     """A report as workflow commands, one line per finding; suppressed findings are left out.
 
     Args:
@@ -128,5 +128,5 @@ def error_report(error: SureFitError) -> dict[str, Any]:
     return {"findings": findings}
 
 
-DOCUMENTS: dict[str, Callable[[Mapping[str, Any], Path], str]] = {"sarif": sarif, "github": github}
+DOCUMENTS: dict[str, Callable[[Mapping[str, Any], Path], str]] = {"sarif": to_sarif, "github": to_github_annotations}
 """Format → (report, the file that was checked) → the text for stdout."""

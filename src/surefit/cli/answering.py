@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.launching import share_rows
-from surefit.stages.run_context import Prepared, prepare
+from surefit.cli.launching import distribute_rows
+from surefit.stages.run_context import CheckedRun, load_checked_run
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.process_group import World
 
 
-def evaluate(
+def evaluate_command(
     out: Output,
     target: Path,
     overrides: Sequence[str],
@@ -29,22 +29,22 @@ def evaluate(
 ) -> int:
     """Score the run's variants, or every one of its checkpoints."""
 
-    def work(run: Prepared, world: World | None) -> int:
+    def work(run: CheckedRun, world: World | None) -> int:
         if every:
-            code: int = _module("all_checkpoints").score_all(out, run, dry_run=dry_run, world=world)
+            code: int = _module("all_checkpoints").score_all_checkpoints(out, run, dry_run=dry_run, world=world)
         else:
-            code = _module("evaluating").evaluate(out, run, variants, show=show, dry_run=dry_run, world=world)
+            code = _module("evaluating").evaluate_and_show(out, run, variants, show=show, dry_run=dry_run, world=world)
         return code
 
     if dry_run:
-        return work(prepare(target, overrides), None)
+        return work(load_checked_run(target, overrides), None)
     again = ["evaluate", str(target), *_each("--set", overrides), *_each("--variant", variants or ())]
     again += ["--all-checkpoints"] * every + ["--show", str(show)] * bool(show)
-    return share_rows(out, target, overrides, gpus, again, work)
+    return distribute_rows(out, target, overrides, gpus, again, work)
 
 
 @dataclass(frozen=True)
-class Asked:
+class PredictOptions:
     """What `predict` answers, and where to.
 
     Attributes:
@@ -67,15 +67,17 @@ class Asked:
         return [*([self.data] if self.data is not None else []), *words, *["--overwrite"] * self.overwrite]
 
 
-def predict(out: Output, target: Path, overrides: Sequence[str], asked: Asked, gpus: int | None) -> int:
+def predict_command(
+    out: Output, target: Path, overrides: Sequence[str], asked: PredictOptions, gpus: int | None
+) -> int:
     """Answer new rows, or one prompt."""
 
-    def work(run: Prepared, world: World | None) -> int:
-        code: int = _module("predict").predict(out, run, asked, world)
+    def work(run: CheckedRun, world: World | None) -> int:
+        code: int = _module("predict").predict_rows(out, run, asked, world)
         return code
 
     again = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
-    return share_rows(out, target, overrides, gpus, again, work)
+    return distribute_rows(out, target, overrides, gpus, again, work)
 
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ import typer
 
 from surefit import __version__
 from surefit.cli import data, preparing, publish
-from surefit.cli.exits import finish, leave, open_closed_streams
+from surefit.cli.exits import exit_now, open_closed_streams, run_verb
 from surefit.cli.options import (
     Adapt,
     AllCheckpoints,
@@ -75,7 +75,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented starter config."""
-    finish(as_json, lambda out: _cli("info").init(out, recipe, output, list_recipes))
+    run_verb(as_json, lambda out: _cli("info").init_command(out, recipe, output, list_recipes))
 
 
 @app.command()
@@ -96,7 +96,7 @@ def check(
     if as_json and style not in ("text", "json"):
         raise typer.BadParameter(f"--json is not --format {style}")
     shown = "json" if as_json else style
-    finish(
+    run_verb(
         shown != "text",
         lambda out: _cli("checking").check_file(
             out, config, overrides, show=show, select=select, ignore=ignore, fix=fix, dry_run=dry_run, style=shown
@@ -115,7 +115,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make a SureFit config of another tool's, with a comment for every key that has no place in it."""
-    finish(as_json, lambda out: _cli("checking_foreign").import_config(out, source, output))
+    run_verb(as_json, lambda out: _cli("checking_foreign").import_config(out, source, output))
 
 
 @app.command()
@@ -136,10 +136,10 @@ def plan(
     """Say what the run needs, and whether it fits: memory by phase, time, disk, with what is not counted."""
     changes = [*(overrides or ()), *([] if gpu is None else [f"hardware.gpu={gpu!r}"])]
     changes += [f"hardware.count={gpus}"] if gpus else []
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("planning").plan(
-            out, config, changes, _cli("planning").Question(quick, optimize, compare, price, solve, against, plot)
+        lambda out: _cli("planning").plan_command(
+            out, config, changes, _cli("planning").PlanOptions(quick, optimize, compare, price, solve, against, plot)
         ),
     )
 
@@ -151,9 +151,9 @@ def train(
     adapt: Adapt = False, gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Train the adapter (or the model), with checkpoints that survive a crash."""
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("launching").train(
+        lambda out: _cli("launching").train_command(
             out, config, overrides, gpus, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt
         ),
     )
@@ -195,12 +195,16 @@ def slurm(
 
     def work(out: Any) -> int:
         verbs, changes = _cli("slurm"), overrides or ()
-        wishes = verbs.Wishes(nodes, gpus, submit, output, interface, array)
+        wishes = verbs.SlurmOptions(nodes, gpus, submit, output, interface, array)
         if evaluate or prepare:
-            return int((verbs.evaluation_array if evaluate else verbs.preparing_array)(out, config, changes, wishes))
-        return int(verbs.slurm(out, config, changes, stage, wishes))
+            return int(
+                (verbs.submit_evaluation_array if evaluate else verbs.submit_prepare_array)(
+                    out, config, changes, wishes
+                )
+            )
+        return int(verbs.slurm_command(out, config, changes, stage, wishes))
 
-    finish(as_json, work)
+    run_verb(as_json, work)
 
 
 @app.command()
@@ -219,7 +223,7 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Merge the adapter into its base, file by file, with a certificate that the result is the same model."""
-    finish(as_json, lambda out: _cli("merging").merge(
+    run_verb(as_json, lambda out: _cli("merging").merge_command(
         out, target, overrides, into, _cli("merging").AdapterOptions(
             base, output, trained_on, prompts, others or (), combine
         ),
@@ -237,7 +241,7 @@ def certify(
     as_json: Json = False,
 ) -> None:
     """Say whether a merged model is base + adapter: weight by weight, and by what it answers."""
-    finish(as_json, lambda out: _cli("merging").certify(
+    run_verb(as_json, lambda out: _cli("merging").certify_command(
         out, adapter, merged, into, _cli("merging").AdapterOptions(base, None, trained_on, prompts)
     ))  # fmt: skip
 
@@ -268,9 +272,9 @@ def evaluate(
     ]
     if all_checkpoints and (variant or show):
         raise typer.BadParameter("--all-checkpoints cannot be combined with --variant or --show")
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("answering").evaluate(
+        lambda out: _cli("answering").evaluate_command(
             out, target, changes, variant, show=show, every=all_checkpoints, gpus=gpus, dry_run=dry_run
         ),
     )
@@ -303,10 +307,10 @@ def predict(
         raise typer.BadParameter(f"one model answers, not {' and '.join(named)}")
     changes = [*(overrides or ()), *(["evaluate.constrained=only"] if constrained else [])]
     who = named[0] if named else None
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("answering").predict(
-            out, target, changes, _cli("answering").Asked(data, prompt, output, who, overwrite), gpus
+        lambda out: _cli("answering").predict_command(
+            out, target, changes, _cli("answering").PredictOptions(data, prompt, output, who, overwrite), gpus
         ),
     )
 
@@ -320,7 +324,7 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Score any predictions with a recipe's scorer: no model, no run."""
-    finish(as_json, lambda out: _cli("scoring").score(out, recipe, predictions, references, output))
+    run_verb(as_json, lambda out: _cli("scoring").score_command(out, recipe, predictions, references, output))
 
 
 @app.command("compare")
@@ -339,9 +343,9 @@ def compare_(
     as_json: Json = False,
 ) -> None:
     """Say whether B's answers are better than A's, on the same rows, and how sure that is."""
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("comparing").compare(
+        lambda out: _cli("comparing").compare_command(
             out, a, b, set_name=set_name, variant=variant, metric=metric, recipe_name=recipe, plot=plot,
             judge=_cli("comparing").JudgeOptions(judge, judge_model, judge_rows, dry_run),
         ),
@@ -361,9 +365,9 @@ def retrieve(
     as_json: Json = False,
 ) -> None:
     """Make rows for recipe rec_ranking: find candidates for every user, with a retriever that is trained here."""
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("retrieving").retrieve(
+        lambda out: _cli("retrieving").retrieve_command(
             out,
             data,
             output,
@@ -386,7 +390,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write the page that explains the run, or one that compares several: one file, readable offline."""
-    finish(as_json, lambda out: _cli("reporting").report(out, targets, output))
+    run_verb(as_json, lambda out: _cli("reporting").report_command(out, targets, output))
 
 
 @app.command()
@@ -395,9 +399,9 @@ def run(
     adapt: Adapt = False, gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
-    finish(
+    run_verb(
         as_json,
-        lambda out: _cli("launching").run(
+        lambda out: _cli("launching").run_command(
             out, config, overrides, gpus, resume=resume, overwrite=overwrite, adapt=adapt
         ),
     )
@@ -417,7 +421,7 @@ def demo(
     """Teach a model new tools: the whole pipeline, offline, in minutes on a CPU."""
     if data is not None and not real:
         raise typer.BadParameter("--data needs --real")
-    finish(as_json, lambda out: _cli("demo").demo(out, output_dir, real=real, data=data))
+    run_verb(as_json, lambda out: _cli("demo").demo_command(out, output_dir, real=real, data=data))
 
 
 @app.command()
@@ -427,7 +431,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Look at this machine: what is there, what is wrong, how to fix it."""
-    finish(as_json, lambda out: _cli("info").doctor(out, fix_script, file))
+    run_verb(as_json, lambda out: _cli("info").doctor_command(out, fix_script, file))
 
 
 @app.command()
@@ -436,7 +440,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure how fast this machine's GPU (or CPU) is, so that `plan` need not believe the data sheet."""
-    finish(as_json, lambda out: _cli("calibrating").calibrate(out, output))
+    run_verb(as_json, lambda out: _cli("calibrating").calibrate_command(out, output))
 
 
 @app.command()
@@ -446,7 +450,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Explain a rule: what it looks for, why that is bad, how to fix it, where it was seen."""
-    finish(as_json, lambda out: _cli("info").explain(out, code, every))
+    run_verb(as_json, lambda out: _cli("info").explain_command(out, code, every))
 
 
 app.command()(publish.export)
@@ -464,7 +468,7 @@ def ui(
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
 ) -> None:
     """Serve a local page: write configs, plan by sliders, watch and compare runs, read what they answered."""
-    finish(False, lambda out: _cli("serving").serve(out, host, port, workspace, token, not no_open))
+    run_verb(False, lambda out: _cli("serving").serve(out, host, port, workspace, token, not no_open))
 
 
 def _cli(module: str) -> Any:
@@ -480,7 +484,7 @@ def main() -> None:
         app()
     except SystemExit as ended:
         if sys.argv[1:2] == ["plan"]:
-            leave(ended)
+            exit_now(ended)
         raise
     finally:
         gc.disable()  # all is given back anyway: with torch loaded, looking for garbage once more takes half a second

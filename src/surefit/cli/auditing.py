@@ -16,17 +16,17 @@ from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, DataError, 
 from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import duration_text, plural
-from surefit.stages.checking import fitting_recipe, mixed_problems, tokenizer_of
-from surefit.stages.eval_prompts import scored_sources
-from surefit.stages.run_context import gather
+from surefit.stages.checking import check_mixed_rows, find_fitting_recipe, load_tokenizer_facts
+from surefit.stages.eval_prompts import list_eval_sources
+from surefit.stages.run_context import load_run_context
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.config.schema import Config
-    from surefit.data.audit.chunk import Question
+    from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.clean import Removals
-    from surefit.data.audit.whole import Audited
-    from surefit.data.read.load import Hashed
+    from surefit.data.audit.whole import AuditableRows
+    from surefit.data.read.load import HasSha256
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.lint.rule import LintContext
 
@@ -36,7 +36,7 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
-class Subject:
+class AuditTarget:
     """What is audited.
 
     Attributes:
@@ -52,20 +52,20 @@ class Subject:
         mixed: the rows of `data.mix`, by config key.
     """
 
-    rows: Audited | None
-    question: Question
+    rows: AuditableRows | None
+    question: AuditJob
     context: LintContext
-    scored: dict[str, Audited] = field(default_factory=dict)
+    scored: dict[str, AuditableRows] = field(default_factory=dict)
     expected: Sequence[str] | None = ()
     passport: Path | None = None
     run: RunDir | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     conventions: dict[str, dict[str, Observation]] = field(default_factory=dict)
-    mixed: dict[str, Audited] = field(default_factory=dict)
+    mixed: dict[str, AuditableRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Fix:
+class CleanCopyOptions:
     """What `--fix` is to do.
 
     Attributes:
@@ -79,7 +79,7 @@ class Fix:
     overwrite: bool = False
 
 
-def audit(
+def audit_command(
     out: Output,
     target: str,
     overrides: Sequence[str] | None = None,
@@ -87,19 +87,19 @@ def audit(
     passport: Path | None = None,
     max_rows: int | None = None,
     workers: int | None = None,
-    fix: Fix | None = None,
+    fix: CleanCopyOptions | None = None,
 ) -> int:
     """Audit, judge, say, write; exit code 1 where a finding is an error, and 0 once a clean copy is written.
 
     Args:
         passport: where the passport is written; by default into a config's run directory.
     """
-    subject = _config_subject(target, overrides) if _is_config(target) else _data_subject(target)
+    subject = _config_target(target, overrides) if _is_config(target) else _data_target(target)
     path = _passport_file(subject, passport)
     if fix:
         _require_fixable(subject, fix, max_rows)
-    with _noted(subject.run):
-        result = _audited(out, subject, max_rows, workers, fix)
+    with _record_audit(subject.run):
+        result = _run_audit(out, subject, max_rows, workers, fix)
         if path is not None and "rows" in result:
             # Examples quote the rows, and a row may hold a key.
             write_atomic(path, redact(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)) + "\n")
@@ -110,19 +110,19 @@ def audit(
     return EXIT_FINDINGS if any(one["severity"] == "error" for one in result["findings"]) else EXIT_OK
 
 
-def _passport_file(subject: Subject, asked: Path | None) -> Path | None:
+def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:
     """Where the passport goes.
 
     Raises:
         ConfigError: that file may not be written over, or ends as a file of rows does.
     """
-    from surefit.data.read.file_io import endings
+    from surefit.data.read.file_io import file_extensions
     from surefit.data.read.readers import ENDINGS
 
     path = asked or subject.passport
     if path is None:
         return None
-    ending = endings(path.name)[0]
+    ending = file_extensions(path.name)[0]
     if ending in ENDINGS and ending != ".json":
         raise ConfigError(
             f"a passport is JSON, and {ending} is a file of rows",
@@ -140,18 +140,18 @@ def _is_config(target: str) -> bool:
 
 
 @contextlib.contextmanager
-def _noted(run: RunDir | None) -> Iterator[None]:
+def _record_audit(run: RunDir | None) -> Iterator[None]:
     if run is None:
         yield
         return
-    from surefit.stages.events import noted
+    from surefit.stages.events import record_stage
 
-    with noted(run, "audit"):
+    with record_stage(run, "audit"):
         yield
 
 
-def _audited(
-    out: Output, subject: Subject, max_rows: int | None, workers: int | None, fix: Fix | None
+def _run_audit(
+    out: Output, subject: AuditTarget, max_rows: int | None, workers: int | None, fix: CleanCopyOptions | None
 ) -> dict[str, Any]:
     """The content of passport.json; only the findings where a file is no rows, but is known for what it is.
 
@@ -159,26 +159,26 @@ def _audited(
         DataError: the rows cannot be read.
     """
     from surefit.data.audit.clean import Removals
-    from surefit.data.audit.passport import passport
-    from surefit.data.audit.sample import file_observations
-    from surefit.data.audit.whole import audit
+    from surefit.data.audit.passport import build_passport
+    from surefit.data.audit.sample import run_file_detectors
+    from surefit.data.audit.whole import audit_rows
     from surefit.facts.audit import AuditFacts
     from surefit.facts.hardware import cpu_count
 
     start = time.monotonic()
     question, config = subject.question, subject.context.config
-    of_files = file_observations(question.source)
+    of_files = run_file_detectors(question.source)
     if subject.rows is None:
         if not of_files:
             raise subject.context.problems[0]
-        findings = _judged(subject, audit=AuditFacts(question.source, 0, 0, of_files))
+        findings = _run_audit_rules(subject, audit=AuditFacts(question.source, 0, 0, of_files))
         out.findings(findings)
         return {"source": question.source, "findings": findings}
     rows = subject.rows.sample(max_rows) if max_rows is not None else subject.rows
     workers = workers or cpu_count()
     removals = Removals()
     with out.progress("auditing") as progress:
-        found = audit(
+        found = audit_rows(
             rows,
             question,
             scored=subject.scored,
@@ -192,7 +192,7 @@ def _audited(
     observations = {**found.facts.observations, **of_files}
     facts = replace(found.facts, observations=observations, conventions=conventions)
     problems = (*subject.context.problems, *_unusable(subject, facts))
-    findings = _judged(subject, audit=facts, dataset=found.dataset, problems=problems)
+    findings = _run_audit_rules(subject, audit=facts, dataset=found.dataset, problems=problems)
     about = {
         "rows": len(subject.rows),
         "recipe": question.recipe_name,
@@ -200,14 +200,14 @@ def _audited(
         "workers": found.workers,
         "seconds": round(time.monotonic() - start, 2),
     }
-    result = passport(replace(found, facts=facts), rows, findings, about)
+    result = build_passport(replace(found, facts=facts), rows, findings, about)
     _say(out, result, facts.observations)
     if fix:
-        result["fix"] = _fixed(out, rows, removals, fix)
+        result["fix"] = _write_clean_copy(out, rows, removals, fix)
     return result
 
 
-def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
+def _require_fixable(subject: AuditTarget, fix: CleanCopyOptions, max_rows: int | None) -> None:
     """A copy is of all rows or of none."""
     from surefit.data.audit.clean import clean_path, removed_path
     from surefit.data.read.sources import resolve_source
@@ -227,7 +227,7 @@ def _require_fixable(subject: Subject, fix: Fix, max_rows: int | None) -> None:
         output_file(path, subject.inputs, allowed, as_rows=True, option="--clean-copy", help=replace_it)
 
 
-def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str, Any]:
+def _write_clean_copy(out: Output, rows: AuditableRows, removals: Removals, fix: CleanCopyOptions) -> dict[str, Any]:
     """Write the clean copy, or say what it would be."""
     from surefit.data.audit.clean import clean_path, removed_path, write_clean
     from surefit.data.read.sources import resolve_source
@@ -253,7 +253,7 @@ def _fixed(out: Output, rows: Audited, removals: Removals, fix: Fix) -> dict[str
     }
 
 
-def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:
+def _run_audit_rules(subject: AuditTarget, **known: Any) -> list[dict[str, Any]]:
     """What the rules about data say to these facts; a finding about a data file names no config key."""
     from surefit.lint.engine import all_rules, run_rules
 
@@ -262,7 +262,7 @@ def _judged(subject: Subject, **known: Any) -> list[dict[str, Any]]:
     return findings if subject.context.config else [one | {"field": None} for one in findings]
 
 
-def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
+def _unusable(subject: AuditTarget, facts: AuditFacts) -> list[SureFitError]:
     """Rows that training would stop at, as a problem for DAT001."""
     config = subject.context.config
     found: list[tuple[str | None, Observation | None]] = [(None, facts.seen("unusable_row"))]
@@ -288,27 +288,27 @@ def _unusable(subject: Subject, facts: AuditFacts) -> list[SureFitError]:
 # What is audited
 
 
-def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
+def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     from surefit.config.inputs import input_files
-    from surefit.data.audit.sample import conventions_of
-    from surefit.data.audit.streamed import Streamed
+    from surefit.data.audit.sample import observe_conventions
+    from surefit.data.audit.streamed import StreamedRows
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
 
-    found = gather(Path(target), overrides, look=True)
+    found = load_run_context(Path(target), overrides, look=True)
     config = found.loaded.config
     if found.recipe is None:
         raise found.problems[0]
-    rows: Streamed | None = None
+    rows: StreamedRows | None = None
     problems: list[SureFitError] = [problem for problem in found.problems if isinstance(problem, DataError)]
     if not problems:
         try:
-            rows = Streamed(config.data.train, config.data.split, config.data.limit)
+            rows = StreamedRows(config.data.train, config.data.split, config.data.limit)
         except DataError as error:
             problems.append(error)
-    scored = scored_rows(config, rows, problems) if rows is not None else {}
+    scored = load_eval_rows(config, rows, problems) if rows is not None else {}
     more = _mixed_rows(config, problems) if rows is not None else {}
-    mixed = mixed_problems(found, tokenizer_of(found)[0])
+    mixed = check_mixed_rows(found, load_tokenizer_facts(found)[0])
     problems += [problem for problem in mixed if isinstance(problem, DataError)]
     loaded = found.loaded
     context = LintContext(
@@ -321,24 +321,26 @@ def _config_subject(target: str, overrides: Sequence[str] | None) -> Subject:
         columns=found.recipe.columns_in(rows.columns if rows else ()),
         problems=tuple(problems),
     )
-    question = config_question(config)
+    question = build_audit_job(config)
     expected = None if found.recipe.parts else context.columns
     inputs = input_files(config, loaded.path)
     mixed_rows = {} if found.recipe.parts else found.mixed
-    conventions = {f"data.mix.{name}": conventions_of(each, config.recipe) for name, each in mixed_rows.items()}
-    return Subject(rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions, more)
+    conventions = {f"data.mix.{name}": observe_conventions(each, config.recipe) for name, each in mixed_rows.items()}
+    return AuditTarget(
+        rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions, more
+    )
 
 
-def config_question(config: Config) -> Question:
+def build_audit_job(config: Config) -> AuditJob:
     """What a config's data are asked."""
     from surefit import recipes
-    from surefit.data.audit.chunk import Question
+    from surefit.data.audit.chunk import AuditJob
     from surefit.model.tokenizer import load_tokenizer
 
-    return Question(
+    return AuditJob(
         source=config.data.train,
         columns=(),
-        recipe=partial(recipes.get, config.recipe),
+        recipe=partial(recipes.get_recipe, config.recipe),
         recipe_name=config.recipe,
         fmt=config.data.format,
         tokenizer=partial(load_tokenizer, config.model),
@@ -347,16 +349,16 @@ def config_question(config: Config) -> Question:
     )
 
 
-def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> dict[str, Audited]:
+def load_eval_rows(config: Config, rows: HasSha256, problems: list[SureFitError]) -> dict[str, AuditableRows]:
     """The rows of the sets that are scored, by config key; those that cannot be read are added to `problems`."""
-    from surefit.data.audit.streamed import Streamed
-    from surefit.data.read.load import require_other_rows
+    from surefit.data.audit.streamed import StreamedRows
+    from surefit.data.read.load import require_distinct_rows
 
-    scored: dict[str, Audited] = {}
-    for key, source in scored_sources(config).items():
+    scored: dict[str, AuditableRows] = {}
+    for key, source in list_eval_sources(config).items():
         try:
-            found = Streamed(source, config.data.split)
-            require_other_rows(found, rows if key == "data.eval" else None, source)
+            found = StreamedRows(source, config.data.split)
+            require_distinct_rows(found, rows if key == "data.eval" else None, source)
             scored[key] = found
         except SureFitError as error:
             error.about(key)
@@ -364,44 +366,44 @@ def scored_rows(config: Config, rows: Hashed, problems: list[SureFitError]) -> d
     return scored
 
 
-def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, Audited]:
+def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, AuditableRows]:
     """The rows of `data.mix`, by config key; those that cannot be read are added to `problems`."""
-    from surefit.data.audit.streamed import Streamed
+    from surefit.data.audit.streamed import StreamedRows
 
-    mixed: dict[str, Audited] = {}
+    mixed: dict[str, AuditableRows] = {}
     for source in config.data.mix:
         try:
-            mixed[f"data.mix.{source}"] = Streamed(source, config.data.split)
+            mixed[f"data.mix.{source}"] = StreamedRows(source, config.data.split)
         except SureFitError as error:
             error.about(f"data.mix.{source}")
             problems.append(error)
     return mixed
 
 
-def _data_subject(target: str) -> Subject:
+def _data_target(target: str) -> AuditTarget:
     """A file, a directory, a sample or a hub id: no config, no model."""
     from surefit.config.inputs import row_files
-    from surefit.data.audit.chunk import Question
-    from surefit.data.audit.streamed import Streamed
+    from surefit.data.audit.chunk import AuditJob
+    from surefit.data.audit.streamed import StreamedRows
     from surefit.lint.rule import LintContext
 
     problems: tuple[SureFitError, ...] = ()
     rows = None
     try:
-        rows = Streamed(target)
+        rows = StreamedRows(target)
     except DataError as error:
         problems = (error,)
     columns = rows.columns if rows else []
-    name = fitting_recipe(columns)
-    question = Question(source=target, columns=(), recipe_name=name)
+    name = find_fitting_recipe(columns)
+    question = AuditJob(source=target, columns=(), recipe_name=name)
     expected: Sequence[str] = ()
     if name is not None:
         from surefit import recipes
 
-        question = replace(question, recipe=partial(recipes.get, name))
-        expected = recipes.get(name).columns_in(columns)
+        question = replace(question, recipe=partial(recipes.get_recipe, name))
+        expected = recipes.get_recipe(name).columns_in(columns)
     context = LintContext(None, Path(target), problems=problems)
-    return Subject(rows, question, context, expected=expected, inputs=row_files("the data", target))
+    return AuditTarget(rows, question, context, expected=expected, inputs=row_files("the data", target))
 
 
 # What is said

@@ -12,12 +12,12 @@ from surefit.core.units import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.plan.profile import Profile
+    from surefit.plan.profile import DeviceProfile
 
 
-def calibrate(out: Output, output: Path | None) -> int:
+def calibrate_command(out: Output, output: Path | None) -> int:
     """Measure, store the profile where `plan` looks for it, and also in `output` if that is given."""
-    from surefit.plan.calibrate import calibrate as measure
+    from surefit.plan.calibrate import calibrate_device as measure
 
     if output is not None:
         output_file(output, earlier=json_with("device", "matmul", "copy"))
@@ -36,7 +36,7 @@ def calibrate(out: Output, output: Path | None) -> int:
     return EXIT_OK
 
 
-def _say(out: Output, profile: Profile) -> None:
+def _say(out: Output, profile: DeviceProfile) -> None:
     driver = f", driver {profile.driver}" if profile.driver else ""
     out.say(f"{profile.device}: torch {profile.torch}{driver}, in {duration_text(profile.seconds)}", "bold")
     rows = [

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from surefit import __version__
-from surefit.cli.findings import say_report, without_facts
-from surefit.cli.info import hand_over
-from surefit.config.resolve import Resolved, resolve
+from surefit.cli.findings import say_report, skipped_rules_note
+from surefit.cli.info import print_or_write_config
+from surefit.config.resolve import ResolvedConfig, resolve_config
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
-from surefit.core.units import plural, quoted, shortened
-from surefit.importers import Foreign, Lost, read, tool_of
+from surefit.core.units import plural, shell_quote, truncate_text
+from surefit.importers import ImportedConfig, UnmappedKey, find_tool, read_tool_config
 from surefit.lint.rule import LintContext, Rule
 from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT
 
@@ -40,7 +40,7 @@ SUREFITS_MEMORY = ("MEM", "DSK")
 
 
 @dataclass(frozen=True)
-class Unsized:
+class UnknownModel:
     """A model that is not on this machine, as far as resolving asks for it."""
 
     parameters: int | None = None
@@ -49,16 +49,16 @@ class Unsized:
     padded_attention: str = "sdpa"
 
 
-def is_foreign(target: Path) -> bool:
+def is_other_tool_config(target: Path) -> bool:
     """Whether this is a config of another tool.
 
     Raises:
         ConfigError: it can be read, and is no config of a tool that SureFit knows.
     """
-    return target.is_file() and tool_of(target) not in (None, "surefit")
+    return target.is_file() and find_tool(target) not in (None, "surefit")
 
 
-def check_foreign(
+def check_other_tool_config(
     out: Output, target: Path, rules: Sequence[Rule], style: str = "text", unusable: Sequence[str] = ()
 ) -> int:
     """Every finding about another tool's config, and what could not be looked at.
@@ -68,9 +68,9 @@ def check_foreign(
         style: text, json, sarif or github.
         unusable: options that were given and only make sense for SureFit's own configs.
     """
-    found = read(target)
+    found = read_tool_config(target)
     if unusable:
-        help_text = f"`surefit import {quoted(target)}` makes a SureFit config of it"
+        help_text = f"`surefit import {shell_quote(target)}` makes a SureFit config of it"
         raise ConfigError(
             f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s",
             code="E1019",
@@ -78,23 +78,23 @@ def check_foreign(
             help=help_text,
         )
     start = time.monotonic()
-    result, notes = run_fair_rules(found, rules)
+    result, notes = run_applicable_rules(found, rules)
     report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(found)}
     for finding in report["findings"]:
         finding["fix"] = None  # there is no editing of other tools' files
-    notes += without_facts(report["skipped"])
+    notes += skipped_rules_note(report["skipped"])
     return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
 
 
-def run_fair_rules(found: Foreign, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:
+def run_applicable_rules(found: ImportedConfig, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:
     """What those of the rules find that are fair to another tool's config, and notes on what is missing."""
     from surefit.lint.engine import run_rules
 
-    context, notes = context_of(found)
-    return run_rules(context, [rule for rule in rules if _fair(rule, context)]), notes
+    context, notes = build_lint_context(found)
+    return run_rules(context, [rule for rule in rules if _is_applicable(rule, context)]), notes
 
 
-def _document(found: Foreign) -> dict[str, Any]:
+def _document(found: ImportedConfig) -> dict[str, Any]:
     """What the JSON says of the file beside the findings."""
     keys = ("key", "line", "value", "why")
     return {
@@ -103,12 +103,12 @@ def _document(found: Foreign) -> dict[str, Any]:
     }
 
 
-def _not_looked_at(lost: Sequence[Lost]) -> list[str]:
+def _not_looked_at(lost: Sequence[UnmappedKey]) -> list[str]:
     lines = [f"not looked at: {one.key}{f' (line {one.line})' if one.line else ''}: {one.why}" for one in lost[:SHOWN]]
     return [*lines, f"not looked at: {plural(len(lost) - SHOWN, 'more key')}"] if len(lost) > SHOWN else lines
 
 
-def _fair(rule: Rule, context: LintContext) -> bool:
+def _is_applicable(rule: Rule, context: LintContext) -> bool:
     """Whether what a rule counts for SureFit's own run holds for this one: not where memory is shared out or saved."""
     setup = context.setup
     shared = setup is not None and (
@@ -116,10 +116,10 @@ def _fair(rule: Rule, context: LintContext) -> bool:
         or setup.parallel not in (None, "none", "ddp")
         or bool(setup.cpu_offload)
     )
-    return not (shared and rule.code[:3] in SUREFITS_MEMORY and Resolved in rule.needs)
+    return not (shared and rule.code[:3] in SUREFITS_MEMORY and ResolvedConfig in rule.needs)
 
 
-def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
+def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
     """All that rules may look at, and notes on what is missing. What is not on this machine is no problem of the file.
 
     Hardware is what this machine has where it has a GPU, or where the run is told to use none; a run checked on a
@@ -128,7 +128,7 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
     from surefit.facts.environment import environment_facts
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.stack import stack_facts
-    from surefit.importers.trl import with_rows
+    from surefit.importers.trl import apply_row_columns
 
     notes = [f"judged by {found.judged_by}"] if found.judged_by else []
     here = _attempt(lambda: hardware_facts("auto"), notes)
@@ -137,8 +137,8 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
         notes.append("not looked at: the memory of the GPU, for there is none on this machine")
     model = _model(found, notes)
     rows = _rows(found, notes)
-    setup = with_rows(found.setup, rows[0]) if rows and found.tool == "trl" else found.setup
-    resolved = resolve_foreign(found, model, here, len(rows) if rows is not None else None)
+    setup = apply_row_columns(found.setup, rows[0]) if rows and found.tool == "trl" else found.setup
+    resolved = resolve_other_tool_config(found, model, here, len(rows) if rows is not None else None)
     loaded = found.loaded
     context = LintContext(
         config=loaded.config if loaded else None,
@@ -159,9 +159,9 @@ def context_of(found: Foreign) -> tuple[LintContext, list[str]]:
     return context, notes
 
 
-def resolve_foreign(
-    found: Foreign, model: ModelFacts | None, hardware: HardwareFacts | None, rows: int | None
-) -> Resolved | None:
+def resolve_other_tool_config(
+    found: ImportedConfig, model: ModelFacts | None, hardware: HardwareFacts | None, rows: int | None
+) -> ResolvedConfig | None:
     """The run's decisions and steps, on one process; None where the file describes no whole run.
 
     Args:
@@ -174,7 +174,7 @@ def resolve_foreign(
         return None
     count = None if found.setup.packing or not found.rows_known else rows
     try:
-        return resolve(found.loaded, model or Unsized(), hardware, count)
+        return resolve_config(found.loaded, model or UnknownModel(), hardware, count)
     except SureFitError:
         # Batch sizes that do not divide are BAT001's finding.
         return None
@@ -188,7 +188,7 @@ def _attempt(look: Callable[[], T], notes: list[str]) -> T | None:
         return None
 
 
-def _model(found: Foreign, notes: list[str]) -> ModelFacts | None:
+def _model(found: ImportedConfig, notes: list[str]) -> ModelFacts | None:
     from surefit.facts.hub import PATIENCE_S
     from surefit.facts.model import model_facts
 
@@ -208,7 +208,7 @@ def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> Toke
     return found if found is None or own else found.without_template()
 
 
-def _rows(found: Foreign, notes: list[str]) -> Rows | None:
+def _rows(found: ImportedConfig, notes: list[str]) -> Rows | None:
     """The training rows, where they are on this machine and laid out as SureFit reads them."""
     from surefit.data.read.load import load_rows
     from surefit.data.read.sources import is_local
@@ -231,7 +231,7 @@ def _dataset(rows: Rows | None) -> Any:
     return dataset_facts(rows.source, rows, rows.where, expected=()) if rows else None
 
 
-def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
+def _row_problems(found: ImportedConfig, rows: Rows | None) -> list[SureFitError]:
     """What converting a sample of the rows runs into."""
     from surefit import recipes
     from surefit.data.rows.layouts import to_examples
@@ -240,13 +240,15 @@ def _row_problems(found: Foreign, rows: Rows | None) -> list[SureFitError]:
         return []
     section = found.loaded.config.data
     try:
-        to_examples(rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipes.get("chat"), section.format, section.bad_rows)
+        to_examples(
+            rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), recipes.get_recipe("chat"), section.format, section.bad_rows
+        )
     except SureFitError as error:
         return [error]
     return []
 
 
-def _column_problems(found: Foreign) -> list[SureFitError]:
+def _column_problems(found: ImportedConfig) -> list[SureFitError]:
     """Columns that the file names and that the rows on this machine do not have."""
     from surefit.core.errors import did_you_mean
     from surefit.data.read.load import load_rows
@@ -277,13 +279,13 @@ def _column_problems(found: Foreign) -> list[SureFitError]:
 
 def import_config(out: Output, source: Path, output: Path | None) -> int:
     """Write a SureFit config that does what another tool's does, with a comment for all that it does not."""
-    from surefit.importers.write import config_text
+    from surefit.importers.write import to_config_yaml
 
-    found = read(source)
+    found = read_tool_config(source)
     if found.loaded is None:
         _refuse(found)
-    text = config_text(found)
-    hand_over(out, text, output, {"the config to import": source})
+    text = to_config_yaml(found)
+    print_or_write_config(out, text, output, {"the config to import": source})
     left = [*found.judged, *found.lost]
     if left:
         out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")
@@ -291,17 +293,19 @@ def import_config(out: Output, source: Path, output: Path | None) -> int:
     return EXIT_OK
 
 
-def _refuse(found: Foreign) -> None:
+def _refuse(found: ImportedConfig) -> None:
     """Nothing to write: say what is missing."""
     if found.problems:
         first, *rest = found.problems
         first.also = tuple(rest)
         raise first
-    reasons = [f"{one.key}: {shortened(str(one.value))}: {one.why}" for one in found.lost if one.key in ("rl", "stage")]
+    reasons = [
+        f"{one.key}: {truncate_text(str(one.value))}: {one.why}" for one in found.lost if one.key in ("rl", "stage")
+    ]
     raise ConfigError(
         f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),
         code="E1021",
         path=found.path,
         help="a SureFit config needs a model and rows to train on: `surefit init` writes one to start from, and "
-        f"`surefit check {quoted(found.path)}` checks this file as it is",
+        f"`surefit check {shell_quote(found.path)}` checks this file as it is",
     )

@@ -14,8 +14,8 @@ from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.progress import OnProgress
 from surefit.core.rundir import write_atomic
 from surefit.core.svg import picture_file
-from surefit.core.units import shortened
-from surefit.evaluate.judge import MAX_NEW_TOKENS, Ask, Judge, cache_file, pairs_of
+from surefit.core.units import truncate_text
+from surefit.evaluate.judge import MAX_NEW_TOKENS, Ask, CachedJudge, build_answer_pairs, cache_file
 from surefit.task import Message
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class JudgeOptions:
         return bool(self.url or self.model)
 
 
-def compare(
+def compare_command(
     out: Output,
     a: str,
     b: str,
@@ -62,9 +62,9 @@ def compare(
 ) -> int:
     """Compare, say, draw."""
     from surefit import recipes
-    from surefit.evaluate.compare import own_values
-    from surefit.evaluate.plot import svg
-    from surefit.stages.comparing import compared as compared_answers
+    from surefit.evaluate.compare import per_row_values
+    from surefit.evaluate.plot import draw_forest_plot
+    from surefit.stages.comparing import compare_answer_sets as compared_answers
 
     if judge.dry_run and not judge.wanted:
         raise ConfigError("which judge?", code="E1011", help="--dry-run needs --judge URL, --judge-model NAME or both")
@@ -74,27 +74,27 @@ def compare(
     compared["judge"] = None
     if judge.wanted:
         lines = compared.pop("matched")
-        values = own_values(
+        values = per_row_values(
             [x["scores"] for x, _ in lines],
             [y["scores"] for _, y in lines],
             compared["metric"],
-            recipes.get(compared["recipe"]),
+            recipes.get_recipe(compared["recipe"]),
         )
-        pairs = pairs_of([x for x, _ in lines], [y for _, y in lines], values)
-        compared["judge"] = _judged(out, judge, pairs)
+        pairs = build_answer_pairs([x for x, _ in lines], [y for _, y in lines], values)
+        compared["judge"] = _judge_pairs(out, judge, pairs)
     else:
         compared.pop("matched")
     _say(out, compared)
     if plot is not None:
-        write_atomic(plot, svg(compared))
+        write_atomic(plot, draw_forest_plot(compared))
         out.say(f"Wrote {plot}")
     out.result(compared)
     return EXIT_OK
 
 
-def _judged(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> dict[str, Any]:
+def _judge_pairs(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> dict[str, Any]:
     identity = f"{options.url or 'local'} {options.model or ''}"
-    judge = Judge(_lazily(options), identity, cache_file(env.cache_dir(), identity))
+    judge = CachedJudge(_lazily(options), identity, cache_file(env.cache_dir(), identity))
     calls = judge.would_call(pairs, options.rows)
     out.note(f"the judge: {calls.text}")
     if options.dry_run:
@@ -117,11 +117,11 @@ def _lazily(options: JudgeOptions) -> Ask:
 
 
 def _served(url: str, model: str | None) -> Ask:
-    from surefit.generate.engine import Decoding
+    from surefit.generate.engine import DecodingConfig
     from surefit.generate.server import ServedModel
 
     served = ServedModel(url, model, field="--judge")
-    decoding = Decoding(MAX_NEW_TOKENS, JUDGE_BATCH)
+    decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
         return [answer.text for answer in served.answer(questions, decoding, on_progress=on_progress)]
@@ -134,7 +134,7 @@ def _local(name: str) -> Ask:
     from surefit.config.schema import ModelSection
     from surefit.data.tokens.tokenize import tokenize_prompt
     from surefit.facts.hardware import hardware_facts
-    from surefit.generate.engine import Decoding, generate
+    from surefit.generate.engine import DecodingConfig, generate
     from surefit.model.load import load_model
     from surefit.model.tokenizer import load_tokenizer
     from surefit.task import Example
@@ -142,7 +142,7 @@ def _local(name: str) -> Ask:
     hardware = hardware_facts()
     section = ModelSection.model_validate({"name_or_path": name, "dtype": decide_dtype(hardware)[0]})
     tokenizer, model = load_tokenizer(section), load_model(section, hardware)
-    decoding = Decoding(MAX_NEW_TOKENS, JUDGE_BATCH)
+    decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
         prompts = [tokenize_prompt(Example(messages=tuple(question)), tokenizer) for question in questions]
@@ -199,20 +199,20 @@ def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -
     for example in examples[:2]:
         out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
         there = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
-        for key, text in zip(there, where_they_differ(list(there.values())), strict=True):
+        for key, text in zip(there, cut_around_difference(list(there.values())), strict=True):
             out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
 
 
-def where_they_differ(texts: Sequence[str], limit: int = CONTEXT) -> list[str]:
+def cut_around_difference(texts: Sequence[str], limit: int = CONTEXT) -> list[str]:
     """Texts cut to what a line holds: from their beginning, or from shortly before the place where they part.
 
-    >>> where_they_differ(["one two three four five", "one two three 4 five"], 14)
+    >>> cut_around_difference(["one two three four five", "one two three 4 five"], 14)
     ['…three four f…', '…three 4 five']
     """
     places = enumerate(zip(*texts, strict=False))
     shared = next((place for place, letters in places if len(set(letters)) > 1), min(map(len, texts)))
     start = max(0, shared - limit // 2) if shared > limit // 2 and max(map(len, texts)) > limit else 0
-    return [shortened(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
+    return [truncate_text(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
 
 
 def _say_judge(out: Output, judged: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from surefit.cli.exits import finish
+from surefit.cli.exits import run_verb
 from surefit.cli.options import Json, Overrides
 from surefit.core.errors import ConfigError
 
@@ -47,9 +47,9 @@ def audit(
         if not fix and (clean_copy or dry_run or overwrite):
             problem = "--clean-copy, --dry-run and --overwrite need --fix"
             raise ConfigError(problem, code="E1012", help="surefit audit DATA --fix --dry-run")
-        options = auditing.Fix(clean_copy, dry_run, overwrite) if fix else None
-        return auditing.audit(
+        options = auditing.CleanCopyOptions(clean_copy, dry_run, overwrite) if fix else None
+        return auditing.audit_command(
             out, target, overrides, passport=passport, max_rows=max_rows, workers=workers, fix=options
         )
 
-    finish(as_json, verb)
+    run_verb(as_json, verb)

@@ -19,10 +19,10 @@ from surefit.config.load import load_config
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.output import json_lines_with, output_file
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import duration_text, plural
 from surefit.evaluate.answers import PREDICTIONS
-from surefit.stages.run_context import Prepared, prepare
+from surefit.stages.run_context import CheckedRun, load_checked_run
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -72,7 +72,7 @@ REAL = Demo(
 CONFIG = BUILT_IN.config
 
 
-def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path | None = None) -> int:
+def demo_command(out: Output, output_dir: str | None, *, real: bool = False, data: Path | None = None) -> int:
     """Run every stage of the packaged config and say what came of it.
 
     Args:
@@ -91,18 +91,18 @@ def demo(out: Output, output_dir: str | None, *, real: bool = False, data: Path 
         write_leaderboard(data, rows)
         changes.append(f"evaluate.extra_sets={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
-    run = replace(prepare(chosen.config, changes), verb="run")
+    run = replace(load_checked_run(chosen.config, changes), verb="run")
     _require_demo(run)
-    code = running.run(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
-    result = summary(run.run, time.monotonic() - start)
+    code = running.run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
+    result = summarize_demo(run.run, time.monotonic() - start)
     if data is not None:
-        result["sets"][LEADERBOARD] = judged(data, rows, run.run)
+        result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
     _say(out, chosen, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
 
 
-def _require_demo(run: Prepared) -> None:
+def _require_demo(run: CheckedRun) -> None:
     """Raises:
     ConfigError: the run that is there is no demo, so it is not replaced.
     """
@@ -125,27 +125,27 @@ def write_leaderboard(data: Path, place: Path) -> None:
     Raises:
         DataError: `data` has no such files.
     """
-    from surefit.metrics.bfcl_files import as_row, read_category
+    from surefit.metrics.bfcl_files import read_category, row_from_question
 
     questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
-    rows = [as_row(question) for question in questions if len(question["question"]) == 1]
+    rows = [row_from_question(question) for question in questions if len(question["question"]) == 1]
     short = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
-    taken = [short[place] for place in evenly(len(short), LEADERBOARD_ROWS)]
+    taken = [short[place] for place in evenly_spaced_indices(len(short), LEADERBOARD_ROWS)]
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken))
 
 
-def judged(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
+def score_leaderboard(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
     """The leaderboard's verdicts on the answers to its requests, base against merged, as `summary` has a set."""
     from surefit.evaluate.stats import paired_bootstrap
-    from surefit.metrics.bfcl_files import read_category, verdict
+    from surefit.metrics.bfcl_files import read_category, score_bfcl_answer
 
     questions = read_category(data / "function_calling/bfcl", CATEGORY)
     asked = [questions[row["id"]] for row in read_jsonl(place)]
     values = []
     for variant in ("base", "merged"):
         lines = read_jsonl(run.eval / LEADERBOARD / f"{variant}{PREDICTIONS}")
-        values.append([verdict(asked[line["index"]], line["text"], CATEGORY) for line in lines])
+        values.append([score_bfcl_answer(asked[line["index"]], line["text"], CATEGORY) for line in lines])
     pair = paired_bootstrap(values[0], values[1])
     base, tuned = (sum(found) / len(found) for found in values)
     return {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high], "n": len(values[0])}
@@ -168,7 +168,7 @@ def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
     out.say(f"the page that explains it: {result['report']}", "bold")
 
 
-def summary(run: RunDir, seconds: float) -> dict[str, Any]:
+def summarize_demo(run: RunDir, seconds: float) -> dict[str, Any]:
     """The object that `surefit demo --json` ends with; shares are in [0, 1]."""
     scored = read_json(run.eval_summary)
     metric = scored["primary_metric"]

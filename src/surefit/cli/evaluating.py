@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from surefit.cli.scoring import interval_text
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, EXIT_UNDECIDED
 from surefit.core.rundir import RunDir, read_json
-from surefit.core.sampling import evenly
-from surefit.core.units import plural, shortened
-from surefit.evaluate.answers import BASELINE, GRAMMAR, base_of, read_variant, shipped
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.units import plural, truncate_text
+from surefit.evaluate.answers import BASELINE, GRAMMAR, base_variant, read_variant, select_tuned_variant
 from surefit.stages import evaluating
 from surefit.stages.events import require_trained
-from surefit.stages.run_context import Prepared
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -25,9 +25,9 @@ SHOWN_TEXT = 300
 """Characters of a prompt's end and of an answer that `--show` prints."""
 
 
-def evaluate(
+def evaluate_and_show(
     out: Output,
-    run: Prepared,
+    run: CheckedRun,
     variants: Sequence[str] | None,
     *,
     show: int = 0,
@@ -43,7 +43,7 @@ def evaluate(
     """
     if dry_run:
         return _dry_run(out, run, variants)
-    summary = evaluating.evaluate(run, out, variants, world)
+    summary = evaluating.evaluate_run(run, out, variants, world)
     if summary is None:
         return EXIT_OK
     say_scores(out, summary, run.run)
@@ -54,20 +54,21 @@ def evaluate(
     return EXIT_OK if gate is None else GATE_CODES[gate["outcome"]]
 
 
-def _dry_run(out: Output, run: Prepared, variants: Sequence[str] | None) -> int:
+def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> int:
     """Everything short of loading a model: settings, variants, rows that cannot be scored."""
-    from surefit.evaluate.generation_settings import ways
-    from surefit.evaluate.rows import pick, require_scorable
-    from surefit.evaluate.variants import choose
+    from surefit.evaluate.generation_settings import list_generation_settings
+    from surefit.evaluate.rows import require_scorable, select_eval_rows
+    from surefit.evaluate.variants import select_variants
 
-    if evaluating.asks_the_result(variants):
+    if evaluating.is_trained_model_scored(variants):
         require_trained(run.run)
     config = run.resolved.config
     section = config.evaluate
-    chosen = choose(config, run.run, variants or None)
-    asked = ways(config, run.recipe)
+    chosen = select_variants(config, run.run, variants or None)
+    asked = list_generation_settings(config, run.recipe)
     picked = {
-        name: pick(name, examples, section.max_examples) for name, examples in evaluating.held_out_sets(run).items()
+        name: select_eval_rows(name, examples, section.max_examples)
+        for name, examples in evaluating.load_eval_sets(run).items()
     }
     for rows in picked.values():
         require_scorable(rows, run.recipe, section.samples)
@@ -95,7 +96,7 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         rows = [
             [
                 variant,
-                *(interval_text(variants.get(_asked(variant, suffix), {}).get(primary)) for suffix, _ in ways),
+                *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in ways),
                 *(_both(about, variant, ways, key) for key in ("truncated", "unparsed", "tokens_per_second")),
             ]
             for variant in plain
@@ -104,8 +105,8 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         left_out = f"; {scored['unanswered']:,} more have no answer to compare with" if scored.get("unanswered") else ""
         out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
         _say_other_metrics(out, name, variants, primary)
-        for pair in _told(scored["comparisons"], primary, variants):
-            out.say(in_words(pair))
+        for pair in _comparisons_to_tell(scored["comparisons"], primary, variants):
+            out.say(comparison_sentence(pair))
     for text in summary["set_aside"]:
         out.note(f"kept, not overwritten: {text}")
     for text in summary["left_out"]:
@@ -115,7 +116,7 @@ def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
         out.paragraph(f"Gate {word}: {summary['gate']['reason']}", style)
 
 
-def _asked(variant: str, suffix: str) -> str:
+def _variant_label(variant: str, suffix: str) -> str:
     return variant if variant.startswith(BASELINE) and suffix == "" else variant + suffix
 
 
@@ -138,10 +139,12 @@ def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary
         out.table(f"{name}: the other metrics", ["metric", *variants], rows)
 
 
-def _told(comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]) -> list[dict[str, Any]]:
+def _comparisons_to_tell(
+    comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]
+) -> list[dict[str, Any]]:
     """The comparisons that are worth a sentence: tuned models against the base, what ships against the baselines, and
     every model under a grammar against itself without."""
-    tuned = shipped(variants)
+    tuned = select_tuned_variant(variants)
     told = []
     for pair in comparisons:
         a, b = pair["a"], pair["b"]
@@ -152,12 +155,12 @@ def _told(comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequenc
     return told
 
 
-def in_words(pair: dict[str, Any]) -> str:
+def comparison_sentence(pair: dict[str, Any]) -> str:
     """A comparison as a sentence.
 
     >>> pair = {"a": "base", "b": "merged", "metric": "exact_match", "difference": 0.25, "ci95": [0.1, 0.4],
     ...         "wins": 30, "losses": 5, "ties": 65}
-    >>> in_words(pair)
+    >>> comparison_sentence(pair)
     'merged is better than base: +25.0 points exact_match [+10.0, +40.0]; rows: 30 won, 5 lost, 65 tied'
     """
     low, high = pair["ci95"]
@@ -171,8 +174,8 @@ def in_words(pair: dict[str, Any]) -> str:
 def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:
     """Rows that the tuned model won and lost against the base, spread evenly over all of them."""
     primary, variants = summary["primary_metric"], summary["sets"][name]["variants"]
-    tuned = shipped(variants)
-    base = base_of(tuned) if tuned else "base"
+    tuned = select_tuned_variant(variants)
+    base = base_variant(tuned) if tuned else "base"
     if tuned is None or base not in variants:
         out.note(f"{name}: no rows to show, for want of scores of both the base and a tuned model")
         return
@@ -181,7 +184,7 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
     for word, sign in (("won", 1), ("lost", -1)):
         rows = [(a, b) for a, b, difference in scored if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
-        for i in evenly(len(rows), count):
+        for i in evenly_spaced_indices(len(rows), count):
             _say_row(out, primary, base, tuned, *rows[i])
 
 
@@ -189,7 +192,7 @@ def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str,
     prompt = after["prompt"][-SHOWN_TEXT:].strip()
     out.say(f"{after['where']}", "bold")
     out.say(f"  prompt: {'… ' if len(after['prompt']) > SHOWN_TEXT else ''}{prompt}")
-    out.say(f"  gold: {shortened(str(after['gold']), SHOWN_TEXT)}")
+    out.say(f"  gold: {truncate_text(str(after['gold']), SHOWN_TEXT)}")
     for name, line in ((base, before), (tuned, after)):
         cut = " (cut off)" if line["truncated"] else ""
-        out.say(f"  {name}, {line['scores'][primary]:g}{cut}: {shortened(line['text'], SHOWN_TEXT)}")
+        out.say(f"  {name}, {line['scores'][primary]:g}{cut}: {truncate_text(line['text'], SHOWN_TEXT)}")

@@ -27,9 +27,9 @@ from surefit.core.errors import (
     SureFitError,
     os_help,
 )
-from surefit.core.progress import heard_by
+from surefit.core.progress import progress_listener
 from surefit.core.rundir import FULL
-from surefit.core.units import printable, shortened
+from surefit.core.units import printable, truncate_text
 
 USAGE = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
 """What a path that the user named can be at fault for; met wherever it is first looked at."""
@@ -37,12 +37,12 @@ MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, err
 """What is at fault on the machine, whatever was being done."""
 
 
-def finish(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
+def run_verb(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
     """Run a verb; every way it can end becomes a message and an exit code."""
     from surefit.cli.render import Output, make_encodable
 
     make_encodable()
-    out = Output(as_json, with_result, rank=env.process_place()[0])
+    out = Output(as_json, with_result, rank=env.distributed_env()[0])
     try:
         code = _run(out, verb)
         sys.stdout.flush()
@@ -69,7 +69,7 @@ def _run(out: Any, verb: Callable[[Any], int]) -> int:
     try:
         _require_working_directory()
         _say_what_was_set(out, env.load_dotenv())
-        with heard_by(out.note):
+        with progress_listener(out.note):
             code = verb(out)
     except (Interrupted, LostProcess) as error:
         # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
@@ -85,7 +85,7 @@ def _run(out: Any, verb: Callable[[Any], int]) -> int:
     except KeyboardInterrupt:
         out.note("interrupted")
         code = 130
-    except BrokenPipeError:  # the reader went away (`| head`): `finish` knows
+    except BrokenPipeError:  # the reader went away (`| head`): `run_verb` knows
         raise
     except MemoryError:
         out.error(
@@ -117,7 +117,7 @@ def _failed_system_call(out: Any, error: OSError) -> int:
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
         return _report_bug(out)
-    path = shortened(str(error.filename), 200) if error.filename is not None else None
+    path = truncate_text(str(error.filename), 200) if error.filename is not None else None
     problem = kind(error.strerror or str(error), code="E1201", path=path, help=os_help(error))
     out.error(problem)
     return problem.exit_code
@@ -149,7 +149,7 @@ def _say_what_was_set(out: Any, dotenv: env.Dotenv | None) -> None:
     out.note(f"{dotenv.path.name} here {'; it '.join(said)}")
 
 
-def leave(ended: SystemExit) -> None:
+def exit_now(ended: SystemExit) -> None:
     """End the process of a verb that leaves nothing to be finished, without taking apart what it has imported: with
     torch and transformers that takes a second and more. Comes back where the output cannot be written to its end, which
     Python says itself, or where `ended` is more than a code.

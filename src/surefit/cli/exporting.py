@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir, read_jsonl
-from surefit.core.units import bytes_text, plural, quoted, shortened
+from surefit.core.units import bytes_text, plural, shell_quote, truncate_text
 from surefit.stages.evaluating import require_held_out
-from surefit.stages.events import noted
+from surefit.stages.events import record_stage
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.merge.export import Source
+    from surefit.merge.export import CertifiedModel
     from surefit.merge.quantised import Conversion, Outtype
-    from surefit.merge.serving import Served
-    from surefit.stages.run_context import Prepared
+    from surefit.merge.serving import ServingCommands
+    from surefit.stages.run_context import CheckedRun
 
 ASKED = 3
 """Prompts of the run that a server is asked."""
@@ -44,38 +44,40 @@ class ExportOptions:
     dry_run: bool = False
 
 
-def export(out: Output, target: Path, options: ExportOptions) -> int:
+def export_command(out: Output, target: Path, options: ExportOptions) -> int:
     """Write a run's certified model for others, with its model card."""
-    from surefit.merge.export import ADAPTER, HUB, require_place, source_of
-    from surefit.stages.run_context import prepare, run_directory
+    from surefit.merge.export import ADAPTER, HUB, load_certified_model, require_export_directory
+    from surefit.stages.run_context import find_run_directory, load_checked_run
 
-    run = prepare(run_directory(target).path)
+    run = load_checked_run(find_run_directory(target).path)
     as_it_is = options.format in (HUB, ADAPTER)
     if options.score and as_it_is:
         raise ConfigError(
             "--score is for conversions", code="E1015", field="--score", help="here the run's own scores hold"
         )
-    source = source_of(run.run)
+    source = load_certified_model(run.run)
     output = options.output or run.run.exports / options.format
     conversion = None if as_it_is else _conversion(run, source, options)
-    require_place(source, output)
+    require_export_directory(source, output)
     if options.score:
         require_held_out(run.resolved.config, "--score")
     if options.dry_run:
         return _dry_run(out, source, conversion, output, options)
-    with run.run.locked("export", out.note), noted(run.run, "export"):
+    with run.run.locked("export", out.note), record_stage(run.run, "export"):
         manifest = _export_as_it_is(run, source, output, options.format) if conversion is None else _convert(
             out, run, source, conversion, output, options.score
         )  # fmt: skip
     total = sum(about["bytes"] for about in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
     served = run.run.path if options.format == ADAPTER else output  # which knows the base to put it beside
-    out.say(f"Next: surefit push {quoted(output)} OWNER/NAME --dry-run, or surefit serve-check {quoted(served)}")
+    out.say(
+        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, or surefit serve-check {shell_quote(served)}"
+    )
     out.result({"output": str(output), **manifest})
     return EXIT_OK
 
 
-def _conversion(run: Prepared, source: Source, options: ExportOptions) -> Conversion:
+def _conversion(run: CheckedRun, source: CertifiedModel, options: ExportOptions) -> Conversion:
     from surefit.config.schema import ModelSection
     from surefit.merge.quantised import Conversion
 
@@ -86,13 +88,15 @@ def _conversion(run: Prepared, source: Source, options: ExportOptions) -> Conver
     return Conversion(options.format, source.directory, section, run.hardware, options.outtype, options.llama_cpp)
 
 
-def _dry_run(out: Output, source: Source, conversion: Conversion | None, output: Path, options: ExportOptions) -> int:
-    from surefit.merge.export import ADAPTER, adapter_parts, parts_of
+def _dry_run(
+    out: Output, source: CertifiedModel, conversion: Conversion | None, output: Path, options: ExportOptions
+) -> int:
+    from surefit.merge.export import ADAPTER, list_adapter_files, list_model_files
     from surefit.merge.quantised import require_convertible
 
     if conversion is not None:
         require_convertible(conversion)
-    parts = adapter_parts(source) if options.format == ADAPTER else parts_of(source.directory)
+    parts = list_adapter_files(source) if options.format == ADAPTER else list_model_files(source.directory)
     folder = source.run.adapter if options.format == ADAPTER else source.directory
     files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
@@ -103,14 +107,14 @@ def _dry_run(out: Output, source: Source, conversion: Conversion | None, output:
     return EXIT_OK
 
 
-def _export_as_it_is(run: Prepared, source: Source, output: Path, format: str) -> dict[str, Any]:
+def _export_as_it_is(run: CheckedRun, source: CertifiedModel, output: Path, format: str) -> dict[str, Any]:
     from surefit.merge.export import ADAPTER, export_adapter, export_hub
-    from surefit.report.model_card import model_card
+    from surefit.report.model_card import render_model_card
 
     about = _about(run, format)
 
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
-        return model_card(run.run, about, certificate, directory)
+        return render_model_card(run.run, about, certificate, directory)
 
     if format == ADAPTER:
         base = run.resolved.config.model.name_or_path
@@ -119,23 +123,23 @@ def _export_as_it_is(run: Prepared, source: Source, output: Path, format: str) -
 
 
 def _convert(
-    out: Output, run: Prepared, source: Source, conversion: Conversion, output: Path, score: bool
+    out: Output, run: CheckedRun, source: CertifiedModel, conversion: Conversion, output: Path, score: bool
 ) -> dict[str, Any]:
     from dataclasses import replace
 
-    from surefit.merge.export import export_quantised
-    from surefit.report.model_card import model_card
+    from surefit.merge.export import export_quantized
+    from surefit.report.model_card import render_model_card
 
     about, scored = _about(run, conversion.format), {}
 
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
         if score:
             scored.update(_score(out, run, conversion, directory))
-        return model_card(run.run, replace(about, score=scored or None), certificate, directory)
+        return render_model_card(run.run, replace(about, score=scored or None), certificate, directory)
 
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")
-        manifest = export_quantised(source, conversion, output, _sequences(run), card)
+        manifest = export_quantized(source, conversion, output, _sequences(run), card)
     _say_measured(out, conversion, output, scored)
     return manifest | ({"score": scored} if scored else {})
 
@@ -154,42 +158,42 @@ def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Map
         out.table(title, ["metric", f"{conversion.format}, 95 % interval", "against the merged model"], lines)
 
 
-def _sequences(run: Prepared) -> list[list[int]]:
+def _sequences(run: CheckedRun) -> list[list[int]]:
     """The rows that a conversion is compared on, as tokens."""
     from surefit.model.saved import load_run_tokenizer
-    from surefit.stages.merging import compared_rows
+    from surefit.stages.merging import load_comparison_tokens
 
-    return compared_rows(run, load_run_tokenizer(run.resolved.config.model, run.run))
+    return load_comparison_tokens(run, load_run_tokenizer(run.resolved.config.model, run.run))
 
 
-def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) -> dict[str, Any]:
+def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path) -> dict[str, Any]:
     """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
     from surefit.data.rows.layouts import read_splits
-    from surefit.data.rows.shorten import prompt_cutter
-    from surefit.data.tokens.dataset import eval_key, takes_all
-    from surefit.evaluate.estimates import estimates
-    from surefit.evaluate.generation_settings import ways
+    from surefit.data.rows.shorten import build_prompt_cutter
+    from surefit.data.tokens.dataset import drop_untokenizable, eval_key
+    from surefit.evaluate.estimates import compute_estimates
+    from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.inference import LocalModel
-    from surefit.evaluate.rows import judge, pick, predictions
-    from surefit.merge.quantised import reload
+    from surefit.evaluate.rows import predictions_from_answer, score_row, select_eval_rows
+    from surefit.merge.quantised import reload_converted
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    model, _ = reload(conversion, directory)
+    model, _ = reload_converted(conversion, directory)
     tokenizer = load_tokenizer(conversion.section)
-    usable = takes_all(held_out, tokenizer, config.data.bad_rows, eval_key(config.data))
-    rows = pick("eval", usable, config.evaluate.max_examples)
-    way = ways(config, run.recipe)[0]
-    respondent = LocalModel(model, tokenizer, run.recipe, prompt_cutter(config, tokenizer))
+    usable = drop_untokenizable(held_out, tokenizer, config.data.bad_rows, eval_key(config.data))
+    rows = select_eval_rows("eval", usable, config.evaluate.max_examples)
+    way = list_generation_settings(config, run.recipe)[0]
+    respondent = LocalModel(model, tokenizer, run.recipe, build_prompt_cutter(config, tokenizer))
     with out.progress("scoring") as on_progress:
         answers = respondent.answer(rows, respondent.prompts(rows), way, on_progress)
     scores = [
-        judge(run.recipe, example, predictions(run.recipe, example, answer), way.samples)
+        score_row(run.recipe, example, predictions_from_answer(run.recipe, example, answer), way.samples)
         for example, answer in zip(rows.examples, answers, strict=True)
     ]
-    found = estimates(scores, run.recipe)
-    against = _against_merged(run, way.of(conversion.source.name), rows.where, scores)
+    found = compute_estimates(scores, run.recipe)
+    against = _differences_to_merged(run, way.of(conversion.source.name), rows.where, scores)
     lines = [
         {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": against.get(name, "–"), **e}
         for name, e in found.items()
@@ -197,17 +201,17 @@ def _score(out: Output, run: Prepared, conversion: Conversion, directory: Path) 
     return {"n": len(rows), "primary_metric": run.recipe.primary_metric, "lines": lines}
 
 
-def _against_merged(
-    run: Prepared, variant: str, where: Sequence[str], scores: Sequence[dict[str, float]]
+def _differences_to_merged(
+    run: CheckedRun, variant: str, where: Sequence[str], scores: Sequence[dict[str, float]]
 ) -> dict[str, str]:
     """Metric → the paired difference to what `evaluate` wrote of the merged model; nothing where it has not run."""
-    from surefit.evaluate.paired import differences
+    from surefit.evaluate.paired import paired_differences
 
     lines = read_jsonl(run.run.eval / "eval" / f"{variant}.predictions.jsonl")
     before = {line["where"]: line["scores"] for line in lines}
     if set(before) != set(where):
         return {}
-    found = differences("merged", "converted", [before[place] for place in where], scores, run.recipe)
+    found = paired_differences("merged", "converted", [before[place] for place in where], scores, run.recipe)
     return {name: _interval(f.difference, f.low, f.high, "+") for name, f in found.items()}
 
 
@@ -215,30 +219,37 @@ def _interval(value: float, low: float, high: float, sign: str = "") -> str:
     return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
-def _about(run: Prepared, format: str) -> Any:
+def _about(run: CheckedRun, format: str) -> Any:
     from surefit.data.read.sources import resolve_source
-    from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
-    from surefit.report.model_card import About
+    from surefit.merge.origin import base_model_name, find_gguf_origin, hub_id, license_of
+    from surefit.report.model_card import CardContext
 
     config = run.resolved.config
     sources = [config.data.train, *config.data.mix]
     datasets = [source.partition(":")[0] for source in sources if resolve_source(source).kind == "hub"]
     name = f"{Path(config.output_dir).name or 'model'}{'' if format == 'hub' else f'-{format}'}"
     model = config.model
-    return About(
-        name, run.recipe, hub_id(model), name_of(model), license_of(model), datasets, format, gguf=gguf_of(model)
+    return CardContext(
+        name,
+        run.recipe,
+        hub_id(model),
+        base_model_name(model),
+        license_of(model),
+        datasets,
+        format,
+        gguf=find_gguf_origin(model),
     )
 
 
-def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -> int:
+def push_command(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -> int:
     """Upload an export; private unless asked otherwise."""
     from surefit.merge.export import HUB, MANIFEST
     from surefit.merge.push import prepare_push
-    from surefit.merge.push import push as upload
+    from surefit.merge.push import push_to_hub as upload
 
     directory = target if (target / MANIFEST).is_file() else RunDir(target).exports / HUB
     if not directory.is_dir():
-        help_text = f"`surefit export {quoted(target)}` makes one"
+        help_text = f"`surefit export {shell_quote(target)}` makes one"
         raise ConfigError(
             "no export is here, and no run with one in export/hub", code="E1016", path=target, help=help_text
         )
@@ -260,11 +271,11 @@ def push(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -
     return EXIT_OK
 
 
-def serve_check(out: Output, target: Path, url: str | None, model: str | None) -> int:
+def serve_check_command(out: Output, target: Path, url: str | None, model: str | None) -> int:
     """Print the commands that serve an artefact; with a URL, ask the server what the run was asked."""
-    from surefit.merge.serving import served
+    from surefit.merge.serving import build_serving_commands
 
-    found = served(target)
+    found = build_serving_commands(target)
     for name, value in found.facts.items():
         out.say(f"{name}: {value}")
     for name, commands in found.commands.items():
@@ -288,34 +299,34 @@ def serve_check(out: Output, target: Path, url: str | None, model: str | None) -
     return EXIT_OK if ok else EXIT_FINDINGS
 
 
-def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list[dict[str, Any]]:
+def _smoke_test(out: Output, found: ServingCommands, url: str, model: str | None) -> list[dict[str, Any]]:
     """A few rows of the run, asked greedily of the server."""
-    from surefit.core.sampling import evenly
+    from surefit.core.sampling import evenly_spaced_indices
     from surefit.data.rows.layouts import read_splits
     from surefit.evaluate.answers import read_run
     from surefit.evaluate.generation_settings import GenerationSettings
-    from surefit.evaluate.inference import Server
-    from surefit.evaluate.rows import pick
-    from surefit.generate.engine import Decoding
+    from surefit.evaluate.inference import ServerModel
+    from surefit.evaluate.rows import select_eval_rows
+    from surefit.generate.engine import DecodingConfig
     from surefit.generate.server import ServedModel
-    from surefit.stages.run_context import prepare
+    from surefit.stages.run_context import load_checked_run
 
     if found.run is None:
         raise ConfigError(
             "an export has no prompts of its own", code="E1017", field="--url", help="name the run that it was made of"
         )
-    run = prepare(found.run.path)
+    run = load_checked_run(found.run.path)
     config = run.resolved.config
     require_held_out(config, "--url")
     before = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
-    rows = pick("eval", held_out, None)
+    rows = select_eval_rows("eval", held_out, None)
     known = [place for place, where in enumerate(rows.where) if where in before and not before[where]["truncated"]]
-    chosen = rows.subset([known[i] for i in evenly(len(known), ASKED)])
-    respondent = Server(
+    chosen = rows.subset([known[i] for i in evenly_spaced_indices(len(known), ASKED)])
+    respondent = ServerModel(
         ServedModel(url, model, field="--url", switches=config.evaluate.chat_template_kwargs), run.recipe
     )
-    way = GenerationSettings(Decoding(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
+    way = GenerationSettings(DecodingConfig(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
     with out.progress("asking") as on_progress:
         answers = respondent.answer(chosen, respondent.prompts(chosen), way, on_progress)
     lines = []
@@ -325,5 +336,5 @@ def _smoke_test(out: Output, found: Served, url: str, model: str | None) -> list
         lines.append({"where": where, "same": same, "text": text, "expected": expected})
         out.say(f"{where}: {'same' if same else 'DIFFERENT'}", None if same else "yellow")
         if not same:
-            out.say(f"  the run: {shortened(expected, 200)}\n  served:  {shortened(text, 200)}")
+            out.say(f"  the run: {truncate_text(expected, 200)}\n  served:  {truncate_text(text, 200)}")
     return lines

@@ -13,12 +13,12 @@ from surefit.core.units import duration_text, plural
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
-LATER = {"BatchFacts", "JobScript"}
+LATER_FACTS = {"BatchFacts", "JobScript"}
 """Facts that no config can give: the batches are looked at by `train`, a batch script is checked by itself."""
-NEEDED = {
-    "Config": "a whole run", "Resolved": "the run's steps and batches", "ModelFacts": "the model",
+FACT_NAMES = {
+    "Config": "a whole run", "ResolvedConfig": "the run's steps and batches", "ModelFacts": "the model",
     "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
-    "AuditFacts": "the rows", "ExampleFacts": "the rows", "ScoredFacts": "the rows",
+    "AuditFacts": "the rows", "ExampleFacts": "the rows", "EvalPromptFacts": "the rows",
     "StackFacts": "the installed packages",
 }  # fmt: skip
 """What a rule needs, in words."""
@@ -65,12 +65,12 @@ def _suppressed_text(suppressed: Sequence[dict[str, Any]]) -> str:
     return "; ".join(f"{code}{f' ×{n}' if n > 1 else ''} ({reason})" for (code, reason), n in counts.items())
 
 
-def without_facts(skipped: Mapping[str, Sequence[str]]) -> list[str]:
+def skipped_rules_note(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """One line that says how many rules had nothing to judge, and what it is that is not known."""
-    rules = [lacked for lacked in skipped.values() if not LATER & set(lacked)]
+    rules = [lacked for lacked in skipped.values() if not LATER_FACTS & set(lacked)]
     if not rules:
         return []
-    unknown = dict.fromkeys(NEEDED.get(fact, fact) for lacked in rules for fact in lacked)
+    unknown = dict.fromkeys(FACT_NAMES.get(fact, fact) for lacked in rules for fact in lacked)
     return [f"{plural(len(rules), 'rule')} had nothing to judge; not known here: {', '.join(unknown)}"]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.edit import Edited, edit_text, rename_text, write_edited
-from surefit.config.load import Loaded, is_overridden, read_text
+from surefit.config.edit import EditResult, edit_text, rename_text, write_edited
+from surefit.config.load import LoadedConfig, is_overridden, read_config_text
 from surefit.config.resolve import one_line_yaml
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-Judge = Callable[[str], Sequence[Mapping[str, Any]]]
+CheckText = Callable[[str], Sequence[Mapping[str, Any]]]
 """The text of a config → the findings of a check of it."""
 
 
 def fix_config(
-    out: Output, loaded: Loaded, findings: Sequence[dict[str, Any]], dry_run: bool, judged: Judge
+    out: Output, loaded: LoadedConfig, findings: Sequence[dict[str, Any]], dry_run: bool, judged: CheckText
 ) -> dict[str, Any]:
     """Change the config file as the findings ask, show the difference, and say what was not changed.
 
@@ -43,7 +43,7 @@ def fix_config(
     _require_no_record(path)
     wanted = [{"code": each["code"], "finding": each["field"], **each["fix"]} for each in findings if each["fix"]]
     changes, reasons = _changes(loaded, wanted)
-    text = read_text(path)
+    text = read_config_text(path)
     edited = edit_text(text, changes, path)
     reasons |= edited.refused
     if useless := _without_effect(edited, wanted, judged):
@@ -75,7 +75,7 @@ def rename_keys(out: Output, path: Path, dry_run: bool) -> None:
         MachineError: it cannot be written.
     """
     _require_no_record(path)
-    text = read_text(path)
+    text = read_config_text(path)
     edited = rename_text(text, path)
     for key, reason in edited.refused.items():
         out.say(f"not renamed: {key}: {reason}", "yellow")
@@ -87,7 +87,7 @@ def rename_keys(out: Output, path: Path, dry_run: bool) -> None:
     out.say(f"{'would rename' if dry_run else 'renamed'}: {', '.join(edited.done)}", "green")
 
 
-def _without_effect(edited: Edited, wanted: Sequence[dict[str, Any]], judged: Judge) -> dict[str, str]:
+def _without_effect(edited: EditResult, wanted: Sequence[dict[str, Any]], judged: CheckText) -> dict[str, str]:
     """Return the changed keys whose finding is still there, each with the reason."""
     if not edited.done:
         return {}
@@ -101,7 +101,7 @@ def _without_effect(edited: Edited, wanted: Sequence[dict[str, Any]], judged: Ju
     return {key: f"it would stay: {message}" for key, message in still.items() if message is not None}
 
 
-def _changes(loaded: Loaded, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+def _changes(loaded: LoadedConfig, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
     """The changes to make in the file, and why others are not made there."""
     changes: dict[str, Any] = {}
     reasons: dict[str, str] = {}

@@ -11,30 +11,32 @@ from surefit.config.starter import OWN_ROWS
 from surefit.core.errors import EXIT_ENVIRONMENT, EXIT_OK, ConfigError
 from surefit.core.output import output_file
 from surefit.core.rundir import write_atomic
-from surefit.core.units import quoted
+from surefit.core.units import shell_quote
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.doctor.probe import Probe, Verdict
 
 
-def init(out: Output, recipe: str | None, output: Path | None, list_recipes: bool) -> int:
+def init_command(out: Output, recipe: str | None, output: Path | None, list_recipes: bool) -> int:
     """Write a starter config, or list the recipes."""
     from surefit import recipes
-    from surefit.config.starter import starter
+    from surefit.config.starter import starter_config
 
     if list_recipes or recipe is None:
-        known = {name: recipes.get(name).citation for name in recipes.names()}
+        known = {name: recipes.get_recipe(name).citation for name in recipes.list_recipes()}
         out.table("Recipes", ["name", "what and where from"], [[name, text] for name, text in known.items()])
         out.result({"recipes": list(known)})
         return EXIT_OK
-    text = starter(recipes.get(recipe).name)
-    hand_over(out, text, output)
+    text = starter_config(recipes.get_recipe(recipe).name)
+    print_or_write_config(out, text, output)
     out.result({"recipe": recipe, "path": str(output) if output else None, "config": text})
     return EXIT_OK
 
 
-def hand_over(out: Output, config: str, output: Path | None, inputs: Mapping[str, Path] | None = None) -> None:
+def print_or_write_config(
+    out: Output, config: str, output: Path | None, inputs: Mapping[str, Path] | None = None
+) -> None:
     """Print a config, or write it where nothing is yet.
 
     Args:
@@ -45,12 +47,12 @@ def hand_over(out: Output, config: str, output: Path | None, inputs: Mapping[str
     else:
         write_atomic(output_file(output, inputs), config)
         first = f"name your rows in data.train, now {OWN_ROWS}; then " if f"train: {OWN_ROWS}\n" in config else ""
-        out.say(f"Wrote {output}. Next: {first}surefit check {quoted(output)}")
+        out.say(f"Wrote {output}. Next: {first}surefit check {shell_quote(output)}")
 
 
-def doctor(out: Output, script: bool = False, script_file: Path | None = None) -> int:
+def doctor_command(out: Output, script: bool = False, script_file: Path | None = None) -> int:
     """What this machine has, and what is wrong with it; with `script`, the commands that fix it."""
-    from surefit.doctor.probes import probe_all
+    from surefit.doctor.probes import run_probes
     from surefit.doctor.script import fix_script
 
     if script_file is not None:
@@ -62,7 +64,7 @@ def doctor(out: Output, script: bool = False, script_file: Path | None = None) -
                 help="surefit doctor --fix-script FILE writes a new file",
             )
         output_file(script_file, option="FILE")
-    probes = probe_all(further=[installed_stack])
+    probes = run_probes(further=[installed_stack_probes])
     text = fix_script(probes) if script else None
     if text and script_file is None:
         out.say(text.rstrip("\n"))
@@ -79,7 +81,7 @@ def doctor(out: Output, script: bool = False, script_file: Path | None = None) -
     return EXIT_ENVIRONMENT if failed else EXIT_OK
 
 
-def installed_stack() -> Iterator[Probe]:
+def installed_stack_probes() -> Iterator[Probe]:
     """What the STK rules say of the installed packages: as for a run that uses all of them."""
     from surefit.doctor.probe import Probe
     from surefit.facts.hardware import hardware_facts
@@ -102,10 +104,10 @@ def installed_stack() -> Iterator[Probe]:
         yield Probe("installed stack", "the packages fit each other")
 
 
-def explain(out: Output, code: str | None, every: bool) -> int:
+def explain_command(out: Output, code: str | None, every: bool) -> int:
     """One rule's page, or the list of rules."""
     from surefit.lint.engine import all_rules, find_rule
-    from surefit.lint.engine import explain as page_of
+    from surefit.lint.engine import explain_rule as page_of
 
     if code is None and not every:
         raise ConfigError(
@@ -121,11 +123,11 @@ def explain(out: Output, code: str | None, every: bool) -> int:
     return EXIT_OK
 
 
-def runs(out: Output, directory: Path) -> int:
+def list_runs_command(out: Output, directory: Path) -> int:
     """The run directories below `directory`."""
-    from surefit.cli.runs import find_runs, summarise_all
+    from surefit.cli.runs import find_runs, summarize_runs
 
-    listed = summarise_all(find_runs(directory))
+    listed = summarize_runs(find_runs(directory))
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
     if any(row["job_text"] != "-" for row in listed):
         keys.insert(keys.index("state_text") + 1, "job_text")

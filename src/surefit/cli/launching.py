@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.cli import running, training
 from surefit.config.load import load_config
-from surefit.config.oom_ladder import adapted, as_arguments, next_rung
-from surefit.config.world import data_ranks, processes
+from surefit.config.oom_ladder import as_arguments, next_rung, with_oom_changes
+from surefit.config.world import count_data_ranks, count_processes
 from surefit.core import env
 from surefit.core.errors import EXIT_SHORT, ConfigError
-from surefit.core.units import plural, quoted
-from surefit.launch.local import launch
-from surefit.stages.checking import checked, require_no_errors
-from surefit.stages.run_context import Prepared, config_file, prepare
+from surefit.core.units import plural, shell_quote
+from surefit.launch.local import launch_processes
+from surefit.stages.checking import require_no_errors, run_check
+from surefit.stages.run_context import CheckedRun, find_config_file, load_checked_run
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.process_group import World
 
 
-def train(
+def train_command(
     out: Output,
     target: Path,
     overrides: Sequence[str] | None,
@@ -45,17 +45,17 @@ def train(
     Args:
         gpus: what `hardware.count` is set to.
     """
-    changes = _with_count(target, overrides, gpus)
-    if env.process_place()[1] > 1:
-        return _one_of_several(out, target, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
-    run = prepare(target, changes)
+    changes = _with_process_count(target, overrides, gpus)
+    if env.distributed_env()[1] > 1:
+        return _train_as_rank(out, target, changes, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+    run = load_checked_run(target, changes)
     if _processes(run) == 1:
-        return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+        return training.train_and_show(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
     flags = {"--dry-run": dry_run, "--adapt": adapt, "--json": out.as_json}
     return _launch(out, run, target, changes, flags, resume=resume, overwrite=overwrite)
 
 
-def run(
+def run_command(
     out: Output,
     target: Path,
     overrides: Sequence[str] | None,
@@ -66,24 +66,24 @@ def run(
     adapt: bool,
 ) -> int:
     """All stages; training alone is shared between processes."""
-    changes = _with_count(target, overrides, gpus)
-    prepared = dataclasses.replace(prepare(target, changes), verb="run")
+    changes = _with_process_count(target, overrides, gpus)
+    prepared = dataclasses.replace(load_checked_run(target, changes), verb="run")
     if _processes(prepared) == 1:
-        return running.run(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
+        return running.run_all_stages(out, prepared, resume=resume, overwrite=overwrite, adapt=adapt)
 
     def train_them(resume: bool, overwrite: bool) -> int:
         return _launch(out, prepared, target, changes, {"--adapt": adapt}, resume=resume, overwrite=overwrite)
 
-    return running.run(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
+    return running.run_all_stages(out, prepared, resume=resume, overwrite=overwrite, training=train_them)
 
 
-def share_rows(
+def distribute_rows(
     out: Output,
     target: Path,
     overrides: Sequence[str],
     gpus: int | None,
     again: Sequence[str],
-    work: Callable[[Prepared, World | None], int],
+    work: Callable[[CheckedRun, World | None], int],
 ) -> int:
     """Answer rows in this process; in processes that this one starts; or, where it is one of several already, its part.
 
@@ -92,18 +92,18 @@ def share_rows(
         again: the command line that each of them gets.
         work: what is done with the run.
     """
-    if env.process_place()[1] > 1:
+    if env.distributed_env()[1] > 1:
         return _part_of_rows(target, overrides, work)
-    run = prepare(target, overrides)
+    run = load_checked_run(target, overrides)
     if gpus is None or gpus == 1:
         return work(run, None)
     _require_gpus(run, gpus)
     out.note(f"{gpus} processes, each with a model of its own")
     command = shlex.join(["surefit", *again, "--gpus", str(gpus)])
-    return launch([*again, *(["--json"] if out.as_json else [])], gpus, command, "where it was,")
+    return launch_processes([*again, *(["--json"] if out.as_json else [])], gpus, command, "where it was,")
 
 
-def _require_gpus(run: Prepared, gpus: int) -> None:
+def _require_gpus(run: CheckedRun, gpus: int) -> None:
     hardware = run.hardware
     if hardware.kind == "cuda" and hardware.source == "detected" and hardware.gpu_count < gpus:
         raise ConfigError(
@@ -113,40 +113,40 @@ def _require_gpus(run: Prepared, gpus: int) -> None:
         )
 
 
-def _part_of_rows(target: Path, overrides: Sequence[str], work: Callable[[Prepared, World | None], int]) -> int:
-    from surefit.parallel.process_group import World, from_first
+def _part_of_rows(target: Path, overrides: Sequence[str], work: Callable[[CheckedRun, World | None], int]) -> int:
+    from surefit.parallel.process_group import World, broadcast_from_rank0
 
     world = World.current()
-    with _joined_to(world, target, overrides):
-        own = prepare(target, overrides, training=False) if world.is_first else None
-        told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
-        return work(own or _listening(*told), world)
+    with _connect_processes(world, target, overrides):
+        own = load_checked_run(target, overrides, training=False) if world.is_first else None
+        told: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(own) if own else None, world)
+        return work(own or _from_broadcast(*told), world)
 
 
-def _joined_to(world: World, target: Path, overrides: Sequence[str]) -> AbstractContextManager[None]:
+def _connect_processes(world: World, target: Path, overrides: Sequence[str]) -> AbstractContextManager[None]:
     """Connected to the other processes, on the device that the config says."""
     import torch
 
-    from surefit.parallel.process_group import joined
+    from surefit.parallel.process_group import process_group
 
-    config = load_config(config_file(target), overrides).config
+    config = load_config(find_config_file(target), overrides).config
     on_gpu = torch.cuda.is_available() and config.hardware.gpu != "cpu"
-    return joined(world, config.parallel.timeout_minutes, on_gpu)
+    return process_group(world, config.parallel.timeout_minutes, on_gpu)
 
 
-def _with_count(target: Path, overrides: Sequence[str] | None, gpus: int | None) -> list[str]:
+def _with_process_count(target: Path, overrides: Sequence[str] | None, gpus: int | None) -> list[str]:
     """The overrides with that of `--gpus`. A run directory has the mode of its own number: another asks anew."""
     changes = list(overrides or ())
     if gpus is None:
         return changes
     if not target.is_dir() or any(change.startswith("parallel.mode=") for change in changes):
         return [*changes, f"hardware.count={gpus}"]
-    mode = load_config(config_file(target), changes).config.parallel.mode
+    mode = load_config(find_config_file(target), changes).config.parallel.mode
     stale = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
     return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if stale else [])]
 
 
-def _processes(run: Prepared) -> int:
+def _processes(run: CheckedRun) -> int:
     """How many this run takes; all of them must be on this machine.
 
     Raises:
@@ -166,7 +166,7 @@ def _processes(run: Prepared) -> int:
 
 def _launch(
     out: Output,
-    run: Prepared,
+    run: CheckedRun,
     target: Path,
     changes: Sequence[str],
     flags: Mapping[str, bool],
@@ -175,8 +175,8 @@ def _launch(
     overwrite: bool,
 ) -> int:
     """Check, then start the processes, each with the same command; again, where one says that less memory may do."""
-    with training.findings_said(out):
-        require_no_errors(checked(run.gathered))
+    with training.show_findings_on_failure(out):
+        require_no_errors(run_check(run.gathered))
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
     less: dict[str, Any] = {}
     # What stands on stdout with --json is this command's: that of the first process, where it is told to print it.
@@ -185,23 +185,23 @@ def _launch(
         given = {"--resume": resume, "--overwrite": overwrite, **flags}
         arguments = [*command, *(flag for flag, on in given.items() if on)]
         out.note(_arithmetic(run))
-        again = f"surefit {run.verb} {quoted(run.run.path)} --resume"
-        code = launch(arguments, _processes(run), again, adapted=less, aside=aside)
+        again = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
+        code = launch_processes(arguments, _processes(run), again, adapted=less, aside=aside)
         if code != EXIT_SHORT:
             return code
         further = next_rung(run.resolved.config, run.hardware.kind)
         assert further, "a process asks for less only where it knows what"
         out.note(f"adapting: {as_arguments(further)}; all start again")
-        run, less = dataclasses.replace(run, resolved=adapted(run.resolved, further)), less | further
+        run, less = dataclasses.replace(run, resolved=with_oom_changes(run.resolved, further)), less | further
         if not flags.get("--dry-run"):
             run.run.note("train", "adapted", changes=further)
             resume, overwrite = True, False
 
 
-def _arithmetic(run: Prepared) -> str:
+def _arithmetic(run: CheckedRun) -> str:
     """The processes, and how the rows of a step come to each of them, or to each group that reads the same ones."""
     config, steps = run.resolved.config, run.resolved.gradient_accumulation_steps
-    count, parts, size = processes(config), data_ranks(config), config.train.per_device_train_batch_size
+    count, parts, size = count_processes(config), count_data_ranks(config), config.train.per_device_train_batch_size
     each = "each" if parts == count else f"each group of {count // parts}"
     batches = f"{steps} micro batch{'es' * (steps > 1)} of {size}"
     rows = plural(config.train.global_batch_size, "row")
@@ -223,25 +223,27 @@ def _require_own_launcher() -> None:
         )
 
 
-def _one_of_several(
+def _train_as_rank(
     out: Output, target: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, dry_run: bool, adapt: bool
 ) -> int:
     """What the first process has found out and decided, all of them do."""
-    from surefit.parallel.process_group import World, from_first
+    from surefit.parallel.process_group import World, broadcast_from_rank0
 
     if adapt:
         _require_own_launcher()
     world = World.current()
-    with _joined_to(world, target, overrides):
-        own = _as_started(prepare(target, overrides), world) if world.is_first else None
-        told: tuple[Any, ...] = from_first(_told(own) if own else None, world)
-        run = own or _listening(*told)
+    with _connect_processes(world, target, overrides):
+        own = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
+        told: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(own) if own else None, world)
+        run = own or _from_broadcast(*told)
         if not env.launched_here():
             out.note(_arithmetic(run))
-        return training.train(out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt, world=world)
+        return training.train_and_show(
+            out, run, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt, world=world
+        )
 
 
-def _as_started(run: Prepared, world: Any) -> Prepared:
+def _with_launcher_changes(run: CheckedRun, world: Any) -> CheckedRun:
     """The run with what the launcher has changed in it.
 
     Raises:
@@ -257,17 +259,17 @@ def _as_started(run: Prepared, world: Any) -> Prepared:
             field="hardware.count",
             help="start as many processes as the config has devices, or leave hardware.count at auto",
         )
-    return dataclasses.replace(run, resolved=adapted(run.resolved, env.adapted()))
+    return dataclasses.replace(run, resolved=with_oom_changes(run.resolved, env.read_oom_adaptations()))
 
 
-def _told(run: Prepared) -> tuple[Any, ...]:
+def _to_broadcast(run: CheckedRun) -> tuple[Any, ...]:
     """All but the rows, which the others read as tokens."""
     return run.loaded, run.run, run.model, run.hardware, run.resolved
 
 
-def _listening(loaded: Any, directory: Any, model: Any, hardware: Any, resolved: Any) -> Prepared:
+def _from_broadcast(loaded: Any, directory: Any, model: Any, hardware: Any, resolved: Any) -> CheckedRun:
     from surefit import recipes
 
     nothing: Any = None
-    recipe = recipes.get(resolved.config.recipe)
-    return Prepared(loaded, directory, recipe, model, hardware, None, {}, resolved, nothing)
+    recipe = recipes.get_recipe(resolved.config.recipe)
+    return CheckedRun(loaded, directory, recipe, model, hardware, None, {}, resolved, nothing)

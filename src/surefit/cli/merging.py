@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir
 from surefit.core.units import plural
-from surefit.facts.lora_settings import adapters_below, found_below
+from surefit.facts.lora_settings import adapters_below, describe_nested_adapters
 from surefit.stages import merging
-from surefit.stages.merging import AdapterOptions, is_adapter
-from surefit.stages.run_context import Prepared, prepare
+from surefit.stages.merging import AdapterOptions, is_adapter_directory
+from surefit.stages.run_context import CheckedRun, load_checked_run
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-def merge(out: Output, target: Path, overrides: list[str] | None, into: str, options: AdapterOptions) -> int:
+def merge_command(out: Output, target: Path, overrides: list[str] | None, into: str, options: AdapterOptions) -> int:
     """A run's adapter, or any other."""
-    if is_adapter(target):
-        certificate = merging.merge_adapter(target, out, into, options)
+    if is_adapter_directory(target):
+        certificate = merging.merge_external_adapter(target, out, into, options)
         return _say(out, certificate, RunDir(options.output or target).merged)
     if not RunDir(target).resolved.exists() and (below := adapters_below(target)):
         raise ConfigError(
-            f"there is no adapter_config.json in it{found_below(below)}",
+            f"there is no adapter_config.json in it{describe_nested_adapters(below)}",
             code="E1850",
             path=target,
             help=f"PEFT saves an adapter that has a name of its own in a directory of that name: name {below[0]}",
@@ -36,18 +36,18 @@ def merge(out: Output, target: Path, overrides: list[str] | None, into: str, opt
             path=target,
             help="a run knows its base, its prompts and where its merged/ goes",
         )
-    return merge_run(out, prepare(target, overrides), into)
+    return merge_run_and_show(out, load_checked_run(target, overrides), into)
 
 
-def merge_run(out: Output, run: Prepared, into: str = "auto") -> int:
+def merge_run_and_show(out: Output, run: CheckedRun, into: str = "auto") -> int:
     """The adapter of a run, or all its weights."""
     certificate = merging.merge_run(run, out, into)
     return _say(out, certificate, run.run.merged if run.resolved.config.train.method == "lora" else run.run.model)
 
 
-def certify(out: Output, target: Path, merged: Path, into: str, options: AdapterOptions) -> int:
+def certify_command(out: Output, target: Path, merged: Path, into: str, options: AdapterOptions) -> int:
     """Certify a merged model that exists; the exit code says whether it passed."""
-    certificate = merging.certify(target, merged, out, into, options)
+    certificate = merging.certify_merge(target, merged, out, into, options)
     if not certificate["passed"]:
         out.say(f"Not certified: {certificate['reason']}", "red")
         out.result(certificate)

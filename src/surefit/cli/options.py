@@ -8,15 +8,17 @@ from typing import Annotated, Literal
 import typer
 
 
-def _named(text: str) -> Path:
+def _path_or_none(text: str) -> Path:
     """Return the path; an empty text, as of a shell variable that is not set, is none: it would be this directory."""
     if not text.strip():
         raise typer.BadParameter("empty: name a file or a directory")
     return Path(text)
 
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", parser=_named)]
-Target = Annotated[Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_named)]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A config file (YAML).", parser=_path_or_none)]
+Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="A config file, or a run directory.", parser=_path_or_none)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override one value, e.g. train.num_train_epochs=2."),

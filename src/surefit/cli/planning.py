@@ -13,18 +13,18 @@ from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.svg import picture_file
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.plan.assumptions import assumption_text
-from surefit.stages.planning import planned_run
-from surefit.stages.run_context import Prepared, prepare
+from surefit.stages.planning import build_run_plan
+from surefit.stages.run_context import CheckedRun, load_checked_run
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.plan.verify import Compared
+    from surefit.plan.verify import PlannedVersusActual
 
 VERDICT_STYLE = {"fits": "bold green", "does not fit": "bold red"}
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanOptions:
     """What is asked of a plan, by the option's name; nothing: the plan itself."""
 
     quick: bool = False
@@ -46,25 +46,25 @@ class Question:
             raise ConfigError(f"{' and '.join(names)} cannot be combined", code="E1030", help="ask for one at a time")
 
 
-def plan(out: Output, target: Path, overrides: Sequence[str], asked: Question) -> int:
+def plan_command(out: Output, target: Path, overrides: Sequence[str], asked: PlanOptions) -> int:
     """The verb: the plan itself, or what was asked of it."""
     from surefit.cli import searching
-    from surefit.core.gc_pause import uncollected
+    from surefit.core.gc_pause import pause_gc
 
     asked.require_one()
-    with uncollected():  # also between one simulation and the next: what they leave is gone with the process
-        run = prepare(target, overrides)
+    with pause_gc():  # also between one simulation and the next: what they leave is gone with the process
+        run = load_checked_run(target, overrides)
         if asked.optimize:
-            return searching.optimize(out, run, asked.compare, asked.price)
+            return searching.optimize_command(out, run, asked.compare, asked.price)
         if asked.compare:
             return searching.compare_gpus(out, run, asked.compare, asked.price)
         if asked.solve:
-            return searching.solve(out, run, asked.solve)
+            return searching.solve_command(out, run, asked.solve)
         if asked.against:
-            return say_against(out, run, asked.against)
+            return say_plan_deviations(out, run, asked.against)
         if asked.plot is not None:
             picture_file(asked.plot, input_files(run.resolved.config, run.loaded.path))
-        planned = planned_run(run, quick=asked.quick, needs_rows=True)
+        planned = build_run_plan(run, quick=asked.quick, needs_rows=True)
         if asked.plot is not None:
             _write_plot(out, planned, asked.plot)
         return say_plan(out, planned)
@@ -164,7 +164,7 @@ def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], c
     out.table(title, ["phase", "in tensors", f"held from the {'system' if cpu else 'driver'}"], rows)
     peak = estimate["peak"]
     terms = [(term["term"], term["bytes"]) for term in peak["terms"]]
-    total, whole = sum(size for _, size in terms), _whole(terms, capacity)
+    total, whole = sum(size for _, size in terms), _bar_scale(terms, capacity)
     bar = (
         f"; the bar is {f'one of the {many}' if count > 1 and not cpu else 'the whole device'}"
         if whole == capacity
@@ -189,7 +189,7 @@ def _say_terms(out: Output, planned: dict[str, Any], capacity: int | None) -> No
     out.say(f"The fullest moment of a step: {bytes_text(planned['memory_total_bytes'])} in tensors", "bold")
 
 
-def _whole(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
+def _bar_scale(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
     """What a bar's width stands for: the device, unless the parts would be too small on it to be seen."""
     total = sum(size for _, size in parts)
     return capacity if capacity is not None and total > capacity / 20 else total
@@ -300,20 +300,20 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
 
 
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
-    from surefit.plan.plot import svg
+    from surefit.plan.plot import plan_svg
 
     if not (planned["estimate"] and planned["estimate"]["phases"]):
         raise ConfigError("there are no phases to plot: nothing was simulated", code="E1032", help="leave --quick out")
-    write_atomic(path, svg(planned))
+    write_atomic(path, plan_svg(planned))
     out.note(f"wrote {path}")
 
 
-def say_against(out: Output, run: Prepared, directory: Path) -> int:
+def say_plan_deviations(out: Output, run: CheckedRun, directory: Path) -> int:
     """The plan beside what a run took."""
-    from surefit.plan.verify import against
+    from surefit.plan.verify import measure_plan_deviations
 
-    planned = planned_run(run)
-    found = against(planned, run.resolved, RunDir(directory))
+    planned = build_run_plan(run)
+    found = measure_plan_deviations(planned, run.resolved, RunDir(directory))
     rows = [[row.what, _size(row.planned, row), _size(row.actual, row), _error(row)] for row in found.rows]
     out.table(f"Planned against actual: {directory}", ["quantity", "planned", "actual", "plan is off by"], rows)
     if found.widest is not None:
@@ -324,7 +324,7 @@ def say_against(out: Output, run: Prepared, directory: Path) -> int:
     return EXIT_OK
 
 
-def _size(value: float | None, row: Compared) -> str:
+def _size(value: float | None, row: PlannedVersusActual) -> str:
     if value is None:
         return "–"
     match row.unit:
@@ -336,5 +336,5 @@ def _size(value: float | None, row: Compared) -> str:
             return f"{value:,.0f}"
 
 
-def _error(row: Compared) -> str:
+def _error(row: PlannedVersusActual) -> str:
     return "–" if row.error is None else f"{row.error:+.1%}"

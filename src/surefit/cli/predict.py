@@ -15,26 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.checkpoint.manager import list_steps
-from surefit.cli.answering import Asked
+from surefit.cli.answering import PredictOptions
 from surefit.config.inputs import input_files, row_files
 from surefit.core.errors import EXIT_OK, ConfigError, DataError
 from surefit.core.output import json_with, output_file
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import file_sha256, machine_errors, read_json, write_json
-from surefit.core.units import plural, quoted
+from surefit.core.units import plural, shell_quote
 from surefit.data.read.load import Rows, load_rows
-from surefit.data.read.readers import Placed
+from surefit.data.read.readers import RowWithPlace
 from surefit.data.read.sources import resolve_source
 from surefit.data.read.stream import stream_rows
 from surefit.data.rows.layouts import Examples, to_prompts
-from surefit.evaluate.distributed import in_order, of_all, share
-from surefit.evaluate.generation_settings import GenerationSettings, ways
-from surefit.evaluate.inference import PORTION, Respondent
-from surefit.evaluate.rows import Answer, Picked, predictions, scored_line
-from surefit.evaluate.runner import respondents
-from surefit.evaluate.variants import VARIANTS, choose, identity, place
-from surefit.parallel.process_group import World, from_first
-from surefit.stages.run_context import Prepared
+from surefit.evaluate.distributed import gather_in_order, local_row_indices, scale_progress
+from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
+from surefit.evaluate.inference import PORTION, PromptModel
+from surefit.evaluate.rows import EvalRows, GeneratedAnswer, build_prediction_line, predictions_from_answer
+from surefit.evaluate.runner import open_prompt_models
+from surefit.evaluate.variants import VARIANTS, select_variants, variant_location, variant_sha256
+from surefit.parallel.process_group import World, broadcast_from_rank0
+from surefit.stages.run_context import CheckedRun
 from surefit.task import Example
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ READ = 1_024
 """Rows that are held at once while all of them are checked."""
 
 
-def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None) -> int:
+def predict_rows(out: Output, run: CheckedRun, asked: PredictOptions, world: World | None = None) -> int:
     """Answer new rows or one prompt; with gold answers in the rows, score them too.
 
     Args:
@@ -61,23 +61,23 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
     if output is not None:
         _require_writable(run, asked, output)
     rows = _rows(run, asked.data, asked.prompt)
-    (chosen,) = choose(config, run.run, [asked.variant or best_variant(run)])
-    way = ways(config, run.recipe)[0]
-    target = _File(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
+    (chosen,) = select_variants(config, run.run, [asked.variant or best_variant(run)])
+    way = list_generation_settings(config, run.recipe)[0]
+    target = _AnswerFile(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
     done = target.open() if target else 0
     if done:
         out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
     records: list[dict[str, Any]] = []
-    from_first(chosen if done < rows.count else None, world)
+    broadcast_from_rank0(chosen if done < rows.count else None, world)
     if done < rows.count:
         with out.progress("answering") as on_progress:
-            for _, respondent in respondents(config, run.recipe, run.hardware, run.run, [chosen]):
+            for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [chosen]):
                 for portion in _portions(way, rows, done, world):
-                    from_first(portion, world)
-                    part = _behind(on_progress, portion.indices[0], rows.count)
-                    lines = _answered(run, respondent, way, portion, world, part)
+                    broadcast_from_rank0(portion, world)
+                    part = _shift_progress(on_progress, portion.indices[0], rows.count)
+                    lines = _answer_portion(run, respondent, way, portion, world, part)
                     target.add(lines) if target else _show(out, records, lines, asked.prompt)
-                from_first(None, world)
+                broadcast_from_rank0(None, world)
                 del respondent
     if target:
         out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {way.of(chosen)}")
@@ -88,7 +88,7 @@ def predict(out: Output, run: Prepared, asked: Asked, world: World | None = None
     return EXIT_OK
 
 
-def _require_writable(run: Prepared, asked: Asked, output: Path) -> None:
+def _require_writable(run: CheckedRun, asked: PredictOptions, output: Path) -> None:
     """Find an output that may not be written before anything else is done; earlier answers are looked at by `_File`."""
     inputs = input_files(run.resolved.config, run.loaded.path)
     inputs |= row_files("the rows", asked.data) if asked.data is not None else {}
@@ -103,16 +103,16 @@ def _about_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.about")
 
 
-def _help_answering(run: Prepared, world: World) -> None:
+def _help_answering(run: CheckedRun, world: World) -> None:
     """What a process behind the first does: its part of every portion that the first one reads."""
-    chosen: str | None = from_first(None, world)
+    chosen: str | None = broadcast_from_rank0(None, world)
     if chosen is None:
         return
-    way = ways(run.resolved.config, run.recipe)[0]
-    for _, respondent in respondents(run.resolved.config, run.recipe, run.hardware, run.run, [chosen]):
-        picked: Picked | None
-        while (picked := from_first(None, world)) is not None:
-            _answered(run, respondent, way, picked, world, silent)
+    way = list_generation_settings(run.resolved.config, run.recipe)[0]
+    for _, respondent in open_prompt_models(run.resolved.config, run.recipe, run.hardware, run.run, [chosen]):
+        picked: EvalRows | None
+        while (picked := broadcast_from_rank0(None, world)) is not None:
+            _answer_portion(run, respondent, way, picked, world, ignore_progress)
         del respondent
 
 
@@ -123,7 +123,7 @@ def _show(out: Output, records: list[dict[str, Any]], lines: Sequence[dict[str, 
         records.extend(lines)
 
 
-def best_variant(run: Prepared) -> str:
+def best_variant(run: CheckedRun) -> str:
     """The last of the run's variants that exists: merged, else the adapter, else the base of a run that never trained.
 
     Raises:
@@ -139,7 +139,7 @@ def best_variant(run: Prepared) -> str:
     steps = [path.name for _, path in list_steps(run.run.checkpoints)]
     if best == "base" and run.resolved.config.evaluate.server is None and (steps or run.run.metrics.exists()):
         result = run.run.model if run.resolved.config.train.method == "full" else run.run.adapter
-        resume = f" {quoted(run.run.path)} --resume" if steps else ""
+        resume = f" {shell_quote(run.run.path)} --resume" if steps else ""
         others = " or ".join(f"--variant {name}" for name in (*steps[-1:], "base"))
         raise ConfigError(
             f"training began in this run, and there is no {result.name}/ in it",
@@ -151,7 +151,7 @@ def best_variant(run: Prepared) -> str:
 
 
 @dataclass(frozen=True)
-class _ToAnswer:
+class _RowsToAnswer:
     """Rows that have been looked at.
 
     Attributes:
@@ -168,7 +168,7 @@ class _ToAnswer:
     sha256: str | None
 
 
-def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
+def _rows(run: CheckedRun, data: str | None, prompt: str | None) -> _RowsToAnswer:
     """The rows of `data`, with or without gold answers, or `prompt` as one user message."""
     if (data is None) == (prompt is None):
         raise ConfigError(
@@ -176,16 +176,16 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
         )
     if data is None:
         question = Example(messages=({"role": "user", "content": prompt},))
-        asked = _continued(run, Examples([question], ["--prompt"], []))
-        return _ToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
-    rows, placed = _placed(data)
+        asked = _to_plain_prompts(run, Examples([question], ["--prompt"], []))
+        return _RowsToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
+    rows, placed = _row_reader(data)
     bad_rows = run.resolved.config.data.bad_rows
 
     def read(size: int) -> Iterator[Examples]:
         every = iter(placed())
         while portion := list(islice(every, size)):
             try:
-                yield _continued(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
+                yield _to_plain_prompts(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
             except DataError as error:
                 if bad_rows == "error":
                     raise
@@ -200,10 +200,10 @@ def _rows(run: Prepared, data: str | None, prompt: str | None) -> _ToAnswer:
     if count == 0:
         to_prompts(load_rows(data), run.recipe, bad_rows)
     sha256 = rows.sha256 if rows is not None else file_sha256(Path(data).expanduser())
-    return _ToAnswer(read, count, sum(skipped for _, skipped in counts), data, sha256)
+    return _RowsToAnswer(read, count, sum(skipped for _, skipped in counts), data, sha256)
 
 
-def _continued(run: Prepared, asked: Examples) -> Examples:
+def _to_plain_prompts(run: CheckedRun, asked: Examples) -> Examples:
     """Turn each single question into text to continue where the model has no chat template: it was trained on plain
     text. Longer conversations stay, and are an error when they are rendered."""
     if run.model.has_chat_template is not False:
@@ -218,64 +218,64 @@ def _continued(run: Prepared, asked: Examples) -> Examples:
     return replace(asked, examples=[as_text(example) for example in asked])
 
 
-def _placed(data: str) -> tuple[Rows | None, Callable[[], Iterable[Placed]]]:
+def _row_reader(data: str) -> tuple[Rows | None, Callable[[], Iterable[RowWithPlace]]]:
     """How to read every row: from its file each time, or from memory where it is no file of rows."""
     source = resolve_source(data)
     if source.kind == "file":
         return None, lambda: stream_rows(data)
     rows = load_rows(data)
-    return rows, lambda: (Placed(row, *rows.place(number)) for number, row in enumerate(rows))
+    return rows, lambda: (RowWithPlace(row, *rows.place(number)) for number, row in enumerate(rows))
 
 
-def _portions(way: GenerationSettings, rows: _ToAnswer, done: int, world: World) -> Iterator[Picked]:
+def _portions(way: GenerationSettings, rows: _RowsToAnswer, done: int, world: World) -> Iterator[EvalRows]:
     """The rows behind the first `done`, as many at a time as are answered before they are written."""
     index = 0
     for examples in rows.read(max(1, world.size * PORTION * way.decoding.batch_size // way.samples)):
         numbers = range(index, index + len(examples))
         index += len(examples)
-        picked = Picked(list(numbers), examples.examples, examples.where)
+        picked = EvalRows(list(numbers), examples.examples, examples.where)
         picked = picked.subset([place for place, number in enumerate(numbers) if number >= done])
         if picked:
             yield picked
 
 
-def _answered(
-    run: Prepared,
-    respondent: Respondent,
+def _answer_portion(
+    run: CheckedRun,
+    respondent: PromptModel,
     way: GenerationSettings,
-    picked: Picked,
+    picked: EvalRows,
     world: World,
     on_progress: OnProgress,
 ) -> list[dict[str, Any]]:
     """The lines of a portion, each process having answered its part of it."""
-    places = share(picked, world)
+    places = local_row_indices(picked, world)
     mine = picked.subset(places)
     prompts = respondent.prompts(mine)
-    part = of_all(on_progress, world, len(picked))
+    part = scale_progress(on_progress, world, len(picked))
     answers = respondent.answer(mine, prompts, way, part) if mine else []
     lines = [
         _line(run, way, mine, place, respondent.shown(prompt), answer)
         for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
-    return in_order(places, lines, world)
+    return gather_in_order(places, lines, world)
 
 
-def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
+def _shift_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, text)
 
 
 def _line(
-    run: Prepared, way: GenerationSettings, rows: Picked, place: int, prompt: str, answer: Answer
+    run: CheckedRun, way: GenerationSettings, rows: EvalRows, place: int, prompt: str, answer: GeneratedAnswer
 ) -> dict[str, Any]:
     example = rows.examples[place]
     # Without a gold answer there is nothing to judge by.
     recipe = run.recipe if example.completion is not None else None
-    found = predictions(run.recipe, example, answer)
-    line = scored_line(recipe, rows.indices[place], rows.where[place], example, found, way.samples)
+    found = predictions_from_answer(run.recipe, example, answer)
+    line = build_prediction_line(recipe, rows.indices[place], rows.where[place], example, found, way.samples)
     return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
 
 
-def _about(run: Prepared, variant: str, way: GenerationSettings, rows: _ToAnswer) -> dict[str, Any]:
+def _about(run: CheckedRun, variant: str, way: GenerationSettings, rows: _RowsToAnswer) -> dict[str, Any]:
     """All that answers depend on: what a later call must agree with to go on."""
     config = run.resolved.config
     return {
@@ -283,15 +283,15 @@ def _about(run: Prepared, variant: str, way: GenerationSettings, rows: _ToAnswer
         "rows_sha256": rows.sha256,
         "count": rows.count,
         "variant": way.of(variant),
-        "model": place(config, run.run, variant),
-        "model_sha256": identity(config, run.run, variant),
+        "model": variant_location(config, run.run, variant),
+        "model_sha256": variant_sha256(config, run.run, variant),
         "recipe": run.recipe.name,
         "recipe_version": run.recipe.version,
         "decoding": way.settings,
     }
 
 
-class _File:
+class _AnswerFile:
     """Answers as they come, and beside them what they answer: FILE and FILE.about."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], overwrite: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from surefit.cli.exits import finish
+from surefit.cli.exits import run_verb
 from surefit.cli.options import ConfigFile, Json, Overrides
 from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.units import bytes_text
@@ -35,20 +35,20 @@ def prepare(
 
     def work(out: Output) -> int:
         from surefit.config.load import load_config
-        from surefit.stages.tokenize_shards import Wishes, prepare_shards
+        from surefit.stages.tokenize_shards import ShardOptions, prepare_shards
 
         if engine == "ray" and workers > 1:
             raise ConfigError(
                 "--workers goes with --engine local", code="E1036", help="Ray uses every core of its cluster"
             )
         settings = load_config(config, overrides or ()).config
-        wishes = Wishes(workers, _group(shard), overwrite, verify, dry_run, engine)
+        wishes = ShardOptions(workers, _group(shard), overwrite, verify, dry_run, engine)
         result = prepare_shards(settings, out, wishes)
         _say(out, config, result, shard, dry_run)
         out.result(result)
         return EXIT_OK
 
-    finish(as_json, work)
+    run_verb(as_json, work)
 
 
 def _group(shard: str | None) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from surefit.cli.exits import finish
+from surefit.cli.exits import run_verb
 from surefit.cli.options import Json, Target
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
@@ -34,10 +34,10 @@ def export(
 
     def verb(out: Any) -> int:
         options = _cli("exporting").ExportOptions(format, output, outtype, llama_cpp, score, dry_run)
-        code: int = _cli("exporting").export(out, target, options)
+        code: int = _cli("exporting").export_command(out, target, options)
         return code
 
-    finish(as_json, verb)
+    run_verb(as_json, verb)
 
 
 def push(
@@ -48,7 +48,7 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Upload an export to the hub: private by default, and nothing but what the export lists."""
-    finish(as_json, lambda out: _cli("exporting").push(out, target, repo_id, public, dry_run))
+    run_verb(as_json, lambda out: _cli("exporting").push_command(out, target, repo_id, public, dry_run))
 
 
 def serve_check(
@@ -59,7 +59,7 @@ def serve_check(
 ) -> None:
     """Print the commands that serve a model with vLLM, SGLang or Ollama; with --url, see that a server answers as the
     run did."""
-    finish(as_json, lambda out: _cli("exporting").serve_check(out, target, url, model))
+    run_verb(as_json, lambda out: _cli("exporting").serve_check_command(out, target, url, model))
 
 
 class _ListsByDefault(TyperGroup):
@@ -80,13 +80,13 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the runs below a directory: state, steps, scores, size. `surefit runs DIR` does the same."""
-    finish(as_json, lambda out: _cli("info").runs(out, directory))
+    run_verb(as_json, lambda out: _cli("info").list_runs_command(out, directory))
 
 
 @runs.command()
 def show(run: Run, as_json: Json = False) -> None:
     """One run: settings, stages, scores, disk use, and what of it can be continued."""
-    finish(as_json, lambda out: _cli("run_index").show(out, run))
+    run_verb(as_json, lambda out: _cli("run_index").show_run_command(out, run))
 
 
 @runs.command()
@@ -96,7 +96,7 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What two runs do not have in common: settings, data, environment, scores."""
-    finish(as_json, lambda out: _cli("run_index").diff(out, a, b))
+    run_verb(as_json, lambda out: _cli("run_index").diff_runs_command(out, a, b))
 
 
 @runs.command()
@@ -106,7 +106,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Free disk space: checkpoints that are neither the newest nor the best, leftovers, W&B's copies."""
-    finish(as_json, lambda out: _cli("run_index").prune(out, target, yes))
+    run_verb(as_json, lambda out: _cli("run_index").prune_runs_command(out, target, yes))
 
 
 @runs.command()
@@ -116,7 +116,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Train the first steps again, elsewhere, and compare the loss curve; exit code 1 if it is another."""
-    finish(as_json, lambda out: _cli("reproducing").reproduce(out, run, steps))
+    run_verb(as_json, lambda out: _cli("reproducing").reproduce_command(out, run, steps))
 
 
 def _cli(module: str) -> Any:

@@ -29,7 +29,7 @@ from surefit.core.errors import SureFitError
 from surefit.core.progress import OnProgress
 from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
-from surefit.stages.progress_listener import PlainProgress, Watcher
+from surefit.stages.progress_listener import PlainProgress, ProgressListener
 from surefit.train.progress import OnStep
 
 BAR_WIDTH = 76
@@ -44,7 +44,7 @@ class _Console(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-class Output(Watcher):
+class Output(ProgressListener):
     """Where a verb says things.
 
     Args:
@@ -73,13 +73,13 @@ class Output(Watcher):
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line of result for a person."""
-        self.log.say(_shown(text))
+        self.log.say(_sanitize_text(text))
         if not self.as_json:
-            self.out.print(Text(_shown(text), style=style or ""))
+            self.out.print(Text(_sanitize_text(text), style=style or ""))
 
     def own_address(self, text: str, address: str) -> None:
         """The same, with an address of our own behind it whose token its reader needs."""
-        self.out.print(Text(f"{_shown(text)} {address}"))
+        self.out.print(Text(f"{_sanitize_text(text)} {address}"))
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 0) -> None:
         """The same, folded between words on a terminal; its further lines are indented."""
@@ -113,26 +113,26 @@ class Output(Watcher):
         wide = max(len(name) for name, _ in parts)
         for name, size in parts:
             line = Text("  ").append(letters[name], style=styles[name])
-            self.out.print(line.append(f" {_shown(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
+            self.out.print(line.append(f" {_sanitize_text(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
 
     def note(self, text: str) -> None:
         """One line beside the result: what is being done, what to look at."""
-        self.log.say(_shown(text))
-        self.err.print(Text(_shown(text), style="dim"))
+        self.log.say(_sanitize_text(text))
+        self.err.print(Text(_sanitize_text(text), style="dim"))
 
     def note_of_rank(self, text: str) -> None:
         """The same, of whichever process has to say it."""
-        line = Text(_shown(f"rank {self.rank}: {text}"), style="dim")
+        line = Text(_sanitize_text(f"rank {self.rank}: {text}"), style="dim")
         Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
     def heading(self, text: str) -> None:
         """The start of a stage."""
-        self.log.say(_shown(text))
-        self.err.print(Text(_shown(text), style="bold"))
+        self.log.say(_sanitize_text(text))
+        self.err.print(Text(_sanitize_text(text), style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A table; the columns after the first are right-aligned when they hold numbers."""
-        rows = [[_shown(cell) for cell in row] for row in rows]
+        rows = [[_sanitize_text(cell) for cell in row] for row in rows]
         table = Table(box=None, pad_edge=False)
         for index, column in enumerate(columns):
             numeric = index > 0 and all(_is_numeric(row[index]) for row in rows)
@@ -143,12 +143,12 @@ class Output(Watcher):
         plain = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
         with plain.capture() as copy:
             plain.print(table)
-        self.log.say("\n".join([_shown(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
+        self.log.say("\n".join([_sanitize_text(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
         if self.as_json:
             return
         console = self.out if self.out.is_terminal else _Console(width=200, highlight=False)
         if title:  # a title of the table's own would be folded to the table's width
-            console.print(Text(_shown(title), style="bold"))
+            console.print(Text(_sanitize_text(title), style="bold"))
         console.print(table)
 
     def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
@@ -168,11 +168,11 @@ class Output(Watcher):
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
-            head.append(f"{_shown(place)}: " if place else "", style="bold")
+            head.append(f"{_sanitize_text(place)}: " if place else "", style="bold")
             head.append(f"{finding['severity']}[{finding['code']}]", style=SEVERITY_STYLE[finding["severity"]])
-            head.append(f" {_shown(finding['field'])}: " if finding["field"] else " ")
-            head.append(_shown(finding["message"]))
-            help_text = f"  help: {_shown(finding['help'])}" if finding["help"] else ""
+            head.append(f" {_sanitize_text(finding['field'])}: " if finding["field"] else " ")
+            head.append(_sanitize_text(finding["message"]))
+            help_text = f"  help: {_sanitize_text(finding['help'])}" if finding["help"] else ""
             self.log.say(f"{head.plain}\n{help_text}")
             if self.as_json:
                 continue
@@ -188,7 +188,7 @@ class Output(Watcher):
 
     def error(self, error: SureFitError) -> None:
         """A user's error: problem, place, help; never a traceback."""
-        self.log.say(_shown(f"error: {error}"))
+        self.log.say(_sanitize_text(f"error: {error}"))
         if self.as_json and self.with_result:
             self.result(error.as_dict())
             return
@@ -197,11 +197,11 @@ class Output(Watcher):
             line = Text(f"error[{one.code}]" if one.code else "error", style="bold red")
             if self.rank:
                 line.append(f" [rank {self.rank}]")
-            line.append(f" {_shown(one.where)}" if one.where else "", style="bold")
-            line.append(f": {_shown(one.message)}", style="not bold default")
+            line.append(f" {_sanitize_text(one.where)}" if one.where else "", style="bold")
+            line.append(f": {_sanitize_text(one.message)}", style="not bold default")
             err.print(line)
             if one.help:
-                err.print(Text(f"  help: {_shown(one.help)}", style="dim"))
+                err.print(Text(f"  help: {_sanitize_text(one.help)}", style="dim"))
 
     def result(self, value: dict[str, Any]) -> None:
         """The one JSON object of `--json`."""
@@ -226,7 +226,7 @@ class Output(Watcher):
             with_eta: by the pace so far; otherwise it stands in the text.
         """
         if self.err.is_terminal and not self.as_json:
-            logged = PlainProgress(label, lambda text: self.log.say(_shown(text)), with_eta)
+            logged = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
             with self._bar(label, with_eta) as drawn:
 
                 def both(done: int, total: int, text: str) -> None:
@@ -251,7 +251,7 @@ class Output(Watcher):
             task = bar.add_task(escape(label), total=1, detail="", start=True)
 
             def update(done: int, total: int, text: str) -> None:
-                bar.update(task, completed=done, total=total, detail=escape(_shown(text)))
+                bar.update(task, completed=done, total=total, detail=escape(_sanitize_text(text)))
 
             yield update
 
@@ -262,7 +262,7 @@ def make_encodable() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _shown(text: str) -> str:
+def _sanitize_text(text: str) -> str:
     """A text on its way to a terminal: without secrets, and with nothing in it that a terminal would obey."""
     return printable(redact(text))
 

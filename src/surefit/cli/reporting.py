@@ -10,34 +10,34 @@ from surefit.core.errors import EXIT_OK, ConfigError
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text
 from surefit.stages import reporting
-from surefit.stages.run_context import run_directory
+from surefit.stages.run_context import find_run_directory
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-def report(out: Output, targets: Sequence[Path], output: Path | None) -> int:
+def report_command(out: Output, targets: Sequence[Path], output: Path | None) -> int:
     """One target: its report.html. Several: a page that compares them, beside the first run or in `output`.
 
     Raises:
         ConfigError: a target is no run, or one is named twice; an `output` for one run.
     """
-    runs = [run_directory(target) for target in targets]
+    runs = [find_run_directory(target) for target in targets]
     if len(runs) > 1:
         new = [run for run in runs if not run.report.exists()]
-        path = reporting.report_on_several(runs, out, output)
+        path = reporting.write_comparison_report(runs, out, output)
         for run in new:
             out.note(f"wrote {run.report}")
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
     if output is not None:
         problem = "--output is for the page that compares several runs"
         raise ConfigError(problem, code="E1038", help=f"the page of one run is {runs[0].report}")
-    return report_run(out, runs[0])
+    return report_run_and_show(out, runs[0])
 
 
-def report_run(out: Output, directory: RunDir) -> int:
+def report_run_and_show(out: Output, directory: RunDir) -> int:
     """The page of one run."""
-    path = reporting.report(directory, out)
+    path = reporting.write_run_report(directory, out)
     return _say(out, path, {"report": str(path)})
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.run_index import data_of, newest_checkpoint, run_of
+from surefit.cli.run_index import newest_checkpoint, require_run, training_data_facts
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import plural
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.stages.run_context import Prepared
+    from surefit.stages.run_context import CheckedRun
 
 COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
 """Of every step's line; the first two are measured, the others must be the same wherever it runs."""
@@ -31,12 +31,12 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
 """The relative difference that another stack may make, by the model's dtype (docs/runs.md)."""
 
 
-class _Enough(Exception):
+class _StepLimitReached(Exception):
     """As many steps as were asked for are done."""
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurveComparison:
     """Two loss curves, step by step.
 
     Attributes:
@@ -52,19 +52,19 @@ class Curve:
     first: str | None
 
 
-def reproduce(out: Output, path: Path, steps: int) -> int:
+def reproduce_command(out: Output, path: Path, steps: int) -> int:
     """Train the first steps of a run again, and compare."""
-    from surefit.stages.run_context import prepare
+    from surefit.stages.run_context import load_checked_run
 
-    run = run_of(path)
+    run = require_run(path)
     before = _lines(run, steps)
     with tempfile.TemporaryDirectory(prefix="surefit-reproduce-") as folder:
         config = Path(folder) / "resolved.yaml"
         shutil.copy2(run.resolved, config)
         overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.metric_for_best_model=null"]
-        again = prepare(config, overrides)
-        data = _again(out, again, len(before))
-        stack = stack_changes(run, again)  # the model that is loaded by now decides the threads
+        again = load_checked_run(config, overrides)
+        data = _train_again(out, again, len(before))
+        stack = find_stack_changes(run, again)  # the model that is loaded by now decides the threads
         after = read_jsonl(again.run.metrics)
     changed = _data_changed(run, data)
     curve = compare_curves(before, [line for line in after if "loss" in line])
@@ -80,16 +80,16 @@ def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
     return lines
 
 
-def stack_changes(run: RunDir, again: Prepared) -> list[str]:
+def find_stack_changes(run: RunDir, again: CheckedRun) -> list[str]:
     """How software, threads, device and the way of sharing a step differ from those of the run."""
     from surefit.checkpoint.manager import changed_versions
     from surefit.facts.record import environment_record
-    from surefit.train.identity import what_changed
+    from surefit.train.identity import changed_settings
 
     newest = newest_checkpoint(run)
     if newest is not None:
         trainer = read_json(newest / "trainer.json")
-        return changed_versions(newest) + what_changed(trainer, again.resolved.config)
+        return changed_versions(newest) + changed_settings(trainer, again.resolved.config)
     if not run.environment.exists():
         return ["the environment of the run is not on record"]
     was, now = read_json(run.environment), environment_record(again.hardware)
@@ -97,61 +97,63 @@ def stack_changes(run: RunDir, again: Prepared) -> list[str]:
             if was.get(key) != now.get(key)]  # fmt: skip
 
 
-def _again(out: Output, again: Prepared, steps: int) -> dict[str, Any]:
+def _train_again(out: Output, again: CheckedRun, steps: int) -> dict[str, Any]:
     """Train so many steps; returns what identifies the rows."""
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
-    from surefit.stages.training import tokenised
-    from surefit.train.inputs import Callbacks, Environment
-    from surefit.train.loop import Training
+    from surefit.stages.training import tokenize_dataset
+    from surefit.train.inputs import Callbacks, TrainingEnvironment
+    from surefit.train.loop import Trainer
 
     config = again.resolved.config
     again.run.create()
-    data = tokenised(out, again, None)
+    data = tokenize_dataset(out, again, None)
     model, _ = prepare_for_training(load_model(config.model, again.hardware), config, again.hardware)
     with out.training_progress() as on_step:
 
         def watch(state: Any) -> None:
             on_step(state)
             if state.step >= steps:
-                raise _Enough
+                raise _StepLimitReached
 
-        place = Environment(model=again.model, hardware=again.hardware)
-        training = Training(model, data, config, again.run, place, Callbacks(watch))
-        with contextlib.suppress(_Enough):
+        place = TrainingEnvironment(model=again.model, hardware=again.hardware)
+        training = Trainer(model, data, config, again.run, place, Callbacks(watch))
+        with contextlib.suppress(_StepLimitReached):
             training.fit()
     return {"rows": len(training.survey.lengths), "content": training.survey.sha256}
 
 
 def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
-    before = data_of(run)
+    before = training_data_facts(run)
     if "content" in before and before["content"] != data["content"]:
         return f"{before['rows']:,} rows with the hash {before['content'][:12]} then, {data['rows']:,} with " \
                f"{data['content'][:12]} now"  # fmt: skip
     return None
 
 
-def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> Curve:
+def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> LossCurveComparison:
     """The lines of two metrics.jsonl, step by step."""
     largest, first = 0.0, None
     for old, new in zip(before, after, strict=False):
         for key in COMPARED:
             if old.get(key) == new.get(key):
                 continue
-            distance = _relative(old.get(key), new.get(key)) if key in MEASURED else math.inf
+            distance = _relative_difference(old.get(key), new.get(key)) if key in MEASURED else math.inf
             largest = max(largest, distance)
             first = first or f"step {old['step']}: {key} {old.get(key)} then, {new.get(key)} now"
     if len(after) < len(before):
         largest, first = math.inf, first or f"it ended after {plural(len(after), 'step')}"
-    return Curve(min(len(before), len(after)), first is None, largest, first)
+    return LossCurveComparison(min(len(before), len(after)), first is None, largest, first)
 
 
-def _relative(old: float | None, new: float | None) -> float:
+def _relative_difference(old: float | None, new: float | None) -> float:
     """Of a rejected step there may be no number."""
     return math.inf if old is None or new is None else abs(new - old) / max(abs(old), 1e-12)
 
 
-def _say(out: Output, run: RunDir, dtype: str, curve: Curve, stack: Sequence[str], changed: str | None) -> int:
+def _say(
+    out: Output, run: RunDir, dtype: str, curve: LossCurveComparison, stack: Sequence[str], changed: str | None
+) -> int:
     tolerance = TOLERANCES.get(dtype, TOLERANCES["float32"]) if stack else 0.0
     passed = changed is None and curve.largest <= tolerance
     for line in stack:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 SHOWN = ("recall@5", "recall@10", "recall@20", "mrr@10", "ndcg@5", "ndcg@10", "ndcg@20")
 
 
-def retrieve(out: Output, data: Path, output: Path, **asked: Any) -> int:
+def retrieve_command(out: Output, data: Path, output: Path, **asked: Any) -> int:
     """Retrieve, write, say what was found."""
-    from surefit.retrieval.stage import Retrieval
-    from surefit.retrieval.stage import retrieve as run
+    from surefit.retrieval.stage import RetrievalOptions
+    from surefit.retrieval.stage import run_retrieval as run
 
-    request = Retrieval(data, output, **asked)
+    request = RetrievalOptions(data, output, **asked)
     with out.progress(f"training {request.retriever}") as on_progress:
         manifest = run(request, on_progress)
     _say(out, manifest)

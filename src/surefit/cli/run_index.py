@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.runs import JOBS, _attempt, find_runs, summarise_all
+from surefit.cli.runs import JOBS, _attempt, find_runs, summarize_runs
 from surefit.config.load import load_config
-from surefit.config.resolve import leaves
+from surefit.config.resolve import iter_config_values
 from surefit.config.trackers import TRACKERS
 from surefit.core.errors import EXIT_OK, ConfigError, SureFitError
 from surefit.core.rundir import RunDir, leftovers, machine_errors, read_json, read_jsonl
-from surefit.core.units import bytes_text, duration_text, plural, quoted
+from surefit.core.units import bytes_text, duration_text, plural, shell_quote
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
@@ -26,7 +26,7 @@ SYNCED = ".synced"
 """What W&B puts behind the name of an offline run's file once it has been uploaded."""
 
 
-def run_of(path: Path) -> RunDir:
+def require_run(path: Path) -> RunDir:
     """Raises:
     ConfigError: no run is there.
     """
@@ -38,19 +38,19 @@ def run_of(path: Path) -> RunDir:
     return run
 
 
-def size_of(path: Path) -> int:
+def disk_size(path: Path) -> int:
     """Bytes of a file, or of all files below a directory; links count as nothing."""
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
     return sum(file.lstat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
-def show(out: Output, path: Path) -> int:
+def show_run_command(out: Output, path: Path) -> int:
     """One run: its settings, stages, scores, disk use, and what of it can be continued."""
     from surefit.report.artefacts import read_artefacts
     from surefit.report.timeline import attempts
 
-    run = run_of(path)
-    (row,) = summarise_all([run])
+    run = require_run(path)
+    (row,) = summarize_runs([run])
     found = read_artefacts(run)
     chosen = [
         (s.key, s.value, f"{'auto:' if s.origin == 'auto' and s.detail else s.origin} {s.detail}".strip())
@@ -58,13 +58,13 @@ def show(out: Output, path: Path) -> int:
         if s.origin != "default"
     ]
     stages = attempts(found.events)
-    resumable = continued(run, row)
-    parts = disk(run)
+    resumable = describe_next_steps(run, row)
+    parts = disk_usage(run)
     out.say(f"{run.path}: {row['recipe']} on {row['model']}, {row['state_text']}, {row['steps_text']} steps", "bold")
     out.table("Settings that are not defaults", ["setting", "value", "from"], chosen)
     times = [[a.stage, a.outcome, duration_text(a.seconds) if a.seconds is not None else "-", a.detail] for a in stages]
     out.table("Stages", ["stage", "ended", "time", ""], times)
-    scores = all_scores(run)
+    scores = read_primary_scores(run)
     out.table(
         "Scores, with 95 % intervals",
         ["set", "variant", "metric", "score"],
@@ -91,7 +91,7 @@ def _figure(score: dict[str, Any]) -> str:
     return f"{score['mean']:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def all_scores(run: RunDir) -> list[dict[str, Any]]:
+def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
     """The primary metric of every variant on every set; none where they are not there or damaged."""
 
     def read() -> list[dict[str, Any]]:
@@ -108,63 +108,73 @@ def all_scores(run: RunDir) -> list[dict[str, Any]]:
     return found
 
 
-def disk(run: RunDir) -> dict[str, int]:
+def disk_usage(run: RunDir) -> dict[str, int]:
     """Part → bytes, the largest first."""
-    parts = {entry.name: size_of(entry) for entry in run.path.iterdir() if entry.is_dir()}
-    parts["files"] = sum(size_of(entry) for entry in run.path.iterdir() if entry.is_file())
+    parts = {entry.name: disk_size(entry) for entry in run.path.iterdir() if entry.is_dir()}
+    parts["files"] = sum(disk_size(entry) for entry in run.path.iterdir() if entry.is_file())
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
-def continued(run: RunDir, row: dict[str, Any]) -> list[str]:
+def describe_next_steps(run: RunDir, row: dict[str, Any]) -> list[str]:
     """In words, what can be gone on with, and how."""
     lines = []
     newest = newest_checkpoint(run)
     trained = run.adapter.exists() or run.model.exists()
     if not trained and newest is not None:
-        lines.append(f"Training can go on from {newest.name}: surefit train {quoted(run.path)} --resume")
+        lines.append(f"Training can go on from {newest.name}: surefit train {shell_quote(run.path)} --resume")
     elif not trained:
-        lines.append(f"Nothing is trained, and there is no checkpoint: surefit train {quoted(run.path)} --overwrite")
+        lines.append(
+            f"Nothing is trained, and there is no checkpoint: surefit train {shell_quote(run.path)} --overwrite"
+        )
     elif not run.certificate.exists():
-        lines.append(f"Trained, not merged: surefit merge {quoted(run.path)}")
+        lines.append(f"Trained, not merged: surefit merge {shell_quote(run.path)}")
     if partial := sorted(run.eval.glob("*/*.partial.jsonl")):
         answers = sum(len(_attempt(lambda path=path: read_jsonl(path), [])) for path in partial)
         lines.append(
-            f"{plural(answers, 'kept line')} of an evaluation that was cut off: surefit evaluate {quoted(run.path)}"
+            f"{plural(answers, 'kept line')} of an evaluation that was cut off: "
+            f"surefit evaluate {shell_quote(run.path)}"
         )
     elif trained and not run.eval_summary.exists():
-        lines.append(f"Not scored: surefit evaluate {quoted(run.path)}")
-    return lines or [f"Every stage is done: surefit report {quoted(run.path)}"]
+        lines.append(f"Not scored: surefit evaluate {shell_quote(run.path)}")
+    return lines or [f"Every stage is done: surefit report {shell_quote(run.path)}"]
 
 
 def newest_checkpoint(run: RunDir) -> Path | None:
     """The newest checkpoint whose files are whole, by their sizes."""
-    from surefit.checkpoint.manager import damage, list_steps
+    from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
-    return next((path for _, path in reversed(list_steps(run.checkpoints)) if damage(path, hashes=False) is None), None)
+    return next(
+        (
+            path
+            for _, path in reversed(list_steps(run.checkpoints))
+            if find_checkpoint_damage(path, hashes=False) is None
+        ),
+        None,
+    )
 
 
-def diff(out: Output, first: Path, second: Path) -> int:
+def diff_runs_command(out: Output, first: Path, second: Path) -> int:
     """What two runs do not have in common: settings, data, environment, scores."""
-    a, b = run_of(first), run_of(second)
+    a, b = require_run(first), require_run(second)
     found = {
         "settings": _differing(_settings(a), _settings(b)),
-        "data": _differing(data_of(a), data_of(b)),
+        "data": _differing(training_data_facts(a), training_data_facts(b)),
         "environment": _differing(_environment(a), _environment(b)),
         "scores": _differing(_scores(a), _scores(b)),
     }
     for name, lines in found.items():
-        rows = [[key, *(_shown(value) for value in values)] for key, values in lines.items()]
+        rows = [[key, *(_format_setting(value) for value in values)] for key, values in lines.items()]
         if rows:
             out.table(f"{name.capitalize()}: {plural(len(rows), 'difference')}", ["", str(a.path), str(b.path)], rows)
         else:
             out.say(f"{name.capitalize()}: the same", "bold")
     if found["scores"]:
-        out.say(f"Whether that is more than chance: surefit compare {quoted(a.path)} {quoted(b.path)}")
+        out.say(f"Whether that is more than chance: surefit compare {shell_quote(a.path)} {shell_quote(b.path)}")
     out.result({"a": str(a.path), "b": str(b.path), **found})
     return EXIT_OK
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     text = "-" if value is None else str(value)
     return f"{text[:12]}…" if len(text) == 64 and text.isalnum() else text
 
@@ -175,10 +185,10 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _settings(run: RunDir) -> dict[str, Any]:
-    return {key: value for key, value in leaves(load_config(run.resolved).config) if key != "output_dir"}
+    return {key: value for key, value in iter_config_values(load_config(run.resolved).config) if key != "output_dir"}
 
 
-def data_of(run: RunDir) -> dict[str, Any]:
+def training_data_facts(run: RunDir) -> dict[str, Any]:
     """What is known of the rows that were trained on: from a checkpoint, else from the audit."""
     newest = newest_checkpoint(run)
     same = _attempt(lambda: read_json(newest / "trainer.json")["identity"], {}) if newest else {}
@@ -197,11 +207,11 @@ def _environment(run: RunDir) -> dict[str, Any]:
 
 
 def _scores(run: RunDir) -> dict[str, Any]:
-    return {f"{s['set']}, {s['variant']}: {s['metric']}": _figure(s) for s in all_scores(run)}
+    return {f"{s['set']}, {s['variant']}: {s['metric']}": _figure(s) for s in read_primary_scores(run)}
 
 
 @dataclass(frozen=True)
-class Surplus:
+class DeletableItem:
     """Something that can be deleted, and why nobody will miss it."""
 
     path: Path
@@ -209,7 +219,7 @@ class Surplus:
     why: str
 
 
-def surplus(run: RunDir) -> list[Surplus]:
+def find_deletable(run: RunDir) -> list[DeletableItem]:
     """What of a run nothing needs any more. Never adapter/, model/, merged/, export/ or eval/, and never a checkpoint
     that is the newest, or the best of anything that was measured."""
     found = [
@@ -220,7 +230,7 @@ def surplus(run: RunDir) -> list[Surplus]:
     ]
     found += _checkpoints(run)
     found += _wandb(run)
-    return [Surplus(path, size_of(path), why) for path, why in found]
+    return [DeletableItem(path, disk_size(path), why) for path, why in found]
 
 
 def _only_copy(leftover: Path) -> bool:
@@ -230,9 +240,9 @@ def _only_copy(leftover: Path) -> bool:
 
 
 def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
-    from surefit.checkpoint.manager import damage, list_steps
+    from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
-    steps = [(step, path, damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
+    steps = [(step, path, find_checkpoint_damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
     complete = [step for step, _, fault in steps if fault is None]
     if not complete:
         return
@@ -249,16 +259,16 @@ def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
 def _best_steps(run: RunDir) -> set[int]:
     """The best step of every metric that was measured while it trained, and all that `checkpoint.metric_for_best_model`
     keeps."""
-    from surefit.checkpoint.best import ranked, scores
+    from surefit.checkpoint.best import eval_points, rank_checkpoints
 
     section = load_config(run.resolved).config.checkpoint
     lines = [line for line in read_jsonl(run.metrics) if "eval_loss" in line]
     kept = {path.name for path in run.checkpoints.glob("step-*")}
     found: set[int] = set()
     for metric in {key for line in lines for key in line} - {"step", "eval_tokens"}:
-        there = [each for each in scores(lines, metric) if f"step-{each.step}" in kept]
+        there = [each for each in eval_points(lines, metric) if f"step-{each.step}" in kept]
         limit = section.best_total_limit if metric == section.metric_for_best_model else 1
-        found |= {each.step for each in ranked(there, metric)[:limit]}
+        found |= {each.step for each in rank_checkpoints(there, metric)[:limit]}
     return found
 
 
@@ -272,7 +282,7 @@ def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
             yield path, "W&B's local copy of what was uploaded"
 
 
-def prune(out: Output, target: Path, delete: bool) -> int:
+def prune_runs_command(out: Output, target: Path, delete: bool) -> int:
     """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
     if not target.is_dir():
         raise ConfigError("there is no such directory", code="E1041", path=target, help="`surefit runs` lists the runs")
@@ -280,7 +290,7 @@ def prune(out: Output, target: Path, delete: bool) -> int:
     jobs = {
         row["run"]: [(row[job] or {}).get("state") for job in JOBS.values()]
         + [*(row["eval_job"] or {}).get("states", {})]
-        for row in summarise_all(runs)
+        for row in summarize_runs(runs)
     }
     rows: list[dict[str, Any]] = []
     skipped: dict[str, str] = {}
@@ -289,8 +299,8 @@ def prune(out: Output, target: Path, delete: bool) -> int:
             skipped[str(run.path)] = f"its SLURM job is {state}"
             continue
         try:
-            with _held(run, out, delete):
-                rows += _pruned(run, delete)
+            with _lock_run(run, out, delete):
+                rows += _prune_run(run, delete)
         except SureFitError as error:  # in use, or damaged: left alone, and the others looked at
             skipped[str(run.path)] = error.message
     _say_pruned(out, target, rows, skipped, delete)
@@ -300,20 +310,20 @@ def prune(out: Output, target: Path, delete: bool) -> int:
 
 
 @contextlib.contextmanager
-def _held(run: RunDir, out: Output, delete: bool) -> Iterator[None]:
+def _lock_run(run: RunDir, out: Output, delete: bool) -> Iterator[None]:
     """Nobody else is at work in the run; looking alone leaves no lock file behind where there was none."""
     if not delete and not run.lock.exists():
         yield
         return
-    from surefit.core.lock import locked
+    from surefit.core.lock import hold_lock
 
-    with locked(run.lock, "runs prune", out.note):  # not `RunDir.locked`, which clears away what is listed here
+    with hold_lock(run.lock, "runs prune", out.note):  # not `RunDir.locked`, which clears away what is listed here
         yield
 
 
-def _pruned(run: RunDir, delete: bool) -> list[dict[str, Any]]:
+def _prune_run(run: RunDir, delete: bool) -> list[dict[str, Any]]:
     rows = []
-    for one in surplus(run):
+    for one in find_deletable(run):
         if delete:
             _delete(one.path)
         rows.append({"run": str(run.path), "path": str(one.path), "bytes": one.bytes, "why": one.why})
@@ -348,4 +358,6 @@ def _say_pruned(
     elif delete:
         out.say(f"Freed {freed}", "green")
     else:
-        out.say(f"{freed} could be freed; nothing was deleted. To delete it: surefit runs prune {quoted(target)} --yes")
+        out.say(
+            f"{freed} could be freed; nothing was deleted. To delete it: surefit runs prune {shell_quote(target)} --yes"
+        )

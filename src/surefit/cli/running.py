@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.checking import check
-from surefit.cli.evaluating import evaluate
-from surefit.cli.merging import merge_run
+from surefit.cli.checking import check_and_show
+from surefit.cli.evaluating import evaluate_and_show
+from surefit.cli.merging import merge_run_and_show
 from surefit.cli.planning import say_plan
-from surefit.cli.reporting import report_run
-from surefit.cli.training import train
+from surefit.cli.reporting import report_run_and_show
+from surefit.cli.training import train_and_show
 from surefit.core.errors import EXIT_OK
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.stages.events import latest, trained
-from surefit.stages.planning import planned_run, scored_of
-from surefit.stages.run_context import Prepared
+from surefit.stages.events import is_trained, latest_event
+from surefit.stages.planning import build_run_plan, load_run_eval_prompts
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-def run(
+def run_all_stages(
     out: Output,
-    prepared: Prepared,
+    prepared: CheckedRun,
     *,
     resume: bool,
     overwrite: bool,
@@ -44,24 +44,24 @@ def run(
     planned: dict[str, Any] = {}
 
     def plan() -> int:
-        planned.update(planned_run(prepared))
+        planned.update(build_run_plan(prepared))
         return say_plan(each, planned)
 
     verbs: dict[str, Callable[[], int]] = {
-        "check": lambda: check(each, prepared.gathered),
+        "check": lambda: check_and_show(each, prepared.gathered),
         "plan": plan,
         "train": lambda: (
             training(resume, overwrite)
             if training
-            else train(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
+            else train_and_show(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
         ),
-        "merge": lambda: merge_run(each, prepared),
-        "evaluate": lambda: _evaluated(each, prepared, variants),
-        "report": lambda: report_run(each, prepared.run),
+        "merge": lambda: merge_run_and_show(each, prepared),
+        "evaluate": lambda: _evaluate_stage(each, prepared, variants),
+        "report": lambda: report_run_and_show(each, prepared.run),
     }
     worst = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):
-        done = resume and stage in ("train", "merge") and _finished(prepared.run, stage)
+        done = resume and stage in ("train", "merge") and _is_stage_finished(prepared.run, stage)
         out.heading(f"{number}/{len(verbs)} {stage}{': done before' if done else ''}")
         code = EXIT_OK if done else verb()
         worst = max(worst, code)
@@ -74,12 +74,12 @@ def run(
     return worst
 
 
-def _evaluated(out: Output, prepared: Prepared, variants: Sequence[str] | None) -> int:
+def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] | None) -> int:
     """As `evaluate`; where nothing is held out (EVL031) or no row has an answer to compare with (EVL010), which the
     check has said, there is nothing to do."""
-    scored = scored_of(prepared)
+    scored = load_run_eval_prompts(prepared)
     if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
-        return evaluate(out, prepared, variants)
+        return evaluate_and_show(out, prepared, variants)
     if prepared.resolved.config.data.holds_nothing_out:
         why = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
     else:
@@ -88,8 +88,8 @@ def _evaluated(out: Output, prepared: Prepared, variants: Sequence[str] | None) 
     return EXIT_OK
 
 
-def _finished(directory: RunDir, stage: str) -> bool:
+def _is_stage_finished(directory: RunDir, stage: str) -> bool:
     """Whether the stage's last event says that it finished, and what it wrote is there."""
-    event = latest(read_jsonl(directory.events), stage)
-    written = trained(directory) if stage == "train" else directory.certificate.exists()
+    event = latest_event(read_jsonl(directory.events), stage)
+    written = is_trained(directory) if stage == "train" else directory.certificate.exists()
     return event is not None and event["event"] == "finished" and written

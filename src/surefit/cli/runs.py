@@ -11,10 +11,10 @@ from surefit.config.load import load_config
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import bytes_text, duration_text
-from surefit.evaluate.answers import base_of
+from surefit.evaluate.answers import base_variant
 from surefit.launch.slurm import task_states
-from surefit.report.scores import tuned_of
-from surefit.stages.events import latest
+from surefit.report.scores import find_tuned_variant
+from surefit.stages.events import latest_event
 
 JOBS = {"train": "job", "merge": "merge_job", "evaluate": "evaluate_job"}
 """The stages that may be jobs of SLURM's, and what a row calls each job."""
@@ -28,10 +28,10 @@ def find_runs(directory: Path) -> list[RunDir]:
         return []
     patterns = ["*/" * depth + name for depth in range(DEPTH + 1) for name in ("resolved.yaml", "slurm.json")]
     found = {path.parent for pattern in patterns for path in directory.glob(pattern)}
-    return [RunDir(path) for path in sorted(found, key=lambda path: -_changed(RunDir(path)))]
+    return [RunDir(path) for path in sorted(found, key=lambda path: -_modification_time(RunDir(path)))]
 
 
-def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
+def summarize_runs(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
     """A row for each run; SLURM is asked once about the jobs of all of them: those of the stages, and the array that
     scores the checkpoints."""
     numbers = {
@@ -50,7 +50,7 @@ def summarise_all(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
         told = [f"{stage} {_job_text(*job)}" for stage, job in stages.items() if job and stage != "train"]
         told = [_job_text(*job) for job in (stages["train"],) if job] + told
         rows.append(
-            summarise(run)
+            summarize_run(run)
             | {
                 field: {"job_id": job[0], "state": next(iter(job[1]), None)} if (job := stages[stage]) else None
                 for stage, field in JOBS.items()
@@ -70,17 +70,17 @@ def _job_text(number: str, states: Mapping[str, int]) -> str:
     return f"{number} {text or 'not known to SLURM'}"
 
 
-def summarise(run: RunDir) -> dict[str, Any]:
+def summarize_run(run: RunDir) -> dict[str, Any]:
     """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
     events = _attempt(lambda: read_jsonl(run.events), [])
-    state: Any = _attempt(lambda: latest(events) or {}, None)
+    state: Any = _attempt(lambda: latest_event(events) or {}, None)
     steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = _attempt(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
     nothing = "unreadable" if run.resolved.exists() else "-"
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
     score = _score(run)
-    changed = _changed(run)
+    changed = _modification_time(run)
     done = max(steps, default=0)
     return {
         "run": str(run.path),
@@ -113,16 +113,16 @@ def _score(run: RunDir) -> dict[str, Any] | None:
     try:
         summary = read_json(run.eval_summary)
         metric, variants = summary["primary_metric"], summary["sets"]["eval"]["variants"]
-        tuned = tuned_of(variants)
+        tuned = find_tuned_variant(variants)
         if tuned is None:
             return None
-        base = variants[base_of(tuned)][metric]["mean"]
+        base = variants[base_variant(tuned)][metric]["mean"]
         return {"metric": metric, "base": base, "tuned": variants[tuned][metric]["mean"]}
     except (SureFitError, KeyError, TypeError):
         return None
 
 
-def _changed(run: RunDir) -> float:
+def _modification_time(run: RunDir) -> float:
     files = [path for path in (run.events, run.metrics, run.report, run.resolved, run.slurm) if path.exists()]
     return max((path.stat().st_mtime for path in files), default=0.0)
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 
-def score(out: Output, recipe_name: str, predictions: str, references: str, output: Path | None) -> int:
+def score_command(out: Output, recipe_name: str, predictions: str, references: str, output: Path | None) -> int:
     """Score, say, write the scores row by row."""
     from surefit import recipes
     from surefit.evaluate.scoring import score_files
 
-    recipe = recipes.get(recipe_name)
+    recipe = recipes.get_recipe(recipe_name)
     if output is not None:
         inputs = row_files("the predictions", predictions) | row_files("the references", references)
         output_file(output, inputs, as_rows=True, earlier=json_lines_with("index", "text", "scores"))

@@ -7,26 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.resolve import resolve
+from surefit.config.resolve import resolve_config
 from surefit.core.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, did_you_mean
 from surefit.core.units import GIB, bytes_text, duration_text, plural
-from surefit.stages.planning import kept_lengths
-from surefit.stages.run_context import Prepared, lengths_of
+from surefit.stages.planning import require_rows_left
+from surefit.stages.run_context import CheckedRun, load_example_lengths
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.plan.planner import Planner
-    from surefit.plan.search import Candidate, Choice, Machine
+    from surefit.plan.search import Candidate, DeviceConfig, SearchResult
 
 
-def optimize(out: Output, run: Prepared, gpus: str | None = None, prices: str | None = None) -> int:
+def optimize_command(out: Output, run: CheckedRun, gpus: str | None = None, prices: str | None = None) -> int:
     """The fastest configuration that fits, on this device or on any of several."""
     from surefit.plan.planner import Planner
-    from surefit.plan.search import optimize as search
+    from surefit.plan.search import find_fastest as search
 
     start, costs = time.monotonic(), _prices(prices)
-    planner = Planner(run.model, kept_lengths(run))
-    chosen = search(planner, _places(run, gpus) if gpus else [_here(run)], _here(run))
+    planner = Planner(run.model, require_rows_left(run))
+    chosen = search(planner, _places(run, gpus) if gpus else [_current_device_config(run)], _current_device_config(run))
     seconds = time.monotonic() - start
     out.say(
         f"{plural(chosen.considered, 'candidate')} considered, {chosen.fitting} fit by the closed form, "
@@ -60,7 +60,7 @@ def _way(sharing: dict[str, Any]) -> str:
     return f"{mode} with {' and '.join(more)}" if more else str(mode)
 
 
-def _say_nothing_fits(out: Output, chosen: Choice) -> None:
+def _say_nothing_fits(out: Output, chosen: SearchResult) -> None:
     least = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
     memory = least.place.hardware.memory_bytes
     out.paragraph(
@@ -73,7 +73,7 @@ def _say_nothing_fits(out: Output, chosen: Choice) -> None:
     out.paragraph("Ask `--solve max_length` or `--solve rank` what would, or name a larger GPU.")
 
 
-def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
+def _say_choice(out: Output, chosen: SearchResult, best: Candidate) -> None:
     hardware, needed = best.place.hardware, best.need
     assert hardware.memory_bytes is not None
     out.paragraph(
@@ -101,7 +101,7 @@ def _say_choice(out: Output, chosen: Choice, best: Candidate) -> None:
         out.say(f"hardware:\n  gpu: {best.place.resolved.config.hardware.gpu}")
 
 
-def _reason(chosen: Choice, best: Candidate) -> str:
+def _reason(chosen: SearchResult, best: Candidate) -> str:
     """Why this one, beside the config as it is."""
     from surefit.plan.search import RESOLUTION
 
@@ -118,20 +118,20 @@ def _reason(chosen: Choice, best: Candidate) -> str:
     return "nothing is recomputed that fits in memory, in as few micro batches as fit"
 
 
-def compare_gpus(out: Output, run: Prepared, gpus: str, prices: str | None) -> int:
+def compare_gpus(out: Output, run: CheckedRun, gpus: str, prices: str | None) -> int:
     """The config on several GPUs: what fits, how long, how much."""
     from surefit.plan.planner import Planner
-    from surefit.plan.search import on_each
+    from surefit.plan.search import simulate_on_devices
 
     costs = _prices(prices)
-    planner = Planner(run.model, kept_lengths(run))
+    planner = Planner(run.model, require_rows_left(run))
     places = _places(run, gpus)
-    found = [_as_dict(one, costs, planner, run) for one in on_each(planner, places)]
+    found = [_as_dict(one, costs, planner, run) for one in simulate_on_devices(planner, places)]
     rows = [
         [
             _which(one), one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
             f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
-            f"{one['micro_batch']} × {one['accumulation']}{letters(one)}",
+            f"{one['micro_batch']} × {one['accumulation']}{recompute_letters(one)}",
             duration_text(one["seconds"]) if one["seconds"] is not None else "–",
             f"{one['cost']:.2f}" if one["cost"] is not None else "–",
         ]
@@ -155,17 +155,17 @@ def _which(one: dict[str, Any]) -> str:
     return f"{one['processes']} × {one['gpu']} {_way(one)}" if one["processes"] > 1 else str(one["gpu"])
 
 
-def letters(one: dict[str, Any]) -> str:
+def recompute_letters(one: dict[str, Any]) -> str:
     """What is recomputed and tiled, as the table of `--compare` has it: after a space, where it is anything."""
     found = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
     return f" {found}" if found else ""
 
 
-def solve(out: Output, run: Prepared, field: str) -> int:
+def solve_command(out: Output, run: CheckedRun, field: str) -> int:
     """How far one setting can go on this device."""
     from surefit.plan.planner import Planner
     from surefit.plan.search import FIELDS
-    from surefit.plan.search import solve as search
+    from surefit.plan.search import find_largest as search
 
     known = next((one for one in FIELDS if one == field), None)
     if known is None:
@@ -174,7 +174,7 @@ def solve(out: Output, run: Prepared, field: str) -> int:
             code="E1042",
             help=f"one of {', '.join(FIELDS)}",
         )
-    found = search(known, Planner(run.model, lengths_of(run)), _here(run))
+    found = search(known, Planner(run.model, load_example_lengths(run)), _current_device_config(run))
     name, memory = run.hardware.name, bytes_text(run.hardware.memory_bytes or 0)
     if found.value is None:
         out.paragraph(f"Nothing fits: not even the least {field} does on {name} ({memory})", "bold red")
@@ -205,22 +205,22 @@ def solve(out: Output, run: Prepared, field: str) -> int:
     return EXIT_OK if found.value is not None else EXIT_FINDINGS
 
 
-def _here(run: Prepared) -> Machine:
-    from surefit.plan.search import Machine
+def _current_device_config(run: CheckedRun) -> DeviceConfig:
+    from surefit.plan.search import DeviceConfig
 
-    return Machine(run.hardware, run.resolved)
+    return DeviceConfig(run.hardware, run.resolved)
 
 
-def _places(run: Prepared, gpus: str) -> list[Machine]:
+def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
     """The named GPUs, with every "auto" of the config decided for each.
 
     Raises:
         ConfigError: an unknown GPU, or none.
     """
-    from surefit.facts.generation import fitting_prompts
+    from surefit.facts.generation import eval_batch_chooser
     from surefit.facts.hardware import hardware_facts
-    from surefit.plan.memory_interval import upper_end
-    from surefit.plan.search import Machine
+    from surefit.plan.memory_interval import closed_form_upper_bound
+    from surefit.plan.search import DeviceConfig
 
     places = []
     for name in _names(gpus):
@@ -228,10 +228,12 @@ def _places(run: Prepared, gpus: str) -> list[Machine]:
         config = run.loaded.config
         named = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
         rows = run.row_count
-        needed = upper_end(run.model, hardware)
+        needed = closed_form_upper_bound(run.model, hardware)
         loaded = replace(run.loaded, config=named)
-        fitting = fitting_prompts(run.model, hardware)
-        places.append(Machine(hardware, resolve(loaded, run.model, hardware, rows, needed=needed, fitting=fitting)))
+        fitting = eval_batch_chooser(run.model, hardware)
+        places.append(
+            DeviceConfig(hardware, resolve_config(loaded, run.model, hardware, rows, needed=needed, fitting=fitting))
+        )
     return places
 
 
@@ -276,7 +278,7 @@ def _prices(text: str | None) -> dict[str, float]:
     return found
 
 
-def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Prepared) -> dict[str, Any]:
+def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: CheckedRun) -> dict[str, Any]:
     """A candidate for JSON; `seconds` and `cost` are of the whole run, where it fits."""
     rows = run.row_count
     whole = planner.run(one.place.resolved, one.step, rows) if one.step and one.verdict != "does not fit" else None

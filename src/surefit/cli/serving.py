@@ -19,7 +19,7 @@ from surefit.core.processes import own_command
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.ui.stages import Refuse, Stages
+    from surefit.ui.stages import ForbiddenPaths, StageFunctions
 
 AT_ONCE = 100
 """Connections accepted before anything else runs: a few such rounds, and `ui.connection.MOST`, fit into 1,024 files."""
@@ -39,8 +39,8 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
         import uvicorn
 
         from surefit.ui.app import create_app
-        from surefit.ui.connection import MakesRoom
-        from surefit.ui.security import Door, is_loopback
+        from surefit.ui.connection import IdleConnectionLimit
+        from surefit.ui.security import AccessPolicy, is_loopback
         from surefit.ui.workspace import Workspace
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette", "anyio"):
@@ -48,7 +48,9 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
         raise MachineError(f"{error.name} is not installed", code="E1046", help=install_extra("ui")) from None
     root = _directory(workspace)
     listening = _listen(host, port)
-    door = Door(host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None)
+    door = AccessPolicy(
+        host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None
+    )
     os.chdir(root)  # a config's paths are relative to where its commands are run
     address = _address(door.host, door.port, door.token)
     out.own_address(f"SureFit serves {root} at", address)
@@ -60,10 +62,10 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     sys.stdout.flush()
     if opened:
         webbrowser.open(address)
-    app: Any = create_app(Workspace(root), stages(), door)
+    app: Any = create_app(Workspace(root), build_stage_functions(), door)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
-        timeout_graceful_shutdown=2, http=MakesRoom, backlog=AT_ONCE,
+        timeout_graceful_shutdown=2, http=IdleConnectionLimit, backlog=AT_ONCE,
     )  # fmt: skip
     uvicorn.Server(settings).run(sockets=[listening])
     return EXIT_OK
@@ -103,19 +105,19 @@ def _address(host: str, port: int, token: str | None) -> str:
     return f"http://{name}:{port}/" + (f"?{urlencode({'token': token})}" if token else "")
 
 
-def stages() -> Stages:
+def build_stage_functions() -> StageFunctions:
     """The functions of the other verbs that the pages call."""
-    from surefit.cli.runs import find_runs, summarise_all
-    from surefit.ui.stages import Stages
+    from surefit.cli.runs import find_runs, summarize_runs
+    from surefit.ui.stages import StageFunctions
 
-    return Stages(
-        check=check_text,
-        runs=lambda directory: summarise_all(find_runs(directory)),
+    return StageFunctions(
+        check=check_config_text,
+        runs=lambda directory: summarize_runs(find_runs(directory)),
         plan=lambda path: own_command("plan", str(path), "--json"),
     )
 
 
-def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
+def check_config_text(text: str, name: str, refuse: ForbiddenPaths) -> dict[str, Any]:
     """What `surefit check` finds in a config that is not saved.
 
     Args:
@@ -126,8 +128,8 @@ def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
     from surefit.cli.annotations import error_report
     from surefit.config.load import load_config
     from surefit.core.rundir import write_atomic
-    from surefit.stages.checking import checked
-    from surefit.stages.run_context import gather
+    from surefit.stages.checking import run_check
+    from surefit.stages.run_context import load_run_context
 
     with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
         path = Path(folder) / name
@@ -140,7 +142,7 @@ def check_text(text: str, name: str, refuse: Refuse) -> dict[str, Any]:
             if refused:
                 refused[0].also = tuple(refused[1:])
                 raise refused[0]
-            report = checked(gather(path, look=True))
+            report = run_check(load_run_context(path, look=True))
         except SureFitError as error:
             report = error_report(error)
         return {

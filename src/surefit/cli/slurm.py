@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.cli.training import findings_said
+from surefit.cli.training import show_findings_on_failure
 from surefit.config.inputs import input_files
 from surefit.config.load import load_config
 from surefit.config.schema import Config
@@ -28,34 +28,34 @@ from surefit.launch.slurm import (
     ENDED,
     LOG,
     BatchJob,
-    dependency,
+    dependency_options,
     job_states,
-    render,
     render_array,
     render_evaluate,
     render_merge,
     render_prepare,
+    render_train,
     submit,
 )
-from surefit.stages.checking import checked, require_no_errors
-from surefit.stages.run_context import gather
+from surefit.stages.checking import require_no_errors, run_check
+from surefit.stages.run_context import load_run_context
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
-    from surefit.stages.run_context import Gathered
+    from surefit.stages.run_context import RunContext
 
-RENDER = {"train": render, "merge": render_merge, "evaluate": render_evaluate}
+RENDER = {"train": render_train, "merge": render_merge, "evaluate": render_evaluate}
 """The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
 
 
-OF_THE_ENVIRONMENT = ("TRK001", "TRK007", "MOD005")
+ENVIRONMENT_RULES = ("TRK001", "TRK007", "MOD005")
 """Findings about variables and logins, which are no errors here and stop the job when it starts."""
 TASK_BYTES = 4 * GIB
 """Of rows that a task of `--prepare` tokenises, where nothing else is said."""
 
 
 @dataclass(frozen=True)
-class Wishes:
+class SlurmOptions:
     """What the command line asks for.
 
     Attributes:
@@ -100,7 +100,7 @@ class _Stage:
         return RunDir(self.job.run).stage_job(self.name)
 
 
-def slurm(out: Output, target: Path, overrides: Sequence[str], stage: str, wishes: Wishes) -> int:
+def slurm_command(out: Output, target: Path, overrides: Sequence[str], stage: str, wishes: SlurmOptions) -> int:
     """The job of a stage: print the script, write it to a file, or submit it from the run directory.
 
     Args:
@@ -111,16 +111,16 @@ def slurm(out: Output, target: Path, overrides: Sequence[str], stage: str, wishe
     found = _stage(out, target, overrides, stage, wishes)
     if stage == "train":
         _say_what_to_know(out, found.job)
-    after = _awaited(found.job.run, stage)
+    after = _find_awaited_job(found.job.run, stage)
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
     places = {"stage": stage, "after": after, **found.places}
     return _deliver(out, found.job, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
 
 
-def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
     """A job for each stage; nodes and GPUs of the command line are those of training."""
-    jobs = [_stage(out, target, overrides, name, wishes if name == "train" else Wishes()) for name in RENDER]
+    jobs = [_stage(out, target, overrides, name, wishes if name == "train" else SlurmOptions()) for name in RENDER]
     _say_what_to_know(out, jobs[0].job)
     folder = wishes.output
     if folder is not None and folder.exists() and not folder.is_dir():
@@ -158,7 +158,7 @@ def _by_hand(paths: Sequence[Path]) -> list[str]:
     ['job=$(sbatch --parsable train.sbatch)', \
 'job=$(sbatch --parsable --dependency=afterok:${job%;*} --kill-on-invalid-dep=yes merge.sbatch)']
     """
-    after = ["", *[" ".join(dependency("${job%;*}")) + " "] * (len(paths) - 1)]
+    after = ["", *[" ".join(dependency_options("${job%;*}")) + " "] * (len(paths) - 1)]
     return [f"job=$(sbatch --parsable {wait}{shlex.quote(str(path))})" for wait, path in zip(after, paths, strict=True)]
 
 
@@ -183,38 +183,40 @@ def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) ->
         ) from error
 
 
-def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, wishes: Wishes) -> _Stage:
+def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, wishes: SlurmOptions) -> _Stage:
     """A stage as a job with the machines that it needs: training those of the config, the others one GPU."""
     if name == "train":
         overrides = _with_machines(load_config(target, overrides).config, overrides, wishes.nodes, wishes.per_node)
         job = _job(out, target, overrides, wishes)
     elif name == "merge" and wishes.per_node == 0:
-        job = _answering(_job(out, target, [*overrides, "hardware.gpu=cpu"], wishes), replace(wishes, per_node=1))
+        job = _with_scoring_machines(
+            _job(out, target, [*overrides, "hardware.gpu=cpu"], wishes), replace(wishes, per_node=1)
+        )
     else:
-        job = _answering(_job(out, target, overrides, wishes), wishes)
+        job = _with_scoring_machines(_job(out, target, overrides, wishes), wishes)
     return _Stage(name, job, RENDER[name](job))
 
 
-def _answering(job: BatchJob, wishes: Wishes) -> BatchJob:
+def _with_scoring_machines(job: BatchJob, wishes: SlurmOptions) -> BatchJob:
     """The same run on the machines that are wished for, by default one device; training's are not asked for."""
     hardware = job.config.hardware.model_copy(update={"nodes": wishes.nodes or 1, "count": wishes.per_node or 1})
     return replace(job, config=job.config.model_copy(update={"hardware": hardware}))
 
 
-def _awaited(run: Path, stage: str) -> str | None:
+def _find_awaited_job(run: Path, stage: str) -> str | None:
     """The job of the nearest stage before this one that we submitted and that may still go on."""
     before = list(RENDER)[: list(RENDER).index(stage)]
-    found = (_alive(RunDir(run).stage_job(name)) for name in reversed(before))
+    found = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(before))
     return next((number for number in found if number), None)
 
 
-def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
     """The array job that scores every checkpoint, after the job that trains where that one has not ended."""
-    job = _answering(_job(out, target, overrides, wishes), wishes)
+    job = _with_scoring_machines(_job(out, target, overrides, wishes), wishes)
     run, section = RunDir(job.run), job.config.checkpoint
     there = len(list(run.checkpoints.glob("step-*")))
     kept = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
-    after = _alive(run.slurm)
+    after = _find_active_job(run.slurm)
     waits = after is not None or not there
     tasks, at_once = _tasks(wishes.array, max(there, kept) if waits else there)
     script = render_array(job, tasks, at_once, after)
@@ -229,12 +231,12 @@ def evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes
     return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
 
 
-def preparing_array(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> int:
+def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
     """The array job that makes the shards of `data.tokenized`, on processors alone."""
-    from surefit.stages.tokenize_shards import prepared_directory, source_files
+    from surefit.stages.tokenize_shards import source_files, tokenized_directory
 
     loaded = load_config(target, overrides)
-    prepared_directory(loaded.config)
+    tokenized_directory(loaded.config)
     hardware = loaded.config.hardware.model_copy(update={"gpu": "cpu", "nodes": 1, "count": 1})
     config = loaded.config.model_copy(update={"hardware": hardware})
     run = RunDir(Path(config.output_dir).absolute())
@@ -265,20 +267,20 @@ def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
     return int(found[1]), int(found[2]) if found[2] else None
 
 
-def _alive(record: Path) -> str | None:
+def _find_active_job(record: Path) -> str | None:
     """The job in this record, if there is one and it may still go on."""
     number = str(read_json(record).get("job_id", "")) if record.exists() else ""
     state = job_states([number]).get(number)
     return number if state is not None and state not in ENDED else None
 
 
-def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) -> BatchJob:
+def _job(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> BatchJob:
     """The run, checked, as a job."""
-    found = gather(target, overrides)
+    found = load_run_context(target, overrides)
     for line in found.adopted.lines():
         out.note(line)
-    report = checked(found)
-    with findings_said(out):
+    report = run_check(found)
+    with show_findings_on_failure(out):
         require_no_errors(report)
     assert found.resolved  # what keeps it from being resolved is a finding
     return BatchJob(
@@ -292,10 +294,10 @@ def _job(out: Output, target: Path, overrides: Sequence[str], wishes: Wishes) ->
     )
 
 
-def _missing_variables(found: Gathered, report: Mapping[str, Any]) -> Iterator[str]:
+def _missing_variables(found: RunContext, report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the job would need from the environment, which it takes over from this one."""
     for finding in report["findings"]:
-        if finding["code"] in OF_THE_ENVIRONMENT:
+        if finding["code"] in ENVIRONMENT_RULES:
             yield f"{finding['code']}: {finding['message']}"
     model = found.model
     # For a GPU that is not here the check leaves this to the machine that has it: the job is that machine's.
@@ -308,7 +310,7 @@ def _deliver(
     out: Output,
     job: BatchJob,
     script: str,
-    wishes: Wishes,
+    wishes: SlurmOptions,
     own: Path,
     record: Path,
     log: Path,
@@ -334,7 +336,7 @@ def _deliver(
             result["job_id"] = number = submit(path, after)
             _remember(out, record, number, log, places)
         else:
-            waits = "".join(f"{option} " for option in dependency(after)) if after else ""
+            waits = "".join(f"{option} " for option in dependency_options(after)) if after else ""
             out.say(f"Wrote {path}; submit it with: sbatch {waits}{path}")
     else:
         out.say(script.rstrip("\n"))

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from surefit.core.errors import EXIT_OK
 from surefit.core.units import duration_text, plural
 from surefit.stages import training
-from surefit.stages.checking import Refused
-from surefit.stages.run_context import Prepared
+from surefit.stages.checking import CheckFailed
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from surefit.cli.render import Output
     from surefit.parallel.process_group import World
 
 
-def train(out: Output, run: Prepared, *, world: World | None = None, **wishes: Any) -> int:
+def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, **wishes: Any) -> int:
     """Check, then train; of several processes the first alone speaks.
 
     Args:
-        wishes: those of `surefit.stages.training.train`.
+        wishes: those of `surefit.stages.training.train_run`.
     """
-    with findings_said(out):
-        result = training.train(run, out, world=world, **wishes)
+    with show_findings_on_failure(out):
+        result = training.train_run(run, out, world=world, **wishes)
     if world is None or world.is_first:
         _say_how_it_ended(out, result)
         out.result(result)
@@ -32,11 +32,11 @@ def train(out: Output, run: Prepared, *, world: World | None = None, **wishes: A
 
 
 @contextlib.contextmanager
-def findings_said(out: Output) -> Iterator[None]:
+def show_findings_on_failure(out: Output) -> Iterator[None]:
     """Say the findings of a check that refuses to start; a script has them in the error."""
     try:
         yield
-    except Refused as error:
+    except CheckFailed as error:
         if not out.as_json:
             out.findings(error.findings)
             error.also = ()

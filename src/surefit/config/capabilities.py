@@ -170,13 +170,13 @@ def conflicts(there: frozenset[Trait]) -> list[Conflict]:
     return [row for row in CONFLICTS if row.one in there and row.other in there]
 
 
-def obstacle(config: Config, trait: Trait) -> Conflict | None:
+def conflict_with_trait(config: Config, trait: Trait) -> Conflict | None:
     """The first row that the config would meet with this trait added."""
     before = traits(config)
     return next((row for row in conflicts(before | {trait}) if trait in (row.one, row.other)), None)
 
 
-def require_together(config: Config) -> None:
+def require_compatible_settings(config: Config) -> None:
     """Refuse settings that cannot be combined.
 
     Raises:

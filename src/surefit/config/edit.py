@@ -29,7 +29,7 @@ SHARED = "the change would reach other values too: an anchor (&, *) shares them;
 
 
 @dataclass
-class Edited:
+class EditResult:
     """A config's text after the changes that could be made.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Step(NamedTuple):
         return cls(mapping, number, key, value)
 
 
-def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> Edited:
+def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> EditResult:
     """Set dotted keys to values; None takes a key out, and a section that is empty then.
 
     Args:
@@ -65,7 +65,7 @@ def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> Edited:
         changes: dotted key → value.
         path: the file, for messages.
     """
-    edited = Edited(text)
+    edited = EditResult(text)
     for dotted, value in changes.items():
         try:
             edited.text = _edit(edited.text, dotted.split("."), value, path)
@@ -75,14 +75,14 @@ def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> Edited:
     return edited
 
 
-def rename_text(text: str, path: Path) -> Edited:
+def rename_text(text: str, path: Path) -> EditResult:
     """Give every key with an old name the new one (config/renamed.py), in place where it stays in its section.
 
     Args:
         text: the text of a config.
         path: the file, for messages.
     """
-    edited = Edited(text)
+    edited = EditResult(text)
     tree, _ = parse_yaml(text, path)
     for old, new, value, both in renamed_keys(tree if isinstance(tree, dict) else {}):
         if both:

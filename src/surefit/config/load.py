@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from surefit.config.renamed import renamed_keys, with_new_names
 from surefit.config.schema import STACKED, Config
 from surefit.core.errors import ConfigError, did_you_mean, os_help
-from surefit.core.units import KIB, shortened
+from surefit.core.units import KIB, truncate_text
 
 MAX_BYTES = 256 * KIB
 MAX_VALUES = 5_000
@@ -34,7 +34,7 @@ _NOUN = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A valid config and where its values came from.
 
     Attributes:
@@ -93,7 +93,7 @@ PLAIN_PATTERNS: dict[str, list[tuple[str, re.Pattern[str]]]] = _Loader.yaml_impl
 """First letter → (tag, pattern) of plain text that stands for something else than a text."""
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """Read, override and validate a config file.
 
     Args:
@@ -103,10 +103,10 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         ConfigError: with file, line and field, for every problem found.
     """
-    return load_text(read_text(path), path, overrides)
+    return load_text(read_config_text(path), path, overrides)
 
 
-def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
     """The same of YAML that was read already; `path`, which need not exist, is what messages call it."""
     tree, lines = parse_yaml(text, path)
     if not isinstance(tree, dict):
@@ -133,7 +133,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> Loaded:
             field=first.field,
             also=rest,
         )
-    return Loaded(config, path, lines, frozenset(overridden))
+    return LoadedConfig(config, path, lines, frozenset(overridden))
 
 
 def _old_names(
@@ -153,7 +153,7 @@ def _old_names(
             yield ConfigError(message, code="E2103", path=path, line=lines.get(old), field=old, help=way_out)
 
 
-def read_text(path: Path) -> str:
+def read_config_text(path: Path) -> str:
     """A small UTF-8 file's text, with or without a byte-order mark."""
     if path.is_dir():
         raise ConfigError(
@@ -478,7 +478,7 @@ def _shape(value: Any) -> str:
     """A value as the user wrote it, short."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    text = shortened(f"the text {value!r}" if isinstance(value, str) else repr(value))
+    text = truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))
     if isinstance(value, list):
         return f"a list: {text}"
     return f"a mapping: {text}" if isinstance(value, dict) else text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, own_batch
+from surefit.config.world import count_accumulation_steps, examples_per_data_rank
 from surefit.core.units import bytes_text
 
 Needed = Callable[[Config, int], int | None]
@@ -65,7 +65,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
     too_large: dict[str, int] = {}
     for way in _ways(config):
         changed = way.of(config)
-        found = needed(changed, accumulation(changed))
+        found = needed(changed, count_accumulation_steps(changed))
         if found is None:
             return None
         tried.append((found, way))
@@ -82,7 +82,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
 def _ways(config: Config) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
     whole, length = train.global_batch_size, config.data.max_length
-    divisors = [size for size in range(1, own_batch(config) + 1) if whole % size == 0]
+    divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if whole % size == 0]
     enough = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), whole)
     micros = [size for size in reversed(divisors) if size <= enough]
     levels = dict.fromkeys(

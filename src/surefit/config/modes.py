@@ -14,7 +14,7 @@ ModeName = Literal["single", "ddp", "fsdp", "zero2", "zero3", "tp", "pp", "cp"]
 
 
 @dataclass(frozen=True)
-class Mode:
+class ParallelMode:
     """A way in which processes share a run.
 
     Attributes:
@@ -51,15 +51,15 @@ class Mode:
         return self.divided == "weights" and not self.deepspeed
 
 
-MODES: dict[str, Mode] = {
-    "single": Mode("everything"),
-    "ddp": Mode("a whole model in each"),
-    "fsdp": Mode("weights, gradients and optimizer in shards", "weights"),
-    "zero2": Mode("gradients and optimizer in shares", "optimizer state", zero_stage=2),
-    "zero3": Mode("weights, gradients and optimizer in shares", "weights", zero_stage=3),
-    "tp": Mode("a part of every matrix in each", "weights", grouped=True),
-    "pp": Mode("some of the layers in each", "weights", grouped=True),
-    "cp": Mode("a part of every example's tokens in each", grouped=True),
+MODES: dict[str, ParallelMode] = {
+    "single": ParallelMode("everything"),
+    "ddp": ParallelMode("a whole model in each"),
+    "fsdp": ParallelMode("weights, gradients and optimizer in shards", "weights"),
+    "zero2": ParallelMode("gradients and optimizer in shares", "optimizer state", zero_stage=2),
+    "zero3": ParallelMode("weights, gradients and optimizer in shares", "weights", zero_stage=3),
+    "tp": ParallelMode("a part of every matrix in each", "weights", grouped=True),
+    "pp": ParallelMode("some of the layers in each", "weights", grouped=True),
+    "cp": ParallelMode("a part of every example's tokens in each", grouped=True),
 }
 NAMES: tuple[ModeName, ...] = get_args(ModeName)
 GROUPED = tuple(name for name in NAMES if MODES[name].grouped)

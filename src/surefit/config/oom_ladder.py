@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.config.memory import CHECKPOINTING, MICRO, RECOMPUTED, TILED
-from surefit.config.resolve import Origin, Resolved, lookup, one_line_yaml, with_changes
+from surefit.config.resolve import ResolvedConfig, ValueOrigin, lookup, one_line_yaml, with_changes
 from surefit.config.schema import Config
-from surefit.config.world import accumulation
+from surefit.config.world import count_accumulation_steps
 
-ADAPTED = Origin("auto", "adapted after out of memory")
-"""Where the values come from that `adapted` has set."""
+ADAPTED = ValueOrigin("auto", "adapted after out of memory")
+"""Where the values come from that `with_oom_changes` has set."""
 
 
 def next_rung(config: Config, kind: str) -> dict[str, Any]:
@@ -49,15 +49,17 @@ def lowest_rung(config: Config, kind: str) -> dict[str, Any]:
     return changes
 
 
-def adapted(resolved: Resolved, changes: Mapping[str, Any]) -> Resolved:
+def with_oom_changes(resolved: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
     """The same run with other values, by dotted key, because its memory ran out."""
     config = with_changes(resolved.config, changes)
     provenance = resolved.provenance | dict.fromkeys(changes, ADAPTED)
-    return replace(resolved, config=config, provenance=provenance, gradient_accumulation_steps=accumulation(config))
+    return replace(
+        resolved, config=config, provenance=provenance, gradient_accumulation_steps=count_accumulation_steps(config)
+    )
 
 
-def adaptations(resolved: Resolved) -> dict[str, Any]:
-    """What `adapted` has changed in it, as dotted key → value."""
+def oom_changes(resolved: ResolvedConfig) -> dict[str, Any]:
+    """What `with_oom_changes` has changed in it, as dotted key → value."""
     return {dotted: lookup(resolved.config, dotted) for dotted, why in resolved.provenance.items() if why == ADAPTED}
 
 

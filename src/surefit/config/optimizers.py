@@ -18,7 +18,7 @@ OptimizerName = Literal["adamw_torch", OtherName]
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerSpec:
     """What is kept of the gradients.
 
     Attributes:
@@ -34,9 +34,9 @@ class Optimizer:
     paged: bool = False
 
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    "adamw_torch": Optimizer(("adamw", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")),
-    "adamw_8bit": Optimizer(("adamw_bnb_8bit",), eight_bit=True),
-    "paged_adamw_32bit": Optimizer(("paged_adamw",), paged=True),
-    "paged_adamw_8bit": Optimizer(eight_bit=True, paged=True),
+OPTIMIZERS: dict[str, OptimizerSpec] = {
+    "adamw_torch": OptimizerSpec(("adamw", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused")),
+    "adamw_8bit": OptimizerSpec(("adamw_bnb_8bit",), eight_bit=True),
+    "paged_adamw_32bit": OptimizerSpec(("paged_adamw",), paged=True),
+    "paged_adamw_8bit": OptimizerSpec(eight_bit=True, paged=True),
 }

@@ -36,7 +36,7 @@ RECIPES = {"sft": "chat"}
 """Old name → new name; several are joined by +."""
 
 
-class Renamed(NamedTuple):
+class RenamedKey(NamedTuple):
     """A key by its old name, what it is called now, the value to write there, and whether the new one is set too."""
 
     old: str
@@ -45,17 +45,17 @@ class Renamed(NamedTuple):
     both: bool = False
 
 
-def renamed_keys(tree: Mapping[str, Any]) -> Iterator[Renamed]:
+def renamed_keys(tree: Mapping[str, Any]) -> Iterator[RenamedKey]:
     """Yield every key of a config that has another name now.
 
     >>> list(renamed_keys({"train": {"schedule": "wsd"}}))
-    [Renamed(old='train.schedule', new='train.lr_scheduler_type', value='warmup_stable_decay', both=False)]
+    [RenamedKey(old='train.schedule', new='train.lr_scheduler_type', value='warmup_stable_decay', both=False)]
     """
     recipe = tree.get("recipe")
     if isinstance(recipe, str):
         value = " + ".join(RECIPES.get(name, name) for name in map(str.strip, recipe.split("+")))
         if any(name.strip() in RECIPES for name in recipe.split("+")):
-            yield Renamed("recipe", "recipe", value)
+            yield RenamedKey("recipe", "recipe", value)
     for old, new in KEYS.items():
         section, _, key = old.partition(".")
         here, there = tree.get(section), tree.get(new.partition(".")[0])
@@ -63,7 +63,7 @@ def renamed_keys(tree: Mapping[str, Any]) -> Iterator[Renamed]:
             continue
         value = here[key]
         both = isinstance(there, Mapping) and new.partition(".")[2] in there
-        yield Renamed(old, new, VALUES.get(old, {}).get(value, value) if isinstance(value, str) else value, both)
+        yield RenamedKey(old, new, VALUES.get(old, {}).get(value, value) if isinstance(value, str) else value, both)
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,17 +18,17 @@ import yaml
 from pydantic import BaseModel
 
 from surefit import __version__
-from surefit.config.capabilities import obstacle
-from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, Loaded, is_overridden
+from surefit.config.capabilities import conflict_with_trait
+from surefit.config.load import OVERRIDE, PLAIN_PATTERNS, LoadedConfig, is_overridden
 from surefit.config.memory import CHECKPOINTING, EFFICIENT_TOKENS, MICRO, TILED, Needed, decide_memory
 from surefit.config.schema import Config
 from surefit.config.world import (
     COUNT,
-    Started,
-    accumulation,
+    LaunchedProcesses,
+    count_accumulation_steps,
     decide_devices,
     decide_mode,
-    own_batch,
+    examples_per_data_rank,
     require_shareable,
 )
 from surefit.core.env import redact
@@ -80,7 +80,7 @@ class HardwareLike(Protocol):
 
 
 @dataclass(frozen=True)
-class Origin:
+class ValueOrigin:
     """Where a value came from: `kind` is user, --set, file (another tool's), default or auto; `detail` the file and
     line, or the reason."""
 
@@ -94,7 +94,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedConfig:
     """A config without "auto".
 
     Attributes:
@@ -105,21 +105,21 @@ class Resolved:
     """
 
     config: Config
-    provenance: dict[str, Origin]
+    provenance: dict[str, ValueOrigin]
     gradient_accumulation_steps: int
     total_steps: int | None
 
 
-def resolve(
-    loaded: Loaded,
+def resolve_config(
+    loaded: LoadedConfig,
     model: ModelLike,
     hardware: HardwareLike,
     rows: int | None,
     mixed: float = 0,
     needed: Needed | None = None,
-    started: Started | None = None,
+    started: LaunchedProcesses | None = None,
     fitting: Callable[[Config], int | None] | None = None,
-) -> Resolved:
+) -> ResolvedConfig:
     """Replace every "auto" in `loaded.config`.
 
     Args:
@@ -135,7 +135,7 @@ def resolve(
     Raises:
         ConfigError: numbers that contradict each other.
     """
-    provenance = {dotted: _origin(dotted, loaded) for dotted, _ in leaves(loaded.config)}
+    provenance = {dotted: _origin(dotted, loaded) for dotted, _ in iter_config_values(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)
     steps = total_steps(config, rows, mixed)
     packing, _ = _decide_packing(config, model)
@@ -151,26 +151,26 @@ def resolve(
     for dotted, decide in decisions.items():
         if lookup(config, dotted) == "auto":
             changes[dotted], reason = decide()
-            provenance[dotted] = Origin("auto", reason)
+            provenance[dotted] = ValueOrigin("auto", reason)
     decided = with_changes(config, changes)
     most = fitting(decided) if fitting and config.evaluate.batch_size == "auto" else None
     if most is not None and most != decided.evaluate.batch_size:
         decided = with_changes(decided, {"evaluate.batch_size": most})
-        provenance["evaluate.batch_size"] = Origin(
+        provenance["evaluate.batch_size"] = ValueOrigin(
             "auto", f"more prompts of {config.data.max_length:,} tokens may not fit"
         )
     if config.parallel.mode == "auto":
         capacity = hardware.memory_bytes if hardware.kind == "cuda" else None
         way, reason = decide_mode(decided, capacity, lambda shared: _least(shared, model, hardware, needed))
         decided = with_changes(decided, way)
-        provenance |= dict.fromkeys(way, Origin("auto", reason))
+        provenance |= dict.fromkeys(way, ValueOrigin("auto", reason))
     if config.speed.kernels == "auto":  # they are not worth another way of sharing the run
         kernels, reason = _decide_kernels(decided, hardware)
         decided = with_changes(decided, {"speed.kernels": kernels})
-        provenance["speed.kernels"] = Origin("auto", reason)
+        provenance["speed.kernels"] = ValueOrigin("auto", reason)
     memory = _decide_by_memory(decided, model, hardware, needed)
     chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
-    provenance |= {dotted: Origin("auto", reason) for dotted, (_, reason) in chosen.items()}
+    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in chosen.items()}
     decided = with_changes(decided, {dotted: value for dotted, (value, _) in chosen.items()})
     require_shareable(decided)
     micro = decided.train.per_device_train_batch_size
@@ -184,17 +184,17 @@ def resolve(
             field="train.per_device_train_batch_size",
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
-    return Resolved(decided, provenance, accumulation(decided), steps)
+    return ResolvedConfig(decided, provenance, count_accumulation_steps(decided), steps)
 
 
-def _with_devices(config: Config, provenance: dict[str, Origin], started: Started | None) -> Config:
+def _with_devices(config: Config, provenance: dict[str, ValueOrigin], started: LaunchedProcesses | None) -> Config:
     """The config with its devices decided; what was started counts for more than a default."""
     chosen = {}
     for dotted, (value, reason) in decide_devices(config, started).items():
         default = dotted != COUNT and provenance[dotted].kind == "default" and value != lookup(config, dotted)
         if lookup(config, dotted) == "auto" or default:
             chosen[dotted] = value
-            provenance[dotted] = Origin("auto", reason)
+            provenance[dotted] = ValueOrigin("auto", reason)
     return with_changes(config, chosen)
 
 
@@ -265,7 +265,7 @@ def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Nee
         if lookup(config, dotted) == "auto"
     }
     decided = with_changes(config, chosen)
-    return needed(decided, accumulation(decided))
+    return needed(decided, count_accumulation_steps(decided))
 
 
 def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
@@ -275,7 +275,7 @@ def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
     whole, length = config.train.global_batch_size, config.data.max_length
-    divisors = [d for d in range(1, own_batch(config) + 1) if whole % d == 0]
+    divisors = [d for d in range(1, examples_per_data_rank(config) + 1) if whole % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
         return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
@@ -309,7 +309,7 @@ def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
 def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     if config.train.method != "lora":
         return False, "there are no LoRA factors"
-    if found := obstacle(config, "fused LoRA"):
+    if found := conflict_with_trait(config, "fused LoRA"):
         return False, found.why
     return True, "fewer passes over the activations, the same gradients"
 
@@ -335,7 +335,7 @@ def kernels_obstacle(config: Config, hardware: HardwareLike) -> str | None:
         return f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
     if config.speed.compile:
         return "the compiler fuses the same parts by itself"
-    found = obstacle(config, "fused kernels")
+    found = conflict_with_trait(config, "fused kernels")
     return found.why if found else None
 
 
@@ -371,19 +371,19 @@ def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[boo
     return True, "what activations take is not known, and running out of memory costs more than a third of the speed"
 
 
-def rounds(steps: int, *every: int | None) -> int:
+def count_due_steps(steps: int, *every: int | None) -> int:
     """After how many steps of a run at least one of these comes round: at multiples of each, and after the last step.
 
-    >>> rounds(86, 50), rounds(86, 50, 20)  # 50 and 86; 20, 40, 50, 60, 80 and 86
+    >>> count_due_steps(86, 50), count_due_steps(86, 50, 20)  # 50 and 86; 20, 40, 50, 60, 80 and 86
     (2, 6)
     """
-    return rounds_before(steps, *every) + 1 if steps else 0
+    return count_due_steps_before(steps, *every) + 1 if steps else 0
 
 
-def rounds_before(step: int, *every: int | None) -> int:
+def count_due_steps_before(step: int, *every: int | None) -> int:
     """The same of the steps before `step`, whose end is not that of the run.
 
-    >>> rounds_before(50, 50, 20), rounds_before(51, 50, 20)  # 20 and 40; and 50
+    >>> count_due_steps_before(50, 50, 20), count_due_steps_before(51, 50, 20)  # 20 and 40; and 50
     (2, 3)
     """
     first, *others = [each for each in every if each]
@@ -403,19 +403,23 @@ def _decide_eval_batch(hardware: HardwareLike) -> tuple[int, str]:
     return 64, "answers are short and the prompts are sorted by length"
 
 
-def _origin(dotted: str, loaded: Loaded) -> Origin:
+def _origin(dotted: str, loaded: LoadedConfig) -> ValueOrigin:
     if dotted in loaded.adopted:
-        return Origin("file", loaded.adopted[dotted])
+        return ValueOrigin("file", loaded.adopted[dotted])
     if is_overridden(dotted, loaded.overridden):
-        return Origin(OVERRIDE)
+        return ValueOrigin(OVERRIDE)
     key = dotted
     while key and key not in loaded.lines:
         key = key.rpartition(".")[0]
     section_only = key != dotted and not dotted.startswith("evaluate.extra_sets.")
-    return Origin("default") if not key or section_only else Origin("user", f"{loaded.path.name}:{loaded.lines[key]}")
+    return (
+        ValueOrigin("default")
+        if not key or section_only
+        else ValueOrigin("user", f"{loaded.path.name}:{loaded.lines[key]}")
+    )
 
 
-def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iter_config_values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every (dotted key, value) of a config, in the order of the schema.
 
     A mapping whose own keys have dots, as the paths in `data.mix`, is one value.
@@ -424,7 +428,7 @@ def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
         value = getattr(section, name)
         dotted = f"{prefix}{name}"
         if isinstance(value, BaseModel):
-            yield from leaves(value, f"{dotted}.")
+            yield from iter_config_values(value, f"{dotted}.")
         elif isinstance(value, dict) and value and not any("." in key for key in value):
             yield from ((f"{dotted}.{key}", item) for key, item in value.items())
         else:
@@ -451,11 +455,11 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     return Config.model_validate(tree)
 
 
-def write_resolved(resolved: Resolved, path: Path) -> None:
+def write_resolved(resolved: ResolvedConfig, path: Path) -> None:
     """Write `resolved.yaml`: a config that runs as it is, each value with a comment that says where it came from."""
     lines = [f"# Written by SureFit {__version__}: every value of the run, and where it came from.", ""]
     open_sections: list[str] = []
-    for dotted, value in leaves(resolved.config):
+    for dotted, value in iter_config_values(resolved.config):
         *sections, leaf = dotted.split(".")
         for depth, name in enumerate(sections):
             if open_sections[: depth + 1] != sections[: depth + 1]:

@@ -99,12 +99,12 @@ GENERAL: dict[str, Any] = {
 }
 
 
-def runs_as_it_is(recipe: str) -> bool:
+def has_bundled_rows(recipe: str) -> bool:
     """Whether the recipe's starter has bundled rows; the others name rows of the user's own."""
     return recipe in STARTERS
 
 
-def starter(recipe: str) -> str:
+def starter_config(recipe: str) -> str:
     """A config for `recipe` as commented YAML: the values one has to look at set, every other one a comment.
 
     The file parses as it is; uncommenting a line sets that value.
@@ -113,7 +113,7 @@ def starter(recipe: str) -> str:
     lines = [
         "# A SureFit config. Lines such as '#  r: 16' show the defaults: remove the '#' to change one (and the one of",
         "# its section). `surefit check` says what is wrong with the config, `surefit run` runs it.",
-        *([] if runs_as_it_is(recipe) else [f"# First name your own rows: data.train, here {OWN_ROWS}."]),
+        *([] if has_bundled_rows(recipe) else [f"# First name your own rows: data.train, here {OWN_ROWS}."]),
         "",
     ]
     return "\n".join(lines + _section(Config, "", values)) + "\n"

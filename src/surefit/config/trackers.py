@@ -109,7 +109,7 @@ class Tracker:
     @property
     def is_set_up(self) -> bool:
         """Whether this machine says where it logs and who does."""
-        return env.names_any(self.variables) or (self.host != "" and env.logged_in(self.host))
+        return env.any_set(self.variables) or (self.host != "" and env.logged_in(self.host))
 
     def asks(self, section: TelemetrySection) -> bool:
         """Whether it would ask who logs, where nobody is logged in."""
@@ -147,7 +147,7 @@ TRACKERS = {
 """By name: as other tools' report_to has it, and as the extra that installs it is called."""
 
 
-def switched_on(section: TelemetrySection) -> dict[str, Tracker]:
+def enabled_trackers(section: TelemetrySection) -> dict[str, Tracker]:
     """Those that a config asks for."""
     return {
         name: tracker

@@ -17,38 +17,38 @@ COUNT, NODES, MODE = "hardware.count", "hardware.nodes", "parallel.mode"
 
 
 @dataclass(frozen=True)
-class Started:
+class LaunchedProcesses:
     """The processes that torchrun, srun or our own launcher has started: on each machine, and on how many."""
 
     each: int
     nodes: int
 
 
-def processes(config: Config) -> int:
+def count_processes(config: Config) -> int:
     """All of them, over all machines; one device on each where that is not decided yet."""
     count = config.hardware.count
     return (1 if count == "auto" else count) * config.hardware.nodes
 
 
-def data_ranks(config: Config) -> int:
+def count_data_ranks(config: Config) -> int:
     """How many parts the global batch is cut into: the processes, or groups of them that read the same examples."""
     together = config.parallel.tp * config.parallel.cp * config.parallel.pp
-    return max(1, processes(config) // together)
+    return max(1, count_processes(config) // together)
 
 
-def own_batch(config: Config) -> int:
+def examples_per_data_rank(config: Config) -> int:
     """Examples of a step that one part has: its share of the global batch, rounded up."""
-    return math.ceil(config.train.global_batch_size / data_ranks(config))
+    return math.ceil(config.train.global_batch_size / count_data_ranks(config))
 
 
-def accumulation(config: Config) -> int:
+def count_accumulation_steps(config: Config) -> int:
     """Micro batches that each process runs in a step; where they do not divide, some of them run an empty one."""
     micro = config.train.per_device_train_batch_size
     assert isinstance(micro, int)
-    return math.ceil(math.ceil(config.train.global_batch_size / micro) / data_ranks(config))
+    return math.ceil(math.ceil(config.train.global_batch_size / micro) / count_data_ranks(config))
 
 
-def decide_devices(config: Config, started: Started | None) -> dict[str, tuple[int, str]]:
+def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:
     """`hardware.count` and `hardware.nodes`, with their reasons."""
     if started is None:
         return {COUNT: (1, "one device; --gpus N takes more")}
@@ -77,7 +77,7 @@ def decide_mode(
     for name in ("tp", "pp"):
         if getattr(config.parallel, name) > 1:
             return {MODE: name}, f"parallel.{name} is {getattr(config.parallel, name)}"
-    count = processes(config)
+    count = count_processes(config)
     if count == 1 and config.parallel.cp == 1:
         return {MODE: "single"}, "one process"
     if config.parallel.offload or config.parallel.dp_replicate > 1:
@@ -85,8 +85,8 @@ def decide_mode(
     if capacity is None or count % config.parallel.cp:
         return _likely(config, count)
     tried: list[tuple[int, dict[str, Any]]] = []
-    for way in ways_to_share(config, count):
-        size = needed(sharing_by(config, way))
+    for way in parallel_candidates(config, count):
+        size = needed(with_parallel_settings(config, way))
         if size is None:
             return _likely(config, count)
         tried.append((size, way))
@@ -105,7 +105,7 @@ def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
     return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least to exchange"
 
 
-def ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
+def parallel_candidates(config: Config, count: int) -> Iterator[dict[str, Any]]:
     """What several processes can do with this config, the least to exchange first; `cp` stays where it is set."""
     if config.parallel.cp > 1:
         ways: list[dict[str, Any]] = [{MODE: "cp"}, {MODE: "fsdp"}]
@@ -115,10 +115,12 @@ def ways_to_share(config: Config, count: int) -> Iterator[dict[str, Any]]:
         ways += [{MODE: mode, "parallel.cp": size} for mode in ("cp", "fsdp") for size in sizes]
     # What conflicts without any of them is no reason against one.
     anyway = conflicts(traits(config))
-    yield from (way for way in ways if all(row in anyway for row in conflicts(traits(sharing_by(config, way)))))
+    yield from (
+        way for way in ways if all(row in anyway for row in conflicts(traits(with_parallel_settings(config, way))))
+    )
 
 
-def sharing_by(config: Config, way: Mapping[str, Any]) -> Config:
+def with_parallel_settings(config: Config, way: Mapping[str, Any]) -> Config:
     """The config with other values of its section `parallel`, by dotted key."""
     values = {dotted.removeprefix("parallel."): value for dotted, value in way.items()}
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=values)})
@@ -152,7 +154,7 @@ def require_shareable(config: Config) -> None:
     Raises:
         ConfigError: several ways at once, or numbers that do not divide.
     """
-    parallel, count = config.parallel, processes(config)
+    parallel, count = config.parallel, count_processes(config)
     used = [name for name in GROUPED if getattr(parallel, name) > 1]
     if parallel.mode == "single" and count > 1:
         raise ConfigError(

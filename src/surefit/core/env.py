@@ -69,7 +69,7 @@ DOTENV = (
 MAX_DOTENV_BYTES = 64 * 1024
 
 LAUNCHED = "SUREFIT_LAUNCHED"
-ADAPTED = "SUREFIT_ADAPTED"
+OOM_ADAPTATIONS_VARIABLE = "SUREFIT_ADAPTED"
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -107,7 +107,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
         raise _bad_dotenv(path, f"larger than {MAX_DOTENV_BYTES // 1024} KiB: these are no settings")
     read = dotenv_values(stream=io.StringIO(text), interpolate=False)
     values = {name: value for name, value in read.items() if value and name not in os.environ}
-    taken = {name: value for name, value in values.items() if name in DOTENV and not _opened_by_others(name)}
+    taken = {name: value for name, value in values.items() if name in DOTENV and not _would_send_credentials(name)}
     for name, value in taken.items():
         if "\0" in value:
             raise _bad_dotenv(path, f"{name} holds a NUL")
@@ -116,7 +116,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
     return Dotenv(path, tuple(taken), tuple(name for name in values if name not in taken))
 
 
-def _opened_by_others(name: str) -> bool:
+def _would_send_credentials(name: str) -> bool:
     """Whether it is an address that would be asked with a password of the environment."""
     return name == "MLFLOW_TRACKING_URI" and any(
         os.environ.get(secret) for secret in ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
@@ -132,7 +132,7 @@ def start_children_safely() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
-def of_another_tool() -> dict[str, str]:
+def env_without_safepath() -> dict[str, str]:
     """The environment of another tool's script, which may need the modules beside it."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
 
@@ -156,7 +156,7 @@ HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
 
 def _pass_on_the_hub_token() -> None:
     """transformers loads with the token that huggingface_hub finds by itself, by the first two names only."""
-    if (token := os.environ.get(HUB_TOKENS[-1])) and not names_any(HUB_TOKENS[:-1]):
+    if (token := os.environ.get(HUB_TOKENS[-1])) and not any_set(HUB_TOKENS[:-1]):
         os.environ[HUB_TOKENS[0]] = token
 
 
@@ -234,7 +234,7 @@ def tracking_uri() -> str | None:
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
-def names_any(names: Iterable[str]) -> bool:
+def any_set(names: Iterable[str]) -> bool:
     """Whether any of these variables is set; never what it says."""
     return any(os.environ.get(name) for name in names)
 
@@ -248,7 +248,7 @@ def logged_in(host: str) -> bool:
         return False
 
 
-def process_place() -> tuple[int, int, int, int]:
+def distributed_env() -> tuple[int, int, int, int]:
     """(rank, processes, rank on this machine, processes on this machine), as torchrun and accelerate launch set them,
     or srun where it starts each process itself; (0, 1, 0, 1) where nothing does."""
     for names in (
@@ -262,7 +262,7 @@ def process_place() -> tuple[int, int, int, int]:
     return 0, 1, 0, 1
 
 
-def of_process(rank: int, processes: int, port: int, adapted: Mapping[str, Any]) -> dict[str, str]:
+def child_env(rank: int, processes: int, port: int, adapted: Mapping[str, Any]) -> dict[str, str]:
     """The environment of one of several processes on this machine, as torchrun sets it, and that we started it.
 
     Args:
@@ -270,7 +270,12 @@ def of_process(rank: int, processes: int, port: int, adapted: Mapping[str, Any])
         adapted: what `adapted` answers there.
     """
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, LAUNCHED: 1, ADAPTED: json.dumps(dict(adapted))}
+    meeting = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        LAUNCHED: 1,
+        OOM_ADAPTATIONS_VARIABLE: json.dumps(dict(adapted)),
+    }
     threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
     own = {name: str(value) for name, value in (threads | dict(os.environ) | place | meeting).items()}
     return own
@@ -281,10 +286,10 @@ def launched_here() -> bool:
     return LAUNCHED in os.environ
 
 
-def adapted() -> dict[str, Any]:
+def read_oom_adaptations() -> dict[str, Any]:
     """What SureFit's own launcher has changed in the config, by dotted key, since memory ran out in a process that it
     started before this one."""
-    changes: dict[str, Any] = json.loads(os.environ.get(ADAPTED, "{}"))
+    changes: dict[str, Any] = json.loads(os.environ.get(OOM_ADAPTATIONS_VARIABLE, "{}"))
     return changes
 
 

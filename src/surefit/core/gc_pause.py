@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_gc() -> Iterator[None]:
     """No garbage collection inside.
 
     torch, transformers and PEFT make millions of objects that all stay, and the collector would go through them again

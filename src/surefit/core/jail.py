@@ -28,7 +28,7 @@ from surefit.core import seccomp
 from surefit.core.errors import MachineError
 from surefit.core.units import MIB
 
-Way = Literal["own", "bwrap"]
+SandboxKind = Literal["own", "bwrap"]
 INSIDE = Path(__file__).with_name("jail_inside.py")
 OUTPUT_BYTES = 64 * 1024
 DISK_BYTES = 16 * MIB
@@ -59,7 +59,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JailResult:
     """What came of a job: the judge's status, its reason, and the start of what was printed."""
 
     status: str
@@ -67,7 +67,7 @@ class Outcome:
     output: str
 
 
-def run_program(job: Program, timeout_s: float, memory_bytes: int, way: Way | None = None) -> Outcome:
+def run_program(job: Program, timeout_s: float, memory_bytes: int, way: SandboxKind | None = None) -> JailResult:
     """Run one job to its end, or end it.
 
     Args:
@@ -78,8 +78,8 @@ def run_program(job: Program, timeout_s: float, memory_bytes: int, way: Way | No
     Raises:
         MachineError: this machine cannot shut a program in.
     """
-    way = way or working_way()
-    first = json.dumps(_shut_in(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}).encode()
+    way = way or find_working_sandbox()
+    first = json.dumps(_jail_settings(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}).encode()
     second = json.dumps({"tests": job.tests, "names": job.names, "before": job.before}).encode()
     try:
         text = os.memfd_create("job")
@@ -122,7 +122,7 @@ def end_all() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _shut_in(timeout_s: float, memory_bytes: int) -> dict[str, object]:
+def _jail_settings(timeout_s: float, memory_bytes: int) -> dict[str, object]:
     visible, hidden, links = library_paths()
     limits = {
         "CPU": max(1, round(timeout_s)),
@@ -168,7 +168,7 @@ def library_paths() -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
     return (*visible, *filter(os.path.exists, DEVICES)), tuple(filter(os.path.isdir, places)), links
 
 
-def _command(way: Way, verdict: int, first: int) -> list[str]:
+def _command(way: SandboxKind, verdict: int, first: int) -> list[str]:
     arguments = [way, str(verdict), str(first)]
     if way == "own":
         return [sys.executable, "-I", "-S", str(INSIDE), *arguments]
@@ -191,7 +191,7 @@ def _bubblewrap() -> str | None:
     return shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
 
 
-def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> Outcome:
+def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> JailResult:
     """Collect output and verdict; at the deadline, or at the verdict, end everything."""
     assert process.stdout is not None
     output, said = bytearray(), bytearray()
@@ -213,7 +213,7 @@ def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> O
         _rest(stdout.fileno(), output)
     text = output.decode("utf-8", errors="replace")
     if late:
-        return Outcome("timeout", "the limit on time by the clock", text)
+        return JailResult("timeout", "the limit on time by the clock", text)
     return _outcome(bytes(said), text)
 
 
@@ -233,14 +233,14 @@ def _rest(stdout: int, output: bytearray) -> None:
             output.extend(part)
 
 
-def _outcome(said: bytes, output: str) -> Outcome:
+def _outcome(said: bytes, output: str) -> JailResult:
     try:
         verdict = json.loads(said)
     except ValueError:
-        return Outcome("failed", "the tests were ended from outside (out of memory or processor time?)", output)
+        return JailResult("failed", "the tests were ended from outside (out of memory or processor time?)", output)
     if verdict["status"] == "refused":
         raise MachineError(f"this machine cannot shut untrusted code in: {verdict['detail']}", code="E1053", help=_HELP)
-    return Outcome(verdict["status"], verdict["detail"], output)
+    return JailResult(verdict["status"], verdict["detail"], output)
 
 
 _HELP = (
@@ -250,7 +250,7 @@ _HELP = (
 )
 
 
-def ways() -> Sequence[Way]:
+def sandbox_kinds_to_try() -> Sequence[SandboxKind]:
     """The ways to try here, the one that is preferred first.
 
     Bubblewrap is no way for root: what it starts as another user is the real root to the kernel, outside every limit on
@@ -260,7 +260,7 @@ def ways() -> Sequence[Way]:
 
 
 @functools.cache
-def working_way() -> Way:
+def find_working_sandbox() -> SandboxKind:
     """The first way that works on this machine, tried with a program of one line.
 
     Raises:
@@ -275,7 +275,7 @@ def working_way() -> Way:
             help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
         )
     problems = []
-    for way in ways():
+    for way in sandbox_kinds_to_try():
         try:
             outcome = run_program(Program("ready = True"), 20.0, 512 * MIB, way)
         except MachineError as error:

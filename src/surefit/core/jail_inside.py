@@ -39,16 +39,16 @@ MAX_MESSAGE = 32 * 2**20
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Refused(Exception):
+class SandboxUnavailable(Exception):
     """The machine does not let us shut ourselves in."""
 
 
 # ---------------------------------------------------------------- shutting in
 
 
-def checked(result: int, what: str) -> None:
+def check_syscall(result: int, what: str) -> None:
     if result != 0:
-        raise Refused(f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise SandboxUnavailable(f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
 def enter_namespaces() -> None:
@@ -56,13 +56,13 @@ def enter_namespaces() -> None:
     if os.geteuid() == 0 and libc.unshare(OTHER_NAMESPACES) == 0:
         return
     uid, gid = os.geteuid(), os.getegid()
-    checked(libc.unshare(USER_NAMESPACE | OTHER_NAMESPACES), "new namespaces")
-    write("/proc/self/setgroups", "deny")
-    write("/proc/self/gid_map", f"{NOBODY} {gid} 1")
-    write("/proc/self/uid_map", f"{NOBODY} {uid} 1")
+    check_syscall(libc.unshare(USER_NAMESPACE | OTHER_NAMESPACES), "new namespaces")
+    write_text_file("/proc/self/setgroups", "deny")
+    write_text_file("/proc/self/gid_map", f"{NOBODY} {gid} 1")
+    write_text_file("/proc/self/uid_map", f"{NOBODY} {uid} 1")
 
 
-def write(path: str, text: str) -> None:
+def write_text_file(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
 
@@ -70,7 +70,7 @@ def write(path: str, text: str) -> None:
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     texts = [text.encode() if text is not None else None for text in (source, target, kind)]
     data = options.encode() if options is not None else None
-    checked(libc.mount(*texts, ctypes.c_ulong(flags), data), f"mounting {target}")
+    check_syscall(libc.mount(*texts, ctypes.c_ulong(flags), data), f"mounting {target}")
 
 
 def read_only(path: str) -> None:
@@ -79,7 +79,7 @@ def read_only(path: str) -> None:
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
     where = path.encode()
     result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, where, AT_RECURSIVE, ctypes.byref(attributes), size)
-    checked(int(result), f"making {path} read-only (Linux 5.12 or newer)")
+    check_syscall(int(result), f"making {path} read-only (Linux 5.12 or newer)")
 
 
 def build_file_system(job: dict[str, Any]) -> None:
@@ -100,8 +100,8 @@ def build_file_system(job: dict[str, Any]) -> None:
         os.symlink(target, STAGE + link)
     os.mkdir(STAGE + "/tmp")
     os.chdir(STAGE)
-    checked(int(libc.syscall(ctypes.c_long(PIVOT_ROOT[os.uname().machine]), b".", b".")), "changing the root")
-    checked(libc.umount2(b".", 2), "leaving the old root")
+    check_syscall(int(libc.syscall(ctypes.c_long(PIVOT_ROOT[os.uname().machine]), b".", b".")), "changing the root")
+    check_syscall(libc.umount2(b".", 2), "leaving the old root")
     os.chdir("/")
     read_only("/")
     options = f"size={job['disk_bytes']},nr_inodes=1024,mode=1777"
@@ -115,11 +115,11 @@ def give_up_rights(limits: dict[str, int]) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
         # Processes are counted by user and user namespace: not together with whatever else is nobody's.
-        checked(libc.unshare(USER_NAMESPACE), "a user namespace")
+        check_syscall(libc.unshare(USER_NAMESPACE), "a user namespace")
     header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    checked(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "giving up capabilities")
-    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
-    checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "closing the process to tracers")
+    check_syscall(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "giving up capabilities")
+    check_syscall(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
+    check_syscall(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "closing the process to tracers")
     for name, value in limits.items():
         last = value + 1 if name == "CPU" else value  # first a signal that says which limit it was, then the end
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, last))
@@ -133,13 +133,13 @@ def deny_calls(filter_hex: str) -> None:
     code = bytes.fromhex(filter_hex)
     buffer = ctypes.create_string_buffer(code, len(code))
     program = Program(len(code) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    checked(libc.prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0), "filtering system calls")
+    check_syscall(libc.prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0), "filtering system calls")
 
 
 # ---------------------------------------------------------------- what judge and program say to each other
 
 
-class Gone(Exception):
+class PeerDisconnected(Exception):
     """The other end is not there any more."""
 
 
@@ -156,7 +156,7 @@ class Channel:
             while rest:
                 rest = rest[os.write(self.outgoing, rest) :]
         except BrokenPipeError:
-            raise Gone from None
+            raise PeerDisconnected from None
 
     def receive(self) -> Any:
         length = int.from_bytes(self._exactly(4), "big")
@@ -169,7 +169,7 @@ class Channel:
         while count:
             part = os.read(self.incoming, min(count, 2**20))
             if not part:
-                raise Gone
+                raise PeerDisconnected
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
@@ -179,49 +179,49 @@ BUILT_IN = frozenset(thing for thing in vars(builtins).values() if isinstance(th
 CONTAINERS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def packed(value: Any, keep: Callable[[Any], Any]) -> Any:
+def encode_value(value: Any, keep: Callable[[Any], Any]) -> Any:
     """Plain data as JSON; of anything else the reference that `keep` gives it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
-        return [packed(item, keep) for item in value]
+        return [encode_value(item, keep) for item in value]
     if isinstance(value, dict):
-        return {"dict": [[packed(key, keep), packed(item, keep)] for key, item in value.items()]}
+        return {"dict": [[encode_value(key, keep), encode_value(item, keep)] for key, item in value.items()]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": bytes(value).hex()}
     for name, container in CONTAINERS.items():
         if isinstance(value, container):
-            return {name: [packed(item, keep) for item in value]}
+            return {name: [encode_value(item, keep) for item in value]}
     if isinstance(value, type) and value in BUILT_IN:
         return {"type": value.__name__}
     return {"reference": keep(value)}
 
 
-def unpacked(value: Any, refer: Any) -> Any:
+def decode_value(value: Any, refer: Any) -> Any:
     if isinstance(value, list):
-        return [unpacked(item, refer) for item in value]
+        return [decode_value(item, refer) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
     if kind == "reference":
         return refer(inner)
     if kind == "dict":
-        return {unpacked(key, refer): unpacked(item, refer) for key, item in inner}
+        return {decode_value(key, refer): decode_value(item, refer) for key, item in inner}
     if kind == "complex":
         return complex(*inner)
     if kind == "bytes":
         return bytes.fromhex(inner)
     if kind == "type" and isinstance(named := getattr(builtins, inner), type):
         return named
-    return CONTAINERS[kind](unpacked(item, refer) for item in inner)
+    return CONTAINERS[kind](decode_value(item, refer) for item in inner)
 
 
 # ---------------------------------------------------------------- the program
 
 
-def run_program(job: dict[str, Any], channel: Channel) -> NoReturn:
+def serve_program(job: dict[str, Any], channel: Channel) -> NoReturn:
     """Run the untrusted source, then answer calls of what it defines until the judge goes away."""
     module = types.ModuleType(job["name"])
     sys.modules[job["name"]] = module
@@ -239,23 +239,23 @@ def run_program(job: dict[str, Any], channel: Channel) -> NoReturn:
         exec(compile(job["program"], "<program>", "exec"), module.__dict__)
 
     def call(key: Any, args: Any, named: Any) -> Any:
-        return find(key)(*unpacked(args, find), **unpacked(named, find))
+        return find(key)(*decode_value(args, find), **decode_value(named, find))
 
     actions: dict[str, Callable[..., Any]] = {
         "load": load,
         "call": call,
         "get": lambda key, name: getattr(find(key), name),
-        "set": lambda key, name, value: setattr(find(key), name, unpacked(value, find)),
+        "set": lambda key, name, value: setattr(find(key), name, decode_value(value, find)),
         "items": lambda key: list(find(key)),
         "truth": lambda key: bool(find(key)),
     }
     while True:
         try:
             action, *details = channel.receive()
-        except Gone:
+        except PeerDisconnected:
             os._exit(0)
         try:
-            answer = ["value", packed(actions[action](*details), keep)]
+            answer = ["value", encode_value(actions[action](*details), keep)]
         except BaseException as error:
             answer = ["error", type(error).__name__, shortened(error)]
         flush()
@@ -284,7 +284,7 @@ class ProgramError(Exception):
     """An exception of the program that is not one of Python's own."""
 
 
-class Remote:
+class RemoteReference:
     """What the judge holds of something that lives in the program: its name or its number.
 
     Equal to nothing but itself, whatever the program's class says of equality.
@@ -296,47 +296,47 @@ class Remote:
 
     def _ask(self, action: str, *details: Any) -> Any:
         channel: Channel = object.__getattribute__(self, "_channel")
-        channel.send([action, object.__getattribute__(self, "_key"), *(packed(part, key_of) for part in details)])
-        return answered(channel)
+        channel.send([action, object.__getattribute__(self, "_key"), *(encode_value(part, key_of) for part in details)])
+        return receive_answer(channel)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return Remote._ask(self, "call", list(args), named)
+        return RemoteReference._ask(self, "call", list(args), named)
 
     def __getattr__(self, name: str) -> Any:
-        return Remote._ask(self, "get", name)
+        return RemoteReference._ask(self, "get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        Remote._ask(self, "set", name, value)
+        RemoteReference._ask(self, "set", name, value)
 
     def __iter__(self) -> Any:
-        return iter(Remote._ask(self, "items"))
+        return iter(RemoteReference._ask(self, "items"))
 
     def __bool__(self) -> bool:
-        return Remote._ask(self, "truth") is True
+        return RemoteReference._ask(self, "truth") is True
 
     def __getitem__(self, key: Any) -> Any:
-        return Remote._ask(self, "get", "__getitem__")(key)
+        return RemoteReference._ask(self, "get", "__getitem__")(key)
 
     def __len__(self) -> int:
         try:
-            return int(Remote._ask(self, "get", "__len__")())
+            return int(RemoteReference._ask(self, "get", "__len__")())
         except AttributeError as error:
             raise TypeError(str(error)) from None
 
     def __str__(self) -> str:
-        return str(Remote._ask(self, "get", "__str__")())
+        return str(RemoteReference._ask(self, "get", "__str__")())
 
 
 def key_of(value: Any) -> Any:
-    if isinstance(value, Remote):
+    if isinstance(value, RemoteReference):
         return object.__getattribute__(value, "_key")
     raise TypeError(f"a {type(value).__name__} cannot be given to the program")
 
 
-def answered(channel: Channel) -> Any:
+def receive_answer(channel: Channel) -> Any:
     kind, *details = channel.receive()
     if kind == "value":
-        return unpacked(details[0], lambda number: Remote(channel, int(number)))
+        return decode_value(details[0], lambda number: RemoteReference(channel, int(number)))
     name, message = map(str, details)
     if name == "MemoryError":
         raise MemoryError
@@ -348,18 +348,18 @@ def answered(channel: Channel) -> Any:
     raise ProgramError(f"{name}: {message}")
 
 
-def judge(channel: Channel, tests: dict[str, Any], program: int, seconds: int) -> dict[str, str]:
+def judge_program(channel: Channel, tests: dict[str, Any], program: int, seconds: int) -> dict[str, str]:
     """Load the program, run the tests against it. Only tests that have run to their end are a pass."""
     try:
         channel.send(["load"])
-        answered(channel)
-        names = {name: Remote(channel, name) for name in tests["names"]}
+        receive_answer(channel)
+        names = {name: RemoteReference(channel, name) for name in tests["names"]}
         space: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
         exec(compile(tests["before"], "<before the tests>", "exec"), space)
         space.update(names)
         exec(compile(tests["tests"], "<tests>", "exec"), space)
-    except Gone:
-        return ended(program, seconds)
+    except PeerDisconnected:
+        return program_end_status(program, seconds)
     except MemoryError:
         return {"status": "memory", "detail": "MemoryError"}
     except BaseException as error:
@@ -367,7 +367,7 @@ def judge(channel: Channel, tests: dict[str, Any], program: int, seconds: int) -
     return {"status": "passed", "detail": ""}
 
 
-def ended(program: int, seconds: int) -> dict[str, str]:
+def program_end_status(program: int, seconds: int) -> dict[str, str]:
     """Why the program is gone."""
     _, status, used = os.wait4(program, 0)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -378,7 +378,7 @@ def ended(program: int, seconds: int) -> dict[str, str]:
     return {"status": "failed", "detail": f"the program ended itself with exit status {os.WEXITSTATUS(status)}"}
 
 
-def judged(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
+def run_judge_process(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
     """In the judge's process: shut in, fork the program, read the tests, judge. The program does not return."""
     if own:
         build_file_system(job)
@@ -394,18 +394,18 @@ def judged(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
         for start, stop in ((3, kept[0]), (kept[0] + 1, kept[1]), (kept[1] + 1, 4096)):
             os.closerange(start, stop)
         deny_calls(job["filter"])
-        run_program(job, Channel(program_in, program_out))
+        serve_program(job, Channel(program_in, program_out))
     os.close(program_in)
     os.close(program_out)
     deny_calls(job["filter"])
     tests = json.loads(os.pread(0, os.fstat(0).st_size, first))
-    return judge(Channel(judge_in, judge_out), tests, program, job["limits"]["CPU"])
+    return judge_program(Channel(judge_in, judge_out), tests, program, job["limits"]["CPU"])
 
 
 def end_with_the_parent() -> None:
     """Let the kernel end this process when the one that started it is gone, however that came; to be said again after
     a change of user."""
-    checked(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "ending with the caller")
+    check_syscall(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "ending with the caller")
 
 
 def end_in(seconds: int) -> None:
@@ -414,7 +414,7 @@ def end_in(seconds: int) -> None:
     signal.alarm(seconds)
 
 
-def say(verdict: int, message: dict[str, str]) -> None:
+def send_verdict(verdict: int, message: dict[str, str]) -> None:
     os.write(verdict, json.dumps(message).encode())
 
 
@@ -434,10 +434,10 @@ def main() -> None:
             if child:
                 os.waitpid(child, 0)
                 os._exit(0)
-        message = judged(job, own, first)
-    except (Refused, OSError) as error:
+        message = run_judge_process(job, own, first)
+    except (SandboxUnavailable, OSError) as error:
         message = {"status": "refused", "detail": str(error)}
-    say(verdict, message)
+    send_verdict(verdict, message)
     os._exit(0)
 
 

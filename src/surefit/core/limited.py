@@ -62,7 +62,7 @@ class ExceedsLimit(Exception):
         self.ended = ended
 
 
-class NotTried(Exception):
+class TrialNotRun(Exception):
     """The process did not get as far as the function, which says nothing about the function; the text says why."""
 
 
@@ -83,7 +83,7 @@ def run_limited(function: str, *arguments: Any, memory: int = MEMORY) -> Any:
         "function": function, "arguments": arguments, "path": sys.path, "started": _STARTED,
         "limits": {"CORE": 0, "AS": memory, "CPU": seconds},
     }  # fmt: skip
-    variables = {name: value for name, value in env.of_another_tool().items() if not _SECRET.search(name)}
+    variables = {name: value for name, value in env.env_without_safepath().items() if not _SECRET.search(name)}
     try:
         ended = subprocess.run(
             [sys.executable, "-I", "-c", _CHILD], input=json.dumps(given), capture_output=True, text=True,
@@ -95,10 +95,10 @@ def run_limited(function: str, *arguments: Any, memory: int = MEMORY) -> Any:
         output = error.stdout or b""
         status, said, complaint = -9, output if isinstance(output, str) else output.decode(errors="replace"), ""
     except OSError as error:
-        raise NotTried(str(error)) from None
+        raise TrialNotRun(str(error)) from None
     last = (complaint.strip().splitlines() or ["the process ended"])[-1][:200]
     if not said.startswith(_STARTED):
-        raise NotTried(last)
+        raise TrialNotRun(last)
     applied, _, answer = said.removeprefix(_STARTED).partition("\n")
     if status in (-24, -9):  # SIGXCPU, or SIGKILL at the hard limit
         raise ExceedsLimit(f"takes more than {SECONDS} s")

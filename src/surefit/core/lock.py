@@ -19,7 +19,7 @@ from pathlib import Path
 from surefit.core.errors import MachineError
 
 
-class InUse(MachineError):
+class DirectoryInUse(MachineError):
     """Another process holds the lock."""
 
 
@@ -30,7 +30,7 @@ _held: dict[Path, int] = {}
 
 
 @contextlib.contextmanager
-def locked(
+def hold_lock(
     path: Path,
     stage: str,
     on_note: Callable[[str], None] = lambda text: None,
@@ -75,7 +75,7 @@ def locked(
 
 
 @contextlib.contextmanager
-def folder_locked(folder: Path) -> Iterator[None]:
+def hold_folder_lock(folder: Path) -> Iterator[None]:
     """Wait for the lock of a folder itself, which leaves no file there, and hold it against other threads, too.
 
     On a file system without locks the work goes on without.
@@ -112,7 +112,7 @@ def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None
     try:
         fcntl.flock(descriptor, how)
     except BlockingIOError:
-        raise InUse(
+        raise DirectoryInUse(
             f"in use by {_holder(descriptor)}",
             path=path.parent,
             help="wait for it, stop it, or choose another output_dir; nothing was touched",

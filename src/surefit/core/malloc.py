@@ -31,20 +31,20 @@ _OWN_THRESHOLD, _OWN_TRIM = 32 * MIB, 64 * MIB
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def give_back() -> None:
-    """What is free goes back to the system, this once; where `freed_given_back` would do nothing, nothing."""
+def trim_heap() -> None:
+    """What is free goes back to the system, this once; where `return_freed_memory` would do nothing, nothing."""
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
 
 
 def keep_what_is_freed() -> None:
-    """Inside `freed_given_back`: blocks of a few MiB come from the heap again. For a process that stays `SMALL`."""
+    """Inside `return_freed_memory`: blocks of a few MiB come from the heap again. For a process that stays `SMALL`."""
     if (library := _glibc()) is not None:
         _set(library, SMALL_THRESHOLD, SMALL_TRIM)
 
 
 @contextmanager
-def freed_given_back() -> Iterator[bool]:
+def return_freed_memory() -> Iterator[bool]:
     """Inside, what is freed goes back to the system; afterwards all that is free does once, and then as glibc has it.
 
     Whether that was done: not where the C library is not glibc (musl, macOS, Windows), nor where the user has chosen

@@ -10,7 +10,7 @@ OnProgress = Callable[[int, int, str], None]
 """Called with (done, total, what is being done)."""
 
 
-def silent(done: int, total: int, text: str) -> None:
+def ignore_progress(done: int, total: int, text: str) -> None:
     """The `OnProgress` of a caller who does not want to know."""
 
 
@@ -18,8 +18,8 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 
 @contextlib.contextmanager
-def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
-    """Have `tell` say its lines to someone, in this context."""
+def progress_listener(listener: Callable[[str], None]) -> Iterator[None]:
+    """Have `emit_progress_line` say its lines to someone, in this context."""
     token = _listener.set(listener)
     try:
         yield
@@ -27,7 +27,7 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(text: str) -> None:
+def emit_progress_line(text: str) -> None:
     """A line about work that whoever asked does not know of: any stage may be the first that needs a converted model.
     Nobody hears it where nobody listens."""
     if (listener := _listener.get()) is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from surefit.core.env import first_line
 from surefit.core.errors import SureFitError
-from surefit.core.units import MIB, printable, shortened
+from surefit.core.units import MIB, printable, truncate_text
 
 JSON_BYTES = 256 * MIB
 """Of one JSON file: a tokenizer.json has up to 35 MB."""
@@ -120,4 +120,4 @@ def reason_of(error: BaseException) -> str:
         return error.strerror
     text = first_line(error) if isinstance(error, Exception) else str(error).partition("\n")[0]
     named = text if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: {text}"
-    return shortened(printable(named), 300)
+    return truncate_text(printable(named), 300)

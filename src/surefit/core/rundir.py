@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from surefit.core.errors import DataError, MachineError
-from surefit.core.lock import locked
+from surefit.core.lock import hold_lock
 from surefit.core.reading import open_file, parse_json, read_bytes, read_json_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -135,9 +135,9 @@ class RunDir:
         Raises:
             MachineError: another process is at work here.
         """
-        with locked(self.lock, stage, on_note):
+        with hold_lock(self.lock, stage, on_note):
             for place in (self.path, self.exports, *self.eval.glob("*/")):
-                sweep(place)
+                remove_leftovers(place)
             yield
 
 
@@ -164,7 +164,7 @@ def machine_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause = in_rust(error) or error
+        cause = os_error_from_rust(error) or error
         if not isinstance(cause, OSError) or cause.errno not in helps:
             raise
         raise MachineError(
@@ -172,7 +172,7 @@ def machine_errors(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def in_rust(error: Exception) -> OSError | None:
+def os_error_from_rust(error: Exception) -> OSError | None:
     """The `OSError` that a library written in Rust has only told in words, if it is one."""
     known = type(error) is Exception or type(error).__name__ == "SafetensorError"
     code = _CODE.search(str(error)) if known else None
@@ -188,14 +188,14 @@ def disk_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = in_rust(error)
+        told = os_error_from_rust(error)
         if told is None:
             raise
         raise told from error
 
 
 @contextlib.contextmanager
-def unless_full() -> Iterator[None]:
+def skip_if_disk_full() -> Iterator[None]:
     """Leave out a record for which there is no room: what is written about a run is no reason to end it."""
     try:
         yield
@@ -213,7 +213,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def temporary_sibling(path: Path, kind: Literal["tmp", "old"] = "tmp") -> Path:
-    """Return a hidden name beside `path` that no other thread, process or machine takes; `sweep` knows such names."""
+    """Return a hidden name beside `path` that no other process takes; `remove_leftovers` knows such names."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
 
 
@@ -269,7 +269,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
     fsync_directory(path.parent)
 
 
-def sweep(directory: Path, of: str | None = None) -> list[Path]:
+def remove_leftovers(directory: Path, of: str | None = None) -> list[Path]:
     """Remove what a process killed inside `write_atomic` or `directory_atomic` left; returns what resists.
 
     Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
@@ -305,7 +305,7 @@ def _last_written(path: Path) -> float:
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """What `sweep` would look at."""
+    """What `remove_leftovers` would look at."""
     return [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
 
 

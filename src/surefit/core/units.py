@@ -79,19 +79,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 
 
-def shortened(text: str, limit: int = 60) -> str:
+def truncate_text(text: str, limit: int = 60) -> str:
     """A value that a message quotes, cut where it is longer than the message can bear.
 
-    >>> shortened("abcdefgh", 5)
+    >>> truncate_text("abcdefgh", 5)
     'abcd…'
     """
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def quoted(word: object) -> str:
+def shell_quote(word: object) -> str:
     """A path or another word of a command that is shown, as a shell takes it.
 
-    >>> quoted("runs/one"), quoted("my runs; rm -rf ~")
+    >>> shell_quote("runs/one"), shell_quote("my runs; rm -rf ~")
     ('runs/one', "'my runs; rm -rf ~'")
     """
     return shlex.quote(str(word))

@@ -17,7 +17,7 @@ from surefit.core.units import MIB, bytes_text
 from surefit.doctor.probe import Probe
 from surefit.doctor.torch_builds import OF_CUDA_13, TORCH, install_command
 from surefit.facts.hardware import BF16_CAPABILITY, DetectedGpu, detect_gpus, installed_version, usable_gpus
-from surefit.facts.sdpa import describe
+from surefit.facts.sdpa import describe_kernels
 
 TRY_SECONDS = 180
 """Enough to import torch from a slow network disk."""
@@ -28,12 +28,12 @@ _REINSTALL = f"pip install --force-reinstall '{TORCH}'"
 _NO_BUILD = f"update the NVIDIA driver to {OF_CUDA_13} or newer: no build of torch {TORCH[5:]} runs on this one"
 
 
-def gpu() -> Iterator[Probe]:
+def gpu_probes() -> Iterator[Probe]:
     """GPUs, what they support, and whether the installed PyTorch can use them."""
     cards = detect_gpus()
     free = free_memory() if cards else []
     for number, card in enumerate(cards):
-        yield card_probe(card, free[number] if number < len(free) else None)
+        yield gpu_probe(card, free[number] if number < len(free) else None)
     if not cards:
         yield Probe("gpu", "none (nvidia-smi is not here, or lists nothing): training runs on the CPU")
     usable = usable_gpus(cards)
@@ -43,7 +43,7 @@ def gpu() -> Iterator[Probe]:
     yield from torch_probes(usable)
 
 
-def card_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
+def gpu_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
     """One GPU: its memory, what of it is free, and what its architecture computes natively."""
     capability = card.compute_capability
     limits = {"bf16": BF16_CAPABILITY, "fp8": FP8_CAPABILITY, "flash-attention": FLASH_CAPABILITY}
@@ -63,7 +63,9 @@ def attention_probes(cards: Sequence[DetectedGpu]) -> Iterator[Probe]:
     """Which kernels of torch's attention SureFit runs in on each generation of GPU that is here (facts/sdpa.py); none
     where nvidia-smi does not say which it is."""
     for capability in sorted({card.compute_capability for card in cards} - {(0, 0)}):
-        yield Probe("attention policy", f"compute capability {capability[0]}.{capability[1]}: {describe(capability)}")
+        yield Probe(
+            "attention policy", f"compute capability {capability[0]}.{capability[1]}: {describe_kernels(capability)}"
+        )
 
 
 def free_memory() -> list[int | None]:

@@ -31,7 +31,7 @@ MOUNTS = Path("/proc/mounts")
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def disks() -> Iterator[Probe]:
+def disk_probes() -> Iterator[Probe]:
     """Space and permission where runs, models and tokenised data go."""
     places = {"working directory": Path.cwd(), "model cache": env.hub_cache(), "surefit cache": env.cache_dir()}
     for name, place in places.items():
@@ -52,7 +52,7 @@ def _disk(name: str, place: Path) -> Probe:
     return Probe(name, fact)
 
 
-def file_system(folder: Path | None = None) -> Iterator[Probe]:
+def file_system_probes(folder: Path | None = None) -> Iterator[Probe]:
     """Whether a checkpoint written there survives a crash: fsync and atomic rename, tried."""
     place = nearest_existing(folder or Path.cwd() / "runs")
     kind = file_system_type(place)
@@ -88,7 +88,7 @@ def file_system_type(place: Path) -> str:
     return best[1]
 
 
-def limits() -> Iterator[Probe]:
+def limit_probes() -> Iterator[Probe]:
     """Open files, and the memory that processes share."""
     with suppress(ImportError):  # no resource module outside POSIX
         import resource
@@ -106,7 +106,7 @@ def limits() -> Iterator[Probe]:
         yield Probe("shared memory", fact) if size >= SMALL_SHARED else Probe("shared memory", fact, "warn", advice)
 
 
-def port() -> Iterator[Probe]:
+def port_probes() -> Iterator[Probe]:
     """Whether processes can meet on this machine: a port on the loopback interface, torchrun's own if it is free."""
     try:
         other = _bind(0)

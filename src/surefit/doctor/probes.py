@@ -20,24 +20,24 @@ from surefit.config.resolve import missing_for_kernels
 from surefit.config.trackers import TRACKERS
 from surefit.core import env
 from surefit.core.units import GIB, bytes_text
-from surefit.doctor.devices import gpu
-from surefit.doctor.places import disks, file_system, limits, port
+from surefit.doctor.devices import gpu_probes
+from surefit.doctor.places import disk_probes, file_system_probes, limit_probes, port_probes
 from surefit.doctor.probe import Probe
-from surefit.doctor.sandbox import sandbox
+from surefit.doctor.sandbox import sandbox_probes
 from surefit.facts.hardware import cpu_count, installed_version, processor_name, ram_bytes
 
 LOW_RAM = 4 * GIB
-Group = Callable[[], Iterator[Probe]]
+ProbeGroup = Callable[[], Iterator[Probe]]
 
 
-def probe_all(further: Sequence[Group] = ()) -> list[Probe]:
+def run_probes(further: Sequence[ProbeGroup] = ()) -> list[Probe]:
     """Every probe, and those of `further`, at the same time. One that fails itself becomes a warning."""
     groups = [*GROUPS, *further]
     with ThreadPoolExecutor(len(groups)) as pool:
-        return [probe for found in pool.map(_look, groups) for probe in found]
+        return [probe for found in pool.map(_run_probe_group, groups) for probe in found]
 
 
-def _look(group: Group) -> list[Probe]:
+def _run_probe_group(group: ProbeGroup) -> list[Probe]:
     probes: list[Probe] = []
     try:
         for probe in group():
@@ -45,11 +45,18 @@ def _look(group: Group) -> list[Probe]:
     except Exception as error:
         # In a broken environment anything can raise; the other facts matter all the more then.
         problem = env.redact(f"{type(error).__name__}: {error}")
-        probes.append(Probe(group.__name__, f"could not look: {problem}", "warn", "see the other lines first"))
+        probes.append(
+            Probe(
+                group.__name__.removesuffix("_probes"),
+                f"could not look: {problem}",
+                "warn",
+                "see the other lines first",
+            )
+        )
     return probes
 
 
-def python() -> Iterator[Probe]:
+def python_probes() -> Iterator[Probe]:
     """The interpreter, against what the package asks for."""
     version = platform.python_version()
     wanted = _metadata("Requires-Python")
@@ -62,7 +69,7 @@ def python() -> Iterator[Probe]:
     )
 
 
-def packages() -> Iterator[Probe]:
+def package_probes() -> Iterator[Probe]:
     """Installed versions against the ranges SureFit was tested with."""
     requirements = metadata.requires("surefit") if installed_version("surefit") else None
     if requirements is None:
@@ -98,7 +105,7 @@ def _package(text: str) -> Probe | None:
     return Probe(requirement.name, f"{version}, which SureFit was not tested with{needs}", "warn", fix, True)
 
 
-def machine() -> Iterator[Probe]:
+def machine_probes() -> Iterator[Probe]:
     """Processor and memory."""
     yield Probe("cpu", f"{processor_name()}, {cpu_count()} usable")
     ram = ram_bytes()
@@ -111,7 +118,7 @@ def machine() -> Iterator[Probe]:
     yield Probe("system", f"{platform.system()} {platform.release()}, {platform.machine()}")
 
 
-def hub() -> Iterator[Probe]:
+def hub_probes() -> Iterator[Probe]:
     """Access to the Hugging Face hub; a token's presence, never the token."""
     if env.hub_token() is None:
         yield Probe("hub token", "not set: gated and private models cannot be downloaded")
@@ -125,7 +132,7 @@ def hub() -> Iterator[Probe]:
         yield Probe("offline mode", "off")
 
 
-def trackers() -> Iterator[Probe]:
+def tracker_probes() -> Iterator[Probe]:
     """Where runs could be logged, as far as it is set up; never an address or a key."""
     for name, tracker in TRACKERS.items():
         if not tracker.unknown:
@@ -137,20 +144,20 @@ def trackers() -> Iterator[Probe]:
         yield Probe(f"tracker {name}", state)
 
 
-def kernels() -> Iterator[Probe]:
+def kernel_probes() -> Iterator[Probe]:
     """Whether what `speed.kernels` needs on a GPU is here."""
     missing = missing_for_kernels()
     versions = ", ".join(f"{name} {installed_version(name)}" for name in ("liger-kernel", "triton"))
     yield Probe("fused kernels", f"off on a GPU: {missing} is missing" if missing else versions)
 
 
-def variables() -> Iterator[Probe]:
+def environment_variable_probes() -> Iterator[Probe]:
     """The variables that steer training and are set."""
     told = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
     yield Probe("variables", told or "none that steers training")
 
 
-def clock() -> Iterator[Probe]:
+def clock_probes() -> Iterator[Probe]:
     """The clock, against the age of the installed files: a clock in the past breaks TLS and every log."""
     now = datetime.now(UTC)
     installed = datetime.fromtimestamp(Path(surefit.__file__).stat().st_mtime, UTC)
@@ -161,7 +168,7 @@ def clock() -> Iterator[Probe]:
         yield Probe("clock", fact)
 
 
-def text_encoding() -> Iterator[Probe]:
+def text_encoding_probes() -> Iterator[Probe]:
     """Whether files and the terminal are UTF-8."""
     encodings = {"files": locale.getpreferredencoding(False), "terminal": sys.stdout.encoding or "utf-8"}
     other = {
@@ -188,7 +195,20 @@ def _fits(version: str, wanted: str) -> bool:
     return SpecifierSet(wanted).contains(version.partition("+")[0], prereleases=True)
 
 
-GROUPS: tuple[Group, ...] = (
-    python, packages, gpu, machine, disks, file_system, limits, sandbox, port, hub, trackers, kernels, variables,
-    clock, text_encoding,
-)  # fmt: skip
+GROUPS: tuple[ProbeGroup, ...] = (
+    python_probes,
+    package_probes,
+    gpu_probes,
+    machine_probes,
+    disk_probes,
+    file_system_probes,
+    limit_probes,
+    sandbox_probes,
+    port_probes,
+    hub_probes,
+    tracker_probes,
+    kernel_probes,
+    environment_variable_probes,
+    clock_probes,
+    text_encoding_probes,
+)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from surefit.core.errors import MachineError
-from surefit.core.jail import working_way
+from surefit.core.jail import find_working_sandbox
 from surefit.doctor.probe import Probe
 
 _WAYS = {"own": "Linux namespaces", "bwrap": "bubblewrap"}
 
 
-def sandbox() -> Iterator[Probe]:
+def sandbox_probes() -> Iterator[Probe]:
     """A program of one line, shut in: which way that works, or why none does."""
     try:
-        way = working_way()
+        way = find_working_sandbox()
     except MachineError as error:
         fact = f"none, so that the recipe code_generation cannot score: {error.message}"
         yield Probe("sandbox", fact, "warn", error.help)

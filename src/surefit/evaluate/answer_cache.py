@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.rundir import machine_errors
-from surefit.evaluate.rows import Answer
+from surefit.evaluate.rows import GeneratedAnswer
 from surefit.generate.engine import Generation
 
 
@@ -35,7 +35,7 @@ class AnswerCache:
             self.path = path.with_name(f"{path.stem}.{rank}.jsonl")
         self._ours = False
 
-    def read(self) -> dict[str, tuple[Answer, float]]:
+    def read(self) -> dict[str, tuple[GeneratedAnswer, float]]:
         """Key → the answer and the seconds it took; those of the other processes, and of an earlier call's, too."""
         others = (self._of_other(path) for path in self._files() if path != self.path)
         return {key: value for found in (*others, self._own()) for key, value in found.items()}
@@ -43,7 +43,7 @@ class AnswerCache:
     def _files(self) -> list[Path]:
         return sorted(self.path.parent.glob(self._every)) if self.path is not None else []
 
-    def _of_other(self, path: Path) -> dict[str, tuple[Answer, float]]:
+    def _of_other(self, path: Path) -> dict[str, tuple[GeneratedAnswer, float]]:
         """It may be at work on it: only whole lines count, and nothing is fixed."""
         try:
             header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
@@ -51,7 +51,7 @@ class AnswerCache:
             return {}
         return dict(_read(json.loads(line)) for line in lines if line.endswith(b"\n")) if header == self.header else {}
 
-    def _own(self) -> dict[str, tuple[Answer, float]]:
+    def _own(self) -> dict[str, tuple[GeneratedAnswer, float]]:
         if self.path is None or not self.path.exists():
             return {}
         header, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
@@ -63,7 +63,7 @@ class AnswerCache:
             os.truncate(self.path, len(header) + sum(map(len, whole)))
         return dict(_read(json.loads(line)) for line in whole)
 
-    def add(self, answers: Iterable[tuple[str, Answer]], seconds: float) -> None:
+    def add(self, answers: Iterable[tuple[str, GeneratedAnswer]], seconds: float) -> None:
         """Append answers, on the disk when this returns.
 
         Args:
@@ -93,11 +93,11 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, sort_keys=False).encode() + b"\n"
 
 
-def _written(key: str, answer: Answer, seconds: float) -> dict[str, Any]:
+def _written(key: str, answer: GeneratedAnswer, seconds: float) -> dict[str, Any]:
     made = [[one.text, one.truncated, one.tokens] for one in answer.generations]
     return {"key": key, "seconds": seconds} | ({"made": made} if answer.ranked is None else {"ranked": answer.ranked})
 
 
-def _read(line: Mapping[str, Any]) -> tuple[str, tuple[Answer, float]]:
+def _read(line: Mapping[str, Any]) -> tuple[str, tuple[GeneratedAnswer, float]]:
     made = tuple(Generation(text, truncated, tokens) for text, truncated, tokens in line.get("made", ()))
-    return line["key"], (Answer(made, line.get("ranked")), line["seconds"])
+    return line["key"], (GeneratedAnswer(made, line.get("ranked")), line["seconds"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.rundir import RunDir, read_json, read_jsonl
-from surefit.core.units import quoted, shortened
+from surefit.core.units import shell_quote, truncate_text
 
 BASELINE = "baseline:"
 """What the names of variants that need no model begin with."""
@@ -46,28 +46,28 @@ class Answers:
         return self.recipe, self.version
 
 
-def shipped(variants: Iterable[str]) -> str | None:
+def select_tuned_variant(variants: Iterable[str]) -> str | None:
     """The tuned model among a set's variants, in the order of training: the last, without a grammar where it has
     answered without; None where there are only the base, baselines and checkpoints."""
     tuned = [
         name
         for name in variants
-        if name.removesuffix(GRAMMAR) != "base" and not name.startswith(BASELINE) and step_of(name) is None
+        if name.removesuffix(GRAMMAR) != "base" and not name.startswith(BASELINE) and checkpoint_step(name) is None
     ]
     return next((name for name in reversed(tuned) if not name.endswith(GRAMMAR)), tuned[-1] if tuned else None)
 
 
-def step_of(variant: str) -> int | None:
+def checkpoint_step(variant: str) -> int | None:
     """The step of a variant that is one of the run's checkpoints; None of every other.
 
-    >>> step_of("step-40"), step_of("step-40+grammar"), step_of("merged")
+    >>> checkpoint_step("step-40"), checkpoint_step("step-40+grammar"), checkpoint_step("merged")
     (40, 40, None)
     """
     found = _CHECKPOINT.fullmatch(variant.removesuffix(GRAMMAR))
     return int(found[1]) if found else None
 
 
-def base_of(tuned: str) -> str:
+def base_variant(tuned: str) -> str:
     """The base, asked as the tuned model was."""
     return "base" + GRAMMAR * tuned.endswith(GRAMMAR)
 
@@ -96,15 +96,15 @@ def read_run(text: str, set_name: str) -> Answers:
         raise DataError(
             f"there is no run directory or predictions file {text}", code="E7001", help="`surefit runs` lists the runs"
         )
-    there = scored_variants(run, set_name)
+    there = list_scored_variants(run, set_name)
     if not there:
         sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
         known = f"; scored: {', '.join(sets)}" if sets else ""
-        help_text = f"`surefit evaluate {quoted(directory)}` comes first"
+        help_text = f"`surefit evaluate {shell_quote(directory)}` comes first"
         raise DataError(
             f"the set {set_name!r} has not been scored in this run{known}", code="E7002", path=run.path, help=help_text
         )
-    chosen = variant or shipped(there)
+    chosen = variant or select_tuned_variant(there)
     if chosen not in there:
         problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
         hint = did_you_mean(variant, there) if variant else ""
@@ -116,15 +116,15 @@ def read_run(text: str, set_name: str) -> Answers:
     return Answers(f"{directory}:{chosen}", found.lines, found.recipe, found.version, run)
 
 
-def scored_variants(run: RunDir, set_name: str) -> list[str]:
+def list_scored_variants(run: RunDir, set_name: str) -> list[str]:
     """The variants with scores on a set: baselines, base, checkpoints, adapter, merged or model, served, each free one
     first."""
-    return sorted((path.stem for path in (run.eval / set_name).glob("*.json")), key=training_order)
+    return sorted((path.stem for path in (run.eval / set_name).glob("*.json")), key=variant_sort_key)
 
 
-def training_order(variant: str) -> tuple[int, int, str]:
+def variant_sort_key(variant: str) -> tuple[int, int, str]:
     """To sort variants by: baselines, base, checkpoints, tuned models, each without a grammar first."""
-    plain, step = variant.removesuffix(GRAMMAR), step_of(variant)
+    plain, step = variant.removesuffix(GRAMMAR), checkpoint_step(variant)
     if variant.startswith(BASELINE):
         return -1, 0, variant
     if step is not None:
@@ -159,7 +159,7 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
     return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run)
 
 
-def same_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:
+def align_answers(a: Answers, b: Answers) -> list[dict[str, Any]]:
     """a's lines in the order of b's.
 
     A row is known by where it was read; where the two name other files, by its number in the set. Either way the gold
@@ -181,7 +181,8 @@ def same_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:
 def _require_same_gold(a: Answers, b: Answers, matched: Sequence[Mapping[str, Any]]) -> None:
     for line, other in zip(matched, b.lines, strict=True):
         if line.get("gold") != other.get("gold"):
-            golds = f"{shortened(repr(line.get('gold')))} in {a.name}, {shortened(repr(other.get('gold')))} in {b.name}"
+            first, second = (truncate_text(repr(row.get("gold"))) for row in (line, other))
+            golds = f"{first} in {a.name}, {second} in {b.name}"
             row = other.get("where", f"row {other.get('index')}")
             raise DataError(
                 f"the gold answer of {row} differs: {golds}", code="E7006", help="compare answers to the same data"

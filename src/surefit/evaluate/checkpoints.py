@@ -17,22 +17,22 @@ from surefit.checkpoint import manager
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
-from surefit.core.lock import InUse, locked
-from surefit.core.progress import OnProgress, silent
+from surefit.core.lock import DirectoryInUse, hold_lock
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, write_atomic, write_json
 from surefit.data.rows.layouts import Examples
-from surefit.data.rows.shorten import prompt_cutter
-from surefit.evaluate.answers import GRAMMAR, step_of
-from surefit.evaluate.curve import svg
-from surefit.evaluate.distributed import score_across
-from surefit.evaluate.generation_settings import GenerationSettings, ways
+from surefit.data.rows.shorten import build_prompt_cutter
+from surefit.evaluate.answers import GRAMMAR, checkpoint_step
+from surefit.evaluate.curve import draw_checkpoint_curve
+from surefit.evaluate.distributed import score_distributed
+from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
 from surefit.evaluate.inference import LocalModel
-from surefit.evaluate.paired import differences
-from surefit.evaluate.record import Files
-from surefit.evaluate.rows import Picked, pick, require_scorable
-from surefit.evaluate.settings import require_settings
+from surefit.evaluate.paired import paired_differences
+from surefit.evaluate.record import ResultStore
+from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
+from surefit.evaluate.settings import require_evaluation_settings
 from surefit.evaluate.variants import CheckpointModel
-from surefit.parallel.process_group import World, by_first, gathered
+from surefit.parallel.process_group import World, all_gather, run_on_rank0
 from surefit.task import Scores, TaskRecipe
 
 SET = "eval"
@@ -46,7 +46,7 @@ def score_checkpoints(
     hardware: HardwareLike,
     run: RunDir,
     held_out: Examples,
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
     world: World | None = None,
 ) -> dict[str, Any]:
     """Score each checkpoint as the variant step-N; write eval/eval/step-N.json with its predictions, and
@@ -73,31 +73,31 @@ def score_checkpoints(
         MachineError: not enough GPU memory, or the disk.
     """
     world = world or World()
-    rows = by_first(world, partial(_rows, config, recipe, run, held_out))
-    way = ways(config, recipe)[0]
-    queue = _Queue(Files(config, recipe, run), way, rows)
+    rows = run_on_rank0(world, partial(_rows, config, recipe, run, held_out))
+    way = list_generation_settings(config, recipe)[0]
+    queue = _Queue(ResultStore(config, recipe, run), way, rows)
     opened: CheckpointModel | None = None
-    while (taken := by_first(world, queue.take)) is not None:
+    while (taken := run_on_rank0(world, queue.take)) is not None:
         path, sha256, before, total = taken
         opened = opened or CheckpointModel(config, hardware, run)
-        if not all(gathered(opened.become(path), world)):
+        if not all(all_gather(opened.become(path), world)):
             queue.gone(path)
             continue
         name = way.of(path.name)
         kept = queue.files.kept(SET, path.name, way, sha256, world.rank)
-        respondent = LocalModel(opened.model, opened.tokenizer, recipe, prompt_cutter(config, opened.tokenizer))
+        respondent = LocalModel(opened.model, opened.tokenizer, recipe, build_prompt_cutter(config, opened.tokenizer))
         part = _part_of(on_progress, before * len(rows), total * len(rows), name)
-        scored = score_across(name, respondent, recipe, rows, way, kept, world, part)
+        scored = score_distributed(name, respondent, recipe, rows, way, kept, world, part)
         if world.is_first:
             queue.files.write(SET, scored)
             kept.forget()
             queue.release()
-    found = by_first(world, partial(gather, queue.files, way, rows))
-    return found | {"passed_over": by_first(world, lambda: queue.passed_over)}
+    found = run_on_rank0(world, partial(write_checkpoint_scores, queue.files, way, rows))
+    return found | {"passed_over": run_on_rank0(world, lambda: queue.passed_over)}
 
 
-def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> Picked:
-    require_settings(config.evaluate, recipe)
+def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> EvalRows:
+    require_evaluation_settings(config.evaluate, recipe)
     if not manager.list_steps(run.checkpoints) and not any((run.eval / SET).glob("step-*.json")):
         raise ConfigError(
             "there is no checkpoint in this run yet",
@@ -105,7 +105,7 @@ def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -
             path=run.checkpoints,
             help="`surefit train` writes them; checkpoint.save_total_limit says how many are kept",
         )
-    rows = pick(SET, held_out, config.evaluate.max_examples)
+    rows = select_eval_rows(SET, held_out, config.evaluate.max_examples)
     require_scorable(rows, recipe, config.evaluate.samples)
     return rows
 
@@ -121,7 +121,7 @@ class _Queue:
         passed_over: what was not scored, with the reason.
     """
 
-    def __init__(self, files: Files, way: GenerationSettings, rows: Picked) -> None:
+    def __init__(self, files: ResultStore, way: GenerationSettings, rows: EvalRows) -> None:
         self.files, self.way, self.rows = files, way, rows
         self.passed_over: list[str] = []
         self._seen: set[str] = set()
@@ -133,13 +133,13 @@ class _Queue:
         for path in self._unseen():
             self._seen.add(path.name)
             try:
-                self._claim.enter_context(locked(self._lock(path), "evaluate --all-checkpoints"))
-            except InUse:
+                self._claim.enter_context(hold_lock(self._lock(path), "evaluate --all-checkpoints"))
+            except DirectoryInUse:
                 self.passed_over.append(f"{path.name}: another process is scoring it")
                 continue
             if self._is_scored(path):
                 self._done += 1
-            elif fault := manager.damage(path, hashes=True):
+            elif fault := manager.find_checkpoint_damage(path, hashes=True):
                 self.passed_over.append(f"{path.name}: {fault if path.is_dir() else GONE}")
             else:
                 waiting = sum(1 for _ in self._unseen())
@@ -172,18 +172,18 @@ class _Queue:
 GONE = "deleted before it was scored (training keeps checkpoint.save_total_limit of them)"
 
 
-def gather(files: Files, way: GenerationSettings, rows: Picked) -> dict[str, Any]:
+def write_checkpoint_scores(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dict[str, Any]:
     """Write eval/checkpoints.json and .svg of all scores that are there, one process at a time; returns the first."""
     run = files.run
-    with locked(run.eval / ".checkpoints.lock", "evaluate --all-checkpoints", wait=True):
+    with hold_lock(run.eval / ".checkpoints.lock", "evaluate --all-checkpoints", wait=True):
         found = _summary(files, way, rows)
         write_json(run.eval / "checkpoints.json", found)
         if found["checkpoints"]:
-            write_atomic(run.eval / "checkpoints.svg", svg(found))
+            write_atomic(run.eval / "checkpoints.svg", draw_checkpoint_curve(found))
     return found
 
 
-def _summary(files: Files, way: GenerationSettings, rows: Picked) -> dict[str, Any]:
+def _summary(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dict[str, Any]:
     recipe, metric = files.recipe, files.recipe.primary_metric
     points: list[dict[str, Any]] = []
     scores: dict[str, list[Scores]] = {}
@@ -212,13 +212,15 @@ def _summary(files: Files, way: GenerationSettings, rows: Picked) -> dict[str, A
 def _scored_steps(run: RunDir, way: GenerationSettings) -> list[str]:
     """The variants that are checkpoints and were asked in this way, by step."""
     names = [path.name.removesuffix(".json") for path in (run.eval / SET).glob("step-*.json")]
-    mine = [name for name in names if step_of(name) is not None and name.endswith(GRAMMAR) == bool(way.constrained)]
-    return sorted(mine, key=lambda name: step_of(name) or 0)
+    mine = [
+        name for name in names if checkpoint_step(name) is not None and name.endswith(GRAMMAR) == bool(way.constrained)
+    ]
+    return sorted(mine, key=lambda name: checkpoint_step(name) or 0)
 
 
 def _point(variant: str, record: Mapping[str, Any], metric: str, run: RunDir) -> dict[str, Any]:
     about = {key: record[key] for key in ("truncated", "unparsed")}
-    step = step_of(variant)
+    step = checkpoint_step(variant)
     there = (run.checkpoints / f"step-{step}").is_dir()
     return {"step": step, "variant": variant, **_estimate(record, metric), **about, "there": there}
 
@@ -243,7 +245,7 @@ def _best(
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
     over = []
     for other in others:
-        found = differences(other, best, scores[other], scores[best], recipe, confidence)[recipe.primary_metric]
+        found = paired_differences(other, best, scores[other], scores[best], recipe, confidence)[recipe.primary_metric]
         lead = {"difference": found.difference, "interval": [found.low, found.high], "more_than_chance": found.low > 0}
         over.append({"variant": other, **lead, "wins": found.wins, "losses": found.losses, "ties": found.ties})
     sure = all(one["more_than_chance"] for one in over) if over else None

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError, DataError, did_you_mean
-from surefit.core.sampling import evenly
-from surefit.evaluate.answers import BASELINE, Answers, read_answers, read_run, same_rows, scored_variants
-from surefit.evaluate.estimates import estimates
-from surefit.evaluate.paired import Rows, differences, row_values
-from surefit.evaluate.stats import Paired, detectable, spread_of_difference
-from surefit.task import TaskRecipe, behind, mean_scores, own_of, rows_of
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.evaluate.answers import BASELINE, Answers, align_answers, list_scored_variants, read_answers, read_run
+from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.paired import ScoreRows, paired_differences, row_values
+from surefit.evaluate.stats import PairedDifference, detectable_difference, spread_of_difference
+from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows, strip_task_prefix
 
 SHOWN = 5
 
@@ -53,7 +53,7 @@ def _beside(name: str, other: str, set_name: str) -> Answers:
     """A variant or baseline, by its bare name, of the run that the other side names."""
     path = Path(other).expanduser()
     directory = other if path.exists() else other.partition(":")[0]
-    there = [] if path.is_file() else scored_variants(read_run(other, set_name).run, set_name)  # type: ignore[arg-type]
+    there = [] if path.is_file() else list_scored_variants(read_run(other, set_name).run, set_name)  # type: ignore[arg-type]
     for variant in (name, BASELINE + name):
         if variant in there:
             return read_run(f"{directory}:{variant}", set_name)
@@ -94,21 +94,21 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
 
     Returns:
         The names, `n`, and per metric both scores with intervals, the difference with its interval, rows won, lost and
-        tied, McNemar's p where scores are 0 and 1, and the detectable difference; `verdict`; some of the rows won and
-        lost; and `matched`, all rows as (a's line, b's line).
+        tied, McNemar's p where scores are 0 and 1, and the detectable difference; the verdict; some of the rows won and lost;
+        and `matched`, all rows as (a's line, b's line).
 
     Raises:
         ConfigError: an unknown metric.
         DataError: the rows differ, and how.
     """
-    lines = same_rows(a, b)
+    lines = align_answers(a, b)
     before, after = _scores(lines), _scores(b.lines)
-    found = differences(a.name, b.name, before, after, recipe)
+    found = paired_differences(a.name, b.name, before, after, recipe)
     chosen = metric or recipe.primary_metric
     if chosen not in found:
         problem = f"the recipe {recipe.name} has no metric {chosen!r}{did_you_mean(chosen, found)}"
         raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(found)}")
-    means = [estimates(rows, recipe) for rows in (before, after)]
+    means = [compute_estimates(rows, recipe) for rows in (before, after)]
     sensitivity = _sensitivity(a, b, before, after, recipe, means[1])
     metrics = {
         name: {
@@ -125,24 +125,24 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
         "recipe": recipe.name,
         "n": len(before),
         "metric": chosen,
-        "verdict": verdict(found[chosen]),
+        "verdict": decide_verdict(found[chosen]),
         "metrics": metrics,
-        **_rows_that_differ(lines, b.lines, own_values(before, after, chosen, recipe)),
+        **_rows_that_differ(lines, b.lines, per_row_values(before, after, chosen, recipe)),
         "matched": list(zip(lines, b.lines, strict=True)),
     }
 
 
-def _scores(lines: Sequence[dict[str, Any]]) -> Rows:
+def _scores(lines: Sequence[dict[str, Any]]) -> ScoreRows:
     return [line["scores"] for line in lines]
 
 
-def _difference(found: Paired) -> dict[str, Any]:
+def _difference(found: PairedDifference) -> dict[str, Any]:
     interval = [found.low, found.high]
     counts = {"wins": found.wins, "losses": found.losses, "ties": found.ties}
     return {"difference": found.difference, "ci95": interval, **counts}
 
 
-def verdict(found: Paired) -> str:
+def decide_verdict(found: PairedDifference) -> str:
     """better, worse, or undecided where the interval holds zero."""
     if found.low > 0:
         return "better"
@@ -150,29 +150,33 @@ def verdict(found: Paired) -> str:
 
 
 def _sensitivity(
-    a: Answers, b: Answers, before: Rows, after: Rows, recipe: TaskRecipe, of: Mapping[str, Any]
+    a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, of: Mapping[str, Any]
 ) -> dict[str, dict[str, float | None]]:
     """Metric → McNemar's p and the detectable difference; `of` are the estimates of b."""
     if not recipe.parts:
         return {
             name: {
                 "mcnemar_p": _mcnemar(a, b, before, after, name, recipe),
-                "detectable": detectable(spread_of_difference(before, after, name, recipe.aggregate), one["n"]),
+                "detectable": detectable_difference(
+                    spread_of_difference(before, after, name, recipe.aggregate), one["n"]
+                ),
             }
             for name, one in of.items()
         }
     found: dict[str, dict[str, float | None]] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := rows_of(name, before):
-            of_part = _sensitivity(a, b, own, rows_of(name, after), part, own_of(name, of))
-            found |= behind(name, of_part)
+        if own := select_task_rows(name, before):
+            of_part = _sensitivity(a, b, own, select_task_rows(name, after), part, strip_task_prefix(name, of))
+            found |= add_task_prefix(name, of_part)
             primary.append(of_part[part.primary_metric]["detectable"] or 0.0)
     whole = {"mcnemar_p": None, "detectable": math.hypot(*primary) / len(primary)}
     return {recipe.primary_metric: whole, **found}
 
 
-def _mcnemar(a: Answers, b: Answers, before: Rows, after: Rows, metric: str, recipe: TaskRecipe) -> float | None:
+def _mcnemar(
+    a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
+) -> float | None:
     """None where the score is not the mean of zeros and ones."""
     if recipe.aggregate is not mean_scores:
         return None
@@ -195,7 +199,9 @@ def mcnemar(wins: int, losses: int) -> float:
     return min(1.0, 2 * ways / (1 << n))
 
 
-def own_values(before: Rows, after: Rows, metric: str, recipe: TaskRecipe) -> list[tuple[float, float] | None]:
+def per_row_values(
+    before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
+) -> list[tuple[float, float] | None]:
     """Each row's two values of a metric: its own, or what `aggregate` makes of it alone; None where it has none."""
     values: list[tuple[float, float] | None] = []
     for pair in zip(before, after, strict=True):
@@ -212,7 +218,7 @@ def _rows_that_differ(
     lost = [number for number, pair in enumerate(values) if pair is not None and pair[1] < pair[0]]
 
     def shown(numbers: Sequence[int]) -> list[dict[str, Any]]:
-        chosen = [numbers[i] for i in evenly(len(numbers), SHOWN)]
+        chosen = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
         return [_example(before[number], after[number], values[number]) for number in chosen]
 
     return {"won": shown(won), "lost": shown(lost)}

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from surefit.core.svg import WIDTH, document
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, truncate_text
 from surefit.evaluate.plot import BETTER, OPEN, TIE, WORSE
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 64, 24, 64, 300, 352
@@ -16,14 +16,14 @@ GRID = 5
 """Lines across the picture at most, without the lowest."""
 
 
-def svg(found: Mapping[str, Any]) -> str:
+def draw_checkpoint_curve(found: Mapping[str, Any]) -> str:
     """The picture.
 
     Args:
         found: the content of eval/checkpoints.json, with at least one checkpoint.
     """
     points, best = found["checkpoints"], found["best"]["variant"]
-    title = f"{shortened(found['metric'], 40)} by checkpoint: {found['n']:,} rows"
+    title = f"{truncate_text(found['metric'], 40)} by checkpoint: {found['n']:,} rows"
     lead = found["best"]["more_than_chance"]
     text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[lead]
     under = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
@@ -96,11 +96,11 @@ def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, A
         yield f"{circle}<title>{text}</title></circle>"
 
 
-def in_words(best: Mapping[str, Any]) -> str:
+def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     """Which checkpoint is the best, and whether its lead is more than chance.
 
     >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}]
-    >>> in_words({"variant": "step-20", "confidence": 0.975, "over": over})
+    >>> describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over})
     'step-20 scored best of 3, but cannot be told from step-30 (2 comparisons, intervals of 97.5 %)'
     """
     over = best["over"]

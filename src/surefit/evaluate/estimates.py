@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.evaluate.paired import Rows
+from surefit.evaluate.paired import ScoreRows
 from surefit.evaluate.stats import aggregate_intervals, bootstrap_mean, mean_of_estimates
-from surefit.task import TaskRecipe, behind, mean_scores, rows_of
+from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 
-def estimates(rows: Rows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[str, dict[str, Any]]:
+def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[str, dict[str, Any]]:
     """Metric → {"mean", "ci95": [low, high], "n": rows it applies to}.
 
     Args:
@@ -40,14 +40,14 @@ def estimates(rows: Rows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[
     return found
 
 
-def _estimates_of_parts(rows: Rows, recipe: TaskRecipe, confidence: float) -> dict[str, dict[str, Any]]:
+def _estimates_of_parts(rows: ScoreRows, recipe: TaskRecipe, confidence: float) -> dict[str, dict[str, Any]]:
     """Each task's as in a run of its own; the primary metric is the mean over the tasks that have rows here."""
     found: dict[str, dict[str, Any]] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := rows_of(name, rows):
-            estimated = estimates(own, part, confidence)
-            found |= behind(name, estimated)
+        if own := select_task_rows(name, rows):
+            estimated = compute_estimates(own, part, confidence)
+            found |= add_task_prefix(name, estimated)
             deciding = estimated[part.primary_metric]
             primary.append((deciding["mean"], *deciding["ci95"]))
     mean, low, high = mean_of_estimates(primary)
@@ -58,5 +58,5 @@ def _estimate(mean: float, interval: tuple[float, float], n: int) -> dict[str, A
     return {"mean": mean, "ci95": list(interval), "n": n}
 
 
-def _metrics(rows: Rows) -> list[str]:
+def _metrics(rows: ScoreRows) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row if not name.startswith("_")))

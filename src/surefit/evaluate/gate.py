@@ -25,24 +25,34 @@ from typing import Any, Literal
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError, did_you_mean
 from surefit.core.rundir import RunDir
-from surefit.evaluate.answers import BASELINE, Answers, base_of, read_run, read_variant, same_rows, shipped
-from surefit.evaluate.estimates import estimates
-from surefit.evaluate.paired import Rows, differences
-from surefit.evaluate.stats import Paired, rows_to_rule_out
-from surefit.task import TaskRecipe, rows_of
+from surefit.evaluate.answers import (
+    BASELINE,
+    Answers,
+    align_answers,
+    base_variant,
+    read_run,
+    read_variant,
+    select_tuned_variant,
+)
+from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.paired import ScoreRows, paired_differences
+from surefit.evaluate.stats import PairedDifference, rows_to_rule_out
+from surefit.task import TaskRecipe, select_task_rows
 
 Outcome = Literal["passed", "failed", "cannot tell"]
 
 
 @dataclass(frozen=True)
-class Condition:
+class GateCondition:
     """What one condition of the gate came to, and the sentence that says so."""
 
     outcome: Outcome
     text: str
 
 
-def judge(gate: GateSection, recipe: TaskRecipe, scored: Mapping[str, Rows], run: RunDir | None) -> dict[str, Any]:
+def evaluate_gate(
+    gate: GateSection, recipe: TaskRecipe, scored: Mapping[str, ScoreRows], run: RunDir | None
+) -> dict[str, Any]:
     """Whether the tuned model may pass, and why: {"outcome", "passed", "margin", "reason"}.
 
     Where a score is missing or belongs to other rows, the gate cannot tell.
@@ -55,24 +65,24 @@ def judge(gate: GateSection, recipe: TaskRecipe, scored: Mapping[str, Rows], run
         ConfigError: the recipe gives no such metric, or `not_worse_than` names nothing that there is.
     """
     require_reference(gate, recipe)
-    tuned = shipped(scored)
+    tuned = select_tuned_variant(scored)
     if tuned is None:
-        return _document(gate, "", [Condition("cannot tell", "the tuned model has not been scored")])
-    found = estimates(scored[tuned], recipe, gate.confidence)
+        return _document(gate, "", [GateCondition("cannot tell", "the tuned model has not been scored")])
+    found = compute_estimates(scored[tuned], recipe, gate.confidence)
     metric = gate_metric(gate, recipe.primary_metric, found)
     conditions = []
     if gate.min is not None:
-        conditions.append(_at_least(gate.min, gate.margin, found[metric]))
+        conditions.append(_check_minimum(gate.min, gate.margin, found[metric]))
     if gate.not_worse_than is not None:
         try:
-            conditions += _against(gate, recipe, metric, scored, tuned, run)
+            conditions += _check_reference(gate, recipe, metric, scored, tuned, run)
         except DataError as error:
             text = f"cannot be compared with {gate.not_worse_than}: {error.message}"
-            conditions.append(Condition("cannot tell", text))
+            conditions.append(GateCondition("cannot tell", text))
     return _document(gate, f"{metric} of {tuned} is {found[metric]['mean']:.3f}", conditions)
 
 
-def _document(gate: GateSection, score: str, conditions: Sequence[Condition]) -> dict[str, Any]:
+def _document(gate: GateSection, score: str, conditions: Sequence[GateCondition]) -> dict[str, Any]:
     """The worst of the conditions, and why; of a gate that passed, all that it asked."""
     order: tuple[Outcome, ...] = ("failed", "cannot tell", "passed")
     outcome = min((each.outcome for each in conditions), key=order.index, default="passed")
@@ -85,56 +95,66 @@ def _document(gate: GateSection, score: str, conditions: Sequence[Condition]) ->
     }
 
 
-def _at_least(least: float, margin: float, found: Mapping[str, Any]) -> Condition:
+def _check_minimum(least: float, margin: float, found: Mapping[str, Any]) -> GateCondition:
     """Whether a score is high enough, and whether there are enough rows to say so."""
     asked = f"at least {least:g} is required"
     low, high = found["ci95"]
     if high < least:
-        return Condition("failed", asked)
+        return GateCondition("failed", asked)
     span = f"[{low:.3f}, {high:.3f}] on {found['n']:,} rows"
     if found["mean"] < least:
-        return Condition("cannot tell", f"{asked}, and {span} reaches it: score more rows")
+        return GateCondition("cannot tell", f"{asked}, and {span} reaches it: score more rows")
     if low >= least - margin:
-        return Condition("passed", asked)
+        return GateCondition("passed", asked)
     span += f" reaches below {least:g} by more than the margin of {margin:g}"
-    return Condition("cannot tell", f"{asked}, and {span}: score more rows, or set evaluate.gate.margin")
+    return GateCondition("cannot tell", f"{asked}, and {span}: score more rows, or set evaluate.gate.margin")
 
 
-def _against(
-    gate: GateSection, recipe: TaskRecipe, metric: str, scored: Mapping[str, Rows], tuned: str, run: RunDir | None
-) -> Iterator[Condition]:
+def _check_reference(
+    gate: GateSection, recipe: TaskRecipe, metric: str, scored: Mapping[str, ScoreRows], tuned: str, run: RunDir | None
+) -> Iterator[GateCondition]:
     """Whether the tuned model is not worse than the reference, for the metric or for each task."""
     assert gate.not_worse_than is not None
     name, before = _reference(gate.not_worse_than, recipe, scored, tuned, run)
     if before is None:
-        yield Condition("cannot tell", f"{name} has not been scored")
+        yield GateCondition("cannot tell", f"{name} has not been scored")
         return
     after = scored[tuned]
-    found = differences(name, tuned, before, after, recipe, gate.confidence)
+    found = paired_differences(name, tuned, before, after, recipe, gate.confidence)
     sure = f" ({100 * gate.confidence:g} %)" if gate.confidence != 0.95 else ""
     parts = {} if gate.metric else {f"{part.name}.{part.primary_metric}": part for part in recipe.parts.values()}
     asked = {key: part for key, part in parts.items() if key in found}
     for key, part in asked.items():
-        own = (rows_of(part.name, before), rows_of(part.name, after))
-        yield _not_worse(gate, found[key], f"{key} ", f"{sure} against {name}", own, part, part.primary_metric)
+        own = (select_task_rows(part.name, before), select_task_rows(part.name, after))
+        yield _check_non_inferiority(
+            gate, found[key], f"{key} ", f"{sure} against {name}", own, part, part.primary_metric
+        )
     if not asked:
         whole = (before, after)
-        yield _not_worse(gate, found[metric], "", f"{sure} against {name}", whole, recipe, metric)
+        yield _check_non_inferiority(gate, found[metric], "", f"{sure} against {name}", whole, recipe, metric)
 
 
-def _not_worse(
-    gate: GateSection, found: Paired, label: str, against: str, rows: tuple[Rows, Rows], recipe: TaskRecipe, metric: str
-) -> Condition:
+def _check_non_inferiority(
+    gate: GateSection,
+    found: PairedDifference,
+    label: str,
+    against: str,
+    rows: tuple[ScoreRows, ScoreRows],
+    recipe: TaskRecipe,
+    metric: str,
+) -> GateCondition:
     """The outcome of one test of non-inferiority."""
     text = f"{label}{found.difference:+.3f} [{found.low:+.3f}, {found.high:+.3f}]{against}"
     if found.low >= -gate.margin:
-        return Condition("passed", text)
+        return GateCondition("passed", text)
     if found.high < 0:
-        return Condition("failed", text)
-    return Condition("cannot tell", f"{text}: {_more_rows(gate, recipe, metric, rows, found)}")
+        return GateCondition("failed", text)
+    return GateCondition("cannot tell", f"{text}: {_more_rows(gate, recipe, metric, rows, found)}")
 
 
-def _more_rows(gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[Rows, Rows], found: Paired) -> str:
+def _more_rows(
+    gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[ScoreRows, ScoreRows], found: PairedDifference
+) -> str:
     """Say that these rows do not rule out a loss of the margin, and how many rows that differ as they do would.
 
     With several tasks and one mean over them there is no difference of a row.
@@ -148,16 +168,16 @@ def _more_rows(gate: GateSection, recipe: TaskRecipe, metric: str, rows: tuple[R
 
 
 def _reference(
-    wanted: str, recipe: TaskRecipe, scored: Mapping[str, Rows], tuned: str, run: RunDir | None
-) -> tuple[str, Rows | None]:
+    wanted: str, recipe: TaskRecipe, scored: Mapping[str, ScoreRows], tuned: str, run: RunDir | None
+) -> tuple[str, ScoreRows | None]:
     if wanted == "base":
-        return "the base", scored.get(base_of(tuned))
+        return "the base", scored.get(base_variant(tuned))
     if wanted in recipe.baselines:
         return f"the baseline {wanted}", scored.get(BASELINE + wanted)
     assert run is not None
     own, other = read_variant(run, "eval", tuned), read_run(wanted, "eval")
     _require_same_judge(own, other)
-    return f"{other.name}", [line["scores"] for line in same_rows(other, own)]
+    return f"{other.name}", [line["scores"] for line in align_answers(other, own)]
 
 
 def _require_same_judge(own: Answers, other: Answers) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.data.rows.shorten import prompt_limit
 from surefit.evaluate.answers import GRAMMAR
-from surefit.generate.engine import Decoding
+from surefit.generate.engine import DecodingConfig
 from surefit.task import TaskRecipe
 
 
@@ -26,7 +26,7 @@ class GenerationSettings:
         switches: of the chat template, where they are not its own.
     """
 
-    decoding: Decoding
+    decoding: DecodingConfig
     samples: int = 1
     constrained: bool = False
     ranked: bool = False
@@ -64,11 +64,11 @@ class GenerationSettings:
         return {"batch_size": self.decoding.batch_size} | ({"prefill_chunk": chunk} if chunk else {})
 
 
-def ways(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
+def list_generation_settings(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
     """The ways that `evaluate` asks for, without a grammar first; nothing in the config is "auto"."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)
-    decoding = Decoding(
+    decoding = DecodingConfig(
         section.max_new_tokens,
         section.batch_size,
         num_beams=section.num_beams,

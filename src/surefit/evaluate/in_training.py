@@ -9,19 +9,19 @@ from transformers import PreTrainedTokenizerBase
 
 from surefit.config.schema import Config
 from surefit.core.errors import errors_at
-from surefit.core.progress import silent
+from surefit.core.progress import ignore_progress
 from surefit.data.rows.layouts import Examples
-from surefit.data.rows.shorten import prompt_cutter
-from surefit.evaluate.generation_settings import ways
+from surefit.data.rows.shorten import build_prompt_cutter
+from surefit.evaluate.generation_settings import list_generation_settings
 from surefit.evaluate.inference import LocalModel
-from surefit.evaluate.rows import judge, pick, predictions
-from surefit.evaluate.settings import require_settings
+from surefit.evaluate.rows import predictions_from_answer, score_row, select_eval_rows
+from surefit.evaluate.settings import require_evaluation_settings
 from surefit.model.prepare import reads_padding
-from surefit.model.tokenizer import with_switches
+from surefit.model.tokenizer import with_template_kwargs
 from surefit.task import TaskRecipe
 
 
-def scorer(
+def build_scorer(
     config: Config, recipe: TaskRecipe, tokenizer: PreTrainedTokenizerBase, held_out: Examples
 ) -> Callable[[Any], Mapping[str, float]]:
     """What measures the recipe's metrics, as `surefit evaluate` would: the same rows, decoding and judgement.
@@ -37,20 +37,20 @@ def scorer(
         ConfigError: settings that exclude each other.
         DataError: a row has no prompt.
     """
-    require_settings(config.evaluate, recipe)
-    tokenizer = with_switches(tokenizer, config.evaluate.chat_template_kwargs)
-    way = ways(config, recipe)[0]
-    rows = pick("eval", held_out, config.evaluate.max_examples)
-    cut = prompt_cutter(config, tokenizer)
+    require_evaluation_settings(config.evaluate, recipe)
+    tokenizer = with_template_kwargs(tokenizer, config.evaluate.chat_template_kwargs)
+    way = list_generation_settings(config, recipe)[0]
+    rows = select_eval_rows("eval", held_out, config.evaluate.max_examples)
+    cut = build_prompt_cutter(config, tokenizer)
     prompts = LocalModel(None, tokenizer, recipe, cut).prompts(rows)
 
     def score(model: Any) -> Mapping[str, float]:
         with reads_padding(model):
-            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, way, silent)
+            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, way, ignore_progress)
         scores = []
         for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
             with errors_at(where):
-                scores.append(judge(recipe, example, predictions(recipe, example, answer), way.samples))
+                scores.append(score_row(recipe, example, predictions_from_answer(recipe, example, answer), way.samples))
         return dict(recipe.aggregate(scores))
 
     return score

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, errors_at
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.tokens.tokenize import tokenize_beginning, tokenize_label_prompt, tokenize_prompt
 from surefit.evaluate.answer_cache import AnswerCache
 from surefit.evaluate.generation_settings import GenerationSettings
-from surefit.evaluate.rows import Answer, Picked
+from surefit.evaluate.rows import EvalRows, GeneratedAnswer
 from surefit.generate.engine import Generation, generate
 from surefit.generate.verbalizer import rank_labels
 from surefit.task import Example, Grammar, TaskRecipe
@@ -28,10 +28,10 @@ PORTION = 8
 """Batches whose answers are kept at once: what a kill costs at most."""
 
 
-class Respondent(Protocol):
+class PromptModel(Protocol):
     """What can be asked: it makes a prompt of each row and answers prompts."""
 
-    def prompts(self, rows: Picked) -> list[Any]:
+    def prompts(self, rows: EvalRows) -> list[Any]:
         """Of each row what it is asked; JSON.
 
         Raises:
@@ -42,8 +42,8 @@ class Respondent(Protocol):
         """A prompt as text."""
 
     def answer(
-        self, rows: Picked, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
-    ) -> list[Answer]:
+        self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[GeneratedAnswer]:
         """One answer per row; `on_progress` counts rows."""
 
 
@@ -55,7 +55,7 @@ class LocalModel:
     ) -> None:
         self.model, self.tokenizer, self.recipe, self.cut = model, tokenizer, recipe, cut
 
-    def prompts(self, rows: Picked) -> list[list[int]]:
+    def prompts(self, rows: EvalRows) -> list[list[int]]:
         tokenize = tokenize_prompt if self.recipe.choices is None else tokenize_label_prompt
         found = []
         for example, where in zip(rows.examples, rows.where, strict=True):
@@ -70,13 +70,13 @@ class LocalModel:
         return str(self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
 
     def answer(
-        self, rows: Picked, prompts: Sequence[list[int]], way: GenerationSettings, on_progress: OnProgress
-    ) -> list[Answer]:
+        self, rows: EvalRows, prompts: Sequence[list[int]], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[GeneratedAnswer]:
         if way.ranked:
-            labels = [labels_of(self.recipe, rows, place) for place in range(len(rows))]
+            labels = [candidate_labels(self.recipe, rows, place) for place in range(len(rows))]
             batch = way.decoding.batch_size
             ranked = rank_labels(self.model, self.tokenizer, prompts, labels, batch, on_progress)
-            return [Answer(ranked=one) for one in ranked]
+            return [GeneratedAnswer(ranked=one) for one in ranked]
         # A draw depends on the row's number in its set, whichever portion it is asked in.
         numbers = [index * way.samples + draw for index in rows.indices for draw in range(way.samples)]
         made = generate(
@@ -85,20 +85,20 @@ class LocalModel:
             _repeated(prompts, way.samples),
             way.decoding,
             _rows_of(on_progress, way.samples),
-            grammars_of(self.recipe, rows, way),
+            row_grammars(self.recipe, rows, way),
             numbers,
         )
-        return _gathered(made, way.samples)
+        return _group_samples(made, way.samples)
 
 
-class Server:
+class ServerModel:
     """A model behind an OpenAI-compatible server; its prompts are conversations, which the server's own chat template
     renders."""
 
     def __init__(self, served: ServedModel, recipe: TaskRecipe) -> None:
         self.served, self.recipe = served, recipe
 
-    def prompts(self, rows: Picked) -> list[list[dict[str, Any]]]:
+    def prompts(self, rows: EvalRows) -> list[list[dict[str, Any]]]:
         for example, where in zip(rows.examples, rows.where, strict=True):
             if not example.prompt or example.tools:
                 problem = "plain text has no prompt" if not example.prompt else "tools of the chat template"
@@ -110,25 +110,25 @@ class Server:
         return "\n".join(f"{turn['role']}: {turn.get('content', '')}" for turn in prompt)
 
     def answer(
-        self, rows: Picked, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
-    ) -> list[Answer]:
+        self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
+    ) -> list[GeneratedAnswer]:
         made = self.served.answer(
             _repeated(prompts, way.samples),
             way.decoding,
-            grammars_of(self.recipe, rows, way),
+            row_grammars(self.recipe, rows, way),
             _rows_of(on_progress, way.samples),
         )
-        return _gathered(made, way.samples)
+        return _group_samples(made, way.samples)
 
 
-def labels_of(recipe: TaskRecipe, rows: Picked, place: int) -> Sequence[str]:
+def candidate_labels(recipe: TaskRecipe, rows: EvalRows, place: int) -> Sequence[str]:
     """The labels that a row is ranked by."""
     assert recipe.choices is not None
     with errors_at(rows.where[place]):
         return recipe.choices(rows.examples[place])
 
 
-def grammars_of(recipe: TaskRecipe, rows: Picked, way: GenerationSettings) -> list[Grammar | None] | None:
+def row_grammars(recipe: TaskRecipe, rows: EvalRows, way: GenerationSettings) -> list[Grammar | None] | None:
     """Per prompt what its answer may be, or None where answers are free."""
     if not way.constrained:
         return None
@@ -144,8 +144,8 @@ def _repeated(prompts: Sequence[Any], times: int) -> list[Any]:
     return [prompt for prompt in prompts for _ in range(times)]
 
 
-def _gathered(made: Sequence[Generation], samples: int) -> list[Answer]:
-    return [Answer(tuple(made[start : start + samples])) for start in range(0, len(made), samples)]
+def _group_samples(made: Sequence[Generation], samples: int) -> list[GeneratedAnswer]:
+    return [GeneratedAnswer(tuple(made[start : start + samples])) for start in range(0, len(made), samples)]
 
 
 def _rows_of(on_progress: OnProgress, samples: int) -> OnProgress:
@@ -153,23 +153,23 @@ def _rows_of(on_progress: OnProgress, samples: int) -> OnProgress:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PromptedAnswers:
     """Prompts and answers in the order of the rows; `seconds` is what the answers took, those of an earlier, killed
     call included."""
 
     prompts: list[Any]
-    answers: list[Answer]
+    answers: list[GeneratedAnswer]
     seconds: float
 
 
-def ask(
-    respondent: Respondent,
+def answer_rows(
+    respondent: PromptModel,
     recipe: TaskRecipe,
-    rows: Picked,
+    rows: EvalRows,
     way: GenerationSettings,
     kept: AnswerCache,
-    on_progress: OnProgress = silent,
-) -> Asked:
+    on_progress: OnProgress = ignore_progress,
+) -> PromptedAnswers:
     """Answer every row, but for those that `kept` has the answer of.
 
     Long prompts come first, so that a batch which does not fit in memory fails at once and not after an hour.
@@ -190,24 +190,27 @@ def ask(
         portion = missing[start : start + size]
         began = time.perf_counter()
         answers = respondent.answer(
-            rows.subset(portion), [prompts[p] for p in portion], way, _behind(on_progress, len(found), len(rows))
+            rows.subset(portion),
+            [prompts[p] for p in portion],
+            way,
+            _offset_progress(on_progress, len(found), len(rows)),
         )
         each = (time.perf_counter() - began) / len(portion)
         kept.add(((keys[p], answer) for p, answer in zip(portion, answers, strict=True)), each)
         found.update((p, (answer, each)) for p, answer in zip(portion, answers, strict=True))
-    return Asked(prompts, [found[p][0] for p in range(len(rows))], sum(found[p][1] for p in range(len(rows))))
+    return PromptedAnswers(prompts, [found[p][0] for p in range(len(rows))], sum(found[p][1] for p in range(len(rows))))
 
 
-def _behind(on_progress: OnProgress, before: int, total: int) -> OnProgress:
+def _offset_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
     return lambda done, _, text: on_progress(before + done, total, text)
 
 
-def _key(recipe: TaskRecipe, rows: Picked, place: int, prompt: Any, way: GenerationSettings) -> str:
+def _key(recipe: TaskRecipe, rows: EvalRows, place: int, prompt: Any, way: GenerationSettings) -> str:
     """The row's number in its set, and a hash of all that its answer depends on beside model and settings."""
     asked: list[Any] = [prompt]
     if way.ranked:
-        asked.append(list(labels_of(recipe, rows, place)))
+        asked.append(list(candidate_labels(recipe, rows, place)))
     if way.constrained:
-        asked += [asdict(grammar) for grammar in (grammars_of(recipe, rows.subset([place]), way) or ())[:1] if grammar]
+        asked += [asdict(grammar) for grammar in (row_grammars(recipe, rows.subset([place]), way) or ())[:1] if grammar]
     digest = hashlib.sha256(json.dumps(asked, ensure_ascii=False, default=str).encode()).hexdigest()
     return f"{rows.indices[place]}:{digest[:32]}"

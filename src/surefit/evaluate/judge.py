@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import append_jsonl, read_jsonl
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import plural
-from surefit.evaluate.stats import Interval, bootstrap_mean, paired_bootstrap
-from surefit.facts.thinking import answer_of
+from surefit.evaluate.stats import MeanInterval, bootstrap_mean, paired_bootstrap
+from surefit.facts.thinking import strip_reasoning
 from surefit.task import Message
 
 Ask = Callable[[Sequence[list[Message]], OnProgress], list[str]]
@@ -43,7 +43,7 @@ _ONLY = re.compile(r"\W*(A|B|TIE)\W*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """Two answers to a row, and what the gold answer makes of them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Calls:
+class JudgeCost:
     """What a judgement costs: of `rows`, `asked` have different answers; `cached` of the `calls` are remembered."""
 
     rows: int
@@ -85,7 +85,7 @@ class Calls:
         )
 
 
-class Judge:
+class CachedJudge:
     """A judge with a memory.
 
     Args:
@@ -98,17 +98,17 @@ class Judge:
         self.ask, self.identity, self.cache = ask, identity, cache
         self.known: dict[str, str] = {record["key"]: record["answer"] for record in read_jsonl(cache)}
 
-    def would_call(self, pairs: Sequence[Pair], limit: int | None = None) -> Calls:
+    def would_call(self, pairs: Sequence[AnswerPair], limit: int | None = None) -> JudgeCost:
         """What `judge` would do, without doing it."""
         chosen = _chosen(pairs, limit)
         asked = [pair for pair in chosen if pair.a != pair.b]
         questions = [pair.messages(swapped) for pair in asked for swapped in (False, True)]
         new = [question for question in questions if self._key(question) not in self.known]
         characters = sum(len(turn["content"]) for question in new for turn in question)
-        return Calls(len(chosen), len(asked), len(questions), len(questions) - len(new), characters)
+        return JudgeCost(len(chosen), len(asked), len(questions), len(questions) - len(new), characters)
 
     def judge(
-        self, pairs: Sequence[Pair], limit: int | None = None, on_progress: OnProgress = silent
+        self, pairs: Sequence[AnswerPair], limit: int | None = None, on_progress: OnProgress = ignore_progress
     ) -> dict[str, Any]:
         """Ask about every pair (or `limit` of them, taken evenly) in both orders.
 
@@ -119,10 +119,10 @@ class Judge:
         asked = [pair for pair in chosen if pair.a != pair.b]
         self._learn([pair.messages(swapped) for pair in asked for swapped in (False, True)], on_progress)
         votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in asked]
-        return summary(len(chosen), asked, votes)
+        return summarize_votes(len(chosen), asked, votes)
 
-    def _vote(self, pair: Pair, swapped: bool) -> Vote | None:
-        vote = read_verdict(self.known[self._key(pair.messages(swapped))])
+    def _vote(self, pair: AnswerPair, swapped: bool) -> Vote | None:
+        vote = parse_verdict(self.known[self._key(pair.messages(swapped))])
         if swapped and vote in ("a", "b"):
             return "b" if vote == "a" else "a"
         return vote
@@ -149,19 +149,19 @@ def cache_file(directory: Path, identity: str) -> Path:
     return directory / "judge" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
 
 
-def pairs_of(
+def build_answer_pairs(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, float] | None]
-) -> list[Pair]:
+) -> list[AnswerPair]:
     """The rows of a comparison; of several sampled answers the first."""
     return [
-        Pair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
+        AnswerPair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
         for old, new, pair in zip(a, b, values, strict=True)
     ]
 
 
 def _text(line: Mapping[str, Any]) -> str:
     text = line["text"]
-    return answer_of(str(text[0] if isinstance(text, list) else text))
+    return strip_reasoning(str(text[0] if isinstance(text, list) else text))
 
 
 def _gold_says(pair: tuple[float, float] | None) -> Vote | None:
@@ -170,14 +170,14 @@ def _gold_says(pair: tuple[float, float] | None) -> Vote | None:
     return "tie" if pair[0] == pair[1] else "b" if pair[1] > pair[0] else "a"
 
 
-def _chosen(pairs: Sequence[Pair], limit: int | None) -> list[Pair]:
-    return [pairs[i] for i in evenly(len(pairs), limit)]
+def _chosen(pairs: Sequence[AnswerPair], limit: int | None) -> list[AnswerPair]:
+    return [pairs[i] for i in evenly_spaced_indices(len(pairs), limit)]
 
 
-def read_verdict(answer: str) -> Vote | None:
+def parse_verdict(answer: str) -> Vote | None:
     """The last verdict in a judge's answer, or the answer itself where it is nothing else; None where there is none.
 
-    >>> read_verdict("Both add up, B has no unit.\\nVERDICT: A"), read_verdict("b."), read_verdict("Hard to say")
+    >>> parse_verdict("Both add up, B has no unit.\\nVERDICT: A"), parse_verdict("b."), parse_verdict("Hard to say")
     ('a', 'b', None)
     """
     found = _VERDICT.findall(answer)
@@ -186,7 +186,7 @@ def read_verdict(answer: str) -> Vote | None:
     return votes[word.lower()] if word else None
 
 
-def summary(rows: int, asked: Sequence[Pair], votes: Sequence[tuple[Vote | None, ...]]) -> dict[str, Any]:
+def summarize_votes(rows: int, asked: Sequence[AnswerPair], votes: Sequence[tuple[Vote | None, ...]]) -> dict[str, Any]:
     """What the judge found, and whether it can be believed.
 
     Args:
@@ -230,18 +230,18 @@ def _first(first: Vote | None, second: Vote | None) -> float | None:
     return sum(picks) / len(picks) if picks else None
 
 
-def _agrees(pair: Pair, verdict: Vote) -> float | None:
+def _agrees(pair: AnswerPair, verdict: Vote) -> float | None:
     """Only where the gold answer decides; a tie is no agreement."""
     return None if pair.gold_says in (None, "tie") else float(verdict == pair.gold_says)
 
 
-def _longer(pair: Pair, verdict: Vote | None) -> float | None:
+def _longer(pair: AnswerPair, verdict: Vote | None) -> float | None:
     if verdict not in ("a", "b") or len(pair.a) == len(pair.b):
         return None
     return float((verdict == "b") == (len(pair.b) > len(pair.a)))
 
 
-def _where_gold_ties(asked: Sequence[Pair], verdicts: Sequence[Vote]) -> dict[str, int]:
+def _where_gold_ties(asked: Sequence[AnswerPair], verdicts: Sequence[Vote]) -> dict[str, int]:
     """What the judge adds where the gold answer leaves a row open."""
     left = [verdict for pair, verdict in zip(asked, verdicts, strict=True) if pair.gold_says in (None, "tie")]
     return {"wins": left.count("b"), "losses": left.count("a"), "ties": left.count("tie")}
@@ -251,5 +251,5 @@ def _share(values: Sequence[float | None]) -> dict[str, Any] | None:
     counted = [value for value in values if value is not None]
     if not counted:
         return None
-    found: Interval = bootstrap_mean(counted)
+    found: MeanInterval = bootstrap_mean(counted)
     return {"mean": found.mean, "ci95": [found.low, found.high], "n": found.n}

@@ -7,27 +7,27 @@ from dataclasses import asdict
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.evaluate.stats import Paired, mean_of_estimates, paired_aggregates, paired_bootstrap
-from surefit.task import Scores, TaskRecipe, behind, mean_scores, rows_of
+from surefit.evaluate.stats import PairedDifference, mean_of_estimates, paired_aggregates, paired_bootstrap
+from surefit.task import Scores, TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
-Rows = Sequence[Scores]
+ScoreRows = Sequence[Scores]
 """The scores of every row of a set, in the order of the rows."""
 
 
-def paired_comparisons(a: str, b: str, rows: Mapping[str, Rows], recipe: TaskRecipe) -> list[dict[str, Any]]:
+def paired_comparisons(a: str, b: str, rows: Mapping[str, ScoreRows], recipe: TaskRecipe) -> list[dict[str, Any]]:
     """Variant b against variant a on the same rows, one line per metric: what eval/summary.json holds."""
-    return [_line(a, b, metric, found) for metric, found in differences(a, b, rows[a], rows[b], recipe).items()]
+    return [_line(a, b, metric, found) for metric, found in paired_differences(a, b, rows[a], rows[b], recipe).items()]
 
 
-def _line(a: str, b: str, metric: str, found: Paired) -> dict[str, Any]:
+def _line(a: str, b: str, metric: str, found: PairedDifference) -> dict[str, Any]:
     values = asdict(found)
     interval = [values.pop("low"), values.pop("high")]
     return {"a": a, "b": b, "metric": metric, "difference": values.pop("difference"), "ci95": interval, **values}
 
 
-def differences(
-    a: str, b: str, before: Rows, after: Rows, recipe: TaskRecipe, confidence: float = 0.95
-) -> dict[str, Paired]:
+def paired_differences(
+    a: str, b: str, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95
+) -> dict[str, PairedDifference]:
     """Metric → b against a.
 
     Where a recipe has its own `aggregate`, differences are those of the corpus scores; a row is won or lost on its own
@@ -53,27 +53,27 @@ def differences(
     for metric, (difference, low, high) in corpus.items():
         old, new = own.get(metric) or row_values(a, b, alone[0], alone[1], metric)
         wins, losses = (sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((new, old), (old, new)))
-        found[metric] = Paired(difference, low, high, wins, losses, len(old) - wins - losses)
+        found[metric] = PairedDifference(difference, low, high, wins, losses, len(old) - wins - losses)
     return found
 
 
 def _differences_of_parts(
-    a: str, b: str, before: Rows, after: Rows, recipe: TaskRecipe, confidence: float
-) -> dict[str, Paired]:
+    a: str, b: str, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, confidence: float
+) -> dict[str, PairedDifference]:
     """Each task's as in a run of its own; of the mean over the tasks, rows won and lost are those of all tasks."""
-    found: dict[str, Paired] = {}
+    found: dict[str, PairedDifference] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := rows_of(name, before):
-            of_part = differences(a, b, own, rows_of(name, after), part, confidence)
-            found |= behind(name, of_part)
+        if own := select_task_rows(name, before):
+            of_part = paired_differences(a, b, own, select_task_rows(name, after), part, confidence)
+            found |= add_task_prefix(name, of_part)
             primary.append(of_part[part.primary_metric])
     interval = mean_of_estimates([(one.difference, one.low, one.high) for one in primary])
     counts = (sum(one.wins for one in primary), sum(one.losses for one in primary), sum(one.ties for one in primary))
-    return {recipe.primary_metric: Paired(*interval, *counts), **found}
+    return {recipe.primary_metric: PairedDifference(*interval, *counts), **found}
 
 
-def row_values(a: str, b: str, before: Rows, after: Rows, metric: str) -> tuple[list[float], list[float]]:
+def row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str) -> tuple[list[float], list[float]]:
     """A metric's values for a and for b, of the rows that have it.
 
     Raises:

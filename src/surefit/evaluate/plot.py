@@ -7,14 +7,14 @@ from html import escape
 from typing import Any
 
 from surefit.core.svg import WIDTH, document
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 
 LEFT, RIGHT, ROW, TOP = 190, 150, 30, 64
 BETTER, WORSE, OPEN, TIE = "#0072b2", "#d55e00", "#6b6b6b", "#d9d9d9"
 """Okabe and Ito's blue and vermilion, told apart with any colour vision."""
 
 
-def svg(compared: dict[str, Any]) -> str:
+def draw_forest_plot(compared: dict[str, Any]) -> str:
     """The picture.
 
     Args:
@@ -22,7 +22,7 @@ def svg(compared: dict[str, Any]) -> str:
     """
     metrics = compared["metrics"]
     bottom = TOP + len(metrics) * ROW
-    title = f"{shortened(compared['b'], 40)} against {shortened(compared['a'], 40)}: {compared['n']:,} rows"
+    title = f"{truncate_text(compared['b'], 40)} against {truncate_text(compared['a'], 40)}: {compared['n']:,} rows"
     under = "difference with its 95 % interval; right of the line is better"
     counts = _counts(metrics[compared["metric"]], compared["metric"], bottom + 52)
     return document(title, bottom + 112, [*_forest(metrics, bottom), *counts], under)
@@ -38,7 +38,7 @@ def _forest(metrics: dict[str, Any], bottom: int) -> Iterator[str]:
         low, high = found["ci95"]
         colour = BETTER if low > 0 else WORSE if high < 0 else OPEN
         x, left, right = (middle + value * scale for value in (found["difference"], low, high))
-        yield f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(shortened(name, 26))}</text>'
+        yield f'<text x="{LEFT - 10}" y="{y + 4}" text-anchor="end">{escape(truncate_text(name, 26))}</text>'
         yield f'<line x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}" stroke="{colour}" stroke-width="3"/>'
         yield f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
         text = f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"

@@ -14,12 +14,12 @@ from surefit.config.schema import Config
 from surefit.core.errors import DataError
 from surefit.core.rundir import RunDir, read_json, read_jsonl, write_atomic, write_json
 from surefit.evaluate.answer_cache import AnswerCache
-from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, step_of
-from surefit.evaluate.estimates import estimates
+from surefit.evaluate.answers import BASELINE, GRAMMAR, PREDICTIONS, checkpoint_step
+from surefit.evaluate.estimates import compute_estimates
 from surefit.evaluate.gate import gate_metric
-from surefit.evaluate.generation_settings import GenerationSettings, ways
-from surefit.evaluate.rows import Picked
-from surefit.evaluate.variants import SERVED, identity, known_variants, place
+from surefit.evaluate.generation_settings import GenerationSettings, list_generation_settings
+from surefit.evaluate.rows import EvalRows
+from surefit.evaluate.variants import SERVED, known_variants, variant_location, variant_sha256
 from surefit.task import Scores, TaskRecipe
 
 SETTINGS = (
@@ -34,7 +34,7 @@ ABOUT_ANSWERS = ("truncated", "unparsed")
 
 
 @dataclass(frozen=True)
-class Scored:
+class VariantResult:
     """One variant on one set.
 
     Attributes:
@@ -61,7 +61,7 @@ def baseline_settings(samples: int) -> dict[str, Any]:
     return {"strategy": "baseline"} | ({"samples": samples} if samples > 1 else {})
 
 
-class Files:
+class ResultStore:
     """The scores of a run on disk.
 
     Args:
@@ -74,7 +74,7 @@ class Files:
     def __init__(self, config: Config, recipe: TaskRecipe, run: RunDir, steps: Sequence[str] = ()) -> None:
         self.config, self.recipe, self.run, self.steps = config, recipe, run, steps
         self.set_aside: list[str] = []
-        self.identity = functools.cache(functools.partial(identity, config, run))
+        self.identity = functools.cache(functools.partial(variant_sha256, config, run))
 
     def kept(self, name: str, variant: str, way: GenerationSettings, model: str | None, rank: int = 0) -> AnswerCache:
         """Where a variant's answers are kept until they are scored.
@@ -83,19 +83,19 @@ class Files:
             model: the variant's `identity`, which one of several processes finds out for all.
             rank: of this process.
         """
-        asked = {"model": model or place(self.config, self.run, variant), **way.settings}
+        asked = {"model": model or variant_location(self.config, self.run, variant), **way.settings}
         return AnswerCache(self.run.eval / name / f"{way.of(variant)}.partial.jsonl", asked, rank)
 
-    def write(self, name: str, scored: Scored) -> None:
+    def write(self, name: str, scored: VariantResult) -> None:
         """Write a variant's predictions and its record."""
         variant = scored.variant
         own = variant.startswith(BASELINE)
         plain = variant.removesuffix(GRAMMAR)
-        metrics = estimates([line["scores"] for line in scored.lines], self.recipe)
+        metrics = compute_estimates([line["scores"] for line in scored.lines], self.recipe)
         record = {
             "set": name,
             "variant": variant,
-            "model": None if own else place(self.config, self.run, plain),
+            "model": None if own else variant_location(self.config, self.run, plain),
             "model_sha256": None if own else self.identity(plain),
             "recipe": self.recipe.name,
             "recipe_version": self.recipe.version,
@@ -137,12 +137,12 @@ class Files:
         judged = f"judged by {record['recipe']} version {record['recipe_version']}"
         self.set_aside.append(f"{path.parent.name}/{path.stem}, {judged}: {home.relative_to(self.run.path)}")
 
-    def has(self, name: str, variant: str, rows: Picked) -> bool:
+    def has(self, name: str, variant: str, rows: EvalRows) -> bool:
         """Whether a variant's scores are there and comparable."""
         return isinstance(self.read(name, variant, self._expected()[variant], rows), tuple)
 
     def comparable(
-        self, picked: Mapping[str, Picked]
+        self, picked: Mapping[str, EvalRows]
     ) -> tuple[dict[str, dict[str, list[Scores]]], dict[str, dict[str, Any]], list[str]]:
         """Of everything on disk that is comparable, set → variant → rows and → what is known of the answers; and what
         is not comparable, with the reason."""
@@ -163,7 +163,7 @@ class Files:
         return found, about, left_out
 
     def read(
-        self, name: str, variant: str, settings: Mapping[str, Any], rows: Picked
+        self, name: str, variant: str, settings: Mapping[str, Any], rows: EvalRows
     ) -> tuple[dict[str, Any], list[dict[str, Any]]] | str | None:
         """A variant's record and lines, or why they are not comparable; None where it has not been scored."""
         path, predictions = _paths(self.run, name, variant)
@@ -177,7 +177,7 @@ class Files:
 
     def _expected(self) -> dict[str, dict[str, Any]]:
         """Every variant that can be on disk, in the order of training, and the settings that it would have now."""
-        free = replace(ways(self.config, self.recipe)[0], constrained=False)
+        free = replace(list_generation_settings(self.config, self.recipe)[0], constrained=False)
         both = (free, replace(free, constrained=True))
         settings = baseline_settings(self.config.evaluate.samples)
         found = {BASELINE + name: settings for name in self.recipe.baselines}
@@ -190,7 +190,7 @@ class Files:
         settings: Mapping[str, Any],
         record: Mapping[str, Any],
         lines: Sequence[Mapping[str, Any]],
-        rows: Picked,
+        rows: EvalRows,
     ) -> str | None:
         judged = [record["recipe"], record["recipe_version"]]
         if judged != [self.recipe.name, self.recipe.version]:
@@ -207,9 +207,9 @@ class Files:
 
     def _same_model(self, variant: str, record: Mapping[str, Any]) -> bool:
         if variant == SERVED:
-            return bool(record["model"] == place(self.config, self.run, variant))
+            return bool(record["model"] == variant_location(self.config, self.run, variant))
         now = self.identity(variant)
-        gone = step_of(variant) is not None and now is None  # a deleted checkpoint's scores stay what they were
+        gone = checkpoint_step(variant) is not None and now is None  # a deleted checkpoint's scores stay what they were
         return gone or bool(record["model_sha256"] == now)
 
 

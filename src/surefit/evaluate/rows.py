@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.errors import DataError, errors_at
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.rows.layouts import Examples
 from surefit.generate.engine import Generation
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 
 @dataclass(frozen=True)
-class Picked:
+class EvalRows:
     """The rows of a set that are scored: their numbers in the set, examples and places; and how many of the set have no
     answer to compare with, and are not."""
 
@@ -26,13 +26,13 @@ class Picked:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def subset(self, places: Sequence[int]) -> Picked:
+    def subset(self, places: Sequence[int]) -> EvalRows:
         """Those at these places, with the numbers they have in the set."""
         indices, examples, where = ([values[i] for i in places] for values in (self.indices, self.examples, self.where))
-        return Picked(indices, examples, where, self.unanswered)  # type: ignore[arg-type]
+        return EvalRows(indices, examples, where, self.unanswered)  # type: ignore[arg-type]
 
 
-def pick(name: str, examples: Examples, limit: int | None) -> Picked:
+def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRows:
     """All rows with an answer to compare with, or `limit` of them taken evenly from the whole set.
 
     Raises:
@@ -47,13 +47,13 @@ def pick(name: str, examples: Examples, limit: int | None) -> Picked:
             field="data.eval" if name == "eval" else f"evaluate.extra_sets.{name}",
             help="hold out more rows, or name a file that has some",
         )
-    indices = [answered[i] for i in evenly(len(answered), limit)]
+    indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
     chosen = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
-    return Picked(indices, *chosen, len(examples) - len(answered))
+    return EvalRows(indices, *chosen, len(examples) - len(answered))
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedAnswer:
     """What was said to one row.
 
     Attributes:
@@ -70,7 +70,7 @@ class Answer:
         return sum(one.tokens for one in self.generations) if self.ranked is None else 1
 
 
-def read_answer(recipe: TaskRecipe, answer: Generation) -> Prediction:
+def prediction_from_text(recipe: TaskRecipe, answer: Generation) -> Prediction:
     """What the recipe makes of a generated text.
 
     A truncated one is not parsed: half a list of calls is no answer, even where a repair would make it one.
@@ -78,14 +78,14 @@ def read_answer(recipe: TaskRecipe, answer: Generation) -> Prediction:
     return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
 
 
-def predictions(recipe: TaskRecipe, example: Example, answer: Answer) -> list[Prediction]:
+def predictions_from_answer(recipe: TaskRecipe, example: Example, answer: GeneratedAnswer) -> list[Prediction]:
     """One per generation; of ranked labels one, whose text is the most probable label."""
     if answer.ranked is not None:
         return [Prediction(next(iter(answer.ranked)), parsed=answer.ranked)]
-    return [read_answer(recipe.of(example), one) for one in answer.generations]
+    return [prediction_from_text(recipe.of(example), one) for one in answer.generations]
 
 
-def judge(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:
+def score_row(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:
     """The scores of a row: of its one prediction, or of all that were drawn."""
     if samples > 1:
         assert recipe.score_samples is not None  # `require_settings` has looked
@@ -93,7 +93,7 @@ def judge(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], sam
     return recipe.score(example, found[0])
 
 
-def judge_at_once(
+def score_rows(
     recipe: TaskRecipe, examples: Sequence[Example], found: Sequence[Sequence[Prediction]], samples: int
 ) -> Sequence[Scores | None]:
     """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
@@ -102,7 +102,7 @@ def judge_at_once(
     return recipe.score_many([(example, own[0]) for example, own in zip(examples, found, strict=True)])
 
 
-def require_scorable(rows: Picked, recipe: TaskRecipe, samples: int) -> None:
+def require_scorable(rows: EvalRows, recipe: TaskRecipe, samples: int) -> None:
     """Find a row without a gold answer now, not after an hour of generating.
 
     Raises:
@@ -110,10 +110,10 @@ def require_scorable(rows: Picked, recipe: TaskRecipe, samples: int) -> None:
     """
     for example, where in zip(rows.examples, rows.where, strict=True):
         with errors_at(where):
-            judge(recipe, example, [Prediction(text="")] * samples, samples)
+            score_row(recipe, example, [Prediction(text="")] * samples, samples)
 
 
-def scored_line(
+def build_prediction_line(
     recipe: TaskRecipe | None,
     index: int,
     where: str,
@@ -131,5 +131,5 @@ def scored_line(
         line["samples"] = [{"text": p.text, "truncated": p.truncated, "parsed": p.parsed} for p in found]
     if recipe is not None:
         with errors_at(where):
-            line["scores"] = scores if scores is not None else judge(recipe, example, found, samples)
+            line["scores"] = scores if scores is not None else score_row(recipe, example, found, samples)
     return line

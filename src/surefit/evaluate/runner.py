@@ -12,22 +12,22 @@ from typing import Any
 
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, write_json
 from surefit.data.rows.layouts import Examples
-from surefit.data.rows.shorten import prompt_cutter
-from surefit.evaluate.answers import BASELINE, step_of
-from surefit.evaluate.distributed import score_across
+from surefit.data.rows.shorten import build_prompt_cutter
+from surefit.evaluate.answers import BASELINE, checkpoint_step
+from surefit.evaluate.distributed import score_distributed
 from surefit.evaluate.gate import require_reference
-from surefit.evaluate.generation_settings import ways
-from surefit.evaluate.inference import LocalModel, Respondent, Server
+from surefit.evaluate.generation_settings import list_generation_settings
+from surefit.evaluate.inference import LocalModel, PromptModel, ServerModel
 from surefit.evaluate.judging import score_baseline
-from surefit.evaluate.record import Files
-from surefit.evaluate.rows import Picked, pick, require_scorable
-from surefit.evaluate.settings import require_settings
-from surefit.evaluate.summary import summarise
-from surefit.evaluate.variants import SERVED, choose, open_variants
-from surefit.parallel.process_group import World, by_first
+from surefit.evaluate.record import ResultStore
+from surefit.evaluate.rows import EvalRows, require_scorable, select_eval_rows
+from surefit.evaluate.settings import require_evaluation_settings
+from surefit.evaluate.summary import summarize_evaluation
+from surefit.evaluate.variants import SERVED, open_variants, select_variants
+from surefit.parallel.process_group import World, run_on_rank0
 from surefit.task import TaskRecipe
 
 
@@ -38,7 +38,7 @@ def score_variants(
     run: RunDir,
     sets: Mapping[str, Examples],
     variants: Sequence[str] | None = None,
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
     world: World | None = None,
 ) -> dict[str, Any]:
     """Score variants on sets; write eval/SET/VARIANT.json with its predictions, and eval/summary.json.
@@ -68,54 +68,56 @@ def score_variants(
         MachineError: not enough GPU memory, the disk, or the server.
     """
     world = world or World()
-    chosen, picked = by_first(world, partial(_looked_at, config, recipe, run, sets, variants))
-    files = Files(config, recipe, run, [name for name in chosen if step_of(name) is not None])
+    chosen, picked = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
+    files = ResultStore(config, recipe, run, [name for name in chosen if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
         _score_baselines(files, recipe, picked, config.evaluate.samples)
-    asked = ways(config, recipe)
+    asked = list_generation_settings(config, recipe)
     total, done = len(chosen) * len(asked) * sum(len(rows) for rows in picked.values()), 0
-    for variant, respondent in respondents(config, recipe, hardware, run, chosen):
-        model = by_first(world, partial(files.identity, variant))
+    for variant, respondent in open_prompt_models(config, recipe, hardware, run, chosen):
+        model = run_on_rank0(world, partial(files.identity, variant))
         for way in asked:
             for name, rows in picked.items():
                 name_now = way.of(variant)
                 kept = files.kept(name, variant, way, model, world.rank)
                 part = _part_of(on_progress, done, total, f"{name_now} on {name}")
-                scored = score_across(name_now, respondent, recipe, rows, way, kept, world, part)
+                scored = score_distributed(name_now, respondent, recipe, rows, way, kept, world, part)
                 if world.is_first:
                     files.write(name, scored)
                     kept.forget()
                 done += len(rows)
         del respondent  # the next variant needs the memory
-    return by_first(world, partial(_summarised, files, picked))
+    return run_on_rank0(world, partial(_write_summary, files, picked))
 
 
-def _looked_at(
+def _select_variants_and_rows(
     config: Config, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
-) -> tuple[tuple[str, ...], dict[str, Picked]]:
+) -> tuple[tuple[str, ...], dict[str, EvalRows]]:
     """The variants and the rows, once it is clear that they can be scored."""
-    require_settings(config.evaluate, recipe)
+    require_evaluation_settings(config.evaluate, recipe)
     if config.evaluate.gate:
         require_reference(config.evaluate.gate, recipe)
-    chosen = choose(config, run, variants)
-    picked = {name: pick(name, examples, config.evaluate.max_examples) for name, examples in sets.items()}
+    chosen = select_variants(config, run, variants)
+    picked = {name: select_eval_rows(name, examples, config.evaluate.max_examples) for name, examples in sets.items()}
     for rows in picked.values():
         require_scorable(rows, recipe, config.evaluate.samples)
     return chosen, picked
 
 
-def _score_baselines(files: Files, recipe: TaskRecipe, picked: Mapping[str, Picked], samples: int) -> None:
+def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str, EvalRows], samples: int) -> None:
     for name, rows in picked.items():
         for baseline in recipe.baselines:
             if not files.has(name, BASELINE + baseline, rows):
                 files.write(name, score_baseline(baseline, recipe, rows, samples))
 
 
-def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
+def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[str, Any]:
     """eval/summary.json, written."""
     scored, about, left_out = files.comparable(picked)
-    summary = summarise(files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside)
+    summary = summarize_evaluation(
+        files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside
+    )
     for name, found in about.items():
         summary["sets"][name]["answers"] = found
         if unanswered := picked[name].unanswered:
@@ -124,18 +126,21 @@ def _summarised(files: Files, picked: Mapping[str, Picked]) -> dict[str, Any]:
     return summary
 
 
-def respondents(
+def open_prompt_models(
     config: Config, recipe: TaskRecipe, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
-) -> Iterator[tuple[str, Respondent]]:
+) -> Iterator[tuple[str, PromptModel]]:
     """(variant, what answers for it), one after the other. Let go of each before asking for the next: it is a model."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
-        yield name, LocalModel(model, tokenizer, recipe, prompt_cutter(config, tokenizer))
+        yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer))
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel
 
-        assert config.evaluate.server is not None  # `choose` has looked
-        yield SERVED, Server(ServedModel(config.evaluate.server, switches=config.evaluate.chat_template_kwargs), recipe)
+        assert config.evaluate.server is not None  # `select_variants` has looked
+        yield (
+            SERVED,
+            ServerModel(ServedModel(config.evaluate.server, switches=config.evaluate.chat_template_kwargs), recipe),
+        )
 
 
 def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> OnProgress:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.core.jail import Program, end_all, run_program, working_way
+from surefit.core.jail import Program, end_all, find_working_sandbox, run_program
 from surefit.core.units import MIB
 
 __all__ = [
@@ -118,7 +118,7 @@ def require_sandbox() -> None:
     Raises:
         MachineError: this machine has no way to shut a program in.
     """
-    working_way()
+    find_working_sandbox()
 
 
 def _unreadable(program: str) -> str | None:

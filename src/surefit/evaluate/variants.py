@@ -12,16 +12,16 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.manager import weights_sha256
+from surefit.checkpoint.manager import checkpoint_weights_sha256
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.rundir import RunDir, read_json
-from surefit.evaluate.answers import step_of
+from surefit.evaluate.answers import checkpoint_step
 from surefit.model.adapter import add_adapter
 from surefit.model.identity import adapter_identity, base_directory, base_identity
-from surefit.model.layers import load_to_answer
+from surefit.model.layers import load_for_generation
 from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
 from surefit.model.tokenizer import load_tokenizer, new_tokens
 
@@ -36,7 +36,7 @@ def known_variants(config: Config) -> tuple[str, ...]:
     return (*VARIANTS[config.train.method], SERVED)
 
 
-def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
+def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The wanted variants, or all of the run's kind, in the order of training. With `evaluate.server` these are the
     base and what is served: that stands for the tuned model. A checkpoint is asked only where it is wanted by its name.
 
@@ -46,7 +46,7 @@ def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[s
     """
     server = config.evaluate.server is not None
     known = known_variants(config)[: None if server else -1]
-    steps = sorted({name for name in wanted or () if step_of(name) is not None}, key=step_number)
+    steps = sorted({name for name in wanted or () if checkpoint_step(name) is not None}, key=checkpoint_sort_key)
     for name in steps:
         _require_checkpoint(run, name)
     for name in wanted or ():
@@ -73,9 +73,9 @@ def choose(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[s
     return (*chosen[:after_base], *steps, *chosen[after_base:])
 
 
-def step_number(variant: str) -> int:
+def checkpoint_sort_key(variant: str) -> int:
     """The step of a checkpoint, to sort by; 0 of every other variant."""
-    return step_of(variant) or 0
+    return checkpoint_step(variant) or 0
 
 
 def _require_checkpoint(run: RunDir, variant: str) -> None:
@@ -89,7 +89,7 @@ def _require_checkpoint(run: RunDir, variant: str) -> None:
             if found
             else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
         )
-    if fault := manager.damage(run.checkpoints / variant, hashes=True):
+    if fault := manager.find_checkpoint_damage(run.checkpoints / variant, hashes=True):
         raise ConfigError(f"the checkpoint {variant} cannot be scored: {fault}",
         code="E7046", path=run.checkpoints / variant,
                           help="take another one")  # fmt: skip
@@ -141,8 +141,8 @@ def open_variants(
         yield "adapter", model, tokenizer
         del model
     elif "base" in chosen:
-        yield "base", load_to_answer(section, hardware), tokenizer
-    for name in filter(step_of, chosen):
+        yield "base", load_for_generation(section, hardware), tokenizer
+    for name in filter(checkpoint_step, chosen):
         at_step = CheckpointModel(config, hardware, run)
         if not at_step.become(run.checkpoints / name):
             raise ConfigError(f"the checkpoint {name} was deleted meanwhile", code="E7049", path=run.checkpoints,
@@ -165,7 +165,7 @@ class CheckpointModel:
 
     def __init__(self, config: Config, hardware: HardwareLike, run: RunDir) -> None:
         self.tokenizer = load_run_tokenizer(config.model, run, config.answering)
-        base, adapter = load_to_answer(config.model, hardware), config.adapter
+        base, adapter = load_for_generation(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = base
         if adapter is not None:
             new = new_tokens(config.model)
@@ -180,30 +180,30 @@ class CheckpointModel:
             ModelError: it is there, and not one of this model.
         """
         try:
-            state = manager.load(path)
+            state = manager.load_checkpoint(path)
         except (OSError, SafetensorError):
             if path.is_dir():
                 raise
             return False
-        manager.restore(state, self._trained, path)
+        manager.restore_weights(state, self._trained, path)
         return True
 
 
-def place(config: Config, run: RunDir, variant: str) -> str:
+def variant_location(config: Config, run: RunDir, variant: str) -> str:
     """Where a variant lies: a path in the run, the base model's name, or a server's URL."""
     if variant == SERVED:
         return redact(str(config.evaluate.server))
-    if step_of(variant) is not None:
+    if checkpoint_step(variant) is not None:
         return str(run.checkpoints / variant)
     return config.model.name_or_path if variant == "base" else str(run.path / variant)
 
 
-def identity(config: Config, run: RunDir, variant: str) -> str | None:
+def variant_sha256(config: Config, run: RunDir, variant: str) -> str | None:
     """The sha256 of the model that a score belongs to; None where it is no longer there, or behind a server."""
     if variant == "base":
         return base_identity(base_directory(config.model))
-    if step_of(variant) is not None:
-        return weights_sha256(run.checkpoints / variant)
+    if checkpoint_step(variant) is not None:
+        return checkpoint_weights_sha256(run.checkpoints / variant)
     if variant == SERVED or not (run.path / variant).is_dir():
         return None
     return adapter_identity(run.adapter) if variant == "adapter" else base_identity(run.path / variant)

@@ -50,7 +50,7 @@ from typing import Literal
 
 from surefit.core.units import MIB
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.sdpa import Call, Kernel, kernel_of
+from surefit.facts.sdpa import AttentionCall, Kernel, select_kernel
 
 FLOAT32 = 4
 NORM_TEMPORARIES = 5
@@ -144,7 +144,7 @@ class MicroBatch:
     def kernel(self) -> Kernel:
         """That attention runs in, given a key head for every query head where it wants that."""
         width = self.model.head_dim
-        return kernel_of(Call(self.capability or AMPERE, self.dtype, width, width, masked=self.padded))
+        return select_kernel(AttentionCall(self.capability or AMPERE, self.dtype, width, width, masked=self.padded))
 
     @property
     def flash(self) -> bool:
@@ -190,7 +190,7 @@ class MicroBatch:
         return -(-self.length // MASK_MULTIPLE) * MASK_MULTIPLE
 
 
-def covered(model: ModelFacts) -> bool:
+def has_closed_form(model: ModelFacts) -> bool:
     """Whether there is a closed form for this model's activations."""
     return model.architecture in LLAMA_LIKE and model.intermediate_size is not None and not model.quantization
 
@@ -390,7 +390,7 @@ def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
     return max(needed if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
 
 
-def workspace_bytes(capability: tuple[int, int] | None) -> int:
+def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:
     """What PyTorch gives cuBLAS to work in, per thread: 32 MiB from Hopper on, 8.1 MiB before, nothing on a CPU.
 
     Source: `getChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp, PyTorch 2.11 to 2.13.

@@ -103,11 +103,11 @@ def without_gradient(layer: str) -> bool:
     return bool(_NO_GRADIENT.search(layer))
 
 
-def quantisable(layer: str) -> bool:
+def is_quantizable(layer: str) -> bool:
     """Whether a linear layer of this dotted name may be held in fewer bits: text passes through it, as through a matrix
     and nothing else. What does not compute for text (images, sound) is saved as it was; an indexer's choice is kept.
 
-    >>> [quantisable(f"model.{name}") for name in ("layers.0.mlp.up_proj", "vision_tower.fc1", "layers.0.dt_proj")]
+    >>> [is_quantizable(f"model.{name}") for name in ("layers.0.mlp.up_proj", "vision_tower.fc1", "layers.0.dt_proj")]
     [True, False, False]
     """
     # Gemma 3n clamps its prediction_coefs in place.

@@ -16,16 +16,18 @@ from __future__ import annotations
 
 import math
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
-from surefit.config.world import processes
-from surefit.facts.eval_prompts import ScoredSet
-from surefit.facts.flops import FORWARD, TRAINED, work_of
-from surefit.facts.gpus import Gpu
+from surefit.config.world import count_processes
+from surefit.facts.eval_prompts import EvalPromptSet
+from surefit.facts.flops import FORWARD, TRAINED, training_flops
+from surefit.facts.gpus import GpuSpec
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 
 
-def answering_seconds(config: Config, model: ModelFacts, gpu: Gpu, prompts: int, prompt: float, answer: int) -> float:
+def answering_seconds(
+    config: Config, model: ModelFacts, gpu: GpuSpec, prompts: int, prompt: float, answer: int
+) -> float:
     """Of so many prompts of `prompt` tokens with answers of `answer`; nothing in the config is "auto", and the model's
     size, the GPU's speed and its bandwidth are known."""
     section, number, flops = config.evaluate, DTYPE_BYTES[config.model.dtype], gpu.flops(config.model.dtype)
@@ -42,13 +44,13 @@ def answering_seconds(config: Config, model: ModelFacts, gpu: Gpu, prompts: int,
 
 
 def checkpoints_against_training(
-    resolved: Resolved, model: ModelFacts, gpu: Gpu, held_out: ScoredSet
+    resolved: ResolvedConfig, model: ModelFacts, gpu: GpuSpec, held_out: EvalPromptSet
 ) -> tuple[int, float] | None:
     """(checkpoints, how many times as long as training it takes at most to answer the held-out prompts at all of them);
     None where something of it is not known."""
     config, steps = resolved.config, resolved.total_steps
     every, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
-    work = work_of(model, config)
+    work = training_flops(model, config)
     known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
     if not known or work is None or not steps or not isinstance(every, int):
         return None
@@ -60,9 +62,9 @@ def checkpoints_against_training(
     needed = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
         whole = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
-        everything = work_of(model, whole)
+        everything = training_flops(model, whole)
         needed += round(FORWARD / TRAINED * everything.of([length] * rows, 0)) if everything else 0
-    training = steps * needed / flops / processes(config)
+    training = steps * needed / flops / count_processes(config)
     checkpoints = math.ceil(steps / every)
     each = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
     return checkpoints, checkpoints * each / training

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from surefit.core.errors import ModelError
 
-Switch = bool | str
+FlagKey = bool | str
 """Whether a layer has a bias: always, never, or as the named key of config.json says."""
 GATED = ("gate_proj", "up_proj", "down_proj")
 FUSED_GATE = ("gate_up_proj", "down_proj")
@@ -29,7 +29,7 @@ PLAIN = ("up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class Traits:
+class ArchitectureTraits:
     """How one architecture differs from a Llama block.
 
     Attributes:
@@ -45,9 +45,9 @@ class Traits:
         unless: config.json keys that, when true, change the block in a way this formula does not know.
     """
 
-    qkv_bias: Switch = False
-    o_bias: Switch = False
-    mlp_bias: Switch = False
+    qkv_bias: FlagKey = False
+    o_bias: FlagKey = False
+    mlp_bias: FlagKey = False
     fused_qkv: bool = False
     o_name: str = "o_proj"
     mlp: tuple[str, ...] = GATED
@@ -60,37 +60,48 @@ class Traits:
 
 
 _ATTENTION_BIAS = "attention_bias"
-TRAITS: dict[str, Traits] = {
-    "LlamaForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias"),
-    "MistralForCausalLM": Traits(),
-    "Qwen2ForCausalLM": Traits(qkv_bias=True),
-    "Qwen3ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="head"),
-    "GemmaForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, tied=True),
-    "Gemma2ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=4, tied=True),
-    "Gemma3ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=4, qk_norm="head", tied=True),
-    "Phi3ForCausalLM": Traits(fused_qkv=True, mlp=FUSED_GATE),
-    "PhiForCausalLM": Traits(
-        True, True, True, o_name="dense", mlp=("fc1", "fc2"), norms=1, norm_terms=2, head_bias=True,
+TRAITS: dict[str, ArchitectureTraits] = {
+    "LlamaForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias"),
+    "MistralForCausalLM": ArchitectureTraits(),
+    "Qwen2ForCausalLM": ArchitectureTraits(qkv_bias=True),
+    "Qwen3ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="head"),
+    "GemmaForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, tied=True),
+    "Gemma2ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=4, tied=True),
+    "Gemma3ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=4, qk_norm="head", tied=True),
+    "Phi3ForCausalLM": ArchitectureTraits(fused_qkv=True, mlp=FUSED_GATE),
+    "PhiForCausalLM": ArchitectureTraits(
+        True,
+        True,
+        True,
+        o_name="dense",
+        mlp=("fc1", "fc2"),
+        norms=1,
+        norm_terms=2,
+        head_bias=True,
         unless=("qk_layernorm",),
     ),
-    "SmolLM3ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", tied=True),
-    "OlmoForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, norm_terms=0),
-    "Olmo2ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="width"),
-    "Olmo3ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="width"),
-    "GraniteForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias"),
-    "Starcoder2ForCausalLM": Traits(
+    "SmolLM3ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", tied=True),
+    "OlmoForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, norm_terms=0),
+    "Olmo2ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="width"),
+    "Olmo3ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, qk_norm="width"),
+    "GraniteForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias"),
+    "Starcoder2ForCausalLM": ArchitectureTraits(
         "use_bias", "use_bias", "use_bias", mlp=("c_fc", "c_proj"), norm_terms=2, tied=True
     ),
-    "CohereForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=1, tied=True, unless=("use_qk_norm",)),
-    "Cohere2ForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=1, tied=True),
-    "GlmForCausalLM": Traits(_ATTENTION_BIAS, mlp=FUSED_GATE),
-    "Glm4ForCausalLM": Traits(_ATTENTION_BIAS, mlp=FUSED_GATE, norms=4),
-    "StableLmForCausalLM": Traits("use_qkv_bias", norm_terms=2, unless=("qk_layernorm", "use_parallel_residual")),
-    "Exaone4ForCausalLM": Traits(qk_norm="head"),
-    "NemotronForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", mlp=PLAIN, norm_terms=2),
-    "ArceeForCausalLM": Traits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", mlp=PLAIN),
-    "SeedOssForCausalLM": Traits(_ATTENTION_BIAS, "attention_out_bias", "mlp_bias"),
-}  # fmt: skip
+    "CohereForCausalLM": ArchitectureTraits(
+        _ATTENTION_BIAS, _ATTENTION_BIAS, norms=1, tied=True, unless=("use_qk_norm",)
+    ),
+    "Cohere2ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, norms=1, tied=True),
+    "GlmForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, mlp=FUSED_GATE),
+    "Glm4ForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, mlp=FUSED_GATE, norms=4),
+    "StableLmForCausalLM": ArchitectureTraits(
+        "use_qkv_bias", norm_terms=2, unless=("qk_layernorm", "use_parallel_residual")
+    ),
+    "Exaone4ForCausalLM": ArchitectureTraits(qk_norm="head"),
+    "NemotronForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", mlp=PLAIN, norm_terms=2),
+    "ArceeForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, _ATTENTION_BIAS, "mlp_bias", mlp=PLAIN),
+    "SeedOssForCausalLM": ArchitectureTraits(_ATTENTION_BIAS, "attention_out_bias", "mlp_bias"),
+}
 
 
 @dataclass(frozen=True)
@@ -281,7 +292,7 @@ def structure(config: Mapping[str, Any], dims: Dimensions) -> Structure | None:
 
 
 def _layer_linears(
-    traits: Traits, dims: Dimensions, inner: int
+    traits: ArchitectureTraits, dims: Dimensions, inner: int
 ) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
     hidden = dims.hidden_size
     query, key = dims.num_attention_heads * dims.head_dim, dims.num_key_value_heads * dims.head_dim
@@ -297,12 +308,12 @@ def _layer_linears(
 
 
 def _biases(
-    traits: Traits,
+    traits: ArchitectureTraits,
     config: Mapping[str, Any],
     attention: Mapping[str, tuple[int, int]],
     mlp: Mapping[str, tuple[int, int]],
 ) -> int:
-    def on(switch: Switch) -> bool:
+    def on(switch: FlagKey) -> bool:
         return bool(config.get(switch)) if isinstance(switch, str) else switch
 
     count = sum(shape[0] for shape in mlp.values()) if on(traits.mlp_bias) else 0
@@ -311,7 +322,7 @@ def _biases(
     return count
 
 
-def _norms(traits: Traits, dims: Dimensions) -> int:
+def _norms(traits: ArchitectureTraits, dims: Dimensions) -> int:
     count = traits.norms * traits.norm_terms * dims.hidden_size
     if traits.qk_norm == "head":
         return count + 2 * dims.head_dim

@@ -9,7 +9,7 @@ from pathlib import Path
 from surefit.core.errors import ModelError, did_you_mean
 from surefit.core.units import KIB
 from surefit.facts.named_templates import DEFAULT, template_files
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateRefused, render_chat_template
 
 FIELD = "model.chat_template"
 PLAIN_NAME = "plain"
@@ -67,11 +67,11 @@ TOKENS = {
 """What a template needs as one token each: spelt in letters they would be text that the user can write as well."""
 
 
-def with_defaults(template: str, switches: Mapping[str, bool | int | str]) -> str:
+def bake_template_defaults(template: str, switches: Mapping[str, bool | int | str]) -> str:
     """The template with other values where nobody who renders it sets a switch: whoever serves the model that is saved
     with it asks as it was trained, and can still ask otherwise.
 
-    >>> with_defaults("{{ enable_thinking }}", {"enable_thinking": False})
+    >>> bake_template_defaults("{{ enable_thinking }}", {"enable_thinking": False})
     '{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}\\n{{ enable_thinking }}'
     """
     # Templates are rendered with trim_blocks, which takes the line break, and lstrip_blocks, which needs it.
@@ -98,7 +98,7 @@ def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_to
         raise ModelError(problem, code="E2030", field=FIELD, help="name a Jinja file that ends them in another way")
 
 
-def chosen_templates(wanted: str) -> dict[str, str]:
+def load_chat_templates(wanted: str) -> dict[str, str]:
     """Return the templates that `model.chat_template` names, by their names: all that are kept in a directory, such as
     the adapter's of a run; else the one text as the default.
 
@@ -130,7 +130,9 @@ def template_text(wanted: str) -> str:
         return NAMED[wanted]
     text = _text_in(wanted)
     try:
-        render(text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL)
+        render_chat_template(
+            text, [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}], special=SPECIAL
+        )
     except TemplateRefused as error:
         problem = f"it cannot write a question and an answer: {error}"
         raise ModelError(problem, code="E2036", path=wanted, field=FIELD, help=_HELP) from None

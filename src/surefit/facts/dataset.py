@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from surefit.core.sampling import evenly
-from surefit.core.units import shortened
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.units import truncate_text
 
 SAMPLE = 500
 TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
@@ -93,10 +93,10 @@ def dataset_facts(
             task of several: then no column is everyone's target, and each task refuses its own empty answers.
     """
     count = len(rows)
-    numbers = evenly(count, limit)
+    numbers = evenly_spaced_indices(count, limit)
     sample = [rows[n] for n in numbers]
     target = target_column(sample, expected) if expected is not None else None
-    answers = [answer_of(row, target) for row in sample] if target else []
+    answers = [target_value(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
     bad = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
     return DatasetFacts(
@@ -110,7 +110,7 @@ def dataset_facts(
         target_null=sum(is_null(answer) for answer in answers),
         target_blank=sum(is_blank(answer) for answer in answers),
         target_distinct=len(texts),
-        target_example=shortened(texts.most_common(1)[0][0]) if texts else "",
+        target_example=truncate_text(texts.most_common(1)[0][0]) if texts else "",
         first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
         duplicates=len(sample) - len({_text(row) for row in sample}),
         target_lengths=tuple(len(" ".join(_text(answer).split())) for answer in answers if not is_null(answer)),
@@ -140,7 +140,7 @@ def target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) 
     return next((name for name in candidates if name in seen), None)
 
 
-def answer_of(row: Mapping[str, Any], target: str) -> Any:
+def target_value(row: Mapping[str, Any], target: str) -> Any:
     """What the row answers: the target column, or what the conversation's last assistant turn says or calls."""
     value = row.get(target)
     if target not in ("messages", "conversations") or not isinstance(value, list):

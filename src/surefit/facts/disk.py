@@ -18,16 +18,22 @@ from itertools import accumulate
 from pathlib import Path
 
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import Resolved
-from surefit.config.world import processes
+from surefit.config.resolve import ResolvedConfig
+from surefit.config.world import count_processes
 from surefit.core import env
 from surefit.core.units import count_text
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts, nearest_existing
-from surefit.facts.memory_formula import EIGHT_BIT_BLOCK, MIN_8BIT, Term, Trained, trained
+from surefit.facts.memory_formula import (
+    EIGHT_BIT_BLOCK,
+    MIN_8BIT,
+    MemoryTerm,
+    TrainableParameters,
+    count_trainable_parameters,
+)
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.named_templates import template_files
-from surefit.facts.tensors import Shape, factors, parameters
+from surefit.facts.tensors import Shape, adapter_parameters, base_parameters
 
 CHECKPOINT_FILES = 1515
 """manifest.json and trainer.json, measured; a few bytes more or less with the config."""
@@ -44,20 +50,20 @@ _DTYPES = {2: "BF16", 4: "F32"}
 _WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
 
-def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
+def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
     """What the run directory holds at its largest; empty where the model's size is not known.
 
     One checkpoint more than are kept: the new one is complete before the oldest is deleted.
     """
     config = resolved.config
-    part = trained(model, config.adapter, config.model.dtype)
+    part = count_trainable_parameters(model, config.adapter, config.model.dtype)
     if model.parameters is None or part is None:
         return []
     number, lora = DTYPE_BYTES[config.model.dtype], config.train.method == "lora"
-    shapes = list(factors(model, config.adapter) if config.adapter else parameters(model))
+    shapes = list(adapter_parameters(model, config.adapter) if config.adapter else base_parameters(model))
     weights = _file_bytes(shapes, number, part.parameters)
     optimizer = _optimizer_bytes(resolved, shapes, part)
-    if not lora and config.parallel.mode == "fsdp" and (writing := processes(config)) > 1:
+    if not lora and config.parallel.mode == "fsdp" and (writing := count_processes(config)) > 1:
         # Each process writes two files, whose headers say of every tensor which part of it they have, too.
         headers = weights + optimizer - _content(shapes, number, part)
         weights += (2 * writing - 1) * headers + 2 * writing * MANIFEST_ENTRY
@@ -65,7 +71,7 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     masters = ", masters" if part.master_bytes else ""
     n = count_text(part.parameters)
     terms = [
-        Term(
+        MemoryTerm(
             "checkpoints",
             copies * (weights + optimizer + CHECKPOINT_FILES),
             f"{copies} at a time, the one being written included, {n} trained parameters each: weights{masters} and "
@@ -75,17 +81,19 @@ def disk_terms(resolved: Resolved, model: ModelFacts) -> list[Term]:
     if lora:
         saved = [(_as_saved(name), shape) for name, shape in shapes]
         adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
-        terms.append(Term("adapter", adapter, f"the result of training, in {config.model.dtype}"))
-    whole = _file_bytes(parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
+        terms.append(MemoryTerm("adapter", adapter, f"the result of training, in {config.model.dtype}"))
+    whole = _file_bytes(base_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
     result = "the base with the adapter folded in" if lora else "the result of training"
-    terms.append(Term("merged" if lora else "model", whole, f"{result}, in {config.model.dtype}"))
+    terms.append(MemoryTerm("merged" if lora else "model", whole, f"{result}, in {config.model.dtype}"))
     terms.append(_tokenizer_term(model, 2 if lora else 1))
     if resolved.total_steps is not None:
-        terms.append(Term("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl"))
+        terms.append(
+            MemoryTerm("log", LOG_BYTES * resolved.total_steps, f"{resolved.total_steps:,} lines of metrics.jsonl")
+        )
     return terms
 
 
-def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -> Term | None:
+def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -> MemoryTerm | None:
     """What the base model's files take beside the run, where they are not yet: of a model that is downloaded or, for a
     GPU of another machine, brought there. None where they are here already, or go to another disk of this machine.
 
@@ -98,10 +106,12 @@ def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -
     if not size or (model.source == "local" and model.path is None):
         return None
     if hardware.is_another_machine:
-        return Term("base model", size, "its files on the machine that trains: the Hugging Face cache, or a folder")
+        return MemoryTerm(
+            "base model", size, "its files on the machine that trains: the Hugging Face cache, or a folder"
+        )
     if model.source not in ("catalogue", "hub") or not _on_one_disk(directory, env.hub_cache()):
         return None
-    return Term("base model", size, "the download into the Hugging Face cache, which is on the same disk")
+    return MemoryTerm("base model", size, "the download into the Hugging Face cache, which is on the same disk")
 
 
 def _on_one_disk(first: Path, second: Path) -> bool:
@@ -114,7 +124,7 @@ def _as_saved(name: str) -> str:
     return plain.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
-def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: Trained) -> int:
+def _optimizer_bytes(resolved: ResolvedConfig, shapes: list[tuple[str, Shape]], part: TrainableParameters) -> int:
     """The file of the optimizer's state, as `train/optim.py` names its tensors."""
     masters = ["master"] if part.master_bytes else []
     row = OPTIMIZERS[resolved.config.train.optim]
@@ -143,7 +153,7 @@ def _optimizer_bytes(resolved: Resolved, shapes: list[tuple[str, Shape]], part: 
     return 8 + -(-len(json.dumps(header, separators=(",", ":"))) // 8) * 8 + ends[-1]
 
 
-def _content(shapes: list[tuple[str, Shape]], number: int, part: Trained) -> int:
+def _content(shapes: list[tuple[str, Shape]], number: int, part: TrainableParameters) -> int:
     """The numbers themselves in the files of weights and of AdamW's state."""
     states = 3 if part.master_bytes else 2
     return (number + FLOAT32 * states) * part.parameters + FLOAT32 * len(shapes)
@@ -165,7 +175,7 @@ def _file_bytes(
     return 8 + -(-text // 8) * 8 + number * elements
 
 
-def copies_at_once(resolved: Resolved) -> int:
+def copies_at_once(resolved: ResolvedConfig) -> int:
     """Checkpoints that are on the disk together at most."""
     kept, every = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.save_steps
     assert isinstance(every, int)
@@ -173,14 +183,14 @@ def copies_at_once(resolved: Resolved) -> int:
     return min(kept + 1, saved)
 
 
-def _tokenizer_term(model: ModelFacts, copies: int) -> Term:
+def _tokenizer_term(model: ModelFacts, copies: int) -> MemoryTerm:
     files = {model.path / name for name in TOKENIZER_FILES} if model.path is not None else set()
     files |= set(template_files(model.path).values()) if model.path is not None else set()
     sizes = [_size(path) for path in files]
     if any(sizes):
-        return Term("tokenizer", copies * sum(sizes), "the base model's, beside each result")
+        return MemoryTerm("tokenizer", copies * sum(sizes), "the base model's, beside each result")
     about = copies * TOKENIZER_ENTRY * model.vocab_size
-    return Term("tokenizer", about, f"beside each result, about {TOKENIZER_ENTRY} bytes per vocabulary entry")
+    return MemoryTerm("tokenizer", about, f"beside each result, about {TOKENIZER_ENTRY} bytes per vocabulary entry")
 
 
 def _size(path: Path) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ScoredSet:
+class EvalPromptSet:
     """The rows of one set, from a sample of them.
 
     Attributes:
@@ -34,26 +34,27 @@ class ScoredSet:
 
 
 @dataclass(frozen=True)
-class ScoredFacts:
+class EvalPromptFacts:
     """All sets that are scored, the held-out rows first, where there are any.
 
     Attributes:
         ranked: the recipe ranks labels, and no answer is written.
     """
 
-    sets: tuple[ScoredSet, ...]
+    sets: tuple[EvalPromptSet, ...]
     ranked: bool = False
 
     @property
-    def held_out(self) -> ScoredSet:
+    def held_out(self) -> EvalPromptSet:
         """The set that is scored while training, too."""
-        return next((each for each in self.sets if each.name == "eval"), ScoredSet("eval", None))
+        return next((each for each in self.sets if each.name == "eval"), EvalPromptSet("eval", None))
 
     @property
     def nothing_to_score(self) -> bool:
         """Whether no row that was looked at has an answer to compare with, in any set, or there is no set.
 
-        >>> ScoredFacts((ScoredSet("eval", 9, looked_at=9, unanswered=9), ScoredSet("old", None))).nothing_to_score
+        >>> unanswered = EvalPromptSet("eval", 9, looked_at=9, unanswered=9)
+        >>> EvalPromptFacts((unanswered, EvalPromptSet("old", None))).nothing_to_score
         False
         """
         return all(each.has_no_answer for each in self.sets)
@@ -61,7 +62,7 @@ class ScoredFacts:
     def longest(self, unknown: int) -> int:
         """Tokens of the longest prompt of any set; of one that nobody looked at, `unknown`.
 
-        >>> ScoredFacts((ScoredSet("eval", 9, 40), ScoredSet("old", None))).longest(2048)
+        >>> EvalPromptFacts((EvalPromptSet("eval", 9, 40), EvalPromptSet("old", None))).longest(2048)
         2048
         """
         return max((unknown if each.longest is None else each.longest for each in self.sets), default=unknown)

@@ -48,7 +48,7 @@ def is_stack(parameter: str, dimensions: int) -> bool:
     return dimensions == 3 and bool(_PROJECTION.search(parameter))
 
 
-def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
+def find_expert_stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
     """The stacks of experts that a checkpoint's tensors make: name → (experts, outputs, inputs); none where the rows of
     gate and up alternate in the files (Inkling): transformers sorts them while it loads, and no merge sorts them back.
 
@@ -56,9 +56,9 @@ def stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stack]:
         tensors: name → shape, the experts in stacks or one by one. A stack's own two widths may stand in either order:
             their sum decides what factors take.
 
-    >>> stacks({f"experts.{n}.{part}_proj.weight": (6, 4) for n in range(2) for part in ("gate", "up")})
+    >>> find_expert_stacks({f"experts.{n}.{part}_proj.weight": (6, 4) for n in range(2) for part in ("gate", "up")})
     {'experts.gate_up_proj': (2, 12, 4)}
-    >>> stacks({"mlp.experts.w13_weight": (2, 12, 4), "mlp.experts.w2_weight": (2, 4, 6)})
+    >>> find_expert_stacks({"mlp.experts.w13_weight": (2, 12, 4), "mlp.experts.w2_weight": (2, 4, 6)})
     {}
     """
     found: dict[str, Stack] = {}
@@ -129,8 +129,8 @@ def factor_shapes(
 
     Qwen3-30B-A3B, r = 16: 48 layers × 128 experts × 16 × (2,048 + 1,536 + 768 + 2,048) factors.
 
-    >>> stacks = {"gate_up_proj": (128, 1536, 2048), "down_proj": (128, 2048, 768)}
-    >>> shapes = factor_shapes(stacks, LoraSection(experts=True))
+    >>> find_expert_stacks = {"gate_up_proj": (128, 1536, 2048), "down_proj": (128, 2048, 768)}
+    >>> shapes = factor_shapes(find_expert_stacks, LoraSection(experts=True))
     >>> 48 * sum(math.prod(a) + math.prod(b) for _, a, b in shapes)
     629145600
     """

@@ -41,7 +41,7 @@ FIRST_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj")
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingFlops:
     """The arithmetic of training a model, in FLOPs.
 
     Attributes:
@@ -65,7 +65,9 @@ class Work:
         return self.token * sum(documents) + self.supervised * supervised + self.pair * pairs
 
 
-def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | None = None) -> Work | None:
+def training_flops(
+    model: ModelFacts, config: Config, windows: Sequence[int | None] | None = None
+) -> TrainingFlops | None:
     """What training a model takes.
 
     Args:
@@ -94,7 +96,7 @@ def work_of(model: ModelFacts, config: Config, windows: Sequence[int | None] | N
         if adapter and not model.new_tokens and last in FIRST_INPUTS and ".0." in name:
             token -= INPUT_GRADIENT * (math.prod(shape) + (rank * shape[1] if name in factors else 0))
     pair = ATTENTION * model.num_attention_heads * model.head_dim
-    return Work(token, head, pair, tuple(windows or [None] * model.num_layers))
+    return TrainingFlops(token, head, pair, tuple(windows or [None] * model.num_layers))
 
 
 def windows_of(config: Mapping[str, Any], layers: int) -> list[int | None]:

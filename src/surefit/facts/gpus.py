@@ -8,7 +8,6 @@ rates are better: `surefit calibrate` takes them, and `plan.time` prefers them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from surefit.core.errors import ConfigError
@@ -24,7 +23,7 @@ FLASH_ATTENTION_3 = {"Hopper"}
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpec:
     """A GPU model.
 
     Attributes:
@@ -85,16 +84,22 @@ class Gpu:
         return rate * 1e12 if rate is not None else None
 
 
-Rates = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
+GpuRates = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 """bf16, fp16, fp8, tf32, fp32 in TFLOP/s; bandwidth in GB/s."""
 
 
 def _gpu(
-    name: str, architecture: str, gib: float, capability: tuple[int, int] | None, source: str, rates: Rates, where: str
-) -> Gpu:
+    name: str,
+    architecture: str,
+    gib: float,
+    capability: tuple[int, int] | None,
+    source: str,
+    rates: GpuRates,
+    where: str,
+) -> GpuSpec:
     bf16, fp16, fp8, tf32, fp32, bandwidth = rates
     speed = bandwidth * 1e9 if bandwidth is not None else None
-    return Gpu(name, architecture, round(gib * GIB), capability, source, bf16, fp16, fp8, tf32, fp32, speed, where)
+    return GpuSpec(name, architecture, round(gib * GIB), capability, source, bf16, fp16, fp8, tf32, fp32, speed, where)
 
 
 def _mib(count: int) -> float:
@@ -114,7 +119,7 @@ _H100 = "NVIDIA data sheet, resources.nvidia.com/en-us-tensor-core/nvidia-tensor
 _HGX = "NVIDIA data sheet of HGX B200 and B300, dense"
 _AMD = "AMD data sheet, amd.com/en/products/accelerators/instinct/"
 
-GPUS: dict[str, Gpu] = {
+GPUS: dict[str, GpuSpec] = {
     "t4": _gpu("T4", "Turing", 14.75, (7, 5), f"{_OOM}hpcaitech/Open-Sora/issues/697",
                (None, 65, None, None, 8.1, 320), f"{_NV}Data-Center/tesla-t4/t4-tensor-core-datasheet-951643.pdf"),
     "v100-16": _gpu("V100 16 GB", "Volta", 16, (7, 0), _SHEET.format(16), (None, 125, None, None, 15.7, 900), _V100),
@@ -204,7 +209,7 @@ def spellings() -> list[str]:
     return [*GPUS, *_NAMES]
 
 
-def find_gpu(name: str) -> Gpu | None:
+def find_gpu(name: str) -> GpuSpec | None:
     """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
     plain = _plain(name)
     # The form of the card is left out only where it makes no card of its own, as it does for the H100.
@@ -219,21 +224,3 @@ def sizes_of(name: str) -> tuple[str, ...]:
     (('a100-40', 'a100-80'), ())
     """
     return _SIZES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", _plain(name)), ())
-
-
-def table(gpus: Iterable[tuple[str, Gpu]] = GPUS.items()) -> str:
-    """The catalogue as Markdown, as docs/reference/gpus.md shows it.
-
-    >>> print(table([("t4", GPUS["t4"])]).splitlines()[2])
-    | `t4` | Turing | 14.75 | – | 65 | – | – | 8.1 | 320 | – |
-    """
-    head = ("name", "architecture", "GiB", "bf16", "fp16", "fp8", "TF32", "fp32", "GB/s", "features")
-    lines = [f"| {' | '.join(head)} |", "|---|---|" + "---:|" * 7 + "---|"]
-    for key, gpu in gpus:
-        rates = [gpu.bf16, gpu.fp16, gpu.fp8, gpu.tf32, gpu.fp32]
-        bandwidth = gpu.bandwidth / 1e9 if gpu.bandwidth is not None else None
-        numbers = [f"{number:,.6g}" if number is not None else "–" for number in (*rates, bandwidth)]
-        bound = "≤ " if "upper bound" in gpu.source else ""
-        cells = [f"`{key}`", gpu.architecture, f"{bound}{gpu.memory_bytes / GIB:.2f}", *numbers]
-        lines.append(f"| {' | '.join(cells)} | {', '.join(gpu.features) or '–'} |")
-    return "\n".join(lines)

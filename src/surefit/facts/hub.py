@@ -17,7 +17,7 @@ from typing import Any
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
 from surefit.facts.named_templates import DEFAULT, TEMPLATE_DIR, TEMPLATE_FILE, TOOL_USE
-from surefit.facts.safetensors import INDEX, SINGLE, Tensor
+from surefit.facts.safetensors import INDEX, SINGLE, TensorHeader
 from surefit.facts.validate_model_files import read_json_object, require_sound_config, templates_of
 
 
@@ -26,7 +26,7 @@ class HubModel:
     """What was fetched; `tensors` is None where the repository holds no safetensors weights."""
 
     config: dict[str, Any]
-    tensors: dict[str, Tensor] | None
+    tensors: dict[str, TensorHeader] | None
     templates: dict[str, str]
     pickle_only: bool
     gated: bool
@@ -124,10 +124,10 @@ _DOWNLOAD_HELP = "a model that was downloaded (`hf download NAME`) is read witho
 _OFFLINE_HELP = "download the model first (`hf download NAME`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
 
 
-def _headers(api: Any, name: str, revision: str | None) -> dict[str, Tensor]:
+def _headers(api: Any, name: str, revision: str | None) -> dict[str, TensorHeader]:
     metadata = api.get_safetensors_metadata(name, revision=revision)
     return {
-        tensor_name: Tensor(info.dtype, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0])
+        tensor_name: TensorHeader(info.dtype, tuple(info.shape), info.data_offsets[1] - info.data_offsets[0])
         for file in metadata.files_metadata.values()
         for tensor_name, info in file.tensors.items()
     }

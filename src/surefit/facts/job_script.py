@@ -13,8 +13,8 @@ from pathlib import Path
 
 from surefit.core.errors import ConfigError
 from surefit.facts.installs import Install, installs_in
-from surefit.facts.sbatch_syntax import Slip, slips_in, variables_in
-from surefit.facts.setup import Place, Setup
+from surefit.facts.sbatch_syntax import SyntaxFault, find_syntax_faults, variables_in
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, options_alone, split_commands
 
 MAX_BYTES = 200_000
@@ -141,7 +141,7 @@ class JobScript:
     broken_continuations: tuple[int, ...] = ()
     late_options: tuple[int, ...] = ()
     dos_line_breaks: bool = False
-    slips: tuple[Slip, ...] = ()
+    slips: tuple[SyntaxFault, ...] = ()
     variables_in_options: tuple[tuple[int, str], ...] = ()
     ranks: tuple[tuple[str, int], ...] = ()
     stray: tuple[tuple[str, int], ...] = ()
@@ -206,7 +206,7 @@ def read_job_script(path: Path | str) -> JobScript:
         broken_continuations=broken,
         late_options=late,
         dos_line_breaks="\r\n" in text,
-        slips=tuple(slips_in(text)) if "#SBATCH" in text else (),
+        slips=tuple(find_syntax_faults(text)) if "#SBATCH" in text else (),
         variables_in_options=tuple(variables_in(text)),
         ranks=tuple(_ranks(commands)),
         stray=tuple(word for each in expanded if (word := _stray(each))),
@@ -235,7 +235,7 @@ def setup_of_job(script: JobScript) -> Setup:
         flags |= {"machines": "num_nodes", "processes_per_machine": "num_gpus"}
     own = launch.tool in COMMANDS
     places = {
-        attribute: Place(
+        attribute: SettingLocation(
             launch.tool if own and flag not in launch.flags else f"--{flag}",
             script.path,
             launch.lines.get(flag, launch.line or None),
@@ -246,7 +246,7 @@ def setup_of_job(script: JobScript) -> Setup:
     per_node, machines = None if launch.multiplied else launch.per_node, launch.machines
     return Setup(
         tool="slurm",
-        places=places | {"gpus": Place(f"--{gpus}", script.path, script.line(gpus))},
+        places=places | {"gpus": SettingLocation(f"--{gpus}", script.path, script.line(gpus))},
         processes=launch.processes,
         machines=machines,
         processes_per_machine=per_node,

@@ -87,7 +87,7 @@ def is_off(value: Any) -> bool:
     return value is None or value is False or value in ("none", "", {}, [])
 
 
-def changes_arithmetic(config: Mapping[str, Any]) -> Problem | None:
+def find_non_lora_setting(config: Mapping[str, Any]) -> Problem | None:
     """Return the first setting that makes an adapter something else than W + scaling · B A over its own base; None
     where it is that.
 
@@ -137,7 +137,7 @@ def _newer(config: Mapping[str, Any]) -> str:
     )
 
 
-def not_continued(config: Mapping[str, Any]) -> str | None:
+def find_setting_blocking_training(config: Mapping[str, Any]) -> str | None:
     """Return the first setting of an adapter that training cannot go on from, though it can be merged; None if none."""
     return next((key for key in NOT_CONTINUED if not is_off(config.get(key))), None)
 
@@ -147,13 +147,13 @@ def adapters_below(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob("*/adapter_config.json"))
 
 
-def found_below(adapters: Iterable[Path]) -> str:
+def describe_nested_adapters(adapters: Iterable[Path]) -> str:
     """Return the end of a sentence that names adapters by their directories; empty if there are none."""
     names = [f"{path.name}/" for path in adapters]
     return f", but in {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} below" if names else ""
 
 
-def adapted_in(tensors: Iterable[str]) -> set[str]:
+def modules_with_factors(tensors: Iterable[str]) -> set[str]:
     """Return the modules of the base that an adapter's tensors are factors of, by their dotted names."""
     return {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors if ".lora_" in name}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core import env
-from surefit.facts.safetensors import Tensor, weight_files
+from surefit.facts.safetensors import TensorHeader, weight_files
 
 METHODS = ("fp8", "compressed-tensors", "mxfp4")
 """`quant_method` of what can be dequantised."""
@@ -37,7 +37,7 @@ CONVERTER = 1
 
 
 @dataclass(frozen=True)
-class LowBits:
+class LowBitFormat:
     """How a release stores its matrices.
 
     Attributes:
@@ -51,7 +51,7 @@ class LowBits:
     dtype: str
 
 
-def low_bits(config: Mapping[str, Any]) -> LowBits | None:
+def detect_low_bit_format(config: Mapping[str, Any]) -> LowBitFormat | None:
     """How a config.json says that its weights are stored; None where that is not one of the three."""
     entry = config.get("quantization_config")
     if not isinstance(entry, Mapping):
@@ -66,7 +66,7 @@ def low_bits(config: Mapping[str, Any]) -> LowBits | None:
     else:
         return None
     stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-    return LowBits(str(method), block, NAMES.get(stated, "BF16"))
+    return LowBitFormat(str(method), block, NAMES.get(stated, "BF16"))
 
 
 def _block_of_groups(groups: Any) -> tuple[int, int] | None:
@@ -83,25 +83,29 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if sound else None
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def dequantized_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config.json of what is loaded: without the quantisation that is undone."""
-    return {key: value for key, value in config.items() if key != "quantization_config" or low_bits(config) is None}
+    return {
+        key: value
+        for key, value in config.items()
+        if key != "quantization_config" or detect_low_bit_format(config) is None
+    }
 
 
-def why_not(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str | None:
+def dequantization_obstacle(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> str | None:
     """Why files stored as this config.json says cannot be dequantised here; None where they can, or are stored by none
     of `METHODS`.
 
     Args:
         tensors: the headers of its weight files; empty where they are not here.
     """
-    stored = low_bits(config)
+    stored = detect_low_bit_format(config)
     if stored is None:
         return _other_format(config.get("quantization_config"))
     if config["quantization_config"].get("expert_dtype") == "fp4":
         return "its experts are packed in FP4 (expert_dtype: fp4, as DeepSeek-V4 is published)"
     for name, tensor in tensors.items():
-        scale = scale_of(name, tensors) if tensor.dtype == "F8_E4M3" else None
+        scale = scale_tensor_name(name, tensors) if tensor.dtype == "F8_E4M3" else None
         if scale is not None and tensors[scale].dtype in FLOAT_BYTES:
             if not _fits(tensor.shape, tensors[scale].shape, stored.block):
                 shapes = f"{tensors[scale].shape} does not fit a weight of shape {tensor.shape}"
@@ -127,17 +131,17 @@ def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int
     return scales == (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
 
 
-def _is_mxfp4(blocks: Tensor, scales: Tensor) -> bool:
+def _is_mxfp4(blocks: TensorHeader, scales: TensorHeader) -> bool:
     sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
     return sound and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
 
 
-def scale_of(name: str, tensors: Mapping[str, Tensor]) -> str | None:
+def scale_tensor_name(name: str, tensors: Mapping[str, TensorHeader]) -> str | None:
     """The name of a matrix's scales; None where it has none."""
     return next((name + ending for ending in SCALES if name + ending in tensors), None)
 
 
-def is_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
+def is_scale(name: str, tensors: Mapping[str, TensorHeader]) -> bool:
     """Whether a tensor is no weight but what weights or activations are multiplied by."""
     matrices = [tensors.get(name.removesuffix(ending)) for ending in SCALES if name.endswith(ending)]
     return (
@@ -147,7 +151,7 @@ def is_scale(name: str, tensors: Mapping[str, Tensor]) -> bool:
     )
 
 
-def is_packed(name: str, tensors: Mapping[str, Tensor]) -> bool:
+def is_packed(name: str, tensors: Mapping[str, TensorHeader]) -> bool:
     """Whether a tensor is the packed half of an MXFP4 matrix."""
     return name.endswith("_blocks") and other_half(name) in tensors
 
@@ -158,12 +162,12 @@ def other_half(name: str) -> str:
     return f"{stem}_{'scales' if half == 'blocks' else 'blocks'}"
 
 
-def dequantized_headers(stored: LowBits, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantized_headers(stored: LowBitFormat, tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """The tensors that the files hold once they are dequantised: name → type and shape.
 
-    Raises nothing: `why_not` has looked.
+    Raises nothing: `dequantization_obstacle` has looked.
     """
-    found: dict[str, Tensor] = {}
+    found: dict[str, TensorHeader] = {}
     for name, tensor in tensors.items():
         if is_packed(name, tensors):
             # (experts, outputs, blocks, 16) of bytes; transformers keeps the weights as (experts, inputs, outputs).
@@ -174,11 +178,11 @@ def dequantized_headers(stored: LowBits, tensors: Mapping[str, Tensor]) -> dict[
     return found
 
 
-def _of(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    return Tensor(dtype, shape, FLOAT_BYTES[dtype] * Tensor(dtype, shape, 0).elements)
+def _of(dtype: str, shape: tuple[int, ...]) -> TensorHeader:
+    return TensorHeader(dtype, shape, FLOAT_BYTES[dtype] * TensorHeader(dtype, shape, 0).elements)
 
 
-def place_of(directory: Path) -> Path:
+def dequantized_copy_directory(directory: Path) -> Path:
     """Where the dequantised copy of a model directory lies, or will: found by the names, sizes and times of the files
     it is made of, so that one that was changed is dequantised again. Copies of one directory lie side by side."""
     beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import LOSS_BYTES, Resolved
+from surefit.config.resolve import LOSS_BYTES, ResolvedConfig
 from surefit.config.schema import Config, LoraSection
 from surefit.core.units import count_text
 from surefit.facts.activations import (
@@ -27,10 +27,11 @@ from surefit.facts.activations import (
     TOKEN_BYTES,
     MicroBatch,
     attention_kept_bytes,
-    covered,
+    cublas_workspace_bytes,
     eval_bytes,
     final_bytes,
     forward_bytes,
+    has_closed_form,
     kept_bytes,
     layer_backward_bytes,
     layer_bytes,
@@ -38,9 +39,8 @@ from surefit.facts.activations import (
     norm_backward_bytes,
     segment_rest,
     shared_tokens,
-    workspace_bytes,
 )
-from surefit.facts.all_linear import closed_to_lora, ends_with, quantisable, without_gradient
+from surefit.facts.all_linear import closed_to_lora, ends_with, is_quantizable, without_gradient
 from surefit.facts.experts import factor_shapes, summed_bytes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.step_shape import micro_batch_shape
@@ -66,7 +66,7 @@ Moment = Literal["always", "gather", "loss", "backward", "step"]
 
 
 @dataclass(frozen=True)
-class Term:
+class MemoryTerm:
     """One line of a budget.
 
     Attributes:
@@ -83,7 +83,7 @@ class Term:
     moment: Moment = "always"
 
 
-def at_least(terms: Iterable[Term]) -> int:
+def fullest_moment_bytes(terms: Iterable[MemoryTerm]) -> int:
     """The memory of the fullest moment: what is always held, and the largest of what the others hold."""
     held: dict[Moment, int] = dict.fromkeys(get_args(Moment), 0)
     for term in terms:
@@ -92,7 +92,7 @@ def at_least(terms: Iterable[Term]) -> int:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainableParameters:
     """What the optimizer updates; `bytes_each` is the size of one parameter in the model."""
 
     parameters: int
@@ -112,14 +112,16 @@ def target_modules(model: ModelFacts, adapter: LoraSection) -> dict[str, tuple[i
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
 
 
-def trained(model: ModelFacts, adapter: LoraSection | None, dtype: str) -> Trained | None:
+def count_trainable_parameters(
+    model: ModelFacts, adapter: LoraSection | None, dtype: str
+) -> TrainableParameters | None:
     """What will be trained; None where the model's layers are not known.
 
     LoRA factors, DoRA's magnitudes and the rows of new tokens are of the base model's type, as `model/adapter.py` makes
     them.
     """
     if adapter is None:
-        return None if model.parameters is None else Trained(model.parameters, DTYPE_BYTES[dtype])
+        return None if model.parameters is None else TrainableParameters(model.parameters, DTYPE_BYTES[dtype])
     if not model.linear_modules:
         return None
     targets = target_modules(model, adapter)
@@ -129,19 +131,19 @@ def trained(model: ModelFacts, adapter: LoraSection | None, dtype: str) -> Train
     )
     magnitudes = sum(out for out, _ in targets.values()) if adapter.use_dora else 0
     rows = sum(map(math.prod, row_shapes(model)))
-    return Trained(factors + magnitudes + rows, DTYPE_BYTES[dtype])
+    return TrainableParameters(factors + magnitudes + rows, DTYPE_BYTES[dtype])
 
 
 @dataclass(frozen=True)
-class Budget:
+class StepMemory:
     """The memory of a run on one device, without the CUDA context and what the allocator holds beyond it.
 
     Attributes:
-        terms: of a training step; `at_least` of them is its fullest moment.
+        terms: of a training step; `fullest_moment_bytes` of them is its fullest moment.
         phases: bytes in tensors at the fullest moment of "load", "step" and "eval".
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[MemoryTerm, ...]
     phases: dict[str, int]
 
     @property
@@ -150,7 +152,7 @@ class Budget:
 
 
 def peak_bytes_on_one(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     model: ModelFacts,
     length: int | None = None,
     padded: bool | None = None,
@@ -158,7 +160,7 @@ def peak_bytes_on_one(
     *,
     in_buckets: bool = False,
     parts: int = 1,
-) -> Budget | None:
+) -> StepMemory | None:
     """The closed form of one process; None for a model whose activations it does not know.
 
     Args:
@@ -170,29 +172,29 @@ def peak_bytes_on_one(
         in_buckets: gradients are put where others are waiting for them as soon as they are made.
         parts: processes that share the tokens of the micro batch.
     """
-    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     if part is None or model.parameters is None or not activations_known(resolved.config, model):
         return None
-    batch = shared_tokens(micro_batch(resolved, model, length, padded, capability), parts)
+    batch = shared_tokens(largest_micro_batch(resolved, model, length, padded, capability), parts)
     accumulation = micro_batch_shape(resolved, length).micro_batches
     held = _held(resolved, model, part)
     tokens = TOKEN_BYTES * batch.tokens
-    workspace = WORKSPACES * workspace_bytes(capability)
+    workspace = WORKSPACES * cublas_workspace_bytes(capability)
     terms = (
         *held,
-        Term("batch", tokens, f"ids, masks or positions, and targets of {batch.tokens:,} tokens"),
-        Term("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
+        MemoryTerm("batch", tokens, f"ids, masks or positions, and targets of {batch.tokens:,} tokens"),
+        MemoryTerm("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
         *_loss_terms(batch),
         _backward_term(batch, part, in_buckets or accumulation > 1),
     )
     loaded = sum(term.bytes for term in held if term.term in ("weights", "adapter", "masters"))
     resting = sum(term.bytes for term in held if term.moment == "always" and term.term != "gradients")
     evaluated = resting + tokens + workspace + eval_bytes(batch)
-    return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": evaluated})
+    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": evaluated})
 
 
-def micro_batch(
-    resolved: Resolved,
+def largest_micro_batch(
+    resolved: ResolvedConfig,
     model: ModelFacts,
     length: int | None = None,
     padded: bool | None = None,
@@ -227,12 +229,12 @@ def micro_batch(
 
 def activations_known(config: Config, model: ModelFacts) -> bool:
     """Whether there is a closed form for a run's activations: none where DoRA makes whole matrices in every layer."""
-    return covered(model) and not (config.train.method == "lora" and config.lora.use_dora)
+    return has_closed_form(model) and not (config.train.method == "lora" and config.lora.use_dora)
 
 
 def memory_terms_on_one(
-    resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
-) -> list[Term]:
+    resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
+) -> list[MemoryTerm]:
     """The memory of a training step on rows of `data.max_length` tokens.
 
     With the activations where the closed form knows the architecture, else what no step can do without; empty where the
@@ -241,35 +243,41 @@ def memory_terms_on_one(
     budget = peak_bytes_on_one(resolved, model, capability=capability)
     if budget is not None:
         return list(budget.terms)
-    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     if model.parameters is None or part is None:
         return []
-    batch = micro_batch(resolved, model)
-    terms = [*_held(resolved, model, part), Term("logits", *_logits(batch), "loss")]
+    batch = largest_micro_batch(resolved, model)
+    terms = [*_held(resolved, model, part), MemoryTerm("logits", *_logits(batch), "loss")]
     if resolved.config.lora.experts:
         held = summed_bytes(model.expert_stacks, batch.number, bool(batch.checkpointing))
-        terms.append(Term("experts", held, "their weights with the factors added, and a gradient of these", "backward"))
+        terms.append(
+            MemoryTerm("experts", held, "their weights with the factors added, and a gradient of these", "backward")
+        )
     return terms
 
 
-def _held(resolved: Resolved, model: ModelFacts, part: Trained) -> list[Term]:
+def _held(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters) -> list[MemoryTerm]:
     """What the weights and their update need, whatever the data is."""
     config = resolved.config
     dtype, n = config.model.dtype, count_text(part.parameters)
     assert model.parameters is not None
     terms = [_weights_term(resolved, model)]
     if config.train.method == "lora":
-        terms.append(Term("adapter", part.parameters * part.bytes_each, f"{n} LoRA factors, in {dtype} like the base"))
+        terms.append(
+            MemoryTerm("adapter", part.parameters * part.bytes_each, f"{n} LoRA factors, in {dtype} like the base")
+        )
     terms += _update_terms(resolved, model, part, n)
     slack = _slack_bytes(model, DTYPE_BYTES[dtype]) if config.model.quantization == "none" else 0
     if config.train.method == "full":
         slack += (3 if part.master_bytes else 2) * _slack_bytes(model, FLOAT32)
     if slack:
-        terms.append(Term("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages"))
+        terms.append(
+            MemoryTerm("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages")
+        )
     return terms
 
 
-def _weights_term(resolved: Resolved, model: ModelFacts) -> Term:
+def _weights_term(resolved: ResolvedConfig, model: ModelFacts) -> MemoryTerm:
     """The weights, those of the linear layers in fewer bits where the config says so: all but the head's.
 
     NF4: 4 bits, a scale of 8 bits per 64 weights, and one of 32 bits per 256 of those. FP8: 8 bits, and a scale of 32
@@ -280,9 +288,9 @@ def _weights_term(resolved: Resolved, model: ModelFacts) -> Term:
     assert model.parameters is not None
     if kind == "none":
         why = f"{count_text(model.parameters)} parameters in {dtype}"
-        return Term("weights", model.parameters * DTYPE_BYTES[dtype], why)
+        return MemoryTerm("weights", model.parameters * DTYPE_BYTES[dtype], why)
     layers = [each for each in model.linear_modules.items() if each[0].rpartition(".")[2] not in OUTPUT_HEADS]
-    shapes = [shape for name, shape in layers if quantisable(name)]
+    shapes = [shape for name, shape in layers if is_quantizable(name)]
     numbers = sum(out * into for out, into in shapes)
     if kind == "nf4":
         scales = [out * into // 64 for out, into in shapes]
@@ -291,7 +299,7 @@ def _weights_term(resolved: Resolved, model: ModelFacts) -> Term:
         stored = sum(out * into + FLOAT32 * out for out, into in shapes)
     others = DTYPE_BYTES[dtype] * (model.parameters - numbers)
     why = f"{count_text(numbers)} weights in {kind}, {count_text(model.parameters - numbers)} others in {dtype}"
-    return Term("weights", stored + others, why)
+    return MemoryTerm("weights", stored + others, why)
 
 
 def _slack_bytes(model: ModelFacts, number: int) -> int:
@@ -303,13 +311,13 @@ def _slack_bytes(model: ModelFacts, number: int) -> int:
     return sum(segment_rest(number * out * into) for out, into in shapes)
 
 
-def _update_terms(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> list[Term]:
+def _update_terms(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters, n: str) -> list[MemoryTerm]:
     dtype, accumulation = resolved.config.model.dtype, micro_batch_shape(resolved).micro_batches
     terms = [_moments_term(resolved, model, part, n)]
     if part.master_bytes:
-        terms.append(Term("masters", part.master_bytes, f"float32 copies of {n} trained parameters in {dtype}"))
+        terms.append(MemoryTerm("masters", part.master_bytes, f"float32 copies of {n} trained parameters in {dtype}"))
     terms.append(
-        Term(
+        MemoryTerm(
             "gradients",
             part.parameters * part.bytes_each,
             f"{n} trained parameters in {dtype}"
@@ -319,19 +327,21 @@ def _update_terms(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
     )
     if part.master_bytes:
         terms.append(
-            Term("float32 gradients", part.master_bytes, "for the update of the masters; gone before the loss", "step")
+            MemoryTerm(
+                "float32 gradients", part.master_bytes, "for the update of the masters; gone before the loss", "step"
+            )
         )
     return terms
 
 
-def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) -> Term:
+def _moments_term(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters, n: str) -> MemoryTerm:
     """AdamW's moments on the device. In 8 bits: two numbers, and two scales of 32 bits per 256 of them."""
     kind = resolved.config.train.optim
     row = OPTIMIZERS[kind]
     if not (row.eight_bit or row.paged):
         why = f"{kind}: {len(row.state)} float32 moments of {n} trained parameters"
-        return Term("optimizer", FLOAT32 * len(row.state) * part.parameters, why)
-    tensors = list(trained_tensors(model, resolved.config.adapter))
+        return MemoryTerm("optimizer", FLOAT32 * len(row.state) * part.parameters, why)
+    tensors = list(trainable_tensor_sizes(model, resolved.config.adapter))
     rest = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
     held = MOMENTS * rest
     for numbers, embedding in tensors:
@@ -339,10 +349,12 @@ def _moments_term(resolved: Resolved, model: ModelFacts, part: Trained, n: str) 
         scales = 2 * FLOAT32 * -(-numbers // EIGHT_BIT_BLOCK) if eight else 0
         paged = row.paged and numbers >= PAGED
         held += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
-    return Term("optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device")
+    return MemoryTerm(
+        "optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device"
+    )
 
 
-def trained_tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[tuple[int, bool]]:
+def trainable_tensor_sizes(model: ModelFacts, adapter: LoraSection | None) -> Iterator[tuple[int, bool]]:
     """(numbers, whether it is an embedding's) of what is trained: every matrix, DoRA's vectors; a tied head is the
     embedding."""
     if adapter is not None:
@@ -377,7 +389,7 @@ class _Gradients:
     all: int
 
 
-def _gradients(batch: MicroBatch, part: Trained, accumulated: bool) -> _Gradients:
+def _gradients(batch: MicroBatch, part: TrainableParameters, accumulated: bool) -> _Gradients:
     """The gradients of one backward pass.
 
     That of a tied head waits for the embedding's: at the end both and their sum are there. A second micro batch adds to
@@ -406,20 +418,20 @@ KEPT: dict[object, str] = {
 }
 
 
-def _loss_terms(batch: MicroBatch) -> list[Term]:
+def _loss_terms(batch: MicroBatch) -> list[MemoryTerm]:
     """The moment at which the loss's backward pass is fullest, or, where little is in the micro batch, the head's."""
     kept = kept_bytes(batch)
     how = KEPT.get(batch.checkpointing, "what all layers keep for the backward pass")
-    activations = Term("activations", kept, f"{how}, {kept // batch.tokens:,} bytes per token", "loss")
+    activations = MemoryTerm("activations", kept, f"{how}, {kept // batch.tokens:,} bytes per token", "loss")
     if batch.chunked:
         why = f"a chunk of the loss at {batch.targets:,} tokens, their hidden states and their gradients"
-        return [activations, Term("logits", logits_bytes(batch), why, "loss")]
+        return [activations, MemoryTerm("logits", logits_bytes(batch), why, "loss")]
     head = batch.number * (batch.model.vocab_size + batch.model.hidden_size) * batch.tokens
     head += batch.number * batch.model.vocab_size * batch.model.hidden_size
     logits, why = _logits(batch)
     if batch.full and head > logits:
-        return [activations, Term("logits", head, "their gradient, and that of the output head", "loss")]
-    return [activations, Term("logits", logits, why, "loss")]
+        return [activations, MemoryTerm("logits", head, "their gradient, and that of the output head", "loss")]
+    return [activations, MemoryTerm("logits", logits, why, "loss")]
 
 
 def _logits(batch: MicroBatch) -> tuple[int, str]:
@@ -431,17 +443,17 @@ def _logits(batch: MicroBatch) -> tuple[int, str]:
     return logits_bytes(batch), why
 
 
-def _backward_term(batch: MicroBatch, part: Trained, accumulated: bool) -> Term:
+def _backward_term(batch: MicroBatch, part: TrainableParameters, accumulated: bool) -> MemoryTerm:
     moments = backward_moments(batch, part, accumulated)
     where = max(moments, key=lambda name: moments[name])
     why = f"activations, temporaries and gradients at the backward pass of {where}"
-    return Term("backward pass", moments[where], why, "backward")
+    return MemoryTerm("backward pass", moments[where], why, "backward")
 
 
 EMBEDDING = "the embedding"
 
 
-def backward_moments(batch: MicroBatch, part: Trained, accumulated: bool) -> dict[str, int]:
+def backward_moments(batch: MicroBatch, part: TrainableParameters, accumulated: bool) -> dict[str, int]:
     """Bytes at the moments of the backward pass below the loss that may be its fullest.
 
     Args:

@@ -37,16 +37,25 @@ from pathlib import Path
 from typing import Any
 
 from surefit.config.modes import MODES, ZERO
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.core.reading import read_json_file
 from surefit.core.units import MIB, count_text, plural
 from surefit.facts import memory_formula
 from surefit.facts.activations import AMPERE, FLOAT32, MicroBatch, eval_bytes, final_bytes, kept_bytes, shared_tokens
-from surefit.facts.memory_formula import Budget, Term, at_least, micro_batch
+from surefit.facts.memory_formula import MemoryTerm, StepMemory, fullest_moment_bytes, largest_micro_batch
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.sharding import BY_INPUTS, BY_OUTPUTS, Sharing, held, is_here, share_of, sharing_of, stages
+from surefit.facts.sharding import (
+    BY_INPUTS,
+    BY_OUTPUTS,
+    ShardingLayout,
+    is_here,
+    local_parameter_counts,
+    model_state_bytes,
+    pipeline_stages,
+    sharing_of,
+)
 from surefit.facts.step_shape import micro_batch_shape
-from surefit.facts.tensors import tensors
+from surefit.facts.tensors import list_parameters
 
 CONTEXT_BUCKET = 64 * MIB
 """`parallel/context_parallel.py` sums gradients in tensors of about this size."""
@@ -55,12 +64,12 @@ DEEPSPEED = {"reduce_bucket_size": 5e8, "stage3_max_live_parameters": 1e9, "stag
 
 
 def peak_bytes(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     model: ModelFacts,
     length: int | None = None,
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
-) -> Budget | None:
+) -> StepMemory | None:
     """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
     whole = memory_formula.peak_bytes_on_one(resolved, model, length, padded, capability)
@@ -69,19 +78,23 @@ def peak_bytes(
     return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), whole)
 
 
-def _with_whole_logits(resolved: Resolved) -> Resolved:
+def _with_whole_logits(resolved: ResolvedConfig) -> ResolvedConfig:
     """ZeRO-3 gathers the output head once, while the model runs: `train/loss.py` computes no chunks then."""
     speed = resolved.config.speed.model_copy(update={"chunked_loss": False})
     return replace(resolved, config=resolved.config.model_copy(update={"speed": speed}))
 
 
-def memory_terms(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None = AMPERE) -> list[Term]:
+def memory_terms(
+    resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
+) -> list[MemoryTerm]:
     """`budget.memory_terms_on_one` of the process that needs most."""
     shared = peak_bytes(resolved, model, capability=capability)
     return list(shared.terms) if shared is not None else _without_activations(resolved, model, capability)
 
 
-def _without_activations(resolved: Resolved, model: ModelFacts, capability: tuple[int, int] | None) -> list[Term]:
+def _without_activations(
+    resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None
+) -> list[MemoryTerm]:
     """Where activations are not known: what one process needs at least, divided where a mode divides it."""
     terms = memory_formula.memory_terms_on_one(resolved, model, capability)
     sharing = sharing_of(resolved.config)
@@ -105,9 +118,9 @@ DIVIDED = {"nothing": (), "optimizer state": UPDATED, "weights": ("weights", "ad
 class _Run:
     """What `peak_bytes` was asked about; batches are those of one process, where several share their tokens."""
 
-    resolved: Resolved
+    resolved: ResolvedConfig
     model: ModelFacts
-    sharing: Sharing
+    sharing: ShardingLayout
     length: int | None
     padded: bool | None
     capability: tuple[int, int] | None
@@ -120,7 +133,7 @@ class _Run:
     def micro_batches(self) -> int:
         return micro_batch_shape(self.resolved, self.length).micro_batches
 
-    def of(self, model: ModelFacts, **changes: Any) -> Budget:
+    def of(self, model: ModelFacts, **changes: Any) -> StepMemory:
         found = memory_formula.peak_bytes_on_one(
             self.resolved, model, self.length, self.padded, self.capability, parts=self.sharing.tokens, **changes
         )
@@ -128,46 +141,48 @@ class _Run:
         return found
 
     def batch(self, model: ModelFacts) -> MicroBatch:
-        whole = micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+        whole = largest_micro_batch(self.resolved, model, self.length, self.padded, self.capability)
         return shared_tokens(whole, self.sharing.tokens)
 
 
-def _rebuilt(before: Budget, changed: dict[str, Term | None], *added: Term, evaluated: int = 0) -> Budget:
+def _rebuilt(
+    before: StepMemory, changed: dict[str, MemoryTerm | None], *added: MemoryTerm, evaluated: int = 0
+) -> StepMemory:
     """A budget with other terms, None taking one away; `evaluated`: bytes that a held-out batch needs beside."""
     kept = [changed.get(term.term, term) for term in before.terms]
     terms = (*(term for term in kept if term is not None), *added)
 
-    def resting(every: Iterable[Term]) -> int:
+    def resting(every: Iterable[MemoryTerm]) -> int:
         return sum(term.bytes for term in every if term.moment == "always" and term.term not in ("gradients", BUCKETS))
 
     loaded = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
     held_out = before.phases["eval"] - resting(before.terms) + resting(terms) + evaluated
-    return Budget(terms, {"load": loaded, "step": at_least(terms), "eval": held_out})
+    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": held_out})
 
 
 BUCKETS = "gradient buckets"
 
 
-def _ddp(run: _Run, whole: Budget) -> Budget:
+def _ddp(run: _Run, whole: StepMemory) -> StepMemory:
     """Buckets of the size of all gradients, which are views of them; where micro batches are added up, tensors of their
     own besides, since only the last micro batch goes through the buckets."""
     terms = {term.term: term for term in whole.terms}
     gradients = terms["gradients"]
-    buckets = Term(BUCKETS, gradients.bytes, "DDP's, of the size of all gradients", "always")
+    buckets = MemoryTerm(BUCKETS, gradients.bytes, "DDP's, of the size of all gradients", "always")
     if run.micro_batches > 1:
         return _rebuilt(whole, {}, buckets)
     none = run.of(run.model, in_buckets=True)
     return _rebuilt(none, {"gradients": None}, buckets)
 
 
-def _cp(run: _Run, whole: Budget) -> Budget:
+def _cp(run: _Run, whole: StepMemory) -> StepMemory:
     """The tokens of one process, and where attention runs keys and values of the document up to its last ones."""
     seen = run.of(run.model)
     bucket = min(CONTEXT_BUCKET, next(term.bytes for term in seen.terms if term.term == "gradients"))
-    return _rebuilt(seen, {}, Term("reduction", bucket, "gradients on their way to the others", "step"))
+    return _rebuilt(seen, {}, MemoryTerm("reduction", bucket, "gradients on their way to the others", "step"))
 
 
-def _tp(run: _Run, whole: Budget) -> Budget:
+def _tp(run: _Run, whole: StepMemory) -> StepMemory:
     """The model with a part of its heads and of its MLP's width; embedding, norms and the residual stream are whole."""
     return run.of(cut_model(run.model, run.sharing.size))
 
@@ -195,12 +210,12 @@ def cut_model(model: ModelFacts, size: int) -> ModelFacts:
     )
 
 
-def _fsdp(run: _Run, whole: Budget) -> Budget:
+def _fsdp(run: _Run, whole: StepMemory) -> StepMemory:
     """Shards of everything; gathered, the tensors outside of the layers, and the layer that runs, with the next."""
     sharing, number = run.sharing, run.number
-    mine = held(run.resolved, run.model, sharing)
-    every = list(tensors(run.model, run.resolved.config.adapter))
-    shares = list(share_of(every, run.model, sharing, 0))
+    mine = model_state_bytes(run.resolved, run.model, sharing)
+    every = list(list_parameters(run.model, run.resolved.config.adapter))
+    shares = list(local_parameter_counts(every, run.model, sharing, 0))
     part = f"of {sharing.size} processes one's rows of every tensor"
     frozen = number * sum(count for count, tensor in shares if not tensor.trained)
     trained = sum(count for count, tensor in shares if tensor.trained)
@@ -210,13 +225,15 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
     root = number * sum(math.prod(tensor.shape) for tensor in outer)
     lora = run.resolved.config.train.method == "lora"
     host = 0 if sharing.offload else 1
-    changed: dict[str, Term | None] = {
-        "weights": Term("weights", host * (frozen if lora else number * trained), part),
-        "adapter": Term("adapter", host * number * trained, part) if lora else None,
-        "optimizer": Term("optimizer", host * mine.moments, part),
-        "masters": Term("masters", host * mine.masters, part) if mine.masters else None,
-        "gradients": Term("gradients", host * mine.gradients, f"added up micro batch by micro batch, {part}"),
-        "float32 gradients": Term("float32 gradients", host * mine.masters, part, "step") if mine.masters else None,
+    changed: dict[str, MemoryTerm | None] = {
+        "weights": MemoryTerm("weights", host * (frozen if lora else number * trained), part),
+        "adapter": MemoryTerm("adapter", host * number * trained, part) if lora else None,
+        "optimizer": MemoryTerm("optimizer", host * mine.moments, part),
+        "masters": MemoryTerm("masters", host * mine.masters, part) if mine.masters else None,
+        "gradients": MemoryTerm("gradients", host * mine.gradients, f"added up micro batch by micro batch, {part}"),
+        "float32 gradients": MemoryTerm("float32 gradients", host * mine.masters, part, "step")
+        if mine.masters
+        else None,
         "rest of segments": None,
     }
     # Full training: the root's gradients wait for its last use, and are copied to float32 to be added up.
@@ -225,13 +242,13 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
     return _rebuilt(
         run.of(run.model, in_buckets=True),
         changed | {"backward pass": backward},
-        Term(GATHERED, root + number * layer, "embeddings, last norm, head, and a layer's buffer", "loss"),
-        Term(GATHERED, root + layers, "the same, and of layers what is there", "backward"),
-        Term(
+        MemoryTerm(GATHERED, root + number * layer, "embeddings, last norm, head, and a layer's buffer", "loss"),
+        MemoryTerm(GATHERED, root + layers, "the same, and of layers what is there", "backward"),
+        MemoryTerm(
             GATHERED, 2 * (root + number * layer), "the first layer and what is outside, with their buffers", "gather"
         ),
-        Term("reduction", reduced, "gradients of a layer, whole, and in float32 to be added up", "backward"),
-        Term("reduction", FLOAT32 * outer_trained, "gradients outside of the layers, in float32", "step"),
+        MemoryTerm("reduction", reduced, "gradients of a layer, whole, and in float32 to be added up", "backward"),
+        MemoryTerm("reduction", FLOAT32 * outer_trained, "gradients outside of the layers, in float32", "step"),
         evaluated=root + 2 * number * layer,
     )
 
@@ -239,26 +256,26 @@ def _fsdp(run: _Run, whole: Budget) -> Budget:
 GATHERED = "gathered weights"
 
 
-def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[Term, int, int]:
+def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[MemoryTerm, int, int]:
     """The backward pass where it is fullest: among the layers, of which `gathered` bytes are there, two and the buffer
     of the next, and the gradients of one, `trained` numbers, whole and twice in float32; or at the embedding, where no
     layer is there and the first one's gradients are in float32 once. The term, and those two sizes."""
     config = run.resolved.config
-    part = memory_formula.trained(run.model, config.adapter, config.model.dtype)
+    part = memory_formula.count_trainable_parameters(run.model, config.adapter, config.model.dtype)
     assert part is not None, "the whole model was covered"
     moments = memory_formula.backward_moments(run.batch(run.model), part, True)
     last = moments.pop(memory_formula.EMBEDDING)
     first, reduced = max(moments.values()), (run.number + 2 * FLOAT32) * trained
     if first + gathered + reduced >= last + FLOAT32 * trained:
         return (
-            Term("backward pass", first, "activations, temporaries and gradients of a layer", "backward"),
+            MemoryTerm("backward pass", first, "activations, temporaries and gradients of a layer", "backward"),
             gathered,
             reduced,
         )
-    return Term("backward pass", last, "gradients of the embedding", "backward"), 0, FLOAT32 * trained
+    return MemoryTerm("backward pass", last, "gradients of the embedding", "backward"), 0, FLOAT32 * trained
 
 
-def _zero(run: _Run, whole: Budget) -> Budget:
+def _zero(run: _Run, whole: StepMemory) -> StepMemory:
     """DeepSpeed's shares, and its buckets of a size that does not depend on the model's."""
     weights = MODES[run.sharing.mode].divided == "weights"
     if weights:
@@ -269,31 +286,33 @@ def _zero(run: _Run, whole: Budget) -> Budget:
     bucket = int(number * tuned["reduce_bucket_size"])
     if run.capability is None:
         # On a CPU an empty tensor takes the pages that are written to: those of the gradients that come to lie in it.
-        part_of_all = memory_formula.trained(run.model, resolved.config.adapter, resolved.config.model.dtype)
+        part_of_all = memory_formula.count_trainable_parameters(
+            run.model, resolved.config.adapter, resolved.config.model.dtype
+        )
         assert part_of_all is not None, "the whole model was covered"
         bucket = min(bucket, number * part_of_all.parameters)
-    mine = held(resolved, run.model, sharing)
+    mine = model_state_bytes(resolved, run.model, sharing)
     part = f"of {plural(sharing.processes, 'process')} one's share"
-    state: dict[str, Term | None] = {
-        "optimizer": Term("optimizer", host * mine.moments, part),
-        "masters": Term("masters", host * mine.masters, f"float32 copies, {part}"),
-        "gradients": Term("gradients", host * mine.gradients, f"in float32, {part}"),
+    state: dict[str, MemoryTerm | None] = {
+        "optimizer": MemoryTerm("optimizer", host * mine.moments, part),
+        "masters": MemoryTerm("masters", host * mine.masters, f"float32 copies, {part}"),
+        "gradients": MemoryTerm("gradients", host * mine.gradients, f"in float32, {part}"),
         "float32 gradients": None,
     }
     own = run.of(run.model, in_buckets=True)
     if not weights:
         why = "DeepSpeed's reduce_bucket_size"
-        return _rebuilt(own, state, *_missing(own, state), Term("bucket", bucket, why, "backward"))
-    every = list(tensors(run.model, resolved.config.adapter))
+        return _rebuilt(own, state, *_missing(own, state), MemoryTerm("bucket", bucket, why, "backward"))
+    every = list(list_parameters(run.model, resolved.config.adapter))
     numbers = sum(math.prod(tensor.shape) for tensor in every)
     live = int(min(numbers, tuned["stage3_max_live_parameters"] + tuned["stage3_prefetch_bucket_size"]))
-    shares = list(share_of(every, run.model, sharing, 0))
+    shares = list(local_parameter_counts(every, run.model, sharing, 0))
     lora = resolved.config.train.method == "lora"
     frozen = sum(count for count, tensor in shares if not tensor.trained or not lora)
     factors = sum(count for count, tensor in shares if tensor.trained)
     state |= {
-        "weights": Term("weights", host * number * frozen, part),
-        "adapter": Term("adapter", host * number * factors, part) if lora else None,
+        "weights": MemoryTerm("weights", host * number * frozen, part),
+        "adapter": MemoryTerm("adapter", host * number * factors, part) if lora else None,
         "rest of segments": None,
     }
     why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live)} numbers"
@@ -301,14 +320,14 @@ def _zero(run: _Run, whole: Budget) -> Budget:
         own,
         state,
         *_missing(own, state),
-        Term("bucket", bucket, "DeepSpeed's reduce_bucket_size"),
-        Term(GATHERED, number * live, why, "loss"),
-        Term(GATHERED, number * live, why, "backward"),
+        MemoryTerm("bucket", bucket, "DeepSpeed's reduce_bucket_size"),
+        MemoryTerm(GATHERED, number * live, why, "loss"),
+        MemoryTerm(GATHERED, number * live, why, "backward"),
         evaluated=number * live,
     )
 
 
-def _missing(before: Budget, changed: dict[str, Term | None]) -> list[Term]:
+def _missing(before: StepMemory, changed: dict[str, MemoryTerm | None]) -> list[MemoryTerm]:
     """Terms of `changed` that one process does not have: masters of float32 weights."""
     there = {term.term for term in before.terms}
     return [term for name, term in changed.items() if term is not None and name not in there]
@@ -324,18 +343,18 @@ def _tuning(path: str | None) -> dict[str, float]:
     return {key: float(found[key]) for key in DEEPSPEED if isinstance(found.get(key), int | float)}
 
 
-def _pp(run: _Run, whole: Budget) -> Budget:
+def _pp(run: _Run, whole: StepMemory) -> StepMemory:
     """The stage that needs most."""
-    every = stages(run.model, run.sharing.size)
+    every = pipeline_stages(run.model, run.sharing.size)
     return max((_stage(run, layers, rank) for rank, layers in enumerate(every)), key=lambda found: found.allocated)
 
 
-def fullest_stage(resolved: Resolved, model: ModelFacts, length: int | None = None) -> int:
+def fullest_stage(resolved: ResolvedConfig, model: ModelFacts, length: int | None = None) -> int:
     """The rank of the stage that needs most."""
     sharing = sharing_of(resolved.config)
     assert sharing is not None
     run = _Run(resolved, model, sharing, length, None, AMPERE)
-    sizes = [_stage(run, layers, rank).allocated for rank, layers in enumerate(stages(model, sharing.size))]
+    sizes = [_stage(run, layers, rank).allocated for rank, layers in enumerate(pipeline_stages(model, sharing.size))]
     return sizes.index(max(sizes))
 
 
@@ -349,12 +368,12 @@ def stage_model(model: ModelFacts, layers: range, rank: int, size: int) -> Model
         if "layers" in parts:
             parts[parts.index("layers") + 1] = str(int(parts[parts.index("layers") + 1]) - layers.start)
         kept[".".join(parts)] = shape
-    here = (tensor for tensor in tensors(model, None) if is_here(tensor.name, model, layers, rank, size))
+    here = (tensor for tensor in list_parameters(model, None) if is_here(tensor.name, model, layers, rank, size))
     numbers = sum(math.prod(tensor.shape) for tensor in here)
     return replace(model, num_layers=len(layers), linear_modules=kept, parameters=numbers)
 
 
-def _stage(run: _Run, layers: range, rank: int) -> Budget:
+def _stage(run: _Run, layers: range, rank: int) -> StepMemory:
     """One stage. What a micro batch keeps there is kept for all that are in flight; the loss is the last stage's."""
     size, count = run.sharing.size, run.micro_batches
     seen = stage_model(run.model, layers, rank, size)
@@ -364,11 +383,11 @@ def _stage(run: _Run, layers: range, rank: int) -> Budget:
     sides = (rank > 0) + (rank < size - 1)
     once = kept_bytes(batch) - (final_bytes(batch) if rank < size - 1 else 0)
     kept = (flying - 1) * once
-    changed: dict[str, Term | None] = {}
+    changed: dict[str, MemoryTerm | None] = {}
     spared = 0
     if rank < size - 1:
         changed["logits"] = None
-        changed["activations"] = Term("activations", once, "the newest micro batch's", "loss")
+        changed["activations"] = MemoryTerm("activations", once, "the newest micro batch's", "loss")
         spared = eval_bytes(batch) - eval_bytes(batch, loss=False)
     return _rebuilt(
         own,
@@ -379,11 +398,11 @@ def _stage(run: _Run, layers: range, rank: int) -> Budget:
     )
 
 
-def _while_running(name: str, size: int, why: str) -> tuple[Term, Term]:
+def _while_running(name: str, size: int, why: str) -> tuple[MemoryTerm, MemoryTerm]:
     """What is held while micro batches run, and not when the optimizer updates."""
-    return Term(name, size, why, "loss"), Term(name, size, why, "backward")
+    return MemoryTerm(name, size, why, "loss"), MemoryTerm(name, size, why, "backward")
 
 
-_FORMS: dict[str, Callable[[_Run, Budget], Budget]] = {
+_FORMS: dict[str, Callable[[_Run, StepMemory], StepMemory]] = {
     "ddp": _ddp, "fsdp": _fsdp, **dict.fromkeys(ZERO, _zero), "tp": _tp, "cp": _cp, "pp": _pp,
 }  # fmt: skip

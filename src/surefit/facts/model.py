@@ -18,17 +18,22 @@ from typing import Any, Literal
 from surefit import nano
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError, did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.facts.all_linear import is_expert, is_product
 from surefit.facts.architecture import Structure, architecture_of, dimensions, structure, text_section
 from surefit.facts.attention import attention_needs, packing_obstacle
-from surefit.facts.experts import NO_STACKS, lone_numbers, routers, stacks
+from surefit.facts.experts import NO_STACKS, find_expert_stacks, lone_numbers, routers
 from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.gguf_source import GgufSource, gguf_source, require_reader
-from surefit.facts.low_bits import dequantized_headers, low_bits, plain, why_not
+from surefit.facts.low_bits import (
+    dequantization_obstacle,
+    dequantized_config,
+    dequantized_headers,
+    detect_low_bit_format,
+)
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, templates_in
-from surefit.facts.safetensors import Tensor, read_weights
+from surefit.facts.safetensors import TensorHeader, read_weights
 from surefit.facts.validate_model_files import read_json_object, require_sound_config, template_of
 
 NANO = "surefit/nano"
@@ -41,7 +46,7 @@ _NF4_OF_BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "b
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "consolidated*.pth")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _HEADER_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-Source = Literal["local", "gguf", "cache", "catalogue", "hub"]
+ModelSource = Literal["local", "gguf", "cache", "catalogue", "hub"]
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class ModelFacts:
     dtype: str | None
     weight_bytes: int | None
     has_weights: bool
-    source: Source
+    source: ModelSource
     chat_template: str | None = field(default=None, repr=False)
     tool_template: str | None = field(default=None, repr=False)
     other_template: str | None = field(default=None, repr=False)
@@ -216,7 +221,7 @@ def gguf_facts(source: GgufSource) -> ModelFacts:
     facts = build_facts(
         source.name,
         config_of(header),
-        {name: Tensor("F32", tensor.shape, 4 * tensor.elements) for name, tensor in header.tensors.items()},
+        {name: TensorHeader("F32", tensor.shape, 4 * tensor.elements) for name, tensor in header.tensors.items()},
         where=header.path,
         source="gguf",
         chat_template=template if isinstance(template, str) else None,
@@ -225,14 +230,14 @@ def gguf_facts(source: GgufSource) -> ModelFacts:
     return replace(facts, gguf=header.path)
 
 
-def directory_facts(directory: Path, name: str, source: Source = "local") -> ModelFacts:
+def directory_facts(directory: Path, name: str, source: ModelSource = "local") -> ModelFacts:
     """The facts about a model in a folder."""
-    config = read_config(directory)
+    config = read_model_config(directory)
     tensors = read_weights(directory)
-    problem = why_not(config, tensors or {})
-    stored = low_bits(config) if tensors and problem is None else None
+    problem = dequantization_obstacle(config, tensors or {})
+    stored = detect_low_bit_format(config) if tensors and problem is None else None
     if stored and tensors:
-        config, tensors = plain(config), dequantized_headers(stored, tensors)
+        config, tensors = dequantized_config(config), dequantized_headers(stored, tensors)
     templates = templates_in(directory)
     facts = build_facts(
         name,
@@ -255,7 +260,7 @@ def directory_facts(directory: Path, name: str, source: Source = "local") -> Mod
     )
 
 
-def read_config(directory: Path) -> dict[str, Any]:
+def read_model_config(directory: Path) -> dict[str, Any]:
     """A model folder's config.json; its absence or damage is a `ModelError` that says what the folder is."""
     path = directory / "config.json"
     if not path.is_file():
@@ -286,10 +291,10 @@ def read_config(directory: Path) -> dict[str, Any]:
 def build_facts(
     name: str,
     config: Mapping[str, Any],
-    tensors: Mapping[str, Tensor] | None,
+    tensors: Mapping[str, TensorHeader] | None,
     *,
     where: object,
-    source: Source,
+    source: ModelSource,
     path: Path | None = None,
     chat_template: str | None = None,
     has_chat_template: bool | None = None,
@@ -318,7 +323,7 @@ def build_facts(
         parameters=parameters,
         expected_parameters=formula.parameters if formula else None,
         expert_parameters=0 if formula else stored.experts if stored else None,
-        expert_stacks=stacks(shapes),
+        expert_stacks=find_expert_stacks(shapes),
         lone_expert_parameters=lone_numbers(shapes),
         routers=routers(shapes),
         router_loss=text_section(config).get("output_router_logits") is True,
@@ -343,7 +348,7 @@ def build_facts(
 
 
 def _require_shapes(
-    formula: Structure, vocabulary: int, width: int, tensors: Mapping[str, Tensor], where: object
+    formula: Structure, vocabulary: int, width: int, tensors: Mapping[str, TensorHeader], where: object
 ) -> None:
     """Raises:
     ModelError: a matrix has another shape than config.json says.
@@ -354,7 +359,7 @@ def _require_shapes(
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != tuple(shape):
             raise ModelError(
-                f"{shortened(name, 100)} has the shape {list(tensor.shape)}, and by config.json {list(shape)}",
+                f"{truncate_text(name, 100)} has the shape {list(tensor.shape)}, and by config.json {list(shape)}",
                 code="E2654",
                 path=str(where),
                 help="config.json and the weights are of different models: download both again",
@@ -371,7 +376,7 @@ def code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _stored(tensors: Mapping[str, Tensor], tied: bool) -> Structure:
+def _stored(tensors: Mapping[str, TensorHeader], tied: bool) -> Structure:
     """Parameters and linear layers as the headers give them.
 
     A tied head that was saved all the same is not counted twice (Qwen3-0.6B: 751,632,384 in the file, 596,049,920
@@ -422,7 +427,7 @@ def original_of(name: str) -> str | None:
     return plain if known else None
 
 
-def _dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> str | None:
+def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader] | None) -> str | None:
     section = text_section(config)
     stated = next((c[key] for c in (config, section) for key in ("dtype", "torch_dtype") if c.get(key)), None)
     if stated:
@@ -433,7 +438,7 @@ def _dtype(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> s
     return _HEADER_DTYPES.get(largest.dtype)
 
 
-def _weight_bytes(tensors: Mapping[str, Tensor] | None, parameters: int | None, dtype: str | None) -> int | None:
+def _weight_bytes(tensors: Mapping[str, TensorHeader] | None, parameters: int | None, dtype: str | None) -> int | None:
     if tensors is not None:
         return sum(tensor.bytes for tensor in tensors.values())
     return parameters * DTYPE_BYTES[dtype] if parameters is not None and dtype in DTYPE_BYTES else None
@@ -531,5 +536,7 @@ def _hub_facts(name: str, revision: str | None, patience: float | None) -> Model
         gated=found.gated,
     )
     return replace(
-        facts, unreadable=why_not(found.config, found.tensors or {}), tool_template=found.templates.get(TOOL_USE)
+        facts,
+        unreadable=dequantization_obstacle(found.config, found.tensors or {}),
+        tool_template=found.templates.get(TOOL_USE),
     )

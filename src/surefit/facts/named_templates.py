@@ -19,7 +19,7 @@ TEMPLATE_DIR = "additional_chat_templates"
 DEFAULT, TOOL_USE = "default", "tool_use"
 
 
-def by_name(templates: str | Mapping[str, str] | None) -> dict[str, str]:
+def to_template_dict(templates: str | Mapping[str, str] | None) -> dict[str, str]:
     """Return the templates of a tokenizer by their names; a text alone is the default one."""
     if not templates:
         return {}
@@ -28,11 +28,11 @@ def by_name(templates: str | Mapping[str, str] | None) -> dict[str, str]:
 
 def template_for(templates: str | Mapping[str, str] | None, tools: Any) -> str | None:
     """Return the template that a conversation with these tools is rendered with, as transformers chooses it."""
-    known = by_name(templates)
+    known = to_template_dict(templates)
     return known[TOOL_USE] if tools and TOOL_USE in known else known.get(DEFAULT)
 
 
-def as_attribute(templates: Mapping[str, str]) -> str | dict[str, str]:
+def to_chat_template_attribute(templates: Mapping[str, str]) -> str | dict[str, str]:
     """Return the templates as the attribute `chat_template` of a tokenizer: a text where there is only the default."""
     return templates[DEFAULT] if set(templates) == {DEFAULT} else dict(templates)
 

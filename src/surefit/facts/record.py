@@ -23,7 +23,7 @@ def environment_record(hardware: HardwareFacts, parameters: int | None = None) -
     Args:
         parameters: of the model, which decide the threads that a CPU computes with.
     """
-    here = env.process_place()[3]
+    here = env.distributed_env()[3]
     return {
         "surefit": __version__,
         "python": platform.python_version(),

@@ -16,7 +16,7 @@ from typing import Any
 
 from surefit.core.errors import ModelError, os_help
 from surefit.core.reading import open_file, parse_json, read_json_file
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -28,7 +28,7 @@ DOWNLOAD_AGAIN = "download the file again: it is incomplete or damaged"
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorHeader:
     """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, its size in bytes, and where
     it ends among the data."""
 
@@ -42,7 +42,7 @@ class Tensor:
         return math.prod(self.shape)
 
 
-def read_header(path: Path) -> dict[str, Tensor]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, by name.
 
     Raises:
@@ -80,18 +80,18 @@ BITS = {
 """Type → bits of one number: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
 
 
-def _layout_problem(tensors: Mapping[str, Tensor]) -> str | None:
+def _layout_problem(tensors: Mapping[str, TensorHeader]) -> str | None:
     """Return what the library would not accept: a type that it does not know, a size that is not the shape's, or
     tensors that overlap or leave a gap."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].end - item[1].bytes, item[1].end)):
         if tensor.dtype not in BITS:
-            return f"{shortened(name, 100)} has the unknown type {tensor.dtype!r:.40}"
+            return f"{truncate_text(name, 100)} has the unknown type {tensor.dtype!r:.40}"
         if tensor.elements * BITS[tensor.dtype] != tensor.bytes * 8:
-            shape = shortened(str(list(tensor.shape)), 60)
-            return f"{shortened(name, 100)} of shape {shape} in {tensor.dtype} has {tensor.bytes:,} bytes"
+            shape = truncate_text(str(list(tensor.shape)), 60)
+            return f"{truncate_text(name, 100)} of shape {shape} in {tensor.dtype} has {tensor.bytes:,} bytes"
         if tensor.end - tensor.bytes != end:
-            return f"{shortened(name, 100)} does not begin where the one before ends ({end:,})"
+            return f"{truncate_text(name, 100)} does not begin where the one before ends ({end:,})"
         end = tensor.end
     return None
 
@@ -109,7 +109,7 @@ def _damaged(path: Path, start: bytes, size: int) -> ModelError:
     )
 
 
-def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
+def parse_header(raw: bytes, path: Path) -> dict[str, TensorHeader]:
     """Header JSON → tensors; `__metadata__` is left out. A header that breaks the format is a `ModelError`."""
     try:
         header = parse_json(raw)
@@ -121,14 +121,14 @@ def parse_header(raw: bytes, path: Path) -> dict[str, Tensor]:
         raise ModelError("the safetensors header is damaged", code="E2091", path=path, help=DOWNLOAD_AGAIN) from None
 
 
-def _tensor(entry: Mapping[str, Any]) -> Tensor:
+def _tensor(entry: Mapping[str, Any]) -> TensorHeader:
     begin, end = map(_number, entry["data_offsets"])
     shape = tuple(map(_number, entry["shape"]))
     if begin > end or len(shape) > MAX_DIMENSIONS:
         raise ValueError("offsets or shape out of range")
     if type(entry["dtype"]) is not str:
         raise ValueError("the type is no name")
-    return Tensor(entry["dtype"], shape, end - begin, end)
+    return TensorHeader(entry["dtype"], shape, end - begin, end)
 
 
 def _number(value: Any) -> int:
@@ -149,7 +149,7 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / SINGLE] if (directory / SINGLE).is_file() else []
 
 
-def indexed(directory: Path) -> dict[str, str]:
+def read_weight_index(directory: Path) -> dict[str, str]:
     """Tensor → file name by the index; empty where there is none.
 
     Raises:
@@ -166,12 +166,12 @@ def indexed(directory: Path) -> dict[str, str]:
 
 def _indexed_files(directory: Path) -> list[Path]:
     index = directory / INDEX
-    files = [directory / name for name in sorted(set(indexed(directory).values()))]
+    files = [directory / name for name in sorted(set(read_weight_index(directory).values()))]
     missing = [file.name for file in files if not os.path.isfile(file)]
     if missing:
         raise ModelError(
             f"{len(missing)} of {len(files)} weight files are not there: "
-            + ", ".join(shortened(name, 100) for name in missing[:3])
+            + ", ".join(truncate_text(name, 100) for name in missing[:3])
             + (" …" if len(missing) > 3 else ""),
             code="E2093",
             path=index,
@@ -180,7 +180,7 @@ def _indexed_files(directory: Path) -> list[Path]:
     return files
 
 
-def read_weights(directory: Path) -> dict[str, Tensor] | None:
+def read_weights(directory: Path) -> dict[str, TensorHeader] | None:
     """The tensors of all of a model's weight files, by name; None where the folder holds no safetensors weights.
 
     Raises:
@@ -190,10 +190,10 @@ def read_weights(directory: Path) -> dict[str, Tensor] | None:
     if not files:
         return None
     headers = {file.name: read_header(file) for file in files}
-    for name, place in indexed(directory).items():
+    for name, place in read_weight_index(directory).items():
         if name not in headers[place]:
             raise ModelError(
-                f"{shortened(name, 100)} is not in {place}, where the index says it is",
+                f"{truncate_text(name, 100)} is not in {place}, where the index says it is",
                 code="E2094",
                 path=directory / INDEX,
                 help="files were exchanged or cut short: fetch or write the model again",

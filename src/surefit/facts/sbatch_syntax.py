@@ -50,7 +50,7 @@ GPUS = re.compile(r"([A-Za-z][\w.-]*:)?\d+(,[A-Za-z][\w.-]*:\d+)*")
 
 
 @dataclass(frozen=True)
-class Slip:
+class SyntaxFault:
     """One line that sbatch refuses or does not read as it was meant: what is wrong and what to write."""
 
     line: int
@@ -58,25 +58,27 @@ class Slip:
     help: str
 
 
-def slips_in(text: str) -> Iterator[Slip]:
+def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
     """Every directive that sbatch refuses, and lines that were meant as one."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("#!"):
         first = lines[0] if lines else ""
-        yield Slip(
+        yield SyntaxFault(
             1,
             "the first line is no shebang, and sbatch refuses such a script"
             + (f": {first.strip()[:40]}" if first.strip() else ""),
             "write #!/bin/bash as the first line",
         )
     elif not re.match(r"#!\s*/\S+", lines[0]):
-        yield Slip(1, f"{lines[0].strip()[:40]} names no program by its path", "write #!/bin/bash")
+        yield SyntaxFault(1, f"{lines[0].strip()[:40]} names no program by its path", "write #!/bin/bash")
     for number, line in enumerate(lines, 1):
         meant = re.match(r"\s*#\s*(SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SBATH|SBACH)\b\s*(-.*)?$", line)
         if meant and not line.startswith("#SBATCH") and meant[2] and not line.lstrip().startswith("##"):
-            yield Slip(number, f"{line.strip()[:40]} is a comment to sbatch", "write #SBATCH at the start of the line")
+            yield SyntaxFault(
+                number, f"{line.strip()[:40]} is a comment to sbatch", "write #SBATCH at the start of the line"
+            )
         elif re.match(r"#SBATCH[-=:\w]", line):
-            yield Slip(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space behind #SBATCH")
+            yield SyntaxFault(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space behind #SBATCH")
         elif line.startswith("#SBATCH"):
             yield from _directive(number, _without_comment(line[len("#SBATCH") :]).strip())
 
@@ -103,25 +105,25 @@ def variables_in(text: str) -> Iterator[tuple[int, str]]:
             yield number, found[1]
 
 
-def _directive(number: int, text: str) -> Iterator[Slip]:
+def _directive(number: int, text: str) -> Iterator[SyntaxFault]:
     if not text:
-        yield Slip(number, "this #SBATCH has no option", "write one, or take the line out")
+        yield SyntaxFault(number, "this #SBATCH has no option", "write one, or take the line out")
         return
     if not text.startswith("-"):
         word = text.split()[0]
         name = word.partition("=")[0]
-        yield Slip(
+        yield SyntaxFault(
             number, f"{word[:40]} is no option of sbatch", f"write --{name}" if name in OPTIONS else "begin it with --"
         )
         return
     words = _words(text)
     for i, word in enumerate(words):
         if re.match(r"-\w{2,}=?", word) and not word.startswith("--") and word[1:].partition("=")[0] in OPTIONS:
-            yield Slip(number, f"{word[:40]} has one dash", f"write -{word}")
+            yield SyntaxFault(number, f"{word[:40]} has one dash", f"write -{word}")
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             if equals and value and i + 1 < len(words) and not words[i + 1].startswith("-"):
-                yield Slip(
+                yield SyntaxFault(
                     number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces"
                 )
             following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
@@ -138,17 +140,17 @@ def _words(text: str) -> list[str]:
         return text.replace('"', "").replace("'", "").split()
 
 
-def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterator[Slip]:
+def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterator[SyntaxFault]:
     if name not in OPTIONS:
         near = [option for option in OPTIONS if option.startswith(name)]
         if len(near) != 1:  # getopt takes an unambiguous beginning
             hint = did_you_mean(name, sorted(OPTIONS)) or did_you_mean(name.replace("_", "-"), sorted(OPTIONS))
-            yield Slip(number, f"sbatch has no option --{name}{hint}", "correct its name")
+            yield SyntaxFault(number, f"sbatch has no option --{name}{hint}", "correct its name")
         return
     if spaced:
-        yield Slip(number, f"--{name}= has no value", f"write --{name}=VALUE without a space")
+        yield SyntaxFault(number, f"--{name}= has no value", f"write --{name}=VALUE without a space")
     elif value and "$" not in value and (wrong := _wrong(name, value)):
-        yield Slip(number, f"--{name}={value}: {wrong}", "sbatch refuses it, or takes it for something else")
+        yield SyntaxFault(number, f"--{name}={value}: {wrong}", "sbatch refuses it, or takes it for something else")
 
 
 def _wrong(name: str, value: str) -> str | None:

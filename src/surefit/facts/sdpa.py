@@ -11,7 +11,7 @@ Kernels in the order in which torch asks them:
   `OFF`.
 - flash: FlashAttention 2; no mask, 16 bits.
 - efficient: takes masks and float32, but wants a key head for every query head. Where flash does not run, grouped heads
-  are repeated for it: `repeats_heads`.
+  are repeated for it: `kernel_needs_repeated_kv`.
 - math: matrix products that hold all logits, in float32: memory that grows with the square of the length.
 """
 
@@ -39,7 +39,7 @@ its batches are so: it is off everywhere. To be read again with a torch that bri
 """
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """What decides the kernel.
 
     Attributes:
@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class KernelSupport:
     """Where a kernel runs.
 
     Attributes:
@@ -92,7 +92,7 @@ class Row:
     alike: bool = False
     untrained: tuple[int, int] | None = None
 
-    def takes(self, call: Call) -> bool:
+    def takes(self, call: AttentionCall) -> bool:
         return (
             self.oldest <= call.capability <= self.newest
             and call.dtype in self.dtypes
@@ -105,31 +105,33 @@ class Row:
             and not (call.trained and self._has_no_backward(call))
         )
 
-    def _has_no_backward(self, call: Call) -> bool:
+    def _has_no_backward(self, call: AttentionCall) -> bool:
         if self.untrained is None:
             return False
         above, up_to = self.untrained
         return call.width > above and (call.width <= up_to or call.dropout)
 
 
-def _cudnn(oldest: Capability, newest: Capability) -> Row:
+def _cudnn(oldest: Capability, newest: Capability) -> KernelSupport:
     """`check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above 128 came with cuDNN 9.22."""
-    return Row(
+    return KernelSupport(
         "cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, share=0.9, widest=128, multiple=8
     )
 
 
-def _flash(oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None) -> Row:
+def _flash(
+    oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None
+) -> KernelSupport:
     """`can_use_flash_attention`; attention.cpp pads widths to a multiple of 8 for it."""
-    return Row(
+    return KernelSupport(
         "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, share=share, widest=256,
         alike=True, untrained=untrained,
     )  # fmt: skip
 
 
-def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], multiple: int) -> Row:
+def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], multiple: int) -> KernelSupport:
     """`can_use_mem_efficient_attention`; the multiple is `minimum_gemm_alignment`."""
-    return Row(
+    return KernelSupport(
         "efficient", oldest, newest, dtypes, masked=True, grouped=False, uneven=True, share=0.35, multiple=multiple
     )
 
@@ -143,7 +145,7 @@ AMPERE_RATE, HOPPER_RATE = 0.7, 0.45
 this is assumed until `surefit calibrate` has measured the card."""
 BACKWARD_SHARE, NARROW, NARROW_SHARE = 0.8, 64, 0.75
 """Of these rates: the backward pass's, and that of heads of up to 64; assumed as well."""
-KERNELS: tuple[Row, ...] = (
+KERNELS: tuple[KernelSupport, ...] = (
     _cudnn((9, 0), (10, 9)),
     _flash((8, 0), (8, 5), AMPERE_RATE),
     _flash((8, 6), (8, 9), AMPERE_RATE, NO_BACKWARD),
@@ -159,26 +161,27 @@ KERNELS: tuple[Row, ...] = (
 
 
 @cache
-def kernel_of(call: Call, off: frozenset[Kernel] = frozenset(OFF)) -> Kernel:
+def select_kernel(call: AttentionCall, off: frozenset[Kernel] = frozenset(OFF)) -> Kernel:
     """The kernel that a call runs in.
 
     Args:
         off: kernels that are switched off.
 
-    >>> kernel_of(Call((7, 5), "float16", 128, 128, grouped=True))
+    >>> select_kernel(AttentionCall((7, 5), "float16", 128, 128, grouped=True))
     'math'
     """
     return next((row.kernel for row in KERNELS if row.kernel not in off and row.takes(call)), "math")
 
 
-def repeats_heads(call: Call) -> bool:
+def kernel_needs_repeated_kv(call: AttentionCall) -> bool:
     """Whether keys and values are to be repeated for a call with grouped heads: in one kernel it would hold all logits,
     and with a key head for every query head it runs in another.
 
-    >>> repeats_heads(Call((7, 5), "float16", 128, 128)), repeats_heads(Call((8, 0), "float16", 128, 128))
+    >>> calls = [AttentionCall(card, "float16", 128, 128) for card in ((7, 5), (8, 0))]
+    >>> kernel_needs_repeated_kv(calls[0]), kernel_needs_repeated_kv(calls[1])
     (True, False)
     """
-    return kernel_of(call._replace(grouped=True)) == "math" != kernel_of(call._replace(grouped=False))
+    return select_kernel(call._replace(grouped=True)) == "math" != select_kernel(call._replace(grouped=False))
 
 
 def share_of_products(kernel: str, capability: Capability, *, backward: bool = False, width: int = 128) -> float:
@@ -198,15 +201,15 @@ def share_of_products(kernel: str, capability: Capability, *, backward: bool = F
     return share * (BACKWARD_SHARE if backward else 1.0) * (NARROW_SHARE if width <= NARROW else 1.0)
 
 
-def describe(capability: Capability) -> str:
+def describe_kernels(capability: Capability) -> str:
     """What runs on a GPU in each type that models are trained in, in words, for heads of a multiple of 8 up to 192.
 
-    >>> describe((8, 0))
+    >>> describe_kernels((8, 0))
     'bfloat16, float16: flash, efficient with a mask; float32: efficient, grouped key heads repeated'
     """
     alike: dict[str, list[str]] = {}
     for dtype in ("bfloat16", "float16", "float32"):
-        alike.setdefault(_in_words(Call(capability, dtype, 128, 128)), []).append(dtype)
+        alike.setdefault(_in_words(AttentionCall(capability, dtype, 128, 128)), []).append(dtype)
     parts = [f"{', '.join(dtypes)}: {words}" for words, dtypes in alike.items()]
     for kernel, why in OFF.items():
         if any(row.kernel == kernel and row.oldest <= capability <= row.newest for row in KERNELS):
@@ -214,9 +217,9 @@ def describe(capability: Capability) -> str:
     return "; ".join(parts)
 
 
-def _in_words(call: Call) -> str:
-    alone, padded = kernel_of(call), kernel_of(call._replace(masked=True))
+def _in_words(call: AttentionCall) -> str:
+    alone, padded = select_kernel(call), select_kernel(call._replace(masked=True))
     if alone == padded == "math":
         return "math, which holds all logits"
     kernels = alone if alone == padded else f"{alone}, {padded} with a mask"
-    return kernels + (", grouped key heads repeated" if repeats_heads(call) else "")
+    return kernels + (", grouped key heads repeated" if kernel_needs_repeated_kv(call) else "")

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from surefit.config.resolve import Resolved, warmup_steps
+from surefit.config.resolve import ResolvedConfig, warmup_steps
 from surefit.config.schema import Config, LoraSection
-from surefit.config.trackers import switched_on
-from surefit.config.world import data_ranks, processes
+from surefit.config.trackers import enabled_trackers
+from surefit.config.world import count_data_ranks, count_processes
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class SettingLocation:
     """Where a value is set: the key as the user wrote it, its file and 1-based line where they are known."""
 
     name: str
@@ -112,7 +112,7 @@ class Setup:
     """
 
     tool: str
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, SettingLocation] = field(default_factory=dict)
     gone: Mapping[str, str] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     meant: Mapping[str, str] = field(default_factory=dict)
@@ -252,7 +252,7 @@ _KEYS = {
 """Attribute → the dotted key of SureFit's config that sets it."""
 
 
-def setup_of(config: Config, resolved: Resolved | None) -> Setup:
+def setup_of(config: Config, resolved: ResolvedConfig | None) -> Setup:
     """SureFit's own config in these terms; what only SureFit's design decides (masked prompts, greedy scoring) too."""
     decided = resolved.config if resolved else config
     model, train, checkpoint = decided.model, decided.train, decided.checkpoint
@@ -261,10 +261,10 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
     quantized, mode = model.quantization != "none", _known(decided.parallel.mode)
     save_steps, packing = _known(checkpoint.save_steps), _known(decided.data.packing)
     recompute, warms_up = train.gradient_checkpointing, train.lr_scheduler_type != "constant"
-    trackers = switched_on(decided.telemetry)
+    trackers = enabled_trackers(decided.telemetry)
     return Setup(
         tool="surefit",
-        places={attribute: Place(key) for attribute, key in _KEYS.items()},
+        places={attribute: SettingLocation(key) for attribute, key in _KEYS.items()},
         dtype=dtype,
         float32_masters=True,
         attention=attention,
@@ -289,7 +289,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         micro_batch=_known(train.per_device_train_batch_size),
         # Where the micro batches do not divide, some processes run an empty one: there is no product to compare.
         accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
-        world_size=data_ranks(decided),
+        world_size=count_data_ranks(decided),
         global_batch=train.global_batch_size,
         save_steps=save_steps,
         eval_steps=save_steps,
@@ -303,7 +303,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
         temperature=decided.evaluate.temperature or None,
         parallel=None if mode is None else {"single": "none"}.get(mode, mode),
         cpu_offload=decided.parallel.offload,
-        processes=processes(decided),
+        processes=count_processes(decided),
         machines=decided.hardware.nodes,
         on_cpu=decided.hardware.gpu == "cpu",
         find_unused_parameters=False,
@@ -316,7 +316,7 @@ def setup_of(config: Config, resolved: Resolved | None) -> Setup:
 
 def _divides(config: Config) -> bool:
     micro = config.train.per_device_train_batch_size
-    return isinstance(micro, int) and config.train.global_batch_size % (micro * data_ranks(config)) == 0
+    return isinstance(micro, int) and config.train.global_batch_size % (micro * count_data_ranks(config)) == 0
 
 
 def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from itertools import pairwise
 
 from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
-from surefit.config.world import processes
+from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError
 from surefit.facts.activations import FLOAT32
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.tensors import Tensor, tensors
+from surefit.facts.tensors import ParameterSpec, list_parameters
 
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 BY_INPUTS = ("o_proj", "down_proj")
@@ -24,7 +24,7 @@ FIELD = "parallel.pp"
 
 
 @dataclass(frozen=True)
-class Sharing:
+class ShardingLayout:
     """How the processes of a run share it.
 
     Attributes:
@@ -75,19 +75,19 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
     return None
 
 
-def sharing_of(config: Config) -> Sharing | None:
+def sharing_of(config: Config) -> ShardingLayout | None:
     """How the processes of a decided config share it; None for one process, and where the mode is not decided."""
-    count, parallel = processes(config), config.parallel
+    count, parallel = count_processes(config), config.parallel
     if parallel.mode in ("auto", "single") or (count == 1 and not MODES[parallel.mode].deepspeed):
         return None
     grouped = MODES[parallel.mode].grouped
     size = getattr(parallel, parallel.mode) if grouped else max(1, count // parallel.dp_replicate)
     each = config.hardware.count if isinstance(config.hardware.count, int) else count
-    return Sharing(parallel.mode, count, size, parallel.offload, each=each, tokens=parallel.cp)
+    return ShardingLayout(parallel.mode, count, size, parallel.offload, each=each, tokens=parallel.cp)
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelStateBytes:
     """Bytes of one process that do not depend on the data: parameters (frozen and trained), gradients, float32
     masters and AdamW's moments."""
 
@@ -101,7 +101,9 @@ class Held:
         return self.masters + self.moments
 
 
-def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: int = 0) -> Held:
+def model_state_bytes(
+    resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout | None, rank: int = 0
+) -> ModelStateBytes:
     """What one process holds of weights, gradients and AdamW's state, to the byte, without quantised weights.
 
     Args:
@@ -112,16 +114,18 @@ def held(resolved: Resolved, model: ModelFacts, sharing: Sharing | None, rank: i
     """
     number = DTYPE_BYTES[resolved.config.model.dtype]
     moments = FLOAT32 * len(OPTIMIZERS[resolved.config.train.optim].state)
-    mine = list(share_of(list(tensors(model, resolved.config.adapter)), model, sharing, rank))
+    mine = list(local_parameter_counts(list(list_parameters(model, resolved.config.adapter)), model, sharing, rank))
     frozen = sum(count for count, tensor in mine if not tensor.trained)
     trained = sum(count for count, tensor in mine if tensor.trained)
     if sharing is not None and MODES[sharing.mode].deepspeed:
         return _zero_held(mine, sharing, number, moments)
     master = FLOAT32 * trained if number != FLOAT32 else 0
-    return Held(number * (frozen + trained), number * trained, master, moments * trained)
+    return ModelStateBytes(number * (frozen + trained), number * trained, master, moments * trained)
 
 
-def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int, moments: int) -> Held:
+def _zero_held(
+    mine: Sequence[tuple[int, ParameterSpec]], sharing: ShardingLayout, number: int, moments: int
+) -> ModelStateBytes:
     """DeepSpeed's: masters for float32, too, and gradients in float32; stage 2 fills groups up, stage 3 tensors."""
     size = sharing.processes
     if MODES[sharing.mode].divided == "optimizer state":
@@ -132,18 +136,18 @@ def _zero_held(mine: Sequence[tuple[int, Tensor]], sharing: Sharing, number: int
     else:
         share = sum(count for count, tensor in mine if tensor.trained)
         parameters = number * sum(count for count, _ in mine)
-    return Held(parameters, FLOAT32 * share, FLOAT32 * share, moments * share)
+    return ModelStateBytes(parameters, FLOAT32 * share, FLOAT32 * share, moments * share)
 
 
-def share_of(
-    every: Sequence[Tensor], model: ModelFacts, sharing: Sharing | None, rank: int
-) -> Iterator[tuple[int, Tensor]]:
+def local_parameter_counts(
+    every: Sequence[ParameterSpec], model: ModelFacts, sharing: ShardingLayout | None, rank: int
+) -> Iterator[tuple[int, ParameterSpec]]:
     """(numbers that this process holds, the tensor)."""
     mode = sharing.mode if sharing else "single"
     size = sharing.size if sharing else 1
     stage = None
     if mode == "pp":
-        stage = stages(model, size)[rank]
+        stage = pipeline_stages(model, size)[rank]
     for tensor in every:
         whole, rows = math.prod(tensor.shape), tensor.shape[0]
         if mode == "fsdp":
@@ -179,11 +183,11 @@ def is_here(name: str, model: ModelFacts, layers: range, rank: int, size: int) -
     return last
 
 
-def stages(model: ModelFacts, size: int) -> list[range]:
+def pipeline_stages(model: ModelFacts, size: int) -> list[range]:
     """The layers of each stage of a pipeline, by the parameters that `parallel/pipeline_parallel.py` counts."""
     layer = dict.fromkeys(range(model.num_layers), 0)
     outside = {"embed": 0, "end": 0}
-    for tensor in tensors(model, None):
+    for tensor in list_parameters(model, None):
         parts = tensor.name.split(".")
         if "layers" in parts:
             layer[int(parts[parts.index("layers") + 1])] += math.prod(tensor.shape)

@@ -30,7 +30,7 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True)
-class Unmet:
+class UnmetRequirement:
     """`package` asks for `wanted` ("torch<2.9,>=2.8"); `other` is installed as `version`; None: it is not installed."""
 
     package: str
@@ -93,16 +93,16 @@ class StackFacts:
         """The build tag: cpu of 2.13.0+cpu; empty where there is none."""
         return self.versions.get(package, "").partition("+")[2]
 
-    def unmet(self, packages: Collection[str], others: Collection[str]) -> Iterator[Unmet]:
+    def unmet(self, packages: Collection[str], others: Collection[str]) -> Iterator[UnmetRequirement]:
         """What `packages`, where they are installed, ask of `others` and do not get; "not installed" included."""
         for package in packages:
             for text in self.requires.get(package, ()) if package in self.versions else ():
                 name = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
                 if name in others and self.pinned:
                     if name in self.pinned and not compatible(self.pinned[name], text[len(name) :]):
-                        yield Unmet(package, text, name, self.pinned[name])
+                        yield UnmetRequirement(package, text, name, self.pinned[name])
                 elif name in others and (wanted := _unfit(text, self.versions.get(name))):
-                    yield Unmet(package, wanted, name, self.versions.get(name))
+                    yield UnmetRequirement(package, wanted, name, self.versions.get(name))
 
 
 def _unfit(text: str, version: str | None) -> str | None:

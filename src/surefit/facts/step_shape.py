@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from surefit.config.resolve import Resolved
-from surefit.config.world import data_ranks, own_batch
+from surefit.config.resolve import ResolvedConfig
+from surefit.config.world import count_data_ranks, examples_per_data_rank
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StepShape:
         return self.rows * self.length
 
 
-def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShape:
+def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> StepShape:
     """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
 
     Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, and one rank's part of an optimizer
@@ -40,15 +40,15 @@ def micro_batch_shape(resolved: Resolved, length: int | None = None) -> StepShap
     if config.data.packing is not True:
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
     capacity = rows * allowed
-    examples = min(own_batch(config), -(-capacity // length))
-    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / data_ranks(config)))
+    examples = min(examples_per_data_rank(config), -(-capacity // length))
+    micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / count_data_ranks(config)))
     return StepShape(examples, min(length, capacity // examples), micro_batches)
 
 
-def usual_shape(resolved: Resolved, length: int) -> StepShape:
+def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
     """The same of a step of usual examples, for its time: packed, ranks fill their micro batches evenly, not fully."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
-    if config.data.packing is not True or data_ranks(config) == 1:
+    if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape
-    rows = math.ceil(own_batch(config) / shape.micro_batches)
+    rows = math.ceil(examples_per_data_rank(config) / shape.micro_batches)
     return StepShape(rows, min(length, config.data.max_length), shape.micro_batches)

@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from surefit.core.limited import SECONDS, ExceedsLimit, NotTried, run_limited
+from surefit.core.limited import SECONDS, ExceedsLimit, TrialNotRun, run_limited
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
@@ -63,7 +63,7 @@ class TemplateTooSlow(TemplateExceeds):
     """The template took more processor time than it may."""
 
 
-def render(
+def render_chat_template(
     template: str,
     messages: Sequence[Mapping[str, Any]],
     *,
@@ -156,7 +156,7 @@ def _tried(template: str) -> str | None:
         refused: str | None = run_limited(f"{__name__}:try_template", template)
     except ExceedsLimit as error:
         return f"it {error}" if str(error).startswith("takes") else str(error)
-    except NotTried:  # what it takes is counted while it is rendered
+    except TrialNotRun:  # what it takes is counted while it is rendered
         return None
     return refused
 
@@ -170,7 +170,7 @@ def try_template(template: str) -> str | None:
     for turns in ([asked], [asked, said], [system, asked, said, asked], [asked, said] * 20):
         for given in (None, tools):
             try:
-                render(
+                render_chat_template(
                     template,
                     turns,
                     tools=given,

@@ -20,7 +20,7 @@ KNOWN = 64
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ParameterSpec:
     """A parameter; `trained` where the optimizer updates it."""
 
     name: str
@@ -33,10 +33,10 @@ class Tensor:
         return len(self.shape) > 1 and not self.name.endswith("bias")
 
 
-_known: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
+_known: dict[tuple[Any, ...], tuple[ParameterSpec, ...]] = {}
 
 
-def tensors(model: ModelFacts, adapter: LoraSection | None) -> tuple[Tensor, ...]:
+def list_parameters(model: ModelFacts, adapter: LoraSection | None) -> tuple[ParameterSpec, ...]:
     """Every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
     # A search asks for the same thousands of names for every candidate.
     size = (model.parameters, model.num_layers, model.new_tokens)
@@ -48,16 +48,16 @@ def tensors(model: ModelFacts, adapter: LoraSection | None) -> tuple[Tensor, ...
     return _known[key]
 
 
-def _tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[Tensor]:
-    for name, shape in parameters(model):
+def _tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[ParameterSpec]:
+    for name, shape in base_parameters(model):
         if not (model.tied_embeddings and name.rpartition(".")[0].rpartition(".")[2] in OUTPUT_HEADS):
-            yield Tensor(name, shape, adapter is None)
+            yield ParameterSpec(name, shape, adapter is None)
     if adapter is not None:
-        for name, shape in factors(model, adapter):
-            yield Tensor(name, shape, True)
+        for name, shape in adapter_parameters(model, adapter):
+            yield ParameterSpec(name, shape, True)
 
 
-def factors(model: ModelFacts, adapter: LoraSection) -> Iterator[tuple[str, Shape]]:
+def adapter_parameters(model: ModelFacts, adapter: LoraSection) -> Iterator[tuple[str, Shape]]:
     """What an adapter trains by its names in the model that trains: factors, DoRA's magnitudes, new tokens' rows."""
     for name, (outputs, inputs) in target_modules(model, adapter).items():
         yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
@@ -73,7 +73,7 @@ def factors(model: ModelFacts, adapter: LoraSection) -> Iterator[tuple[str, Shap
         yield f"base_model.model.{name}.token_adapter.trainable_tokens_delta.default", shape
 
 
-def parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
+def base_parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
     """The parameters of a model by their names; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
     found: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
     found.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))

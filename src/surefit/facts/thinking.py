@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from surefit.facts.chat_template import SPECIAL
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateRefused, render_chat_template
 
 FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Names under which an assistant's message holds its reasoning: DeepSeek's and Qwen's, OpenRouter's and vLLM's, and
@@ -44,7 +44,7 @@ _MARK = "surefit"
 
 
 @dataclass(frozen=True)
-class Reads:
+class TemplateReasoning:
     """What a chat template makes of the last answer, and of the reasoning in it.
 
     Attributes:
@@ -64,33 +64,34 @@ class Reads:
     parts: bool = False
 
 
-def split_thoughts(text: str) -> tuple[str, str]:
+def split_think_tags(text: str) -> tuple[str, str]:
     """(reasoning, answer) of a text that a model wrote. The opening tag may be missing: it often stands in the prompt.
 
-    >>> split_thoughts("<think>\\n2 and 2\\n</think>\\n\\n4"), split_thoughts("4")
+    >>> split_think_tags("<think>\\n2 and 2\\n</think>\\n\\n4"), split_think_tags("4")
     (('\\n2 and 2\\n', '4'), ('', '4'))
     """
     found = _TAGGED.match(text)
     return (found[1], text[found.end() :]) if found else ("", text)
 
 
-def divided(text: str) -> tuple[str, str] | None:
+def split_reasoning(text: str) -> tuple[str, str] | None:
     """(reasoning, answer) of what a model wrote, in any form that models think in; None without a closed thought.
 
-    >>> divided("<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>")
+    >>> harmony = "<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
+    >>> split_reasoning(harmony)
     ('2 and 2', '4')
     """
     found = next((match for form in _DIVIDED if (match := form.match(text))), None)
     return (found[1], _ENDS.sub("", text[found.end() :])) if found else None
 
 
-def answer_of(text: str) -> str:
+def strip_reasoning(text: str) -> str:
     """What a model says once it has thought: nothing where its thought never ends, the whole text where it has none.
 
-    >>> answer_of("<think>2 and 2</think>4"), answer_of("<think>2 and"), answer_of("4")
+    >>> strip_reasoning("<think>2 and 2</think>4"), strip_reasoning("<think>2 and"), strip_reasoning("4")
     ('4', '', '4')
     """
-    if found := divided(text):
+    if found := split_reasoning(text):
         return found[1]
     return "" if begins_with_thought(text) else text
 
@@ -105,11 +106,11 @@ def has_field(message: Mapping[str, Any]) -> bool:
     return any(isinstance(value := message.get(name), str) and value.strip() for name in FIELDS)
 
 
-def thoughts_of(message: Mapping[str, Any]) -> str:
+def reasoning_of_message(message: Mapping[str, Any]) -> str:
     """The reasoning of an assistant's message, from a field of its own or from its content; empty where it has none."""
     if has_field(message):
         return next(value for name in FIELDS if isinstance(value := message.get(name), str) and value.strip())
-    thoughts, _ = split_thoughts(str(message.get("content") or ""))
+    thoughts, _ = split_think_tags(str(message.get("content") or ""))
     return thoughts if thoughts.strip() else ""
 
 
@@ -126,15 +127,15 @@ def other_tag(text: str) -> str | None:
     return found[0] if closing in text else None
 
 
-def without_thoughts(message: Mapping[str, Any]) -> dict[str, Any]:
+def remove_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """The message with its answer alone."""
     kept = {name: value for name, value in message.items() if name not in FIELDS}
     if isinstance(content := kept.get("content"), str):
-        kept["content"] = split_thoughts(content)[1]
+        kept["content"] = split_think_tags(content)[1]
     return kept
 
 
-def as_read(message: dict[str, Any], reads: Reads) -> dict[str, Any]:
+def message_as_template_reads(message: dict[str, Any], reads: TemplateReasoning) -> dict[str, Any]:
     """The message as the template reads it: its reasoning where that is looked for (what the template never writes
     stays where it is, TPL009), its text in a list where it reads nothing else."""
     message = _with_thoughts_moved(message, reads)
@@ -147,20 +148,20 @@ def in_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _with_thoughts_moved(message: dict[str, Any], reads: Reads) -> dict[str, Any]:
+def _with_thoughts_moved(message: dict[str, Any], reads: TemplateReasoning) -> dict[str, Any]:
     if message["role"] != "assistant" or not reads.fields or any(message.get(name) for name in reads.fields):
         return message
     own = next((message[name] for name in FIELDS if message.get(name)), None)
     if own is not None:
         return {**message, reads.fields[0]: own}
-    thoughts, answer = split_thoughts(str(message.get("content") or ""))
+    thoughts, answer = split_think_tags(str(message.get("content") or ""))
     if reads.moves or not thoughts.strip() or OPENING in thoughts:  # text before a thought is none
         return message
     return {**message, reads.fields[0]: thoughts.strip("\n"), "content": answer}
 
 
 @lru_cache(maxsize=8)
-def how_read(template: str) -> Reads:
+def probe_template_reasoning(template: str) -> TemplateReasoning:
     """What the template makes of reasoning, found by rendering an answer that has some; nothing where it refuses that.
 
     Args:
@@ -171,11 +172,11 @@ def how_read(template: str) -> Reads:
     by_field = {name: _written(template, parts, "!", **{name: _MARK}) for name in FIELDS}
     fields = tuple(name for name, text in by_field.items() if _MARK in text)
     try:
-        asked = render(template, [_turn("user", "?", parts)], add_generation_prompt=True, special=SPECIAL)
+        asked = render_chat_template(template, [_turn("user", "?", parts)], add_generation_prompt=True, special=SPECIAL)
     except TemplateRefused:
         asked = ""
     plain = _written(template, parts, "!")
-    return Reads(
+    return TemplateReasoning(
         fields,
         tags=_MARK in tagged,
         moves=bool(fields) and tagged == by_field[fields[0]],
@@ -192,6 +193,6 @@ def _turn(role: str, text: str, parts: bool) -> dict[str, Any]:
 def _written(template: str, parts: bool, answer: str, **fields: str) -> str:
     turns = [_turn("user", "?", parts), {**_turn("assistant", answer, parts), **fields}]
     try:
-        return render(template, turns, special=SPECIAL)
+        return render_chat_template(template, turns, special=SPECIAL)
     except TemplateRefused:
         return ""

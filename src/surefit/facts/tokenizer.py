@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ModelError
-from surefit.core.limited import ExceedsLimit, NotTried, run_limited
+from surefit.core.limited import ExceedsLimit, TrialNotRun, run_limited
 from surefit.core.reading import read_bytes, reason_of
 from surefit.facts.chat_template import SPECIAL
 from surefit.facts.gguf import CONTROL, USER_DEFINED, GgufHeader, read_gguf
 from surefit.facts.model import ModelFacts
 from surefit.facts.named_templates import DEFAULT, TOOL_USE, template_for, templates_in
-from surefit.facts.template import TemplateExceeds, TemplateRefused, render
-from surefit.facts.thinking import as_read, how_read
+from surefit.facts.template import TemplateExceeds, TemplateRefused, render_chat_template
+from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
 from surefit.facts.turn_end import ends_of_turn, first_in
 from surefit.facts.validate_model_files import read_json_object, require_sound_special, require_sound_steps
 
@@ -256,7 +256,7 @@ def _tried(file: Path, changed: int) -> str | None:
         reason: str | None = run_limited(f"{__name__}:try_tokenizer", str(file))
     except ExceedsLimit as error:
         return f"a short text {error}" if str(error).startswith("takes") else str(error)
-    except NotTried:
+    except TrialNotRun:
         return None
     return reason
 
@@ -275,7 +275,7 @@ def try_tokenizer(file: str) -> str | None:
 
 
 @contextmanager
-def encoding(file: str | Path | None) -> Iterator[None]:
+def catch_tokenizer_panics(file: str | Path | None) -> Iterator[None]:
     """Turn a panic of the tokenizers library, which is no Exception, into an error of the model.
 
     Raises:
@@ -406,7 +406,11 @@ def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> s
         return None
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = render(template, [as_read(turn, how_read(template)) for turn in turns], special=special)
+        text = render_chat_template(
+            template,
+            [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns],
+            special=special,
+        )
     except TemplateExceeds as error:
         raise ModelError(
             f"the chat template cannot be used: {error}",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import as_read, how_read
+from surefit.facts.template import TemplateRefused, render_chat_template
+from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
 
 _MARK = "surefit"
 _ASKED = {"role": "user", "content": "?"}
@@ -38,7 +38,7 @@ def ends_of_turn(template: str, special: Mapping[str, str], tokens: Callable[[],
     return _ends(template, named, frozenset(tokens())) if _writes_no_end(template, named) else {}
 
 
-def end_of(message: Mapping[str, Any], ends: Mapping[str, str]) -> str:
+def turn_end_text(message: Mapping[str, Any], ends: Mapping[str, str]) -> str:
     """What the model has to write behind this turn of its own."""
     return ends.get("tool" if message.get("tool_calls") else "user", "")
 
@@ -61,9 +61,11 @@ def _ends(template: str, special: tuple[tuple[str, str], ...], tokens: frozenset
 
 
 def _rendered(template: str, special: tuple[tuple[str, str], ...], turns: list[dict[str, Any]]) -> str:
-    reads = how_read(template)
+    reads = probe_template_reasoning(template)
     try:
-        return render(template, [as_read(turn, reads) for turn in turns], special=dict(special))
+        return render_chat_template(
+            template, [message_as_template_reads(turn, reads) for turn in turns], special=dict(special)
+        )
     except TemplateRefused:
         return ""
 

@@ -110,10 +110,10 @@ def require_sound_config(config: Mapping[str, Any], where: object) -> None:
     for prefix, section in (("", config), ("text_config.", nested if isinstance(nested, Mapping) else {})):
         for key, (sound, wanted) in SHAPES.items():
             if section.get(key) is not None and not sound(section[key]):
-                raise _refused(where, prefix + key, section[key], wanted)
+                raise _invalid_value_error(where, prefix + key, section[key], wanted)
         for key, most in BOUNDS.items():
             if type(section.get(key)) is int and section[key] > most:
-                raise _refused(where, prefix + key, section[key], f"at most {most:,}")
+                raise _invalid_value_error(where, prefix + key, section[key], f"at most {most:,}")
 
 
 def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
         if key == "r" and other:
             continue
         if config.get(key) is not None and not sound(config[key]):
-            raise _refused(where, key, config[key], wanted, "copy the adapter again, or train again")
+            raise _invalid_value_error(where, key, config[key], wanted, "copy the adapter again, or train again")
     for key, problem, help_text in wrong_patterns(config):
         raise ModelError(problem, code="E2038", path=str(where), field=key, help=help_text)
     return config
@@ -231,7 +231,7 @@ def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
         entry = config.get(f"{role}_token")
         text = entry.get("content") if isinstance(entry, Mapping) else entry
         if entry is not None and not (type(text) is str and len(text) <= 1_000):
-            raise _refused(where, f"{role}_token", entry, "a token's text")
+            raise _invalid_value_error(where, f"{role}_token", entry, "a token's text")
     shapes: dict[str, Callable[[Any], bool]] = {
         "additional_special_tokens": lambda value: isinstance(value, list),
         "added_tokens_decoder": lambda value: _object(value) and all(map(_object, value.values())),
@@ -242,7 +242,7 @@ def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
     }
     for key, sound in shapes.items():
         if config.get(key) is not None and not sound(config[key]):
-            raise _refused(where, key, config[key], "what tokenizers write there")
+            raise _invalid_value_error(where, key, config[key], "what tokenizers write there")
 
 
 def require_sound_steps(text: str, where: Path) -> None:
@@ -296,7 +296,7 @@ def _part(text: str, name: str) -> Any:
         return None
 
 
-def _refused(where: object, key: str, value: Any, wanted: str, help: str | None = None) -> ModelError:
+def _invalid_value_error(where: object, key: str, value: Any, wanted: str, help: str | None = None) -> ModelError:
     name = Path(str(where)).name
     return ModelError(
         f"{key} is {value!r:.60}; it should be {wanted}",

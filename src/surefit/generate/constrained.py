@@ -38,7 +38,7 @@ def _xgrammar() -> ModuleType:
     return module
 
 
-class Compiler:
+class GrammarCompiler:
     """Grammars compiled for one model's vocabulary; each distinct one once.
 
     Args:
@@ -123,7 +123,7 @@ def _unwritten(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     return added | set(tokenizer.all_special_ids)
 
 
-class Constrain(LogitsProcessor):
+class GrammarLogitsProcessor(LogitsProcessor):
     """Masks what the rows' grammars forbid. A row's matcher is led along the row's tokens, back too, because beams take
     over one another's.
 
@@ -133,7 +133,9 @@ class Constrain(LogitsProcessor):
         beams: rows per prompt.
     """
 
-    def __init__(self, compiler: Compiler, grammars: Sequence[Grammar | None], width: int, beams: int = 1) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler, grammars: Sequence[Grammar | None], width: int, beams: int = 1
+    ) -> None:
         self.compiler, self.width = compiler, width
         compiled = [None if grammar is None else compiler.compile(grammar) for grammar in grammars]
         matcher = compiler.xgrammar.GrammarMatcher

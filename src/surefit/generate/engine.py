@@ -23,18 +23,18 @@ from transformers import (
 )
 
 from surefit.core.errors import ConfigError, DataError, MachineError
-from surefit.core.progress import OnProgress, silent
-from surefit.data.tokens.tokenize import ends_by_next
-from surefit.facts.named_templates import TOOL_USE, by_name
-from surefit.facts.thinking import as_read, how_read
-from surefit.generate.constrained import Compiler, Constrain
-from surefit.generate.processors import Draw, RefuseNaN, StopTexts, decode_answer
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.data.tokens.tokenize import find_turn_ends
+from surefit.facts.named_templates import TOOL_USE, to_template_dict
+from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
+from surefit.generate.constrained import GrammarCompiler, GrammarLogitsProcessor
+from surefit.generate.processors import RefuseNaN, SamplingProcessor, StopTextCriteria, decode_answer
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.task import Grammar
 
 
 @dataclass(frozen=True)
-class Decoding:
+class DecodingConfig:
     """How answers are made.
 
     Attributes:
@@ -91,8 +91,8 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
-    decoding: Decoding,
-    on_progress: OnProgress = silent,
+    decoding: DecodingConfig,
+    on_progress: OnProgress = ignore_progress,
     grammars: Sequence[Grammar | None] | None = None,
     numbers: Sequence[int] | None = None,
 ) -> list[Generation]:
@@ -127,7 +127,7 @@ def generate(
     answers: dict[int, Generation] = {}
     started, tokens = time.perf_counter(), 0
     on_progress(0, len(prompts), "")
-    with ready(model):
+    with generation_mode(model):
         decoder = _Decoder(model, tokenizer, decoding, grammars, numbers)
         for batch in _batches([len(prompt) for prompt in prompts], decoding, decoder.context):
             answers.update(zip(batch, decoder.answer(batch, [prompts[i] for i in batch]), strict=True))
@@ -147,16 +147,16 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
     ids |= {tokenizer.eos_token_id}
-    for name, template in by_name(tokenizer.chat_template).items():
+    for name, template in to_template_dict(tokenizer.chat_template).items():
         ids.add(_end_of_turn_id(tokenizer, template))
-        ids |= {_first_added(tokenizer, end) for end in ends_by_next(tokenizer, name == TOOL_USE).values()}
+        ids |= {_first_added(tokenizer, end) for end in find_turn_ends(tokenizer, name == TOOL_USE).values()}
     return sorted(i for i in ids if i is not None)
 
 
 def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase, template: str) -> int | None:
     answer = "surefit"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-    seen = [as_read(turn, how_read(template)) for turn in turns]
+    seen = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
     try:
         text = str(tokenizer.apply_chat_template(seen, chat_template=template, tokenize=False))
     except (TemplateError, TypeError, ValueError):  # some refuse a conversation without a system turn
@@ -188,7 +188,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Te
     return ids, mask
 
 
-def _batches(lengths: Sequence[int], decoding: Decoding, context: int | None) -> Iterator[list[int]]:
+def _batches(lengths: Sequence[int], decoding: DecodingConfig, context: int | None) -> Iterator[list[int]]:
     """Row numbers, longest prompts first. A row that reaches the end of the context has a smaller token limit than the
     others, so it is answered alone."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
@@ -203,7 +203,7 @@ class _Decoder:
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        decoding: Decoding,
+        decoding: DecodingConfig,
         grammars: Sequence[Grammar | None] | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
@@ -213,7 +213,7 @@ class _Decoder:
         self.pad_id = padding_id(model, tokenizer)
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         constrained = grammars is not None and any(grammar is not None for grammar in grammars)
-        self.compiler = Compiler(model, tokenizer, self.stop_ids) if constrained else None
+        self.compiler = GrammarCompiler(model, tokenizer, self.stop_ids) if constrained else None
 
     def answer(self, numbers: list[int], prompts: list[Sequence[int]]) -> list[Generation]:
         """Answer one batch; `numbers` are the prompts' places among all."""
@@ -223,7 +223,7 @@ class _Decoder:
         limit = limit if self.context is None else min(limit, self.context - width)
         if limit < 1:
             return [Generation("", truncated=True, tokens=0) for _ in prompts]
-        stop = StopTexts(self.tokenizer, self.decoding.stop, width) if self.decoding.stop else None
+        stop = StopTextCriteria(self.tokenizer, self.decoding.stop, width) if self.decoding.stop else None
         with memory_errors(len(prompts), width + limit):
             output = self.model.generate(
                 input_ids=ids.to(self.model.device),
@@ -237,7 +237,7 @@ class _Decoder:
     def _settings(self, width: int, limit: int) -> GenerationConfig:
         chunk = self.decoding.prefill_chunk
         return GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=False,  # `Draw` draws
+            do_sample=False,  # `SamplingProcessor` draws
             num_beams=self.decoding.num_beams,
             max_new_tokens=limit,
             use_cache=True,  # training may have switched it off in the model's config
@@ -250,13 +250,13 @@ class _Decoder:
         found: list[Any] = [RefuseNaN()]
         if self.compiler and self.grammars:
             own = [self.grammars[number] for number in numbers]
-            found.append(Constrain(self.compiler, own, width, self.decoding.num_beams))
+            found.append(GrammarLogitsProcessor(self.compiler, own, width, self.decoding.num_beams))
         if self.decoding.temperature > 0:
             draws = numbers if self.numbers is None else [self.numbers[number] for number in numbers]
-            found.append(Draw(self.decoding.temperature, self.decoding.seed, draws))
+            found.append(SamplingProcessor(self.decoding.temperature, self.decoding.seed, draws))
         return LogitsProcessorList(found)
 
-    def _finish(self, new: list[int], stop: StopTexts | None = None) -> Generation:
+    def _finish(self, new: list[int], stop: StopTextCriteria | None = None) -> Generation:
         end = next((place for place, token in enumerate(new) if token in self.stop_ids), None)
         cut = stop.cut(new[:end]) if stop else None
         if cut:
@@ -266,7 +266,7 @@ class _Decoder:
 
 
 @contextlib.contextmanager
-def ready(model: Any) -> Iterator[None]:
+def generation_mode(model: Any) -> Iterator[None]:
     """Evaluation mode, and a neutral generation config: `generate` fills what a call leaves open from the model's own
     (a repetition penalty, for example), whatever config the call passes."""
     modes = [(module, module.training) for module in model.modules()]

@@ -11,7 +11,7 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
 from surefit.core.errors import ModelError
-from surefit.facts.thinking import CLOSING, OPENING, begins_with_thought, divided
+from surefit.facts.thinking import CLOSING, OPENING, begins_with_thought, split_reasoning
 
 
 class RefuseNaN(LogitsProcessor):
@@ -27,7 +27,7 @@ class RefuseNaN(LogitsProcessor):
         return scores
 
 
-class Draw(LogitsProcessor):
+class SamplingProcessor(LogitsProcessor):
     """Draws each row's token at a temperature and leaves no other, so that taking the most probable one takes it.
 
     Every prompt has random numbers of its own, one per step, and its token is where that number falls among the summed
@@ -54,7 +54,7 @@ def _source(seed: int, number: int) -> random.Random:
     return random.Random(hashlib.sha256(f"{seed}/{number}".encode()).digest())
 
 
-class StopTexts(StoppingCriteria):
+class StopTextCriteria(StoppingCriteria):
     """Ends a row once its answer holds one of the stop texts, however tokens divide it.
 
     Args:
@@ -103,12 +103,14 @@ def decode_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> 
     Without them gpt-oss's channels would read "analysis…assistantfinal…", and Gemma's thought as the answer's start.
     """
     text, whole = decode(tokenizer, tokens), _text(tokenizer, tokens, True)
-    found, known = divided(whole), divided(text)
+    found, known = split_reasoning(whole), split_reasoning(text)
     if found is None:
         return f"{OPENING}{text}" if begins_with_thought(whole) and not begins_with_thought(text) else text
     if known and known[0] == found[0] and CLOSING in text:
         return text
-    start = bisect_left(range(len(tokens)), True, key=lambda n: divided(_text(tokenizer, tokens[:n], True)) is not None)
+    start = bisect_left(
+        range(len(tokens)), True, key=lambda n: split_reasoning(_text(tokenizer, tokens[:n], True)) is not None
+    )
     thought, answer = found[0], decode(tokenizer, tokens[start:])
     return f"{OPENING}{thought}{CLOSING}{answer}" if thought.strip() else answer
 

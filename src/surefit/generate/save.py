@@ -14,8 +14,8 @@ from surefit.core.rundir import disk_errors, read_json, write_json
 from surefit.generate.engine import stop_token_ids
 from surefit.model.compat import without_deepspeed
 from surefit.model.load import PROCESSOR
-from surefit.model.multimodal_wrapper import Whole, whole_config
-from surefit.model.remote_code import own_code
+from surefit.model.multimodal_wrapper import MultimodalWrapper, multimodal_config
+from surefit.model.remote_code import remote_code_files
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -50,19 +50,19 @@ def save_model(
 
 def require_savable(model: PreTrainedModel, base: Path) -> None:
     """Raise before training what `save_model` would raise after it."""
-    config = whole_config(model.config, base)
+    config = multimodal_config(model.config, base)
     if config is not None:
-        Whole(model, config, base)
+        MultimodalWrapper(model, config, base)
 
 
 def _write_weights(
     model: PreTrainedModel, base: Path, directory: Path, tensors: Mapping[str, torch.Tensor] | None
 ) -> None:
-    config = whole_config(model.config, base)
+    config = multimodal_config(model.config, base)
     if config is None:
         model.save_pretrained(directory, state_dict=dict(tensors) if tensors is not None else None)
         return
-    whole = Whole(model, config, base)
+    whole = MultimodalWrapper(model, config, base)
     whole.model.save_pretrained(directory, state_dict=whole.state(model.state_dict() if tensors is None else tensors))
 
 
@@ -72,13 +72,13 @@ def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     stops = stop_token_ids(model, tokenizer)
     # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
     generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
-    config: Any = whole_config(model.config, base)
+    config: Any = multimodal_config(model.config, base)
     if config is None:
         config = model.config
         config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    for file in (*(base / name for name in PROCESSOR), *own_code(base)):
+    for file in (*(base / name for name in PROCESSOR), *remote_code_files(base)):
         if file.is_file():
             shutil.copyfile(file, directory / file.name)
     write_json(directory / GENERATION_CONFIG, generation | ({"eos_token_id": stops} if stops else {}))

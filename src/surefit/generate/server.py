@@ -21,14 +21,14 @@ from urllib.parse import urlsplit, urlunsplit
 
 from surefit.core.env import api_key, redact
 from surefit.core.errors import ConfigError, MachineError
-from surefit.core.progress import OnProgress, silent
-from surefit.core.units import shortened
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.core.units import truncate_text
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.generate.constrained import choices_ebnf
-from surefit.generate.engine import Decoding, Generation
+from surefit.generate.engine import DecodingConfig, Generation
 from surefit.task import Grammar, Message
 
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+TRANSIENT_STATUS_CODES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 """Statuses that another try may get past: busy, restarting, a proxy's timeout."""
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds before each further try; a server that says how long to wait is believed, up to `LONGEST_WAIT`."""
@@ -38,7 +38,7 @@ LONGEST_WAIT = 60.0
 Read = TypeVar("Read")
 
 
-class _Again(Exception):
+class _TransientError(Exception):
     """A try that failed in a way which may pass."""
 
     def __init__(self, problem: str, wait: float | None = None) -> None:
@@ -151,9 +151,9 @@ class ServedModel:
     def answer(
         self,
         messages_list: Sequence[Sequence[Message]],
-        decoding: Decoding,
+        decoding: DecodingConfig,
         grammars: Sequence[Grammar | None] | None = None,
-        on_progress: OnProgress = silent,
+        on_progress: OnProgress = ignore_progress,
     ) -> list[Generation]:
         """Answer every conversation, `decoding.batch_size` of them at a time.
 
@@ -188,7 +188,7 @@ class ServedModel:
         return [answers[number] for number in range(len(requests))]
 
     def _request(
-        self, number: int, messages: Sequence[Message], decoding: Decoding, grammar: Grammar | None
+        self, number: int, messages: Sequence[Message], decoding: DecodingConfig, grammar: Grammar | None
     ) -> dict[str, Any]:
         request: dict[str, Any] = {
             "model": self.model,
@@ -224,7 +224,7 @@ class ServedModel:
         for wait in (*self.waits, None):
             try:
                 return read(self._once(path, body))
-            except _Again as failure:
+            except _TransientError as failure:
                 if wait is None or over.is_set():
                     raise MachineError(
                         f"the server at {self.shown} {failure} ({len(self.waits) + 1} tries)",
@@ -248,22 +248,22 @@ class ServedModel:
         except urllib.error.HTTPError as error:
             self._refused(error)
         except TimeoutError:
-            raise _Again(f"has not answered within {self.timeout:g} s") from None
+            raise _TransientError(f"has not answered within {self.timeout:g} s") from None
         except (OSError, HTTPException) as error:  # refused, reset, closed before the end of an answer
             reason = getattr(error, "reason", None) or error
             if isinstance(reason, TimeoutError):
-                raise _Again(f"has not answered within {self.timeout:g} s") from None
-            raise _Again(f"cannot be reached: {redact(str(reason)) or type(reason).__name__}") from None
+                raise _TransientError(f"has not answered within {self.timeout:g} s") from None
+            raise _TransientError(f"cannot be reached: {redact(str(reason)) or type(reason).__name__}") from None
         try:
             return json.loads(raw)
         except ValueError:
-            raise _Again(f"answers with something that is not JSON: {_shown(raw)}") from None
+            raise _TransientError(f"answers with something that is not JSON: {_shown(raw)}") from None
 
     def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
         said = _shown(_message(error))
-        if error.code in PASSING:
+        if error.code in TRANSIENT_STATUS_CODES:
             after = error.headers.get("Retry-After", "")
-            raise _Again(f"answers with {error.code}: {said}", float(after) if after.isdecimal() else None)
+            raise _TransientError(f"answers with {error.code}: {said}", float(after) if after.isdecimal() else None)
         if error.code in (401, 403):
             has = "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
             raise ConfigError(
@@ -309,7 +309,7 @@ def _models(answer: Any) -> dict[str, str]:
     try:
         return {str(model["id"]): str(model.get("owned_by") or "") for model in answer["data"]}
     except (KeyError, TypeError, AttributeError):
-        raise _Again(f"lists no models but answers {_shown(json.dumps(answer))}") from None
+        raise _TransientError(f"lists no models but answers {_shown(json.dumps(answer))}") from None
 
 
 def _named(served: Mapping[str, str]) -> str:
@@ -324,7 +324,7 @@ def _generation(answer: Any) -> Generation:
         if not (text is None or isinstance(text, str)) or not isinstance(tokens, int):
             raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _Again(f"answers with something that is no completion: {_shown(json.dumps(answer))}") from None
+        raise _TransientError(f"answers with something that is no completion: {_shown(json.dumps(answer))}") from None
     return Generation(text or "", truncated=reason != "stop", tokens=tokens)
 
 
@@ -343,4 +343,4 @@ def _message(error: urllib.error.HTTPError) -> bytes | str:
 
 def _shown(said: bytes | str) -> str:
     text = said.decode(errors="replace") if isinstance(said, bytes) else said
-    return shortened(redact(" ".join(text.split()))) or "nothing"
+    return truncate_text(redact(" ".join(text.split()))) or "nothing"

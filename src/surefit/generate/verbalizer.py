@@ -18,15 +18,15 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefit.core.errors import DataError, ModelError
-from surefit.core.progress import OnProgress, silent
-from surefit.generate.engine import left_padded, memory_errors, padding_id, ready, stop_token_ids
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.generate.engine import generation_mode, left_padded, memory_errors, padding_id, stop_token_ids
 
 _END = -1
 """The answer's end, written behind a label's tokens where labels begin alike; the last column of `_log_softmax`."""
 _TAIL = 4
 """Tokens of the prompt that are looked at to see how a label is tokenised behind it."""
 
-Path = tuple[int, ...]
+LabelTokens = tuple[int, ...]
 """A label's tokens."""
 
 
@@ -36,7 +36,7 @@ def rank_labels(
     prompts: Sequence[Sequence[int]],
     labels: Sequence[Sequence[str]],
     batch_size: int,
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
 ) -> list[dict[str, float]]:
     """The log-probability of every label as the answer to its prompt, among the row's labels alone.
 
@@ -65,7 +65,7 @@ def rank_labels(
     started = time.perf_counter()
     on_progress(0, len(prompts), "")
     ranked: dict[int, dict[str, float]] = {}
-    with ready(model), torch.no_grad():
+    with generation_mode(model), torch.no_grad():
         ranker = _Ranker(model, tokenizer)
         paths = [ranker.paths(n, prompt, own) for n, (prompt, own) in enumerate(zip(prompts, labels, strict=True))]
         ranked |= {n: dict.fromkeys(own, 0.0) for n, own in enumerate(paths) if len(own) == 1}
@@ -88,9 +88,9 @@ class _Ranker:
         self.context: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         inner: Any = getattr(model, "get_base_model", lambda: model)()
         self.known = inspect.signature(inner.forward).parameters
-        self.written: dict[tuple[Path, str], Path] = {}
+        self.written: dict[tuple[LabelTokens, str], LabelTokens] = {}
 
-    def paths(self, number: int, prompt: Sequence[int], labels: Sequence[str]) -> dict[str, Path]:
+    def paths(self, number: int, prompt: Sequence[int], labels: Sequence[str]) -> dict[str, LabelTokens]:
         """Label → tokens of a row, with `_END` where it is needed."""
         _refuse_unusable(number, prompt, labels)
         found = {label: self._tokens(tuple(prompt[-_TAIL:]), label) for label in labels}
@@ -115,7 +115,7 @@ class _Ranker:
             )
         return found
 
-    def _tokens(self, tail: Path, label: str) -> Path:
+    def _tokens(self, tail: LabelTokens, label: str) -> LabelTokens:
         """A tokenizer of SentencePiece's kind puts a space before whatever it is given alone: so the label is also
         tokenised behind the prompt's end, and that one's tokens are taken off again, as `data.tokens.tokenize` does."""
         if (tail, label) not in self.written:
@@ -126,7 +126,7 @@ class _Ranker:
         return self.written[tail, label]
 
     def rank(
-        self, prompts: Sequence[Sequence[int]], paths: Sequence[Mapping[str, Path]], batch_size: int
+        self, prompts: Sequence[Sequence[int]], paths: Sequence[Mapping[str, LabelTokens]], batch_size: int
     ) -> list[dict[str, float]]:
         """Rank the labels of one batch."""
         ids, mask = (part.to(self.model.device) for part in left_padded(prompts, self.pad_id))
@@ -137,11 +137,12 @@ class _Ranker:
         for start in range(0, len(longer), batch_size):
             self._read_behind(longer[start : start + batch_size], mask, cache, found)
         return [
-            _normalised({label: found.total(row, path) for label, path in own.items()}) for row, own in enumerate(paths)
+            _normalize_scores({label: found.total(row, path) for label, path in own.items()})
+            for row, own in enumerate(paths)
         ]
 
     def _read_behind(
-        self, sequences: Sequence[tuple[int, Path]], mask: torch.Tensor, cache: Any, found: _Steps
+        self, sequences: Sequence[tuple[int, LabelTokens]], mask: torch.Tensor, cache: Any, found: _Steps
     ) -> None:
         """Read label tokens behind their prompts' cache, one row per sequence, and note what follows each."""
         width = max(len(path) for _, path in sequences)
@@ -176,16 +177,16 @@ class _Ranker:
 class _Steps:
     """Log-probabilities of single tokens behind a row's prompt and the beginnings of its labels."""
 
-    def __init__(self, paths: Sequence[Mapping[str, Path]], stop_ids: list[int]) -> None:
+    def __init__(self, paths: Sequence[Mapping[str, LabelTokens]], stop_ids: list[int]) -> None:
         self.stop_ids = stop_ids
-        self.found: dict[tuple[int, Path], float] = {}
-        self.next: dict[tuple[int, Path], set[int]] = {}
+        self.found: dict[tuple[int, LabelTokens], float] = {}
+        self.next: dict[tuple[int, LabelTokens], set[int]] = {}
         for row, own in enumerate(paths):
             for path in own.values():
                 for place, token in enumerate(path):
                     self.next.setdefault((row, path[:place]), set()).add(token)
 
-    def read(self, logits: torch.Tensor, prefixes: Sequence[tuple[int, Path]]) -> None:
+    def read(self, logits: torch.Tensor, prefixes: Sequence[tuple[int, LabelTokens]]) -> None:
         """Note what the labels need of `logits`, (prefixes, vocabulary)."""
         logs = _log_softmax(logits, self.stop_ids)
         wanted = [(n, row, prefix, t) for n, (row, prefix) in enumerate(prefixes) for t in self.next[row, prefix]]
@@ -193,7 +194,7 @@ class _Steps:
         for (_, row, prefix, token), value in zip(wanted, values, strict=True):
             self.found[row, (*prefix, token)] = value
 
-    def total(self, row: int, path: Path) -> float:
+    def total(self, row: int, path: LabelTokens) -> float:
         """The log-probability of a whole label."""
         return math.fsum(self.found[row, path[: n + 1]] for n in range(len(path)))
 
@@ -210,7 +211,7 @@ def _log_softmax(logits: torch.Tensor, stop_ids: list[int]) -> torch.Tensor:
     return torch.cat([logs, torch.logsumexp(logs[:, stop_ids], dim=-1, keepdim=True)], dim=-1) if stop_ids else logs
 
 
-def _sequences(paths: Sequence[Mapping[str, Path]]) -> list[tuple[int, Path]]:
+def _sequences(paths: Sequence[Mapping[str, LabelTokens]]) -> list[tuple[int, LabelTokens]]:
     """What has to be read behind each row's prompt: the labels without their last token, those left out that others
     begin with. Similar lengths stand together."""
     found = []
@@ -222,11 +223,11 @@ def _sequences(paths: Sequence[Mapping[str, Path]]) -> list[tuple[int, Path]]:
     return sorted(found, key=lambda pair: -len(pair[1]))
 
 
-def _begins(path: Path, start: Path) -> bool:
+def _begins(path: LabelTokens, start: LabelTokens) -> bool:
     return path[: len(start)] == start
 
 
-def _normalised(scores: Mapping[str, float]) -> dict[str, float]:
+def _normalize_scores(scores: Mapping[str, float]) -> dict[str, float]:
     top = max(scores.values())
     total = top + math.log(math.fsum(math.exp(score - top) for score in scores.values()))
     return {label: score - total for label, score in sorted(scores.items(), key=lambda pair: -pair[1])}

@@ -14,14 +14,14 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from surefit.config.load import read_text
+from surefit.config.load import read_config_text
 from surefit.core.errors import ConfigError
-from surefit.importers.configs import MODULES, UNKNOWN, parse, read_config, takes
-from surefit.importers.recognise import flat_keys, other_schema, recognise
+from surefit.importers.configs import MODULES, UNKNOWN, is_key_known, parse_config_text, read_tool_file
+from surefit.importers.recognize import find_unsupported_schema, flat_keys, recognize_tool
 from surefit.importers.requirements import is_conda_list, is_requirements, read_requirements
-from surefit.importers.result import Foreign, Lost
+from surefit.importers.result import ImportedConfig, UnmappedKey
 
-__all__ = ["Foreign", "Lost", "detect", "read", "tool_of"]
+__all__ = ["ImportedConfig", "UnmappedKey", "detect_tool", "find_tool", "read_tool_config"]
 
 KNOWN = (
     "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
@@ -32,14 +32,14 @@ _SCRIPT = re.compile(r"\A#!.*\b(?:ba|da|k|z)?sh\b|^#SBATCH\b", re.MULTILINE)
 _IMAGE = re.compile(r"(?:\s+|#[^\n]*\n|ARG [^\n]*\n)*+FROM [^\s:=]\S*[ \t]*(?:AS \w+[ \t]*)?\n", re.IGNORECASE)
 
 
-def tool_of(path: Path) -> str | None:
-    """Whose config this is, as `detect` says; None where it cannot be read, or is empty.
+def find_tool(path: Path) -> str | None:
+    """Whose config this is, as `detect_tool` says; None where it cannot be read, or is empty.
 
     Raises:
         ConfigError: it is a mapping, and no config of a tool that SureFit knows.
     """
     try:
-        return detect(path)
+        return detect_tool(path)
     except ConfigError as error:
         named = path.suffix == ".py" or is_requirements(path)
         if named or error.message.startswith((UNKNOWN, "not valid JSON")):
@@ -47,7 +47,7 @@ def tool_of(path: Path) -> str | None:
         return None
 
 
-def detect(path: Path) -> str:
+def detect_tool(path: Path) -> str:
     """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python (a script
     that trains) or requirements.
 
@@ -60,20 +60,20 @@ def detect(path: Path) -> str:
         return "python"
     if is_requirements(path):
         return "requirements"
-    text = read_text(path)
+    text = read_config_text(path)
     if _SCRIPT.search(text) or path.suffix in SHELL:
         return "slurm"
     if "Dockerfile" in path.name or _IMAGE.match(text):
         raise ConfigError(f"{UNKNOWN}: this is a Dockerfile", code="E3901", path=path, help=KNOWN)
     if path.suffix == ".txt" and is_conda_list(text):
         return "requirements"
-    tree = parse(text, path, {})[0]
+    tree = parse_config_text(text, path, {})[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
-    other = other_schema(tree) if isinstance(tree, dict) else None
+    other = find_unsupported_schema(tree) if isinstance(tree, dict) else None
     if isinstance(tree, dict) and other is None and (flat := flat_keys(tree)):
         raise _without_sections(flat, path)
-    found = recognise(tree, takes) if isinstance(tree, dict) and other is None else None
+    found = recognize_tool(tree, is_key_known) if isinstance(tree, dict) and other is None else None
     if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
     if found is None:
@@ -98,7 +98,7 @@ def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
     )
 
 
-def read(path: Path, tool: str | None = None) -> Foreign:
+def read_tool_config(path: Path, tool: str | None = None) -> ImportedConfig:
     """Read another tool's config.
 
     Args:
@@ -108,11 +108,11 @@ def read(path: Path, tool: str | None = None) -> Foreign:
     Raises:
         ConfigError: it cannot be parsed, or is not another tool's. What is wrong with single values is returned.
     """
-    tool = tool or detect(path)
+    tool = tool or detect_tool(path)
     if tool == "slurm":
-        from surefit.importers.slurm import read_script
+        from surefit.importers.slurm import read_shell_script
 
-        return read_script(path)
+        return read_shell_script(path)
     if tool == "python":
         from surefit.importers.python import read_python
 
@@ -126,20 +126,20 @@ def read(path: Path, tool: str | None = None) -> Foreign:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    found = read_config(path, tool)
-    return _with_scripts(found) if tool == "accelerate" else found
+    found = read_tool_file(path, tool)
+    return _with_launched_script(found) if tool == "accelerate" else found
 
 
-def _with_scripts(found: Foreign) -> Foreign:
+def _with_launched_script(found: ImportedConfig) -> ImportedConfig:
     """What an Accelerate config says, with the model of the one script that is launched with it."""
-    from surefit.importers.joined import scripts_under, together
+    from surefit.importers.joined import find_scripts_of_config, merge_setups
     from surefit.importers.python import read_python
 
-    scripts = set(scripts_under(found.path))
+    scripts = set(find_scripts_of_config(found.path))
     if len(scripts) != 1:
         return found
     try:
         setup = read_python(scripts.pop()).setup
     except ConfigError:
         return found
-    return replace(found, setup=together(found.setup, [(setup, ("base_model", "base_revision"))]))
+    return replace(found, setup=merge_setups(found.setup, [(setup, ("base_model", "base_revision"))]))

@@ -8,12 +8,12 @@ from typing import Any
 from surefit.config.modes import MODES
 from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import ACCELERATE
 
 PARALLEL = {
     "no": "none", "multi_gpu": "ddp", "multi_cpu": "ddp", "multi_npu": "ddp", "multi_xpu": "ddp", "multi_mlu": "ddp",
-    "fsdp": "fsdp", "deepspeed": c.UNSAID, "tp": "tp",
+    "fsdp": "fsdp", "deepspeed": c.UNSET, "tp": "tp",
 }  # fmt: skip
 DATA_PARALLEL = {"zero1", *(name for name, mode in MODES.items() if not mode.grouped)}
 FSDP_KEYS = frozenset(
@@ -47,48 +47,48 @@ SHARING_KEYS = frozenset(
 
 
 def _precision(value: Any) -> Any:
-    word = "no" if value is False else c.word(value)
+    word = "no" if value is False else c.to_lowercase(value)
     if word not in ("no", "fp16", "bf16", "fp8"):
-        raise c.Misfit("no, fp16, bf16 or fp8")
+        raise c.InvalidValue("no, fp16, bf16 or fp8")
     return word
 
 
 def _parallel(value: Any) -> Any:
     # Unquoted NO is false by the YAML 1.1 rules that Accelerate reads with.
-    return PARALLEL.get("no" if value is False else c.word(value), c.UNSAID)
+    return PARALLEL.get("no" if value is False else c.to_lowercase(value), c.UNSET)
 
 
 def _processes(value: Any) -> Any:
-    return c.UNSAID if value == -1 else c.whole(value)
+    return c.UNSET if value == -1 else c.to_int(value)
 
 
 def _gpus(value: Any) -> Any:
     """`gpu_ids`: numbers with commas between them, or "all"."""
-    return c.UNSAID if value == "all" else len(c.texts(str(value) if type(value) is int else value))
+    return c.UNSET if value == "all" else len(c.to_texts(str(value) if type(value) is int else value))
 
 
 def _offloads(value: Any) -> Any:
-    return True if c.word(value) in ("cpu", "nvme") else c.UNSAID
+    return True if c.to_lowercase(value) in ("cpu", "nvme") else c.UNSET
 
 
-KEYS: dict[str, To] = {
-    "num_processes": To(_processes, None, "processes"),
-    "num_machines": To(c.whole, None, "machines"),
-    "gpu_ids": To(_gpus, None, "gpus"),
-    "distributed_type": To(_parallel, None, "parallel"),
-    "mixed_precision": To(_precision, None, "bf16"),
-    "use_cpu": To(c.switch, None, "on_cpu"),
-    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
-    "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
-    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
-    "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
-    "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
-    "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
-    "deepspeed_config.zero_stage": To(c.whole, None, "parallel"),
-    "deepspeed_config.gradient_accumulation_steps": To(c.auto_or(c.whole), None, "accumulation"),
-    "deepspeed_config.offload_optimizer_device": To(_offloads, None, "cpu_offload"),
-    "deepspeed_config.offload_param_device": To(_offloads, None, "cpu_offload"),
-    **dict.fromkeys(SIZES, To(c.whole)),
+KEYS: dict[str, KeyMapping] = {
+    "num_processes": KeyMapping(_processes, None, "processes"),
+    "num_machines": KeyMapping(c.to_int, None, "machines"),
+    "gpu_ids": KeyMapping(_gpus, None, "gpus"),
+    "distributed_type": KeyMapping(_parallel, None, "parallel"),
+    "mixed_precision": KeyMapping(_precision, None, "bf16"),
+    "use_cpu": KeyMapping(c.to_bool, None, "on_cpu"),
+    "fsdp_config.fsdp_version": KeyMapping(c.to_int, None, "fsdp_version"),
+    "fsdp_config.fsdp_state_dict_type": KeyMapping(c.to_text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": KeyMapping(c.to_texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_offload_params": KeyMapping(c.to_bool, None, "fsdp_offload"),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": KeyMapping(c.to_bool, None, "fsdp_efficient_loading"),
+    "fsdp_config.fsdp_sync_module_states": KeyMapping(c.to_bool, None, "fsdp_sync_states"),
+    "deepspeed_config.zero_stage": KeyMapping(c.to_int, None, "parallel"),
+    "deepspeed_config.gradient_accumulation_steps": KeyMapping(c.unless_auto(c.to_int), None, "accumulation"),
+    "deepspeed_config.offload_optimizer_device": KeyMapping(_offloads, None, "cpu_offload"),
+    "deepspeed_config.offload_param_device": KeyMapping(_offloads, None, "cpu_offload"),
+    **dict.fromkeys(SIZES, KeyMapping(c.to_int)),
 }
 GONE = {
     "main_process_ip_address": "write main_process_ip",
@@ -98,7 +98,7 @@ GONE = {
 }
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: ConfigDraft) -> None:
     draft.whole_run = False
     precision = draft.setup.pop("bf16", None)
     if precision in ("bf16", "fp16"):
@@ -113,21 +113,21 @@ def _finish(draft: Draft) -> None:
     if deepspeed and isinstance(stage, int) and 0 <= stage <= 3:
         draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed_config.zero_stage")
     elif deepspeed and draft.says("deepspeed_config.deepspeed_config_file"):
-        stage = hf.zero_stage(draft.flat["deepspeed_config.deepspeed_config_file"], draft.path.parent)
+        stage = hf.read_zero_stage(draft.flat["deepspeed_config.deepspeed_config_file"], draft.path.parent)
         if stage is not None:
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed_config.deepspeed_config_file")
             draft.judge("deepspeed_config.deepspeed_config_file")
     elif str(draft.flat.get("distributed_type")).lower() in ("fsdp", "multi_gpu", "no", "false"):
         draft.say("parallel", _parallel(draft.flat["distributed_type"]), "distributed_type")
     if draft.setup.get("parallel") in DATA_PARALLEL and "processes" in draft.setup:
-        draft.say("world_size", draft.setup["processes"] // _sharers(draft), "num_processes")
+        draft.say("world_size", draft.setup["processes"] // _count_data_sharers(draft), "num_processes")
     if draft.setup.get("parallel") == "none" and _sees_several_gpus(draft):
         # One process that sees several GPUs: transformers wraps the model in torch.nn.DataParallel.
         draft.say("parallel", "dp", "distributed_type")
     _section_without_use(draft)
 
 
-def _sharers(draft: Draft) -> int:
+def _count_data_sharers(draft: ConfigDraft) -> int:
     """How many processes read the same rows. Accelerate refuses sizes that do not make up all processes."""
     sizes = {key: draft.flat[key] for key in SIZES if isinstance(draft.flat.get(key), int) and draft.flat[key] > 0}
     if sizes and math.prod(sizes.values()) != draft.setup["processes"]:
@@ -136,11 +136,11 @@ def _sharers(draft: Draft) -> int:
     return math.prod(sizes.get(key, 1) for key in SIZES[2:])
 
 
-def _sees_several_gpus(draft: Draft) -> bool:
+def _sees_several_gpus(draft: ConfigDraft) -> bool:
     return draft.setup.get("gpus", 1) > 1 and draft.setup.get("processes", 1) == 1 and not draft.setup.get("on_cpu")
 
 
-def _section_without_use(draft: Draft) -> None:
+def _section_without_use(draft: ConfigDraft) -> None:
     """A section for another kind of parallelism than the one that is chosen has no effect."""
     kind = draft.flat.get("distributed_type")
     for section, needed in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
@@ -150,12 +150,12 @@ def _section_without_use(draft: Draft) -> None:
             draft.places[section] = draft.place(section)
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="accelerate",
     keys=KEYS,
     known=ACCELERATE | FSDP_KEYS | DEEPSPEED_KEYS | SHARING_KEYS,
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: key.startswith(("deepspeed_config.", "fsdp_config.")),
-    conflicts=conflicts.accelerate,
+    conflicts=conflicts.check_accelerate_conflicts,
 )

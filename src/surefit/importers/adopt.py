@@ -14,14 +14,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from surefit.config import modes
-from surefit.config.load import Loaded, is_overridden
+from surefit.config.load import LoadedConfig, is_overridden
 from surefit.config.resolve import lookup, with_changes
 from surefit.config.schema import Config
 from surefit.core import env
 from surefit.core.errors import ConfigError
 from surefit.core.units import plural
-from surefit.importers import read
-from surefit.importers.result import Foreign, Lost
+from surefit.importers import read_tool_config
+from surefit.importers.result import ImportedConfig, UnmappedKey
 
 ACCELERATE, DEEPSPEED = "parallel.accelerate_config", "parallel.deepspeed_config"
 MODES = {"none": "single", "dp": "single", **{name: name for name in modes.MODES}}
@@ -59,7 +59,7 @@ ACCUMULATION = "accumulation"
 
 
 @dataclass(frozen=True)
-class Said:
+class FileValue:
     """A value in a file: where, as `FILE:LINE KEY`."""
 
     value: Any
@@ -67,19 +67,20 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Taken:
+class OverriddenValue:
     """A value of the config that a file replaced."""
 
     dotted: str
     before: Any
-    said: Said
+    said: FileValue
 
     def __str__(self) -> str:
-        return f"{self.dotted}: {_shown(self.said.value)}, from {self.said.place} (was {_shown(self.before)})"
+        taken = f"{_format_value(self.said.value)}, from {self.said.place}"
+        return f"{self.dotted}: {taken} (was {_format_value(self.before)})"
 
 
 @dataclass(frozen=True)
-class Adopted:
+class AdoptedConfig:
     """A config with what the files say.
 
     Attributes:
@@ -88,9 +89,9 @@ class Adopted:
         unplaced: (file, key) of what has no place in SureFit, and why.
     """
 
-    loaded: Loaded
-    taken: tuple[Taken, ...] = ()
-    unplaced: tuple[tuple[str, Lost], ...] = field(default=())
+    loaded: LoadedConfig
+    taken: tuple[OverriddenValue, ...] = ()
+    unplaced: tuple[tuple[str, UnmappedKey], ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
         """A sentence for each value that changed, and for what was left out."""
@@ -101,7 +102,7 @@ class Adopted:
             yield f"{file}: {plural(len(lost), 'key')} without a place in SureFit, not used: {keys}"
 
 
-def adopt(loaded: Loaded) -> Adopted:
+def apply_launcher_files(loaded: LoadedConfig) -> AdoptedConfig:
     """Read the files that `loaded` names, if it names any, and put what they say in its place.
 
     Raises:
@@ -109,28 +110,28 @@ def adopt(loaded: Loaded) -> Adopted:
     """
     parallel = loaded.config.parallel
     if parallel.accelerate_config is None and parallel.deepspeed_config is None:
-        return Adopted(loaded)
-    said: dict[str, Said] = {}
-    unplaced: list[tuple[str, Lost]] = []
+        return AdoptedConfig(loaded)
+    said: dict[str, FileValue] = {}
+    unplaced: list[tuple[str, UnmappedKey]] = []
     for key, tool in ((ACCELERATE, "accelerate"), (DEEPSPEED, "deepspeed")):
         # An Accelerate file may name the DeepSpeed file.
         named = lookup(loaded.config, key) or (said[key].value if key in said else None)
         if named is not None:
-            found = read(_existing(named, key, said.get(key), loaded), tool)
+            found = read_tool_config(_existing(named, key, said.get(key), loaded), tool)
             _require_usable(found)
-            for dotted, item in _sayings(found, loaded):
+            for dotted, item in _config_values_in_file(found, loaded):
                 _require_same(dotted, said.setdefault(dotted, item), item, loaded)
-            unplaced += [(found.path.name, lost) for lost in _left_over(found)]
+            unplaced += [(found.path.name, lost) for lost in _unmapped_keys(found)]
     accumulation = said.pop(ACCUMULATION, None)
-    taken = [change for dotted, item in said.items() if (change := _taken(dotted, item, loaded))]
-    loaded = _changed(loaded, taken)
+    taken = [change for dotted, item in said.items() if (change := _find_override(dotted, item, loaded))]
+    loaded = _with_overrides(loaded, taken)
     if accumulation is not None and (more := _batch(accumulation, loaded)) is not None:
         taken.append(more)
-        loaded = _changed(loaded, [more])
-    return Adopted(loaded, tuple(taken), tuple(unplaced))
+        loaded = _with_overrides(loaded, [more])
+    return AdoptedConfig(loaded, tuple(taken), tuple(unplaced))
 
 
-def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
+def _existing(named: str, key: str, said: FileValue | None, loaded: LoadedConfig) -> Path:
     """The file that `key` names, in the config or (`said`) in an Accelerate file."""
     path = Path(named).expanduser()
     if not path.exists():
@@ -147,7 +148,7 @@ def _existing(named: str, key: str, said: Said | None, loaded: Loaded) -> Path:
     return path
 
 
-def _require_usable(found: Foreign) -> None:
+def _require_usable(found: ImportedConfig) -> None:
     """Refuse a file with a value that the tool itself could not use, or a key that it does not know."""
     problems = list(found.problems)
     for key in found.setup.unknown:
@@ -165,14 +166,14 @@ def _require_usable(found: Foreign) -> None:
         raise first
 
 
-def _sayings(found: Foreign, loaded: Loaded) -> Iterator[tuple[str, Said]]:
+def _config_values_in_file(found: ImportedConfig, loaded: LoadedConfig) -> Iterator[tuple[str, FileValue]]:
     """(dotted key, value) of everything in a file that a SureFit config can say."""
     setup = found.setup
 
-    def item(value: Any, *attributes: str) -> Said:
+    def item(value: Any, *attributes: str) -> FileValue:
         place = next((setup.places[name] for name in attributes if name in setup.places), None)
         where = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
-        return Said(value, f"{where} {place.name if place else ''}".strip())
+        return FileValue(value, f"{where} {place.name if place else ''}".strip())
 
     if setup.parallel in MODES:
         yield "parallel.mode", item(MODES[setup.parallel], "parallel")
@@ -195,14 +196,14 @@ def _sayings(found: Foreign, loaded: Loaded) -> Iterator[tuple[str, Said]]:
         yield ACCUMULATION, item(setup.accumulation, "accumulation")
     for lost in (*found.lost, *found.judged):
         if lost.key in BY_KEY and isinstance(lost.value, int | float) and lost.value > 0:
-            yield BY_KEY[lost.key], Said(float(lost.value), f"{found.path.name}:{lost.line} {lost.key}")
+            yield BY_KEY[lost.key], FileValue(float(lost.value), f"{found.path.name}:{lost.line} {lost.key}")
         elif lost.key in SIZES and lost.value > 1:
-            yield SIZES[lost.key], Said(lost.value, f"{found.path.name}:{lost.line} {lost.key}")
+            yield SIZES[lost.key], FileValue(lost.value, f"{found.path.name}:{lost.line} {lost.key}")
         elif lost.key == "deepspeed_config.deepspeed_config_file":
-            yield DEEPSPEED, Said(str(found.path.parent / lost.value), f"{found.path.name}:{lost.line} {lost.key}")
+            yield DEEPSPEED, FileValue(str(found.path.parent / lost.value), f"{found.path.name}:{lost.line} {lost.key}")
 
 
-def _per_machine(found: Foreign, processes: int, machines: int) -> int:
+def _per_machine(found: ImportedConfig, processes: int, machines: int) -> int:
     if processes % machines:
         place = found.setup.places["processes"]
         raise ConfigError(
@@ -213,7 +214,7 @@ def _per_machine(found: Foreign, processes: int, machines: int) -> int:
     return processes // machines
 
 
-def _left_over(found: Foreign) -> Iterator[Lost]:
+def _unmapped_keys(found: ImportedConfig) -> Iterator[UnmappedKey]:
     """The keys that reach neither SureFit's config nor DeepSpeed; "auto" and what is switched off say nothing."""
     for lost in found.lost:
         known = lost.key in BY_KEY or lost.key in TUNING or lost.key == "deepspeed_config.deepspeed_config_file"
@@ -221,18 +222,21 @@ def _left_over(found: Foreign) -> Iterator[Lost]:
             yield lost
     if found.setup.parallel == "zero1":
         place = found.setup.places["parallel"]
-        yield Lost(place.name, place.line, 1, "SureFit has stage 2, which shares the gradients too, and stage 3")
+        yield UnmappedKey(place.name, place.line, 1, "SureFit has stage 2, which shares the gradients too, and stage 3")
 
 
-def _require_same(dotted: str, one: Said, other: Said, loaded: Loaded) -> None:
+def _require_same(dotted: str, one: FileValue, other: FileValue, loaded: LoadedConfig) -> None:
     if one.value != other.value:
         raise ConfigError(
-            f"{dotted} is {_shown(one.value)} in {one.place} and {_shown(other.value)} in {other.place}", code="E3012",
-            path=loaded.path, field=dotted, help="make the two files say the same",
-        )  # fmt: skip
+            f"{dotted} is {_format_value(one.value)} in {one.place} and {_format_value(other.value)} in {other.place}",
+            code="E3012",
+            path=loaded.path,
+            field=dotted,
+            help="make the two files say the same",
+        )
 
 
-def _taken(dotted: str, said: Said, loaded: Loaded) -> Taken | None:
+def _find_override(dotted: str, said: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
     """What changes where a file says this; None where the config says the same."""
     ours = lookup(loaded.config, dotted)
     if ours == said.value:
@@ -242,14 +246,14 @@ def _taken(dotted: str, said: Said, loaded: Loaded) -> Taken | None:
     if stated and ours != "auto":
         where = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_shown(ours)} {where}, and {_shown(said.value)} in {said.place}", code="E3013",
+            f"{_format_value(ours)} {where}, and {_format_value(said.value)} in {said.place}", code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
             help="make them the same, or take one of them out",
         )  # fmt: skip
-    return Taken(dotted, ours, said)
+    return OverriddenValue(dotted, ours, said)
 
 
-def _batch(accumulation: Said, loaded: Loaded) -> Taken | None:
+def _batch(accumulation: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
     """Micro batches per step and device follow from the sizes of both batches; or one of those from it."""
     config = loaded.config
     train, parts = config.train, _parts(config)
@@ -257,7 +261,7 @@ def _batch(accumulation: Said, loaded: Loaded) -> Taken | None:
     if micro == "auto":
         if whole % (accumulation.value * parts) == 0:
             value = whole // (accumulation.value * parts)
-            return Taken("train.per_device_train_batch_size", "auto", replace(accumulation, value=value))
+            return OverriddenValue("train.per_device_train_batch_size", "auto", replace(accumulation, value=value))
     elif micro * accumulation.value * parts == whole:
         return None
     asked = f"train.global_batch_size is {whole}, on {plural(parts, 'device')}"
@@ -272,12 +276,12 @@ def _batch(accumulation: Said, loaded: Loaded) -> Taken | None:
 def _parts(config: Config) -> int:
     """How many processes see different rows."""
     hardware, parallel = config.hardware, config.parallel
-    running = env.process_place()[1]
+    running = env.distributed_env()[1]
     devices = running if hardware.count == "auto" else hardware.count * hardware.nodes
     return max(1, devices // (parallel.tp * parallel.cp * parallel.pp))
 
 
-def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
+def _with_overrides(loaded: LoadedConfig, taken: list[OverriddenValue]) -> LoadedConfig:
     if not taken:
         return loaded
     try:
@@ -287,14 +291,14 @@ def _changed(loaded: Loaded, taken: list[Taken]) -> Loaded:
         dotted = ".".join(str(part) for part in loc[:2])
         item = next((item for item in taken if item.dotted == dotted), taken[0])
         raise ConfigError(
-            f"SureFit cannot take {_shown(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
+            f"SureFit cannot take {_format_value(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
             code="E3015",
             path=loaded.path, field=item.dotted, help="change it there, or take it out",
         ) from None  # fmt: skip
     return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "not set"
     return str(value).lower() if isinstance(value, bool) else str(value)

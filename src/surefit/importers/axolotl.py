@@ -9,9 +9,9 @@ from surefit.config.schema import LoraSection
 from surefit.config.trackers import TRACKERS, Tracker
 from surefit.importers import convert as c
 from surefit.importers import hf
-from surefit.importers.axolotl_conflicts import axolotl
+from surefit.importers.axolotl_conflicts import check_axolotl_conflicts
 from surefit.importers.axolotl_data import read_datasets
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import AXOLOTL, AXOLOTL_PLUGINS
 from surefit.importers.paths import count_rows
 
@@ -27,92 +27,102 @@ ASKED = {key: name for name, tracker in TRACKERS.items() for key in tracker.axol
 
 def _bf16(value: Any) -> Any:
     """true, false, auto or full."""
-    return c.UNSAID if value == "auto" else value == "full" or c.switch(value)
+    return c.UNSET if value == "auto" else value == "full" or c.to_bool(value)
 
 
 def _recompute(value: Any) -> bool:
-    return value == "offload" or value == "offload_disk" or c.switch(value)
+    return value == "offload" or value == "offload_disk" or c.to_bool(value)
 
 
 def _device_map(value: Any) -> Any:
     """A name, or where each part of the model goes."""
-    return "custom" if isinstance(value, dict) and value else c.text(value)
+    return "custom" if isinstance(value, dict) and value else c.to_text(value)
 
 
 def _template(value: Any) -> Any:
     # tokenizer_default_fallback_chatml is chatml where the tokenizer has no template.
-    return c.UNSAID if value == "tokenizer_default" else c.text(value)
+    return c.UNSET if value == "tokenizer_default" else c.to_text(value)
 
 
-KEYS: dict[str, To] = {
-    "base_model": To(c.text, "model.name_or_path", "base_model"),
-    "revision_of_model": To(c.text, "model.revision", "base_revision"),
-    "model_revision": To(c.text, "model.revision", "base_revision"),
-    "adapter": To(c.word, None, "adapter"),
-    "load_in_4bit": To(c.when_true("nf4"), "model.quantization", "quantization"),
-    "load_in_8bit": To(c.when_true("int8"), "model.quantization", "quantization", hf.own_quantization),
-    "gptq": To(c.when_true("gptq"), "model.quantization", "quantization", hf.own_quantization),
-    "lora_model_dir": To(c.text, "lora.start_from"),
-    "lora_r": To(c.whole, "lora.r", "lora_r"),
-    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
-    "lora_target_modules": To(hf.linear_or_pattern, "lora.target_modules", "target_modules", hf.modules),
-    "lora_target_linear": To(c.when_true(("all-linear",)), "lora.target_modules", "target_modules", hf.modules),
-    "lora_target_parameters": To(hf.experts, "lora.experts"),
-    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
-    "peft_use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
-    "peft_use_dora": To(c.switch, "lora.use_dora"),
-    "peft_trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
-    "special_tokens.eos_token": To(c.text, None, "eos_token"),
-    "chat_template": To(_template, None, "chat_template"),
-    "chat_template_jinja": To(c.text, None, "chat_template"),
-    "bnb_config_kwargs.bnb_4bit_compute_dtype": To(hf.dtype, None, "quant_compute_dtype"),
-    "bnb_config_kwargs.bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
-    "tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
-    "sequence_len": To(c.whole, "data.max_length", "max_length"),
-    "sample_packing": To(c.switch, "data.packing", "packing"),
-    "val_set_size": To(c.held_out, "data.eval"),
-    "train_on_inputs": To(c.when_true("all"), None, "loss_on"),
-    "micro_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
-    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
-    "batch_size": To(c.whole, "train.global_batch_size", "global_batch"),
-    "eval_batch_size": To(c.whole, None, "eval_micro_batch"),
-    "num_epochs": To(c.number, "train.num_train_epochs", "epochs"),
-    "lr_scheduler": To(hf.schedule, "train.lr_scheduler_type"),
-    "optimizer": To(hf.optimizer, "train.optim", "optimizer"),
-    "early_stopping_patience": To(c.limit, "train.early_stopping_patience"),
-    "tiled_mlp": To(c.switch, "speed.tiled_mlp"),
-    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
-    "bf16": To(_bf16, None, "bf16"),
-    "bfloat16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
-    "float16": To(c.when_true("float16"), "model.dtype", "dtype"),
-    "gradient_checkpointing": To(_recompute, "train.gradient_checkpointing", "gradient_checkpointing"),
-    "flash_attention": To(c.when_true("flash_attention_2"), "speed.attention", "attention"),
-    "sdp_attention": To(c.when_true("sdpa"), "speed.attention", "attention"),
-    "eager_attention": To(c.when_true("eager"), "speed.attention", "attention"),
-    "flex_attention": To(c.when_true("flex_attention"), "speed.attention", "attention", hf.own_attention),
-    "xformers_attention": To(c.when_true("xformers"), "speed.attention", "attention", hf.own_attention),
-    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
-    "device_map": To(_device_map, None, "device_map"),
-    "world_size": To(c.whole, None, "world_size"),
-    "auto_resume_from_checkpoints": To(c.when_true(True), None, "resume"),
-    "generate_samples": To(c.switch, None, "generates_in_loop"),
-    "do_causal_lm_eval": To(c.switch, None, "generates_in_loop"),
-    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
-    "fsdp_config.fsdp_state_dict_type": To(c.text, None, "fsdp_state_dict"),
-    "fsdp_config.fsdp_offload_params": To(c.switch, None, "fsdp_offload"),
-    "fsdp_config.fsdp_cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
-    "fsdp_config.fsdp_sync_module_states": To(c.switch, None, "fsdp_sync_states"),
-    "fsdp_version": To(c.whole, None, "fsdp_version"),
-    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
-    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
-    "tokenizer_config": To(c.text, None, "tokenizer_name"),
+KEYS: dict[str, KeyMapping] = {
+    "base_model": KeyMapping(c.to_text, "model.name_or_path", "base_model"),
+    "revision_of_model": KeyMapping(c.to_text, "model.revision", "base_revision"),
+    "model_revision": KeyMapping(c.to_text, "model.revision", "base_revision"),
+    "adapter": KeyMapping(c.to_lowercase, None, "adapter"),
+    "load_in_4bit": KeyMapping(c.value_when_true("nf4"), "model.quantization", "quantization"),
+    "load_in_8bit": KeyMapping(
+        c.value_when_true("int8"), "model.quantization", "quantization", hf.to_config_quantization
+    ),
+    "gptq": KeyMapping(c.value_when_true("gptq"), "model.quantization", "quantization", hf.to_config_quantization),
+    "lora_model_dir": KeyMapping(c.to_text, "lora.start_from"),
+    "lora_r": KeyMapping(c.to_int, "lora.r", "lora_r"),
+    "lora_alpha": KeyMapping(c.to_float, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": KeyMapping(c.to_float, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": KeyMapping(
+        hf.to_target_modules_or_pattern, "lora.target_modules", "target_modules", hf.to_config_target_modules
+    ),
+    "lora_target_linear": KeyMapping(
+        c.value_when_true(("all-linear",)), "lora.target_modules", "target_modules", hf.to_config_target_modules
+    ),
+    "lora_target_parameters": KeyMapping(hf.to_expert_targets, "lora.experts"),
+    "lora_modules_to_save": KeyMapping(c.to_texts, None, "modules_to_save"),
+    "peft_use_rslora": KeyMapping(c.to_bool, "lora.use_rslora", "rslora"),
+    "peft_use_dora": KeyMapping(c.to_bool, "lora.use_dora"),
+    "peft_trainable_token_indices": KeyMapping(c.true_if_nonempty, None, "trainable_tokens"),
+    "special_tokens.eos_token": KeyMapping(c.to_text, None, "eos_token"),
+    "chat_template": KeyMapping(_template, None, "chat_template"),
+    "chat_template_jinja": KeyMapping(c.to_text, None, "chat_template"),
+    "bnb_config_kwargs.bnb_4bit_compute_dtype": KeyMapping(hf.to_dtype, None, "quant_compute_dtype"),
+    "bnb_config_kwargs.bnb_4bit_quant_storage": KeyMapping(hf.to_storage_dtype, None, "quant_storage"),
+    "tokens": KeyMapping(c.to_texts, "model.add_tokens", "new_tokens", list),
+    "sequence_len": KeyMapping(c.to_int, "data.max_length", "max_length"),
+    "sample_packing": KeyMapping(c.to_bool, "data.packing", "packing"),
+    "val_set_size": KeyMapping(c.to_eval_fraction, "data.eval"),
+    "train_on_inputs": KeyMapping(c.value_when_true("all"), None, "loss_on"),
+    "micro_batch_size": KeyMapping(c.to_int, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": KeyMapping(c.to_int, None, "accumulation"),
+    "batch_size": KeyMapping(c.to_int, "train.global_batch_size", "global_batch"),
+    "eval_batch_size": KeyMapping(c.to_int, None, "eval_micro_batch"),
+    "num_epochs": KeyMapping(c.to_float, "train.num_train_epochs", "epochs"),
+    "lr_scheduler": KeyMapping(hf.to_scheduler_type, "train.lr_scheduler_type"),
+    "optimizer": KeyMapping(hf.to_optim, "train.optim", "optimizer"),
+    "early_stopping_patience": KeyMapping(c.to_limit, "train.early_stopping_patience"),
+    "tiled_mlp": KeyMapping(c.to_bool, "speed.tiled_mlp"),
+    "warmup_ratio": KeyMapping(c.to_fraction, "train.warmup_steps", "warmup_share"),
+    "bf16": KeyMapping(_bf16, None, "bf16"),
+    "bfloat16": KeyMapping(c.value_when_true("bfloat16"), "model.dtype", "dtype"),
+    "float16": KeyMapping(c.value_when_true("float16"), "model.dtype", "dtype"),
+    "gradient_checkpointing": KeyMapping(_recompute, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "flash_attention": KeyMapping(c.value_when_true("flash_attention_2"), "speed.attention", "attention"),
+    "sdp_attention": KeyMapping(c.value_when_true("sdpa"), "speed.attention", "attention"),
+    "eager_attention": KeyMapping(c.value_when_true("eager"), "speed.attention", "attention"),
+    "flex_attention": KeyMapping(
+        c.value_when_true("flex_attention"), "speed.attention", "attention", hf.to_config_attention
+    ),
+    "xformers_attention": KeyMapping(
+        c.value_when_true("xformers"), "speed.attention", "attention", hf.to_config_attention
+    ),
+    "attn_implementation": KeyMapping(c.to_text, "speed.attention", "attention", hf.to_config_attention),
+    "device_map": KeyMapping(_device_map, None, "device_map"),
+    "world_size": KeyMapping(c.to_int, None, "world_size"),
+    "auto_resume_from_checkpoints": KeyMapping(c.value_when_true(True), None, "resume"),
+    "generate_samples": KeyMapping(c.to_bool, None, "generates_in_loop"),
+    "do_causal_lm_eval": KeyMapping(c.to_bool, None, "generates_in_loop"),
+    "fsdp_config.fsdp_version": KeyMapping(c.to_int, None, "fsdp_version"),
+    "fsdp_config.fsdp_state_dict_type": KeyMapping(c.to_text, None, "fsdp_state_dict"),
+    "fsdp_config.fsdp_offload_params": KeyMapping(c.to_bool, None, "fsdp_offload"),
+    "fsdp_config.fsdp_cpu_ram_efficient_loading": KeyMapping(c.to_bool, None, "fsdp_efficient_loading"),
+    "fsdp_config.fsdp_sync_module_states": KeyMapping(c.to_bool, None, "fsdp_sync_states"),
+    "fsdp_version": KeyMapping(c.to_int, None, "fsdp_version"),
+    "fsdp_config.transformer_layer_cls_to_wrap": KeyMapping(c.to_texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": KeyMapping(c.to_texts, None, "fsdp_layers"),
+    "tokenizer_config": KeyMapping(c.to_text, None, "tokenizer_name"),
 } | {
     key: to
     for key, to in hf.KEYS.items()
     if key in AXOLOTL or key.startswith(("fsdp_config.", "gradient_checkpointing_kwargs.", "lr_scheduler_kwargs."))
     if key not in ("gradient_checkpointing", "bf16", "gradient_accumulation_steps")
-}  # fmt: skip
+}
 GONE = {
     "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
     "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
@@ -161,20 +171,20 @@ DEFAULTS = {
 """Axolotl 0.19.0, where they differ from SureFit's own, and those that no SureFit config can do without."""
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: ConfigDraft) -> None:
     for key in ("warmup_steps", "warmup_ratio"):
-        hf.warmup(draft, key)
+        hf.map_warmup(draft, key)
     _world(draft)
-    hf.global_batch(draft, "micro_batch_size", 1, "gradient_accumulation_steps")
+    hf.map_global_batch(draft, "micro_batch_size", 1, "gradient_accumulation_steps")
     _adapter(draft)
     _precision(draft)
     _recomputation(draft)
-    hf.best_model(draft)
-    hf.padded(draft, "sample_packing")
+    hf.map_best_model(draft)
+    hf.default_to_padding(draft, "sample_packing")
     _placement(draft)
-    hf.sharding(draft)
+    hf.map_sharding(draft)
     read_datasets(draft)
-    hf.held_out(draft, "val_set_size", "test_datasets")
+    hf.map_eval_rows(draft, "val_set_size", "test_datasets")
     _tokens(draft)
     _frequency(draft)
     _kernels_and_trackers(draft)
@@ -184,13 +194,13 @@ def _finish(draft: Draft) -> None:
             draft.say("preferences", True, key)
 
 
-def _tokens(draft: Draft) -> None:
+def _tokens(draft: ConfigDraft) -> None:
     """`tokens`: texts that are appended to the vocabulary, as `model.add_tokens` does."""
     if "new_tokens" in draft.setup:
         draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
 
 
-def _frequency(draft: Draft) -> None:
+def _frequency(draft: ConfigDraft) -> None:
     """Evaluations and checkpoints by the epoch: SureFit counts steps, which the rows decide."""
     for key, dotted in (("evals_per_epoch", "train.eval_steps"), ("saves_per_epoch", "checkpoint.save_steps")):
         times, steps = draft.flat.get(key), _steps_per_epoch(draft)
@@ -210,7 +220,7 @@ def _frequency(draft: Draft) -> None:
         )
 
 
-def _steps_per_epoch(draft: Draft) -> int | None:
+def _steps_per_epoch(draft: ConfigDraft) -> int | None:
     """The optimizer steps of an epoch, where all rows are here and none are packed together."""
     source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size", 0)
     if not draft.rows_known or draft.setup.get("packing") or not batch:
@@ -222,14 +232,14 @@ def _steps_per_epoch(draft: Draft) -> int | None:
     return max(1, round(rows * (1 - share) if isinstance(share, float) else rows) // int(batch))
 
 
-def _world(draft: Draft) -> None:
+def _world(draft: ConfigDraft) -> None:
     """`batch_size` is the batch of all processes together."""
     if "global_batch" in draft.setup:
         draft.config.setdefault("train.per_device_train_batch_size", 1)
         draft.names.setdefault("train.per_device_train_batch_size", "micro_batch_size")
 
 
-def _adapter(draft: Draft) -> None:
+def _adapter(draft: ConfigDraft) -> None:
     kind = draft.setup.get("adapter")
     if kind is None and not draft.says("adapter"):
         # Axolotl trains every weight where `adapter` is not set.
@@ -251,16 +261,16 @@ def _adapter(draft: Draft) -> None:
         draft.say("quantization", "none", "load_in_4bit")
 
 
-def _precision(draft: Draft) -> None:
+def _precision(draft: ConfigDraft) -> None:
     if draft.flat.get("bf16") == "full":
         draft.say("dtype", "bfloat16", "bf16")
     if draft.setup.get("bf16"):
         # Axolotl also loads the weights in the type it computes in (cfg.torch_dtype).
         draft.say("weights_dtype", "bfloat16", "bf16")
-    hf.mixed_precision(draft)
+    hf.map_mixed_precision(draft)
 
 
-def _recomputation(draft: Draft) -> None:
+def _recomputation(draft: ConfigDraft) -> None:
     """Where the checkpoints are kept: `activation_offloading` moves them, and "offload" is its old name."""
     kind, moved = draft.flat.get("gradient_checkpointing"), draft.flat.get("activation_offloading")
     if "train.gradient_checkpointing" not in draft.config:
@@ -274,7 +284,7 @@ def _recomputation(draft: Draft) -> None:
             draft.reach("activation_offloading")
 
 
-def _placement(draft: Draft) -> None:
+def _placement(draft: ConfigDraft) -> None:
     """Weights that a device map, or the memory it is to be made for, leaves in RAM or on disk."""
     memory, device_map = draft.flat.get("max_memory"), draft.flat.get("device_map")
     if isinstance(memory, dict) and memory.get("cpu"):
@@ -287,7 +297,7 @@ def _placement(draft: Draft) -> None:
         draft.say("cpu_offload", True, "device_map")
 
 
-def _kernels_and_trackers(draft: Draft) -> None:
+def _kernels_and_trackers(draft: ConfigDraft) -> None:
     for key, value in draft.flat.items():
         if key.startswith("liger_") and value is True:
             draft.say("liger", True, key)
@@ -307,7 +317,7 @@ def _kernels_and_trackers(draft: Draft) -> None:
         _telemetry(draft, name, TRACKERS[name])
 
 
-def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
+def _telemetry(draft: ConfigDraft, name: str, tracker: Tracker) -> None:
     """What of a tracker SureFit has, too."""
     key = next(key for key in tracker.axolotl if draft.flat.get(key))
     for theirs, ours in tracker.axolotl_values.items():
@@ -323,7 +333,7 @@ def _telemetry(draft: Draft, name: str, tracker: Tracker) -> None:
         draft.reach(reached)
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="axolotl",
     keys=KEYS,
     known=AXOLOTL | AXOLOTL_PLUGINS,
@@ -335,6 +345,6 @@ TOOL = Tool(
     deprecated=DEPRECATED,
     passes_over=lambda key: True,
     off_is_unset=True,
-    conflicts=axolotl,
+    conflicts=check_axolotl_conflicts,
     aliases=ALIASES,
 )

@@ -6,20 +6,35 @@ import math
 from difflib import get_close_matches
 from typing import Any
 
-from surefit.importers.config_mapping import Draft
-from surefit.importers.conflicts import Ignored, Rule, apply, apply_ignored, needs, off, one, whole
+from surefit.importers.config_mapping import ConfigDraft
+from surefit.importers.conflicts import (
+    Ignored,
+    Rule,
+    is_switched_off,
+    is_whole_number,
+    mark_ignored_keys,
+    mutually_exclusive,
+    refuse_conflicts,
+    requires_any_of,
+)
 
 
 def _steps(strategy: str, steps: str) -> Rule:
     return (
-        lambda flat: not off(flat.get(strategy)) and flat[strategy] != "steps" and not off(flat.get(steps)),
+        lambda flat: (
+            not is_switched_off(flat.get(strategy))
+            and flat[strategy] != "steps"
+            and not is_switched_off(flat.get(steps))
+        ),
         f"{strategy} {steps}",
         f"{strategy}: steps beside {steps}, or {steps} left out",
     )
 
 
 def _quantised_full(flat: dict[str, Any]) -> bool:
-    return off(flat.get("adapter")) and not all(off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8))
+    return is_switched_off(flat.get("adapter")) and not all(
+        is_switched_off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8)
+    )
 
 
 def _is_version_2(flat: dict[str, Any]) -> bool:
@@ -34,7 +49,7 @@ def _fsdp(flat: dict[str, Any], name: str) -> Any:
 
 def _evaluates_nothing(flat: dict[str, Any]) -> bool:
     """Whether no rows are held out: val_set_size is 0 where it is not set."""
-    return off(flat.get("val_set_size")) and off(flat.get("test_datasets"))
+    return is_switched_off(flat.get("val_set_size")) and is_switched_off(flat.get("test_datasets"))
 
 
 def _no_adapter(kind: str, plugins: bool) -> bool:
@@ -56,7 +71,7 @@ def _generations(flat: dict[str, Any]) -> int | None:
     """The completions of a prompt under GRPO, where the file says how many."""
     section = flat.get("trl")
     number = section.get("num_generations") if isinstance(section, dict) else flat.get("trl.num_generations")
-    return number if flat.get("rl") == "grpo" and whole(number, 0) else None
+    return number if flat.get("rl") == "grpo" and is_whole_number(number, 0) else None
 
 
 def _splits_group(flat: dict[str, Any]) -> bool:
@@ -65,17 +80,17 @@ def _splits_group(flat: dict[str, Any]) -> bool:
     given = section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
     factors = [given] if given is not None else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
     sizes = [1 if factor is None else factor for factor in factors]
-    return bool(number) and all(map(whole, sizes)) and math.prod(sizes) % (number or 1) != 0
+    return bool(number) and all(map(is_whole_number, sizes)) and math.prod(sizes) % (number or 1) != 0
 
 
 def _shards(flat: dict[str, Any]) -> bool:
-    return not off(flat.get("fsdp")) or any(key.startswith("fsdp_config") for key in flat)
+    return not is_switched_off(flat.get("fsdp")) or any(key.startswith("fsdp_config") for key in flat)
 
 
 CROSS_ENTROPIES = "cut_cross_entropy chunked_cross_entropy liger_cross_entropy liger_fused_linear_cross_entropy"
 KERNELS = "lora_mlp_kernel lora_qkv_kernel lora_o_kernel"
 AXOLOTL: tuple[Rule, ...] = (
-    one("warmup_steps", "warmup_ratio"),
+    mutually_exclusive("warmup_steps", "warmup_ratio"),
     (
         lambda flat: any(_loss_types(flat)) and flat.get("rl") != "dpo",
         "dpo_loss_type dpo_loss_weights",
@@ -97,12 +112,12 @@ AXOLOTL: tuple[Rule, ...] = (
         "num_generations that divides the completions of a step (micro_batch_size × gradient_accumulation_steps)",
     ),
     (
-        lambda flat: flat.get("rl") == "simpo" and not off(flat.get("warmup_ratio")),
+        lambda flat: flat.get("rl") == "simpo" and not is_switched_off(flat.get("warmup_ratio")),
         "warmup_ratio",
         "warmup_steps beside rl: simpo",
     ),
     (
-        lambda flat: flat.get("rl") == "kto" and not off(flat.get("sample_packing")),
+        lambda flat: flat.get("rl") == "kto" and not is_switched_off(flat.get("sample_packing")),
         "sample_packing",
         "no sample_packing beside rl: kto",
     ),
@@ -110,13 +125,13 @@ AXOLOTL: tuple[Rule, ...] = (
         lambda flat: (
             flat.get("rl") in ("dpo", "kto", "orpo", "ipo")
             and str(flat.get("fsdp_version")) == "2"
-            and any(not off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8))
+            and any(not is_switched_off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8))
         ),
         "! load_in_4bit load_in_8bit",
         "weights that are not quantised beside rl and fsdp_version: 2",
     ),
     (
-        lambda flat: flat.get("optimizer") == "muon" and not off(flat.get("deepspeed")),
+        lambda flat: flat.get("optimizer") == "muon" and not is_switched_off(flat.get("deepspeed")),
         "optimizer deepspeed",
         "another optimizer beside DeepSpeed",
     ),
@@ -126,72 +141,74 @@ AXOLOTL: tuple[Rule, ...] = (
         "fsdp_version: 2 beside muon",
     ),
     (
-        lambda flat: not off(flat.get("relora")) and (not off(flat.get("deepspeed")) or _shards(flat)),
+        lambda flat: (
+            not is_switched_off(flat.get("relora")) and (not is_switched_off(flat.get("deepspeed")) or _shards(flat))
+        ),
         "relora",
         "neither DeepSpeed nor FSDP beside it",
     ),
     (
-        lambda flat: not off(flat.get("relora")) and flat.get("lr_scheduler") == "one_cycle",
+        lambda flat: not is_switched_off(flat.get("relora")) and flat.get("lr_scheduler") == "one_cycle",
         "lr_scheduler",
         "another schedule than one_cycle beside relora",
     ),
     (
-        lambda flat: sum(not off(flat.get(key)) for key in CROSS_ENTROPIES.split()) > 1,
+        lambda flat: sum(not is_switched_off(flat.get(key)) for key in CROSS_ENTROPIES.split()) > 1,
         CROSS_ENTROPIES,
         "one of the cross entropies",
     ),
     (
         lambda flat: (
-            not off(flat.get("batch_size"))
-            and off(flat.get("micro_batch_size"))
-            and off(flat.get("gradient_accumulation_steps"))
+            not is_switched_off(flat.get("batch_size"))
+            and is_switched_off(flat.get("micro_batch_size"))
+            and is_switched_off(flat.get("gradient_accumulation_steps"))
         ),
         "batch_size",
         "micro_batch_size or gradient_accumulation_steps beside it",
     ),
-    one("do_causal_lm_eval", "eval_sample_packing"),
-    one("unfrozen_parameters", "peft_layers_to_transform"),
-    one("pretraining_dataset", "include_tokens_per_second"),
-    one("saves_per_epoch", "save_steps"),
-    one("evals_per_epoch", "eval_steps"),
-    one("test_datasets", "val_set_size"),
-    one("gradient_accumulation_steps", "batch_size"),
-    one("max_memory", "gpu_memory_limit"),
-    one("deepspeed", "fsdp"),
-    one("lr_groups", "loraplus_lr_ratio"),
-    one("sample_packing", "rl"),
-    one("batch_flattening", "sample_packing"),
-    one("streaming", "val_set_size"),
-    one("pretraining_dataset", "val_set_size"),
-    one("gptq", "revision_of_model"),
-    one("model_quantization_config", "load_in_4bit"),
-    one("model_quantization_config", "load_in_8bit"),
-    one("noisy_embedding_alpha", "neftune_noise_alpha"),
+    mutually_exclusive("do_causal_lm_eval", "eval_sample_packing"),
+    mutually_exclusive("unfrozen_parameters", "peft_layers_to_transform"),
+    mutually_exclusive("pretraining_dataset", "include_tokens_per_second"),
+    mutually_exclusive("saves_per_epoch", "save_steps"),
+    mutually_exclusive("evals_per_epoch", "eval_steps"),
+    mutually_exclusive("test_datasets", "val_set_size"),
+    mutually_exclusive("gradient_accumulation_steps", "batch_size"),
+    mutually_exclusive("max_memory", "gpu_memory_limit"),
+    mutually_exclusive("deepspeed", "fsdp"),
+    mutually_exclusive("lr_groups", "loraplus_lr_ratio"),
+    mutually_exclusive("sample_packing", "rl"),
+    mutually_exclusive("batch_flattening", "sample_packing"),
+    mutually_exclusive("streaming", "val_set_size"),
+    mutually_exclusive("pretraining_dataset", "val_set_size"),
+    mutually_exclusive("gptq", "revision_of_model"),
+    mutually_exclusive("model_quantization_config", "load_in_4bit"),
+    mutually_exclusive("model_quantization_config", "load_in_8bit"),
+    mutually_exclusive("noisy_embedding_alpha", "neftune_noise_alpha"),
     _steps("save_strategy", "save_steps"),
     _steps("eval_strategy", "eval_steps"),
     _steps("eval_strategy", "evals_per_epoch"),
-    needs("activation_offloading", "gradient_checkpointing"),
-    needs("selective_checkpointing", "gradient_checkpointing"),
-    needs("pretraining_dataset", "max_steps"),
-    needs("streaming", "max_steps"),
-    needs("peft_layers_pattern", "peft_layers_to_transform"),
-    needs("fp8_config", "fp8"),
-    needs("deepcompile", "deepspeed"),
-    needs("push_dataset_to_hub", "hf_use_auth_token"),
-    needs("do_bench_eval", "evals_per_epoch", "eval_steps"),
-    needs("relora", "jagged_restart_steps"),
+    requires_any_of("activation_offloading", "gradient_checkpointing"),
+    requires_any_of("selective_checkpointing", "gradient_checkpointing"),
+    requires_any_of("pretraining_dataset", "max_steps"),
+    requires_any_of("streaming", "max_steps"),
+    requires_any_of("peft_layers_pattern", "peft_layers_to_transform"),
+    requires_any_of("fp8_config", "fp8"),
+    requires_any_of("deepcompile", "deepspeed"),
+    requires_any_of("push_dataset_to_hub", "hf_use_auth_token"),
+    requires_any_of("do_bench_eval", "evals_per_epoch", "eval_steps"),
+    requires_any_of("relora", "jagged_restart_steps"),
     (
-        lambda flat: not off(flat.get("early_stopping_patience")) and _evaluates_nothing(flat),
+        lambda flat: not is_switched_off(flat.get("early_stopping_patience")) and _evaluates_nothing(flat),
         "early_stopping_patience",
         "rows to evaluate on beside it: val_set_size above 0 or test_datasets, with eval_steps and save_steps",
     ),
-    needs("early_stopping_patience", "save_steps"),
-    needs("early_stopping_patience", "eval_steps"),
+    requires_any_of("early_stopping_patience", "save_steps"),
+    requires_any_of("early_stopping_patience", "eval_steps"),
     (
         lambda flat: (
-            not off(flat.get("early_stopping_patience"))
-            and whole(flat.get("save_steps"))
-            and whole(flat.get("eval_steps"))
+            not is_switched_off(flat.get("early_stopping_patience"))
+            and is_whole_number(flat.get("save_steps"))
+            and is_whole_number(flat.get("eval_steps"))
             and flat["save_steps"] % flat["eval_steps"]
         ),
         "early_stopping_patience save_steps eval_steps",
@@ -199,12 +216,16 @@ AXOLOTL: tuple[Rule, ...] = (
     ),
     (_quantised_full, "! adapter load_in_4bit load_in_8bit", "an adapter beside it: quantised weights are not trained"),
     (
-        lambda flat: flat.get("adapter") == "qlora" and off(flat.get("load_in_4bit")) and off(flat.get("merge_lora")),
+        lambda flat: (
+            flat.get("adapter") == "qlora"
+            and is_switched_off(flat.get("load_in_4bit"))
+            and is_switched_off(flat.get("merge_lora"))
+        ),
         "! load_in_4bit adapter",
         "load_in_4bit: true for adapter: qlora",
     ),
     (
-        lambda flat: flat.get("adapter") == "qlora" and not off(flat.get("load_in_8bit")),
+        lambda flat: flat.get("adapter") == "qlora" and not is_switched_off(flat.get("load_in_8bit")),
         "load_in_8bit",
         "load_in_8bit: false for adapter: qlora",
     ),
@@ -240,7 +261,7 @@ AXOLOTL: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            any(not off(flat.get(key)) for key in KERNELS.split())
+            any(not is_switched_off(flat.get(key)) for key in KERNELS.split())
             and (flat.get("trust_remote_code") is True or (flat.get("adapter") == "lora" and flat.get("load_in_8bit")))
         ),
         KERNELS,
@@ -282,7 +303,7 @@ AXOLOTL: tuple[Rule, ...] = (
         "min_num_params beside SIZE_BASED_WRAP",
     ),
     (
-        lambda flat: not off(flat.get("flash_attn_fuse_mlp")) and flat.get("adapter") in ("lora", "qlora"),
+        lambda flat: not is_switched_off(flat.get("flash_attn_fuse_mlp")) and flat.get("adapter") in ("lora", "qlora"),
         "flash_attn_fuse_mlp",
         "no fused modules beside LoRA",
     ),
@@ -314,7 +335,7 @@ IGNORED: tuple[Ignored, ...] = (
 """Axolotl 0.19.0: core/builders/base.py, _configure_save_and_eval_strategy; loaders/model.py; schemas/model.py."""
 
 
-def axolotl(draft: Draft) -> None:
+def check_axolotl_conflicts(draft: ConfigDraft) -> None:
     """Judge what Axolotl's own validators do not take together, and what it does not use."""
-    apply(draft, AXOLOTL)
-    apply_ignored(draft, IGNORED)
+    refuse_conflicts(draft, AXOLOTL)
+    mark_ignored_keys(draft, IGNORED)

@@ -9,10 +9,10 @@ from typing import Any
 
 from surefit.facts.thinking import FIELDS
 from surefit.importers import hf
-from surefit.importers.config_mapping import Draft
-from surefit.importers.known import keys
+from surefit.importers.config_mapping import ConfigDraft
+from surefit.importers.known import key_set
 from surefit.importers.paths import first_rows
-from surefit.importers.values import is_placeholder, kinds, misfit
+from surefit.importers.values import expected_value, is_placeholder, value_kinds
 
 LOADERS = ("json", "csv", "parquet", "text", "arrow")
 ROW_KEYS = {
@@ -20,7 +20,7 @@ ROW_KEYS = {
     "split_thinking", "template_thinking_key",
 }  # fmt: skip
 """Keys of one data set that leave its rows laid out as they are."""
-TYPES = keys("""
+TYPES = key_set("""
     _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
     concisechoice context_qa creative_acr ebft_chat_multiturn ebft_opencode ebft_pretrain ebft_reasoning
     ebft_strided_chat ebft_strided_structured explainchoice gpteacher input_output jeopardy llama2_chat llama3
@@ -52,7 +52,7 @@ REASONING = f"SureFit reads reasoning under any of these names: {', '.join(FIELD
 OTHERS = "not trained on: data.mix takes sets of a layout of docs/data.md, each named once"
 
 
-def read_datasets(draft: Draft) -> None:
+def read_datasets(draft: ConfigDraft) -> None:
     """The first of `datasets` is the training set; more of them, or rows laid out freely, are not looked into."""
     for key in ("datasets", "test_datasets", "pretraining_dataset"):
         entries = draft.flat.get(key)
@@ -67,7 +67,7 @@ def read_datasets(draft: Draft) -> None:
         draft.refuse("datasets", "a list of data sets, each with a path")
         return
     first = sets[0]
-    source = source_of(first)
+    source = find_rows_source(first)
     if source is None:
         draft.refuse_with("datasets", "expected a path in every data set", "name the rows: `- path: rows.jsonl`")
         return
@@ -92,17 +92,19 @@ def read_datasets(draft: Draft) -> None:
     _held_out_set(draft)
 
 
-def _name_lost(draft: Draft, sets: Sequence[dict[str, Any]], layouts: set[str | None]) -> None:
+def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[str | None]) -> None:
     """What the entries say beyond where their rows are."""
-    mixed = None not in layouts and hf.mix(draft, [_named(entry) for entry in sets[1:]], "datasets")
+    mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
     if draft.says("dataset_shard_num"):
         draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num takes a part of them")
     for i, entry in enumerate(sets):
         said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
         said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
-        said |= {"data_files"} if entry.get("path") in LOADERS and source_of(entry) != entry.get("path") else set()
+        said |= (
+            {"data_files"} if entry.get("path") in LOADERS and find_rows_source(entry) != entry.get("path") else set()
+        )
         if i and not mixed:
-            draft.lose_part("datasets", f"[{i}].path", source_of(entry) or entry.get("path"), OTHERS)
+            draft.lose_part("datasets", f"[{i}].path", find_rows_source(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in said and value not in (None, False, "", [], {}):
                 draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
@@ -117,14 +119,14 @@ def is_plain_split(value: Any) -> bool:
     return isinstance(value, str) and value.isidentifier()
 
 
-def _judge(draft: Draft, key: str, at: str, entry: dict[str, Any]) -> None:
+def _judge(draft: ConfigDraft, key: str, at: str, entry: dict[str, Any]) -> None:
     """Values of one data set that Axolotl cannot use."""
-    known = kinds("axolotl_dataset")
+    known = value_kinds("axolotl_dataset")
     for name, value in entry.items():
         kind = known.get(name)
         if value is None or kind is None:
             continue
-        expected = misfit(name, kind, value)
+        expected = expected_value(name, kind, value)
         if expected and not is_placeholder(value, kind):
             draft.refuse_part(key, f"{at}.{name}", value, expected)
     roles = _untrained(entry, draft)
@@ -142,10 +144,10 @@ ROLES = {
 """Role in the rows → role in the template, where `roles` is not given (0.19.0, prompt_strategies/chat_template.py)."""
 
 
-def _untrained(entry: dict[str, Any], draft: Draft) -> set[str]:
+def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
     """The roles of the rows on this machine, where none of them is one of `roles_to_train`."""
     trained, mapped = entry.get("roles_to_train"), entry.get("roles")
-    source = source_of(entry)
+    source = find_rows_source(entry)
     if not isinstance(trained, list) or not trained or source is None or entry.get("type") != "chat_template":
         return set()
     names = {name: role for role, given in mapped.items() for name in given} if isinstance(mapped, dict) else ROLES
@@ -175,29 +177,29 @@ def _types_like(kind: str) -> str:
     )
 
 
-def _held_out_set(draft: Draft) -> None:
+def _held_out_set(draft: ConfigDraft) -> None:
     held_out = draft.flat.get("test_datasets")
     if not isinstance(held_out, list):
         return
     for i, entry in enumerate(held_out):
         if not isinstance(entry, dict):
             continue
-        taken = i == 0 and len(held_out) == 1 and source_of(entry) is not None
+        taken = i == 0 and len(held_out) == 1 and find_rows_source(entry) is not None
         if taken:
-            draft.carry("data.eval", source_of(entry), "test_datasets[0].path")
+            draft.carry("data.eval", find_rows_source(entry), "test_datasets[0].path")
             draft.reach("test_datasets")
         for key, value in entry.items():
             if value not in (None, False, "") and not (taken and key == "path"):
                 draft.lose_part("test_datasets", f"[{i}].{key}", value, "data.eval takes a file of rows or a set's id")
 
 
-def _named(entry: dict[str, Any]) -> str:
+def _to_mix_source(entry: dict[str, Any]) -> str:
     """A further data set as `data.mix` names it; its layout is known, so it has a source."""
-    source, split = source_of(entry) or "", entry.get("split", "train")
+    source, split = find_rows_source(entry) or "", entry.get("split", "train")
     return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
 
 
-def source_of(entry: dict[str, Any]) -> str | None:
+def find_rows_source(entry: dict[str, Any]) -> str | None:
     """Where the rows of one data set are."""
     path, files = entry.get("path"), entry.get("data_files")
     if path in LOADERS and isinstance(files, list) and len(files) == 1:

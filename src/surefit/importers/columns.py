@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefit.importers.axolotl_data import source_of
-from surefit.importers.result import Foreign
+from surefit.importers.axolotl_data import find_rows_source
+from surefit.importers.result import ImportedConfig
 
 MESSAGES = ("message_field_role", "message_field_content", "message_field_training", "message_field_training_detail")
 """Fields of one turn, and not of a row."""
@@ -17,7 +17,7 @@ OPTIONAL = ("field_system", "field_input", "field_output", "field_tools", "field
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedColumn:
     """A column that rows must have: where the rows are, the key that names it, the column."""
 
     source: str
@@ -25,44 +25,51 @@ class Named:
     column: str
 
 
-def named_columns(found: Foreign) -> Iterator[Named]:
+def named_columns(found: ImportedConfig) -> Iterator[NamedColumn]:
     """The columns that a config names, set by set."""
     if found.tool == "axolotl":
         sets = found.values.get("datasets")
         for i, entry in enumerate(sets if isinstance(sets, list) else ()):
-            if isinstance(entry, dict) and (source := source_of(entry)):
+            if isinstance(entry, dict) and (source := find_rows_source(entry)):
                 yield from _of_axolotl(entry, source, f"datasets[{i}]")
     elif found.tool == "trl":
         source, column = found.values.get("dataset_name"), found.values.get("dataset_text_field")
         if isinstance(source, str) and isinstance(column, str):
-            yield Named(source, "dataset_text_field", column)
+            yield NamedColumn(source, "dataset_text_field", column)
     elif found.tool == "python":
         for key, (source, column) in found.columns.items():
-            yield Named(source, key, column)
+            yield NamedColumn(source, key, column)
     elif found.tool == "llamafactory":
         yield from _of_llamafactory(found)
 
 
-def _of_axolotl(entry: Mapping[str, Any], source: str, at: str) -> Iterator[Named]:
+def _of_axolotl(entry: Mapping[str, Any], source: str, at: str) -> Iterator[NamedColumn]:
     kind = entry.get("type")
     nested = {f"type.{name}": column for name, column in kind.items()} if isinstance(kind, dict) else {}
     for name, column in {**entry, **nested}.items():
         leaf = name.rpartition(".")[2]
         if leaf.startswith("field") and leaf not in (*MESSAGES, *OPTIONAL) and isinstance(column, str) and column:
-            yield Named(source, f"{at}.{name}", column)
+            yield NamedColumn(source, f"{at}.{name}", column)
 
 
-def _of_llamafactory(found: Foreign) -> Iterator[Named]:
-    from surefit.importers.llamafactory import data_folder, dataset_info, set_names, source_in
+def _of_llamafactory(found: ImportedConfig) -> Iterator[NamedColumn]:
+    from surefit.importers.llamafactory import (
+        find_dataset_source,
+        parse_dataset_names,
+        read_dataset_info,
+        resolve_dataset_dir,
+    )
 
     folder = found.values.get("dataset_dir") or "data"
     if not isinstance(folder, str):
         return
-    folder = data_folder(folder, found.path)
-    info = dataset_info(folder)
-    for name in set_names(found.values.get("dataset")):
+    folder = resolve_dataset_dir(folder, found.path)
+    info = read_dataset_info(folder)
+    for name in parse_dataset_names(found.values.get("dataset")):
         entry = info.get(name)
         columns = entry.get("columns") if isinstance(entry, dict) else None
         for role, column in columns.items() if isinstance(columns, dict) else ():
             if isinstance(column, str) and column:
-                yield Named(source_in(name, folder, info)[0], f"{Path(folder) / 'dataset_info.json'}: {role}", column)
+                yield NamedColumn(
+                    find_dataset_source(name, folder, info)[0], f"{Path(folder) / 'dataset_info.json'}: {role}", column
+                )

@@ -1,4 +1,4 @@
-"""From the keys of a file to a `Foreign`: a table says where each goes, a tool's own code adds what takes two keys."""
+"""From the keys of a file to an `ImportedConfig`: a table says where each goes, code adds what takes two keys."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from surefit.config.load import Loaded, expected_text
+from surefit.config.load import LoadedConfig, expected_text
 from surefit.config.schema import Config
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.core.units import shortened
-from surefit.facts.setup import Place, Setup
-from surefit.importers.convert import UNSAID, Convert, Misfit, NoPlace
-from surefit.importers.paths import missing
-from surefit.importers.reasons import why_lost
-from surefit.importers.result import Foreign, Lost
-from surefit.importers.values import is_placeholder, kind_of, misfit
+from surefit.core.units import truncate_text
+from surefit.facts.setup import SettingLocation, Setup
+from surefit.importers.convert import UNSET, Convert, InvalidValue, Unmappable
+from surefit.importers.paths import find_missing_files
+from surefit.importers.reasons import unmapped_reason
+from surefit.importers.result import ImportedConfig, UnmappedKey
+from surefit.importers.values import expected_value, is_placeholder, value_kind
 
 COMMENT = ("_", "//", "#")
 """What keys begin with that say nothing to the tool."""
@@ -33,7 +33,7 @@ SLIPS = 2
 
 
 @dataclass(frozen=True)
-class To:
+class KeyMapping:
     """Where a key goes.
 
     Attributes:
@@ -50,7 +50,7 @@ class To:
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolSchema:
     """What a tool's config can say.
 
     Attributes:
@@ -72,18 +72,18 @@ class Tool:
     """
 
     name: str
-    keys: Mapping[str, To]
+    keys: Mapping[str, KeyMapping]
     known: frozenset[str]
     gone: Mapping[str, str]
-    once: Mapping[str, To] = field(default_factory=dict)
+    once: Mapping[str, KeyMapping] = field(default_factory=dict)
     defaults: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    finish: Callable[[Draft], None] = lambda draft: None
+    finish: Callable[[ConfigDraft], None] = lambda draft: None
     open_sections: frozenset[str] = frozenset()
     deprecated: Mapping[str, str] = field(default_factory=dict)
     passes_over: Callable[[str], bool] = lambda key: False
     extensions: frozenset[str] = frozenset()
     off_is_unset: bool = False
-    conflicts: Callable[[Draft], None] = lambda draft: None
+    conflicts: Callable[[ConfigDraft], None] = lambda draft: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     takes_repeated: bool = True
 
@@ -122,30 +122,30 @@ class Tool:
 
 
 @dataclass
-class Draft:
+class ConfigDraft:
     """A file while it is read."""
 
-    tool: Tool
+    tool: ToolSchema
     path: Path
     tree: dict[str, Any]
     lines: Mapping[str, int]
     repeated: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     flat: dict[str, Any] = field(default_factory=dict)
     setup: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, SettingLocation] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
     deprecated: dict[str, str] = field(default_factory=dict)
-    parts: list[Lost] = field(default_factory=list)
+    parts: list[UnmappedKey] = field(default_factory=list)
     meant: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     out_of_range: dict[str, str] = field(default_factory=dict)
     mapped: set[str] = field(default_factory=set)
-    judged: dict[str, Lost] = field(default_factory=dict)
-    lost: dict[str, Lost] = field(default_factory=dict)
+    judged: dict[str, UnmappedKey] = field(default_factory=dict)
+    lost: dict[str, UnmappedKey] = field(default_factory=dict)
     problems: list[SureFitError] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     whole_run: bool = True
@@ -157,9 +157,9 @@ class Draft:
             key = re.sub(r"(\.[^.\[]*|\[\d+\]|^[^.\[]*)$", "", key)
         return self.lines.get(key)
 
-    def place(self, key: str) -> Place:
+    def place(self, key: str) -> SettingLocation:
         """Where a key stands."""
-        return Place(key, str(self.path), self.line(key))
+        return SettingLocation(key, str(self.path), self.line(key))
 
     def says(self, key: str) -> bool:
         """Whether the file gives this key a value."""
@@ -167,14 +167,14 @@ class Draft:
 
     def say(self, attribute: str, value: Any, key: str) -> None:
         """The file says this about the setup."""
-        if value is not UNSAID:
+        if value is not UNSET:
             self.setup[attribute] = value
             self.places[attribute] = self.place(key)
         self.places.setdefault(attribute, self.place(key))
 
     def carry(self, dotted: str, value: Any, key: str) -> None:
         """The file says this of a SureFit config; for a value that SureFit's config refuses see `finished`."""
-        if value is not UNSAID:
+        if value is not UNSET:
             self.config[dotted] = value
             self.names[dotted] = key
         self.names.setdefault(dotted, key)
@@ -183,11 +183,11 @@ class Draft:
         """The key has no place in a SureFit config; where a rule looks at it, it is judged all the same."""
         if self._is_open(key):
             kept = self.judged if key in self.mapped else self.lost
-            kept[key] = Lost(key, self.line(key), hidden(key, self.flat[key]), why)
+            kept[key] = UnmappedKey(key, self.line(key), hide_secret(key, self.flat[key]), why)
 
     def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
         """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
-        self.parts.append(Lost(f"{key}{part}", self.line(f"{key}{part}"), hidden(part, value), why))
+        self.parts.append(UnmappedKey(f"{key}{part}", self.line(f"{key}{part}"), hide_secret(part, value), why))
 
     def reach(self, key: str) -> None:
         """The key that the table lost reached the config after all."""
@@ -210,7 +210,7 @@ class Draft:
         name = f"{key}{part}"
         self.problems.append(
             ConfigError(
-                f"expected {expected}, got {shown(value)}",
+                f"expected {expected}, got {quote_value(value)}",
                 code="E3016",
                 path=self.path,
                 line=self.line(name),
@@ -228,7 +228,7 @@ class Draft:
     def refuse(self, key: str, expected: str) -> None:
         """The tool cannot use this value; what is wrong with it is said once."""
         value = self.flat.get(key)
-        self.refuse_with(key, f"expected {expected}, got {shown(value)}", _value_help(value, expected))
+        self.refuse_with(key, f"expected {expected}, got {quote_value(value)}", _value_help(value, expected))
 
     def refuse_with(self, key: str, message: str, help_text: str) -> None:
         """The same, in other words."""
@@ -258,7 +258,7 @@ class Draft:
                 if key in self.tool.keys:
                     self.read_key(key, self.tool.keys[key])
                 else:
-                    self.lose(key, why_lost(key))
+                    self.lose(key, unmapped_reason(key))
         for key in filter(self.tool.once.__contains__, self.gone):
             self.read_old_key(key, self.tool.once[key])
         self.tool.finish(self)
@@ -295,8 +295,8 @@ class Draft:
 
     def _misfits(self, key: str, value: Any) -> bool:
         """Whether the tool cannot use this value, by its schema; a placeholder is left out too."""
-        kind = kind_of(self.tool.name, key)
-        expected = kind and misfit(key, kind, value)
+        kind = value_kind(self.tool.name, key)
+        expected = kind and expected_value(key, kind, value)
         if not expected or kind is None:
             return False
         if is_placeholder(value, kind):
@@ -305,46 +305,46 @@ class Draft:
             self.refuse(key, expected)
         return True
 
-    def read_key(self, key: str, to: To) -> None:
+    def read_key(self, key: str, to: KeyMapping) -> None:
         """One key that the table has."""
         try:
             value = to.read(self.flat[key])
-        except Misfit as misfit:
+        except InvalidValue as misfit:
             self.refuse(key, str(misfit))
             return
-        except NoPlace as reason:
+        except Unmappable as reason:
             self.lose(key, f"{reason}; {to.config} stays SureFit's default" if to.config else str(reason))
             return
         self.mapped.add(key)
         if to.setup:
             self.say(to.setup, value, key)
         if to.config is None:
-            self.lose(key, why_lost(key))
+            self.lose(key, unmapped_reason(key))
             return
         try:
-            self.carry(to.config, value if value is UNSAID else to.carry(value), key)
-        except NoPlace as reason:
+            self.carry(to.config, value if value is UNSET else to.carry(value), key)
+        except Unmappable as reason:
             if not to.setup:
                 self.mapped.discard(key)
             self.lose(key, f"{reason}; {to.config} stays SureFit's default")
 
-    def read_old_key(self, key: str, to: To) -> None:
+    def read_old_key(self, key: str, to: KeyMapping) -> None:
         """A key under a name that is gone: what it meant, unless the file says that under the new name too."""
         if to.setup in self.setup or to.config in self.config or not self.says(key):
             return
-        with contextlib.suppress(Misfit, NoPlace):
+        with contextlib.suppress(InvalidValue, Unmappable):
             value = to.read(self.flat[key])
             if to.setup:
                 self.say(to.setup, value, key)
             if to.config:
-                self.carry(to.config, value if value is UNSAID else to.carry(value), key)
+                self.carry(to.config, value if value is UNSET else to.carry(value), key)
 
-    def finished(self) -> Foreign:
+    def finished(self) -> ImportedConfig:
         """What was read, as a value."""
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
         self._read_repeated()
-        gone_files = {key: file for key, file in missing(self.flat, self.path) if key not in self.refused}
+        gone_files = {key: file for key, file in find_missing_files(self.flat, self.path) if key not in self.refused}
         self.places |= {key: self.place(key) for key in gone_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
@@ -352,7 +352,7 @@ class Draft:
             deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
             **self.setup,
         )  # fmt: skip
-        return Foreign(
+        return ImportedConfig(
             tool=self.tool.name,
             path=self.path,
             setup=setup,
@@ -372,13 +372,13 @@ class Draft:
     def _read_repeated(self) -> None:
         """Keys that are set more than once: the last one counts, unless the tool stops at them."""
         for key, (first, last) in self.repeated.items():
-            self.places[key] = Place(key, str(self.path), last)
+            self.places[key] = SettingLocation(key, str(self.path), last)
             if not self.tool.takes_repeated:
                 self.refuse_with(key, f"set twice, on lines {first} and {last}", "take one of them out")
         if not self.tool.takes_repeated:
             self.repeated = {}
 
-    def _loaded(self) -> Loaded | None:
+    def _loaded(self) -> LoadedConfig | None:
         """The SureFit config, without the values that it refuses; None where its model or data are missing."""
         for dotted, (key, value) in self.tool.defaults.items():
             # What the file says and SureFit cannot do is not the tool's default either.
@@ -387,7 +387,7 @@ class Draft:
                 self.names[dotted] = key
         while True:
             try:
-                config = Config.model_validate(nested(self.config))
+                config = Config.model_validate(to_nested(self.config))
             except ValidationError as error:
                 refused = {_dotted(item["loc"]) for item in error.errors()} & set(self.config)
                 if not refused:
@@ -396,13 +396,17 @@ class Draft:
                     self._refused_by_schema(dotted)
                 continue
             keys = {dotted: self.names[dotted] for dotted in self.config}
-            lines = {dotted: self.line(key.partition(" ")[0]) for dotted, key in keys.items() if root(key) in self.flat}
-            return Loaded(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
+            lines = {
+                dotted: self.line(key.partition(" ")[0])
+                for dotted, key in keys.items()
+                if top_level_key(key) in self.flat
+            }
+            return LoadedConfig(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
 
     def _refused_by_schema(self, dotted: str) -> None:
         """A value that the tool takes and SureFit does not: the key is lost, and nothing is wrong with the file."""
         del self.config[dotted]
-        key = root(self.names.pop(dotted))
+        key = top_level_key(self.names.pop(dotted))
         if key in self.flat:
             if key not in {place.name for place in self.places.values()}:
                 self.mapped.discard(key)
@@ -412,7 +416,7 @@ class Draft:
                 self.places[key] = self.place(key)
 
 
-def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(tree: Mapping[str, Any], tool: ToolSchema, prefix: str = "") -> list[tuple[str, Any]]:
     """Leaf keys with dots; a mapping is a leaf unless the tool's table looks into it."""
     found: list[tuple[str, Any]] = []
     for name, value in tree.items():
@@ -424,19 +428,19 @@ def _flatten(tree: Mapping[str, Any], tool: Tool, prefix: str = "") -> list[tupl
     return found
 
 
-def root(name: str) -> str:
+def top_level_key(name: str) -> str:
     """The key of the file in the name of where a value came from.
 
-    >>> root("micro_batch_size × gradient_accumulation_steps"), root("datasets[0].path")
+    >>> top_level_key("micro_batch_size × gradient_accumulation_steps"), top_level_key("datasets[0].path")
     ('micro_batch_size', 'datasets')
     """
     return re.split(r"[ \[]", name, maxsplit=1)[0]
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def to_nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys → a tree.
 
-    >>> nested({"train.num_train_epochs": 2, "output_dir": "runs"})
+    >>> to_nested({"train.num_train_epochs": 2, "output_dir": "runs"})
     {'train': {'num_train_epochs': 2}, 'output_dir': 'runs'}
     """
     tree: dict[str, Any] = {}
@@ -455,14 +459,14 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
     return names[0] if names[0] in ("recipe", "output_dir") else ".".join(names)
 
 
-def shown(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """A value as a message quotes it."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return shortened(f"the text {value!r}" if isinstance(value, str) else repr(value))
+    return truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))
 
 
-def hidden(key: str, value: Any) -> Any:
+def hide_secret(key: str, value: Any) -> Any:
     """The value of a key, unless it can be a secret."""
     special = re.search(r"(pad|eos|bos|unk|sep|cls|mask|image|audio|video|eot|end|start)_token$", key)
     if not special and re.search(r"token$|api_key|secret|password|credential", key):

@@ -8,10 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from surefit.config.load import parse_yaml, read_text
+from surefit.config.load import parse_yaml, read_config_text
 from surefit.core.errors import ConfigError
-from surefit.importers.config_mapping import Draft, Tool
-from surefit.importers.result import Foreign
+from surefit.importers.config_mapping import ConfigDraft, ToolSchema
+from surefit.importers.result import ImportedConfig
 
 MODULES = {
     "peft": "peft_adapter", "deepspeed": "deepspeed", "accelerate": "accelerate", "axolotl": "axolotl",
@@ -23,22 +23,22 @@ _TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]
 """A value that is no JSON and stands for one."""
 
 
-def read_config(path: Path, tool: str) -> Foreign:
+def read_tool_file(path: Path, tool: str) -> ImportedConfig:
     """Read a config of one of `MODULES`.
 
     Raises:
         ConfigError: it cannot be parsed, or holds no keys. What is wrong with single values is returned.
     """
     repeated: dict[str, tuple[int, int]] = {}
-    tree, lines = parse(read_text(path), path, repeated)
+    tree, lines = parse_config_text(read_config_text(path), path, repeated)
     if not isinstance(tree, dict):
         raise ConfigError(
             "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
         )
-    return Draft(table_of(tool), path, tree, lines, repeated).finished()
+    return ConfigDraft(load_tool_schema(tool), path, tree, lines, repeated).finished()
 
 
-def parse(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
+def parse_config_text(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
     """The values of a YAML or JSON text, and the line of each; keys that are set twice go into `repeated`."""
     if path.suffix != ".json" and not text.lstrip().startswith("{"):
         return parse_yaml(text, path, repeated)
@@ -83,14 +83,14 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
     )
 
 
-def table_of(tool: str) -> Tool:
+def load_tool_schema(tool: str) -> ToolSchema:
     """Return the table of a tool."""
     found = import_module(f"surefit.importers.{MODULES[tool]}").TOOL
-    assert isinstance(found, Tool)
+    assert isinstance(found, ToolSchema)
     return found
 
 
-def takes(tool: str, key: str) -> bool:
+def is_key_known(tool: str, key: str) -> bool:
     """Whether a tool takes this top-level key, or did so once."""
-    table = table_of(tool)
+    table = load_tool_schema(tool)
     return table.knows(key) or key in table.gone or key in table.deprecated or table.is_section(key)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from surefit.config.modes import MODES
-from surefit.importers.config_mapping import Draft
-from surefit.importers.known import keys as key_names
+from surefit.importers.config_mapping import ConfigDraft
+from surefit.importers.known import key_set as key_names
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
 """(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
@@ -22,12 +22,12 @@ FIRST = "! "
 """Before keys of which the first in this order is named."""
 
 
-def off(value: Any) -> bool:
+def is_switched_off(value: Any) -> bool:
     """Whether a value switches its key off."""
     return value is None or value is False or value in (0, "", [], {}, "none", "no")
 
 
-def apply(draft: Draft, rules: tuple[Rule, ...]) -> None:
+def refuse_conflicts(draft: ConfigDraft, rules: tuple[Rule, ...]) -> None:
     """Refuse the values that a tool refuses together."""
     flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
     for wrong, keys, expected in rules:
@@ -38,32 +38,32 @@ def apply(draft: Draft, rules: tuple[Rule, ...]) -> None:
             draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it does not go with")
 
 
-def apply_ignored(draft: Draft, rules: tuple[Ignored, ...]) -> None:
+def mark_ignored_keys(draft: ConfigDraft, rules: tuple[Ignored, ...]) -> None:
     """Note the keys that the tool takes and does not use; one that is switched off does nothing anyway."""
     for holds, keys, why in rules:
         if holds(draft.flat):
-            on = [key for key in keys.split() if key not in draft.refused and not off(draft.flat.get(key))]
+            on = [key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))]
             draft.without_effect(on, why)
 
 
-def both(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
+def both_set(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
     """Whether two keys are both on."""
-    return lambda flat: not off(flat.get(first)) and not off(flat.get(second))
+    return lambda flat: not is_switched_off(flat.get(first)) and not is_switched_off(flat.get(second))
 
 
-def on_without(key: str, *needed: str) -> Callable[[dict[str, Any]], bool]:
+def set_without(key: str, *needed: str) -> Callable[[dict[str, Any]], bool]:
     """Whether a key is on and none of those is that it needs."""
-    return lambda flat: not off(flat.get(key)) and all(off(flat.get(name)) for name in needed)
+    return lambda flat: not is_switched_off(flat.get(key)) and all(is_switched_off(flat.get(name)) for name in needed)
 
 
-def one(first: str, second: str) -> Rule:
+def mutually_exclusive(first: str, second: str) -> Rule:
     """Two keys of which only one may be on."""
-    return both(first, second), f"{first} {second}", f"only one of {first} and {second}"
+    return both_set(first, second), f"{first} {second}", f"only one of {first} and {second}"
 
 
-def needs(key: str, *needed: str) -> Rule:
+def requires_any_of(key: str, *needed: str) -> Rule:
     """A key that needs one of others."""
-    return on_without(key, *needed), key, f"{' or '.join(needed)} beside {key}"
+    return set_without(key, *needed), key, f"{' or '.join(needed)} beside {key}"
 
 
 TRAINER: tuple[Rule, ...] = (
@@ -81,14 +81,18 @@ TRAINER: tuple[Rule, ...] = (
         lambda flat: (
             flat.get("load_best_model_at_end") is True
             and flat.get("save_strategy", "steps") == "steps" == flat.get("eval_strategy")
-            and whole(flat.get("save_steps"))
-            and whole(flat.get("eval_steps"))
+            and is_whole_number(flat.get("save_steps"))
+            and is_whole_number(flat.get("eval_steps"))
             and flat["save_steps"] % flat["eval_steps"]
         ),
         "save_steps eval_steps",
         "save_steps that eval_steps divides, for load_best_model_at_end",
     ),
-    (lambda flat: not off(flat.get("fsdp")) and not off(flat.get("deepspeed")), "fsdp deepspeed", "only one of them"),
+    (
+        lambda flat: not is_switched_off(flat.get("fsdp")) and not is_switched_off(flat.get("deepspeed")),
+        "fsdp deepspeed",
+        "only one of them",
+    ),
 )
 
 
@@ -109,9 +113,9 @@ TRL: tuple[Rule, ...] = (
         "label_smoothing",
         "a number above 0 beside loss_type: exo_pair",
     ),
-    one("sync_ref_model", "precompute_ref_log_probs"),
-    one("generation_batch_size", "steps_per_generation"),
-    one("load_in_8bit", "load_in_4bit"),
+    mutually_exclusive("sync_ref_model", "precompute_ref_log_probs"),
+    mutually_exclusive("generation_batch_size", "steps_per_generation"),
+    mutually_exclusive("load_in_8bit", "load_in_4bit"),
     (
         lambda flat: flat.get("max_length", ...) is None and flat.get("packing") is True,
         "packing",
@@ -121,7 +125,7 @@ TRL: tuple[Rule, ...] = (
 
 
 TRL_IGNORED: tuple[Ignored, ...] = (
-    (both("dataset_name", "datasets"), "dataset_name", "the rows named under datasets are trained on"),
+    (both_set("dataset_name", "datasets"), "dataset_name", "the rows named under datasets are trained on"),
 )
 
 
@@ -144,8 +148,13 @@ def _entries(value: Any) -> int:
 
 def _evaluates_nothing(flat: dict[str, Any]) -> bool:
     """Whether rows are to be evaluated, and none are given: `do_eval` is on wherever `eval_strategy` is."""
-    asked = any(not off(flat.get(key)) for key in ASK_FOR_ROWS.split())
-    return asked and _trains(flat) and off(flat.get("eval_dataset")) and _numeric(flat.get("val_size")) < LEAST_SHARE
+    asked = any(not is_switched_off(flat.get(key)) for key in ASK_FOR_ROWS.split())
+    return (
+        asked
+        and _trains(flat)
+        and is_switched_off(flat.get("eval_dataset"))
+        and _numeric(flat.get("val_size")) < LEAST_SHARE
+    )
 
 
 ASK_FOR_ROWS = "eval_strategy evaluation_strategy do_eval do_predict predict_with_generate"
@@ -162,14 +171,16 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            flat.get("do_predict") is True and _is_stage(flat, "sft") and off(flat.get("predict_with_generate"))
+            flat.get("do_predict") is True
+            and _is_stage(flat, "sft")
+            and is_switched_off(flat.get("predict_with_generate"))
         ),
         "do_predict",
         "predict_with_generate: true beside do_predict",
     ),
     *(
         (
-            lambda flat, key=key: not off(flat.get(key)) and not _is_stage(flat, "sft"),
+            lambda flat, key=key: not is_switched_off(flat.get(key)) and not _is_stage(flat, "sft"),
             key,
             f"stage: sft beside {key}",
         )
@@ -216,9 +227,9 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "adapter_name_or_path quantization_bit",
         "one adapter beside quantization_bit: merge them first",
     ),
-    one("fp8", "quantization_bit"),
+    mutually_exclusive("fp8", "quantization_bit"),
     (
-        lambda flat: not off(flat.get("val_size")) and not off(flat.get("eval_dataset")),
+        lambda flat: not is_switched_off(flat.get("val_size")) and not is_switched_off(flat.get("eval_dataset")),
         "val_size eval_dataset",
         "only one of val_size and eval_dataset",
     ),
@@ -228,13 +239,13 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "finetuning_type lora or oft beside quantization_bit",
     ),
     (
-        lambda flat: not off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora"),
+        lambda flat: not is_switched_off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora"),
         "adapter_name_or_path finetuning_type",
         "finetuning_type: lora beside adapter_name_or_path",
     ),
     *(
         (
-            lambda flat, key=key: not off(flat.get(key)) and not _is_kind(flat, "lora"),
+            lambda flat, key=key: not is_switched_off(flat.get(key)) and not _is_kind(flat, "lora"),
             key,
             f"finetuning_type: lora beside {key}",
         )
@@ -242,7 +253,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     ),
     *(
         (
-            lambda flat, key=key: not off(flat.get(key)) and _is_kind(flat, "lora"),
+            lambda flat, key=key: not is_switched_off(flat.get(key)) and _is_kind(flat, "lora"),
             f"{key} finetuning_type",
             f"finetuning_type: full or freeze beside {key}",
         )
@@ -258,7 +269,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     *(
         (
             lambda flat, kind=kind: (
-                not off(flat.get(f"{kind}_layerwise")) and flat.get("gradient_accumulation_steps", 1) != 1
+                not is_switched_off(flat.get(f"{kind}_layerwise")) and flat.get("gradient_accumulation_steps", 1) != 1
             ),
             f"{kind}_layerwise gradient_accumulation_steps",
             f"gradient_accumulation_steps: 1 beside {kind}_layerwise",
@@ -266,46 +277,50 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         for kind in ("galore", "apollo")
     ),
     (
-        lambda flat: flat.get("stage") == "ppo" and not off(flat.get("shift_attn")),
+        lambda flat: flat.get("stage") == "ppo" and not is_switched_off(flat.get("shift_attn")),
         "shift_attn",
         "no shift_attn beside stage: ppo",
     ),
     (
-        lambda flat: flat.get("stage") == "ppo" and not off(flat.get("resume_from_checkpoint")),
+        lambda flat: flat.get("stage") == "ppo" and not is_switched_off(flat.get("resume_from_checkpoint")),
         "resume_from_checkpoint",
         "it left out: the stage ppo begins anew",
     ),
     (
         lambda flat: (
-            not off(flat.get("interleave_probs"))
-            and not off(flat.get("dataset"))
+            not is_switched_off(flat.get("interleave_probs"))
+            and not is_switched_off(flat.get("dataset"))
             and _entries(flat["interleave_probs"]) != _entries(flat["dataset"])
         ),
         "interleave_probs",
         "a share for each data set",
     ),
     (
-        lambda flat: off(flat.get("dataset")) and _numeric(flat.get("val_size")) > LEAST_SHARE,
+        lambda flat: is_switched_off(flat.get("dataset")) and _numeric(flat.get("val_size")) > LEAST_SHARE,
         "val_size",
         "a dataset beside val_size",
     ),
-    one("use_galore", "use_apollo"),
-    one("use_galore", "use_badam"),
-    one("use_apollo", "use_badam"),
-    one("mask_history", "train_on_prompt"),
-    one("streaming", "max_samples"),
+    mutually_exclusive("use_galore", "use_apollo"),
+    mutually_exclusive("use_galore", "use_badam"),
+    mutually_exclusive("use_apollo", "use_badam"),
+    mutually_exclusive("mask_history", "train_on_prompt"),
+    mutually_exclusive("streaming", "max_samples"),
     (
         lambda flat: flat.get("streaming") is True and 0 < _numeric(flat.get("val_size")) < 1,
         "val_size",
         "a number of rows beside streaming",
     ),
     (
-        lambda flat: flat.get("streaming") is True and not off(flat.get("do_train")) and off(flat.get("max_steps")),
+        lambda flat: (
+            flat.get("streaming") is True
+            and not is_switched_off(flat.get("do_train"))
+            and is_switched_off(flat.get("max_steps"))
+        ),
         "streaming",
         "max_steps beside streaming",
     ),
     (
-        lambda flat: flat.get("stage") == "ppo" and off(flat.get("reward_model")),
+        lambda flat: flat.get("stage") == "ppo" and is_switched_off(flat.get("reward_model")),
         "stage",
         "reward_model for stage: ppo",
     ),
@@ -324,7 +339,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         "stage: sft beside predict_with_generate",
     ),
     (
-        lambda flat: both("predict_with_generate", "compute_accuracy")(flat),
+        lambda flat: both_set("predict_with_generate", "compute_accuracy")(flat),
         "compute_accuracy predict_with_generate",
         "only one",
     ),
@@ -340,7 +355,8 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            not off(flat.get("deepspeed")) and (flat.get("use_galore") is True or flat.get("use_apollo") is True)
+            not is_switched_off(flat.get("deepspeed"))
+            and (flat.get("use_galore") is True or flat.get("use_apollo") is True)
         ),
         "deepspeed use_galore use_apollo",
         "no DeepSpeed beside GaLore or APOLLO",
@@ -368,8 +384,8 @@ LLAMAFACTORY_IGNORED: tuple[Ignored, ...] = (
     (
         lambda flat: (
             _trains(flat)
-            and off(flat.get("predict_with_generate"))
-            and off(flat.get("do_predict"))
+            and is_switched_off(flat.get("predict_with_generate"))
+            and is_switched_off(flat.get("do_predict"))
             and flat.get("stage") != "ppo"
         ),
         GENERATION_KEYS,
@@ -431,7 +447,7 @@ DEEPSPEED: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            all(whole(flat.get(key)) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
+            all(is_whole_number(flat.get(key)) for key in ("train_batch_size", "train_micro_batch_size_per_gpu"))
             and flat["train_batch_size"]
             % (flat["train_micro_batch_size_per_gpu"] * (_numeric(flat.get("gradient_accumulation_steps")) or 1))
         ),
@@ -447,8 +463,8 @@ ACCELERATE: tuple[Rule, ...] = (
     ),
     (
         lambda flat: (
-            whole(flat.get("machine_rank"), 0)
-            and whole(flat.get("num_machines"), 2)
+            is_whole_number(flat.get("machine_rank"), 0)
+            and is_whole_number(flat.get("num_machines"), 2)
             and flat["machine_rank"] >= flat["num_machines"]
         ),
         "machine_rank",
@@ -483,7 +499,7 @@ def _beside_deepspeed_file(key: str) -> Rule:
     """A key that Accelerate does not take where a DeepSpeed file is named."""
 
     def wrong(flat: dict[str, Any]) -> bool:
-        named = not off(flat.get("deepspeed_config.deepspeed_config_file"))
+        named = not is_switched_off(flat.get("deepspeed_config.deepspeed_config_file"))
         return _upper(flat, "distributed_type") == "DEEPSPEED" and named and flat.get(key) is not None
 
     leaf = key.rpartition(".")[2]
@@ -495,14 +511,14 @@ ACCELERATE += tuple(
 )
 ACCELERATE_IGNORED: tuple[Ignored, ...] = (
     (
-        lambda flat: whole(flat.get("machine_rank")) and flat.get("num_machines") == 1,
+        lambda flat: is_whole_number(flat.get("machine_rank")) and flat.get("num_machines") == 1,
         "machine_rank",
         "num_machines is 1",
     ),
     (
         lambda flat: (
             _upper(flat, "distributed_type") == "NO"
-            and whole(flat.get("num_processes"), 2)
+            and is_whole_number(flat.get("num_processes"), 2)
             and flat.get("use_cpu") is not True
         ),
         "num_processes",
@@ -511,7 +527,7 @@ ACCELERATE_IGNORED: tuple[Ignored, ...] = (
     (
         lambda flat: (
             _upper(flat, "fsdp_config.fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP"
-            and off(flat.get("fsdp_config.fsdp_min_num_params"))
+            and is_switched_off(flat.get("fsdp_config.fsdp_min_num_params"))
         ),
         "fsdp_config.fsdp_auto_wrap_policy",
         "SIZE_BASED_WRAP wraps nothing without fsdp_min_num_params",
@@ -566,7 +582,7 @@ PEFT: tuple[Rule, ...] = (
 )
 
 
-def whole(value: Any, least: int = 1) -> bool:
+def is_whole_number(value: Any, least: int = 1) -> bool:
     """Whether a value is a whole number, and not below `least`."""
     return type(value) is int and value >= least
 
@@ -581,36 +597,36 @@ def _upper(flat: dict[str, Any], key: str) -> str:
     return "NO" if value is False else str(value).upper()
 
 
-def trl(draft: Draft) -> None:
+def check_trl_conflicts(draft: ConfigDraft) -> None:
     """Judge what TrainingArguments and TRL's command line do not take together."""
-    apply(draft, TRL)
-    apply_ignored(draft, TRL_IGNORED)
+    refuse_conflicts(draft, TRL)
+    mark_ignored_keys(draft, TRL_IGNORED)
 
 
-def llamafactory(draft: Draft) -> None:
+def check_llamafactory_conflicts(draft: ConfigDraft) -> None:
     """Judge what LLaMA-Factory's parser does not take together, and what it does not use."""
-    apply(draft, LLAMAFACTORY)
-    apply_ignored(draft, LLAMAFACTORY_IGNORED)
+    refuse_conflicts(draft, LLAMAFACTORY)
+    mark_ignored_keys(draft, LLAMAFACTORY_IGNORED)
     mode = MODES.get(draft.setup.get("parallel") or "single")
     if mode is not None and mode.zero_stage == 3:
-        apply(draft, ZERO3)
+        refuse_conflicts(draft, ZERO3)
     elif draft.setup.get("parallel") == "fsdp":
-        apply(draft, ZERO3[:1])
+        refuse_conflicts(draft, ZERO3[:1])
 
 
-def deepspeed(draft: Draft) -> None:
+def check_deepspeed_conflicts(draft: ConfigDraft) -> None:
     """Judge what DeepSpeed's config does not take together."""
-    apply(draft, DEEPSPEED)
-    apply_ignored(draft, DEEPSPEED_IGNORED)
+    refuse_conflicts(draft, DEEPSPEED)
+    mark_ignored_keys(draft, DEEPSPEED_IGNORED)
 
 
-def accelerate(draft: Draft) -> None:
+def check_accelerate_conflicts(draft: ConfigDraft) -> None:
     """Judge what `accelerate launch` does not take together."""
-    apply(draft, ACCELERATE)
-    apply_ignored(draft, ACCELERATE_IGNORED)
+    refuse_conflicts(draft, ACCELERATE)
+    mark_ignored_keys(draft, ACCELERATE_IGNORED)
 
 
-def peft(draft: Draft) -> None:
+def check_peft_conflicts(draft: ConfigDraft) -> None:
     """Judge what LoraConfig does not take together."""
     if str(draft.flat.get("peft_type")).upper() == "LORA":
-        apply(draft, PEFT)
+        refuse_conflicts(draft, PEFT)

@@ -6,35 +6,35 @@ from typing import Any
 
 from surefit.importers import conflicts
 from surefit.importers import convert as c
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import DEEPSPEED, ZERO
 
 
 def _offloads(value: Any) -> Any:
-    return True if c.word(value) in ("cpu", "nvme") else c.UNSAID
+    return True if c.to_lowercase(value) in ("cpu", "nvme") else c.UNSET
 
 
 def _stage(value: Any) -> str:
-    stage = c.whole(value)
+    stage = c.to_int(value)
     if not 0 <= stage <= 3:
-        raise c.Misfit("a whole number from 0 to 3")
+        raise c.InvalidValue("a whole number from 0 to 3")
     return f"zero{stage}" if stage else "ddp"
 
 
-_whole, _number, _switch = c.auto_or(c.whole), c.auto_or(c.number), c.auto_or(c.switch)
-KEYS: dict[str, To] = {
-    "train_batch_size": To(_whole, None, "global_batch"),
-    "train_micro_batch_size_per_gpu": To(_whole, None, "micro_batch"),
-    "gradient_accumulation_steps": To(_whole, None, "accumulation"),
-    "bf16.enabled": To(_switch, None, "bf16"),
-    "bfloat16.enabled": To(_switch, None, "bf16"),
-    "fp16.enabled": To(_switch, None, "fp16"),
-    "zero_optimization.stage": To(_stage, None, "parallel"),
-    "zero_optimization.offload_optimizer.device": To(_offloads, None, "cpu_offload"),
-    "zero_optimization.offload_param.device": To(_offloads, None, "cpu_offload"),
-    "optimizer.params.lr": To(_number, None, "learning_rate"),
-    "scheduler.params.warmup_num_steps": To(_whole, None, "warmup_steps"),
-    "scheduler.params.total_num_steps": To(_whole, None, "total_steps"),
+_whole, _number, _switch = c.unless_auto(c.to_int), c.unless_auto(c.to_float), c.unless_auto(c.to_bool)
+KEYS: dict[str, KeyMapping] = {
+    "train_batch_size": KeyMapping(_whole, None, "global_batch"),
+    "train_micro_batch_size_per_gpu": KeyMapping(_whole, None, "micro_batch"),
+    "gradient_accumulation_steps": KeyMapping(_whole, None, "accumulation"),
+    "bf16.enabled": KeyMapping(_switch, None, "bf16"),
+    "bfloat16.enabled": KeyMapping(_switch, None, "bf16"),
+    "fp16.enabled": KeyMapping(_switch, None, "fp16"),
+    "zero_optimization.stage": KeyMapping(_stage, None, "parallel"),
+    "zero_optimization.offload_optimizer.device": KeyMapping(_offloads, None, "cpu_offload"),
+    "zero_optimization.offload_param.device": KeyMapping(_offloads, None, "cpu_offload"),
+    "optimizer.params.lr": KeyMapping(_number, None, "learning_rate"),
+    "scheduler.params.warmup_num_steps": KeyMapping(_whole, None, "warmup_steps"),
+    "scheduler.params.total_num_steps": KeyMapping(_whole, None, "total_steps"),
 }
 DEPRECATED = {
     "zero_optimization.cpu_offload": "write zero_optimization.offload_optimizer: {device: cpu}",
@@ -48,14 +48,14 @@ DEPRECATED = {
 OPEN = frozenset({"bf16", "bfloat16", "fp16", "optimizer", "scheduler"})
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: ConfigDraft) -> None:
     draft.whole_run = False
     batch, micro, accumulation = (draft.setup.get(name) for name in ("global_batch", "micro_batch", "accumulation"))
     if batch and micro and accumulation and batch % (micro * accumulation) == 0:
         draft.say("world_size", batch // (micro * accumulation), "train_batch_size")
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="deepspeed",
     keys=KEYS,
     known=DEEPSPEED
@@ -73,5 +73,5 @@ TOOL = Tool(
     open_sections=OPEN,
     deprecated=DEPRECATED,
     passes_over=lambda key: not key.startswith("zero_optimization."),
-    conflicts=conflicts.deepspeed,
+    conflicts=conflicts.check_deepspeed_conflicts,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from surefit.config.optimizers import OPTIMIZERS
 from surefit.config.schema import SchedulerName
 from surefit.config.trackers import TRACKERS
 from surefit.importers import convert as c
-from surefit.importers.config_mapping import Draft, To
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping
 
 AUTO = "auto"
 SCHEDULES = {name: name for name in get_args(SchedulerName)}
@@ -25,10 +25,10 @@ _ROUTER = re.compile(r"(?:[a-z_]+\.)?(?:gate|router)\.weight")
 _STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
 EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
 """The parameters that hold a layer's experts, with and without a gate."""
-schedule = c.choice(SCHEDULES, f"SureFit's schedules are {', '.join(SCHEDULES)}, not {{value}}")
-optimizer = c.choice(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
-dtype = c.choice(
-    {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSAID, "fp32": "float32", "fp16": "float16"}
+to_scheduler_type = c.choice_of(SCHEDULES, f"SureFit's schedules are {', '.join(SCHEDULES)}, not {{value}}")
+to_optim = c.choice_of(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
+to_dtype = c.choice_of(
+    {name: name for name in ("float32", "bfloat16", "float16")} | {AUTO: c.UNSET, "fp32": "float32", "fp16": "float16"}
     | {"bf16": "bfloat16"},
     "SureFit computes in float32, bfloat16 or float16, not {value}",
 )  # fmt: skip
@@ -37,145 +37,139 @@ dtype = c.choice(
 STORAGE = ("bfloat16", "float16", "float32", "float64", "int8", "uint8")
 
 
-def storage(value: Any) -> str:
+def to_storage_dtype(value: Any) -> str:
     """`bnb_4bit_quant_storage`, by the names that transformers takes."""
-    if c.word(value) not in STORAGE:
-        raise c.Misfit(f"one of {', '.join(STORAGE)}")
-    return c.word(value)
+    if c.to_lowercase(value) not in STORAGE:
+        raise c.InvalidValue(f"one of {', '.join(STORAGE)}")
+    return c.to_lowercase(value)
 
 
-def not_negative(value: Any) -> float:
+def to_nonnegative(value: Any) -> float:
     """A number from 0 on."""
-    found = c.number(value)
+    found = c.to_float(value)
     if found < 0:
-        raise c.Misfit("a number (at least 0)")
+        raise c.InvalidValue("a number (at least 0)")
     return found
 
 
-def positive(value: Any) -> Any:
+def to_positive(value: Any) -> Any:
     """A number above 0; nothing where it is 0."""
-    return not_negative(value) or c.UNSAID
+    return to_nonnegative(value) or c.UNSET
 
 
-def trackers(value: Any) -> tuple[str, ...]:
+def to_trackers(value: Any) -> tuple[str, ...]:
     """`report_to`: names of trackers, "all" or "none"."""
-    return tuple(name for name in c.texts(value) if name.lower() != "none")
+    return tuple(name for name in c.to_texts(value) if name.lower() != "none")
 
 
-def resumes(value: Any) -> bool:
+def to_resume_flag(value: Any) -> bool:
     """`resume_from_checkpoint`: a path, or a switch."""
-    return value if isinstance(value, bool) else bool(c.text(value))
+    return value if isinstance(value, bool) else bool(c.to_text(value))
 
 
-def clip(value: Any) -> Any:
+def to_max_grad_norm(value: Any) -> Any:
     """`max_grad_norm`, where 0 turns clipping off."""
-    if not_negative(value) == 0:
-        raise c.NoPlace("SureFit always scales gradients down to train.max_grad_norm")
-    return c.number(value)
+    if to_nonnegative(value) == 0:
+        raise c.Unmappable("SureFit always scales gradients down to train.max_grad_norm")
+    return c.to_float(value)
 
 
-def own_attention(value: str) -> str:
+def to_config_attention(value: str) -> str:
     """`Setup.attention` for the config."""
     if value not in OWN_ATTENTION:
-        raise c.NoPlace(f"SureFit's speed.attention does not know {value}")
+        raise c.Unmappable(f"SureFit's speed.attention does not know {value}")
     return value
 
 
-def own_quantization(value: str) -> str:
+def to_config_quantization(value: str) -> str:
     """`Setup.quantization` for the config."""
     if value not in ("none", "nf4"):
-        raise c.NoPlace(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
+        raise c.Unmappable(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
     return value
 
 
-def single(value: Any) -> Any:
-    """Linear layers by name, as PEFT takes them: a list, or all-linear."""
-    names = c.texts(value)
-    return "all-linear" if names in (("all-linear",), ("all",)) else list(names)
-
-
-def linear(value: Any) -> tuple[str, ...]:
-    """The same for `Setup.target_modules`."""
-    names = c.texts(value)
+def to_setup_target_modules(value: Any) -> tuple[str, ...]:
+    """Linear layers by name, as PEFT takes them, for `Setup.target_modules`."""
+    names = c.to_texts(value)
     return ("all-linear",) if names in (("all-linear",), ("all",)) else names
 
 
-def linear_or_pattern(value: Any) -> Any:
+def to_target_modules_or_pattern(value: Any) -> Any:
     """The same where PEFT is given a text as it stands: a regular expression that has to match whole names."""
     if isinstance(value, str) and value not in ("all-linear", "all_linear"):
-        raise c.NoPlace(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
-    return ("all-linear",) if isinstance(value, str) else linear(value)
+        raise c.Unmappable(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
+    return ("all-linear",) if isinstance(value, str) else to_setup_target_modules(value)
 
 
-def modules(value: tuple[str, ...]) -> Any:
+def to_config_target_modules(value: tuple[str, ...]) -> Any:
     """`Setup.target_modules` for the config."""
     return "all-linear" if value == ("all-linear",) else list(value)
 
 
-def experts(value: Any) -> Any:
+def to_expert_targets(value: Any) -> Any:
     """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, with the
     routers' or without, or none."""
-    names = c.texts(value)
+    names = c.to_texts(value)
     if not names:
-        return c.UNSAID
+        return c.UNSET
     routed = [name for name in names if _ROUTER.fullmatch(name)]
     found = [_STACK.fullmatch(name) for name in names if name not in routed]
     if not all(found) or {match[1] for match in found if match} not in EVERY_STACK:
-        raise c.NoPlace("SureFit puts factors beside all stacks of every layer's experts, or beside none")
+        raise c.Unmappable("SureFit puts factors beside all stacks of every layer's experts, or beside none")
     return "with_router" if routed else True
 
 
-KEYS: dict[str, To] = {
-    "output_dir": To(c.text, "output_dir"),
-    "model_name_or_path": To(c.text, "model.name_or_path", "base_model"),
-    "model_revision": To(c.text, "model.revision", "base_revision"),
-    "trust_remote_code": To(c.switch, "model.trust_remote_code"),
-    "per_device_train_batch_size": To(c.whole, "train.per_device_train_batch_size", "micro_batch"),
-    "gradient_accumulation_steps": To(c.whole, None, "accumulation"),
-    "num_train_epochs": To(c.number, "train.num_train_epochs", "epochs"),
-    "max_steps": To(c.limit, "train.max_steps", "max_steps"),
-    "learning_rate": To(c.number, "train.learning_rate", "learning_rate"),
-    "lr_scheduler_type": To(schedule, "train.lr_scheduler_type"),
-    "lr_scheduler_kwargs.num_decay_steps": To(c.whole, "train.decay_steps"),
-    "optim": To(optimizer, "train.optim", "optimizer"),
-    "neftune_noise_alpha": To(positive, "train.neftune_noise_alpha"),
-    "torch_compile": To(c.auto_or(c.switch), "speed.compile"),
-    "weight_decay": To(c.number, "train.weight_decay"),
-    "adam_beta1": To(c.fixed(0.9, "AdamW's betas")),
-    "adam_beta2": To(c.fixed(0.999, "AdamW's betas")),
-    "adam_epsilon": To(c.fixed(1e-8, "AdamW's epsilon")),
-    "max_grad_norm": To(clip, "train.max_grad_norm"),
-    "warmup_steps": To(not_negative, "train.warmup_steps"),
-    "seed": To(c.whole, "train.seed"),
-    "bf16": To(c.switch, None, "bf16"),
-    "fp16": To(c.switch, None, "fp16"),
-    "gradient_checkpointing": To(c.switch, "train.gradient_checkpointing", "gradient_checkpointing"),
-    "gradient_checkpointing_kwargs.use_reentrant": To(c.switch, None, "reentrant"),
-    "use_liger_kernel": To(c.switch, None, "liger"),
-    "use_cache": To(c.switch, None, "use_cache"),
-    "per_device_eval_batch_size": To(c.whole, None, "eval_micro_batch"),
-    "eval_strategy": To(c.word, None, "eval_strategy"),
-    "eval_steps": To(c.steps, "train.eval_steps", "eval_steps"),
-    "save_strategy": To(c.word, None, "save_strategy"),
-    "save_steps": To(c.steps, "checkpoint.save_steps", "save_steps"),
-    "save_total_limit": To(c.limit, "checkpoint.save_total_limit", "save_total_limit"),
-    "save_only_model": To(c.switch, None, "save_only_model"),
-    "load_best_model_at_end": To(c.switch, None, "best_model"),
-    "metric_for_best_model": To(c.text, None, "best_metric"),
-    "dataloader_num_workers": To(c.whole, None, "dataloader_workers"),
-    "ddp_find_unused_parameters": To(c.switch, None, "find_unused_parameters"),
-    "use_cpu": To(c.switch, None, "on_cpu"),
-    "report_to": To(trackers, None, "trackers"),
-    "resume_from_checkpoint": To(resumes, None, "resume"),
-    "fsdp_config.version": To(c.whole, None, "fsdp_version"),
-    "fsdp_config.fsdp_version": To(c.whole, None, "fsdp_version"),
-    "fsdp_config.state_dict_type": To(c.text, None, "fsdp_state_dict"),
-    "fsdp_config.cpu_offload": To(c.switch, None, "fsdp_offload"),
-    "fsdp_config.offload_params": To(c.switch, None, "fsdp_offload"),
-    "fsdp_config.cpu_ram_efficient_loading": To(c.switch, None, "fsdp_efficient_loading"),
-    "fsdp_config.sync_module_states": To(c.switch, None, "fsdp_sync_states"),
-    "fsdp_config.transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
-    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": To(c.texts, None, "fsdp_layers"),
+KEYS: dict[str, KeyMapping] = {
+    "output_dir": KeyMapping(c.to_text, "output_dir"),
+    "model_name_or_path": KeyMapping(c.to_text, "model.name_or_path", "base_model"),
+    "model_revision": KeyMapping(c.to_text, "model.revision", "base_revision"),
+    "trust_remote_code": KeyMapping(c.to_bool, "model.trust_remote_code"),
+    "per_device_train_batch_size": KeyMapping(c.to_int, "train.per_device_train_batch_size", "micro_batch"),
+    "gradient_accumulation_steps": KeyMapping(c.to_int, None, "accumulation"),
+    "num_train_epochs": KeyMapping(c.to_float, "train.num_train_epochs", "epochs"),
+    "max_steps": KeyMapping(c.to_limit, "train.max_steps", "max_steps"),
+    "learning_rate": KeyMapping(c.to_float, "train.learning_rate", "learning_rate"),
+    "lr_scheduler_type": KeyMapping(to_scheduler_type, "train.lr_scheduler_type"),
+    "lr_scheduler_kwargs.num_decay_steps": KeyMapping(c.to_int, "train.decay_steps"),
+    "optim": KeyMapping(to_optim, "train.optim", "optimizer"),
+    "neftune_noise_alpha": KeyMapping(to_positive, "train.neftune_noise_alpha"),
+    "torch_compile": KeyMapping(c.unless_auto(c.to_bool), "speed.compile"),
+    "weight_decay": KeyMapping(c.to_float, "train.weight_decay"),
+    "adam_beta1": KeyMapping(c.unsupported_setting(0.9, "AdamW's betas")),
+    "adam_beta2": KeyMapping(c.unsupported_setting(0.999, "AdamW's betas")),
+    "adam_epsilon": KeyMapping(c.unsupported_setting(1e-8, "AdamW's epsilon")),
+    "max_grad_norm": KeyMapping(to_max_grad_norm, "train.max_grad_norm"),
+    "warmup_steps": KeyMapping(to_nonnegative, "train.warmup_steps"),
+    "seed": KeyMapping(c.to_int, "train.seed"),
+    "bf16": KeyMapping(c.to_bool, None, "bf16"),
+    "fp16": KeyMapping(c.to_bool, None, "fp16"),
+    "gradient_checkpointing": KeyMapping(c.to_bool, "train.gradient_checkpointing", "gradient_checkpointing"),
+    "gradient_checkpointing_kwargs.use_reentrant": KeyMapping(c.to_bool, None, "reentrant"),
+    "use_liger_kernel": KeyMapping(c.to_bool, None, "liger"),
+    "use_cache": KeyMapping(c.to_bool, None, "use_cache"),
+    "per_device_eval_batch_size": KeyMapping(c.to_int, None, "eval_micro_batch"),
+    "eval_strategy": KeyMapping(c.to_lowercase, None, "eval_strategy"),
+    "eval_steps": KeyMapping(c.to_step_count, "train.eval_steps", "eval_steps"),
+    "save_strategy": KeyMapping(c.to_lowercase, None, "save_strategy"),
+    "save_steps": KeyMapping(c.to_step_count, "checkpoint.save_steps", "save_steps"),
+    "save_total_limit": KeyMapping(c.to_limit, "checkpoint.save_total_limit", "save_total_limit"),
+    "save_only_model": KeyMapping(c.to_bool, None, "save_only_model"),
+    "load_best_model_at_end": KeyMapping(c.to_bool, None, "best_model"),
+    "metric_for_best_model": KeyMapping(c.to_text, None, "best_metric"),
+    "dataloader_num_workers": KeyMapping(c.to_int, None, "dataloader_workers"),
+    "ddp_find_unused_parameters": KeyMapping(c.to_bool, None, "find_unused_parameters"),
+    "use_cpu": KeyMapping(c.to_bool, None, "on_cpu"),
+    "report_to": KeyMapping(to_trackers, None, "trackers"),
+    "resume_from_checkpoint": KeyMapping(to_resume_flag, None, "resume"),
+    "fsdp_config.version": KeyMapping(c.to_int, None, "fsdp_version"),
+    "fsdp_config.fsdp_version": KeyMapping(c.to_int, None, "fsdp_version"),
+    "fsdp_config.state_dict_type": KeyMapping(c.to_text, None, "fsdp_state_dict"),
+    "fsdp_config.cpu_offload": KeyMapping(c.to_bool, None, "fsdp_offload"),
+    "fsdp_config.offload_params": KeyMapping(c.to_bool, None, "fsdp_offload"),
+    "fsdp_config.cpu_ram_efficient_loading": KeyMapping(c.to_bool, None, "fsdp_efficient_loading"),
+    "fsdp_config.sync_module_states": KeyMapping(c.to_bool, None, "fsdp_sync_states"),
+    "fsdp_config.transformer_layer_cls_to_wrap": KeyMapping(c.to_texts, None, "fsdp_layers"),
+    "fsdp_config.fsdp_transformer_layer_cls_to_wrap": KeyMapping(c.to_texts, None, "fsdp_layers"),
 }
 KEYS |= {
     key.replace("gradient_", "activation_"): to for key, to in KEYS.items() if key.startswith("gradient_checkpointing")
@@ -194,7 +188,7 @@ GONE_BEFORE_5 = {
     "save_on_best": "write save_strategy: best",
 }
 """Gone since transformers 4.46 or earlier → what to write instead."""
-ONCE_BEFORE_5: dict[str, To] = {
+ONCE_BEFORE_5: dict[str, KeyMapping] = {
     "evaluation_strategy": KEYS["eval_strategy"],
     "per_gpu_train_batch_size": KEYS["per_device_train_batch_size"],
     "per_gpu_eval_batch_size": KEYS["per_device_eval_batch_size"],
@@ -228,23 +222,23 @@ GONE_IN_5 = {
 }
 """Gone in transformers 5 → what to write instead; seen in 5.23.0's TrainingArguments, where they are no fields."""
 
-ONCE_IN_5: dict[str, To] = {
-    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
+ONCE_IN_5: dict[str, KeyMapping] = {
+    "warmup_ratio": KeyMapping(c.to_fraction, "train.warmup_steps", "warmup_share"),
     "no_cuda": KEYS["use_cpu"],
 }
 """Of those, the keys that meant what a newer one means."""
 
 
-def finish(draft: Draft) -> None:
+def map_training_arguments(draft: ConfigDraft) -> None:
     """What several of the Trainer's arguments say together."""
-    warmup(draft, "warmup_steps")
-    global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
-    _steps_in_place_of_epochs(draft)
-    mixed_precision(draft)
-    best_model(draft)
-    padded(draft, "packing")
-    sharding(draft)
-    tracked(draft)
+    map_warmup(draft, "warmup_steps")
+    map_global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
+    _map_max_steps(draft)
+    map_mixed_precision(draft)
+    map_best_model(draft)
+    default_to_padding(draft, "packing")
+    map_sharding(draft)
+    map_trackers(draft)
     for steps_key, strategy_key, default in (
         ("eval_steps", "eval_strategy", "no"),
         ("save_steps", "save_strategy", "steps"),
@@ -260,7 +254,7 @@ def finish(draft: Draft) -> None:
         draft.config.pop("train.eval_steps", None)
 
 
-def warmup(draft: Draft, key: str) -> None:
+def map_warmup(draft: ConfigDraft, key: str) -> None:
     """Warmup as a number of steps, or as a share of them where it is below 1."""
     value = draft.config.get("train.warmup_steps")
     if value is None or draft.names["train.warmup_steps"] != key:
@@ -271,7 +265,7 @@ def warmup(draft: Draft, key: str) -> None:
         draft.say("warmup_steps", int(value), key)
 
 
-def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: str) -> None:
+def map_global_batch(draft: ConfigDraft, micro_key: str, default: int, accumulation_key: str) -> None:
     """The batch of one process; what a file says of more processes is in the setup."""
     micro = draft.setup.get("micro_batch", default)
     accumulation = draft.setup.get("accumulation", 1)
@@ -284,7 +278,7 @@ def global_batch(draft: Draft, micro_key: str, default: int, accumulation_key: s
     draft.judged.pop(accumulation_key, None)
 
 
-def _steps_in_place_of_epochs(draft: Draft) -> None:
+def _map_max_steps(draft: ConfigDraft) -> None:
     """The Trainer goes round its rows until `max_steps` are done, whatever its epochs (TrainingArguments: "it will
     override `num_train_epochs`"); SureFit's run ends with the one that comes first. So many epochs are enough for a
     single row."""
@@ -297,7 +291,7 @@ def _steps_in_place_of_epochs(draft: Draft) -> None:
     )
 
 
-def mixed_precision(draft: Draft) -> None:
+def map_mixed_precision(draft: ConfigDraft) -> None:
     """bf16 and fp16: the one type SureFit computes in, with scaled loss where that is float16."""
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if draft.setup.get(key) and "model.dtype" not in draft.config:
@@ -306,7 +300,7 @@ def mixed_precision(draft: Draft) -> None:
             draft.judged.pop(key, None)
 
 
-def best_model(draft: Draft) -> None:
+def map_best_model(draft: ConfigDraft) -> None:
     """`load_best_model_at_end`, by the held-out loss: other metrics go by other names in SureFit's recipes."""
     metric = draft.setup.get("best_metric", "loss")
     if draft.setup.get("best_model") and metric in ("loss", "eval_loss"):
@@ -316,14 +310,14 @@ def best_model(draft: Draft) -> None:
             draft.reach("metric_for_best_model")
 
 
-def padded(draft: Draft, key: str) -> None:
+def default_to_padding(draft: ConfigDraft, key: str) -> None:
     """Attention that needs a dense mask for packed rows: there, rows are padded unless the file says otherwise."""
     if draft.config.get("speed.attention") in ("sdpa", "eager") and "data.packing" not in draft.config:
         draft.config["data.packing"] = False
         draft.names["data.packing"] = key
 
 
-def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
+def map_data_mix(draft: ConfigDraft, sources: Sequence[str], key: str) -> bool:
     """Further sets of rows, each seen once; False where one of them is named twice, which `data.mix` cannot say."""
     if len({*sources, draft.config.get("data.train")}) <= len(sources):
         return False
@@ -332,7 +326,7 @@ def mix(draft: Draft, sources: Sequence[str], key: str) -> bool:
     return True
 
 
-def tracked(draft: Draft) -> None:
+def map_trackers(draft: ConfigDraft) -> None:
     """`report_to`, as far as it says all that a tracker of SureFit's needs."""
     named = {name.lower() for name in draft.setup.get("trackers", ())}
     ours = [TRACKERS[name] for name in TRACKERS if name in named]
@@ -345,7 +339,7 @@ def tracked(draft: Draft) -> None:
         draft.reach("report_to")
 
 
-def sharding(draft: Draft, computed: Collection[str] | None = frozenset()) -> None:
+def map_sharding(draft: ConfigDraft, computed: Collection[str] | None = frozenset()) -> None:
     """`fsdp` and `deepspeed`: how the model is spread over processes.
 
     Args:
@@ -358,7 +352,7 @@ def sharding(draft: Draft, computed: Collection[str] | None = frozenset()) -> No
             draft.say("fsdp_offload", True, "fsdp")
     if draft.flat.get("deepspeed"):
         _judge_deepspeed(draft, computed)
-        stage = zero_stage(draft.flat["deepspeed"], draft.path.parent)
+        stage = read_zero_stage(draft.flat["deepspeed"], draft.path.parent)
         if stage is not None:
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
             draft.judge("deepspeed")
@@ -380,13 +374,13 @@ DEEPSPEED_PAIRS = (
 """(key of a DeepSpeed config, the argument that it must agree with): transformers 5.23, trainer_config_process."""
 
 
-def _judge_deepspeed(draft: Draft, computed: Collection[str] | None) -> None:
+def _judge_deepspeed(draft: ConfigDraft, computed: Collection[str] | None) -> None:
     """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto".
 
     What the file leaves out has a default, which has to agree as well: one micro batch a step, and no other type than
     the one that is switched on.
     """
-    config = deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
+    config = read_deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
     for theirs, keys in DEEPSPEED_PAIRS:
         value: Any = config
         for name in theirs.split("."):
@@ -397,8 +391,8 @@ def _judge_deepspeed(draft: Draft, computed: Collection[str] | None) -> None:
         if key is None or value in (None, "auto") or isinstance(value, str):
             continue
         try:
-            ours = c.switch(draft.flat[key]) if isinstance(value, bool) else c.number(draft.flat[key])
-        except c.Misfit:
+            ours = c.to_bool(draft.flat[key]) if isinstance(value, bool) else c.to_float(draft.flat[key])
+        except c.InvalidValue:
             continue
         if ours != value:
             draft.refuse_with(
@@ -411,7 +405,7 @@ def _judge_deepspeed(draft: Draft, computed: Collection[str] | None) -> None:
 OTHER_TYPE = {"fp16.enabled": "bf16", "bf16.enabled": "fp16"}
 
 
-def _judge_default(draft: Draft, theirs: str, value: Any) -> None:
+def _judge_default(draft: ConfigDraft, theirs: str, value: Any) -> None:
     """A value of the DeepSpeed config for which the file has no key of its own."""
     other = OTHER_TYPE.get(theirs)
     if other and value is True and draft.flat.get(other) in (True, "true"):
@@ -428,23 +422,23 @@ def _judge_default(draft: Draft, theirs: str, value: Any) -> None:
         )
 
 
-def held_out(draft: Draft, *keys: str) -> None:
+def map_eval_rows(draft: ConfigDraft, *keys: str) -> None:
     """Whether rows are held out, by any of these keys."""
     for key in keys:
         if draft.flat.get(key):
             draft.say("eval_rows", True, key)
 
 
-def zero_stage(value: Any, folder: Path) -> int | None:
+def read_zero_stage(value: Any, folder: Path) -> int | None:
     """The ZeRO stage of a DeepSpeed config given as a mapping, or as a file that lies here or beside `folder`'s."""
-    section = deepspeed_config(value, folder).get("zero_optimization")
+    section = read_deepspeed_config(value, folder).get("zero_optimization")
     stage = section.get("stage") if isinstance(section, dict) else None
     return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None
 
 
-def deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
+def read_deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
     """A DeepSpeed config given as a mapping, or as a file; empty where it cannot be read from here."""
-    from surefit.config.load import parse_yaml, read_text
+    from surefit.config.load import parse_yaml, read_config_text
     from surefit.core.errors import ConfigError
 
     if isinstance(value, str):
@@ -452,7 +446,7 @@ def deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
         if path is None:
             return {}
         try:
-            value, _ = parse_yaml(read_text(path).replace("\t", " "), path, {})
+            value, _ = parse_yaml(read_config_text(path).replace("\t", " "), path, {})
         except ConfigError:
             return {}
     return value if isinstance(value, dict) else {}

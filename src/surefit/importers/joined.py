@@ -14,8 +14,8 @@ from typing import Any
 
 from surefit.core.errors import SureFitError
 from surefit.facts.job_script import JobScript, Launch, read_job_script
-from surefit.facts.setup import Place, Setup
-from surefit.importers.configs import read_config
+from surefit.facts.setup import SettingLocation, Setup
+from surefit.importers.configs import read_tool_file
 
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
 MOST = 60
@@ -26,7 +26,7 @@ FROM_SCRIPT = ("device_map", "quantization", "quant_storage", "weights_dtype", "
 FROM_CONFIG = ("parallel", "bf16", "fp16", "fsdp_version", "fsdp_state_dict", "on_cpu")
 
 
-def launches_of(script: Path) -> Iterator[tuple[JobScript, Launch]]:
+def find_launches(script: Path) -> Iterator[tuple[JobScript, Launch]]:
     """The launch lines in the shell scripts beside a Python script, or in the folder above it, that start it."""
     here = script.resolve()
     for folder in (here.parent, here.parent.parent):
@@ -37,7 +37,7 @@ def launches_of(script: Path) -> Iterator[tuple[JobScript, Launch]]:
             for launch in job.launches:
                 named = [base / launch.script for base in _bases(path)] if launch.script else []
                 if launch.script and any(each.resolve() == here for each in named if launch.script.endswith(".py")):
-                    yield job, with_config(launch, path)[0]
+                    yield job, apply_accelerate_config(launch, path)[0]
 
 
 @lru_cache(maxsize=16)
@@ -62,14 +62,14 @@ def _bases(path: Path) -> list[Path]:
     return [folder, folder.parent]
 
 
-def with_config(launch: Launch, path: Path) -> tuple[Launch, Setup | None]:
+def apply_accelerate_config(launch: Launch, path: Path) -> tuple[Launch, Setup | None]:
     """A launch with the numbers of the Accelerate config that it names, and what else that config says."""
     name = launch.flags.get("config_file") if launch.tool == "accelerate" else None
     file = next((base / name for base in _bases(path) if name and (base / name).is_file()), None)
     if file is None:
         return launch, None
     try:
-        setup = read_config(file, "accelerate").setup
+        setup = read_tool_file(file, "accelerate").setup
     except SureFitError:
         return launch, None
     machines = launch.machines if "num_machines" in launch.flags else setup.machines or 1
@@ -78,14 +78,14 @@ def with_config(launch: Launch, path: Path) -> tuple[Launch, Setup | None]:
     return replace(launch, processes=processes, machines=machines, processes_per_machine=each), setup
 
 
-def launched_script(launch: Launch, path: Path) -> Path | None:
+def find_launched_script(launch: Launch, path: Path) -> Path | None:
     """The Python script that a launch line starts, where it is there."""
     name = launch.script or ""
     found = (base / name for base in _bases(path)) if name.endswith(".py") else ()
     return next((file for file in found if file.is_file()), None)
 
 
-def scripts_under(config: Path) -> Iterator[Path]:
+def find_scripts_of_config(config: Path) -> Iterator[Path]:
     """Return the Python scripts that launch lines beside an Accelerate config, or above it, start with this config."""
     here = config.resolve()
     for folder in (here.parent, here.parent.parent):
@@ -94,11 +94,11 @@ def scripts_under(config: Path) -> Iterator[Path]:
             for launch in job.launches if job else ():
                 name = launch.flags.get("config_file") if launch.tool == "accelerate" else None
                 if name and any((base / name).resolve() == here for base in _bases(path)):
-                    script = launched_script(launch, path)
+                    script = find_launched_script(launch, path)
                     yield from [script] if script else []
 
 
-def spreads(script: Path | None) -> bool:
+def uses_several_gpus(script: Path | None) -> bool:
     """Whether a script uses several GPUs in one process, by its text."""
     if script is None:
         return False
@@ -109,7 +109,7 @@ def spreads(script: Path | None) -> bool:
     return any(word in text for word in SPREADING)
 
 
-def together(setup: Setup, others: Sequence[tuple[Setup, tuple[str, ...]]]) -> Setup:
+def merge_setups(setup: Setup, others: Sequence[tuple[Setup, tuple[str, ...]]]) -> Setup:
     """A setup with those attributes of others that it does not say itself."""
     values: dict[str, Any] = {}
     places = dict(setup.places)
@@ -117,5 +117,5 @@ def together(setup: Setup, others: Sequence[tuple[Setup, tuple[str, ...]]]) -> S
         for name in names:
             if getattr(setup, name) is None and name not in values and getattr(other, name) is not None:
                 values[name] = getattr(other, name)
-                places[name] = other.places.get(name, Place(name))
+                places[name] = other.places.get(name, SettingLocation(name))
     return replace(setup, places=places, **values)

@@ -6,12 +6,12 @@ A key that is neither here nor in a tool's table nor among its `gone` ones is un
 from __future__ import annotations
 
 
-def keys(text: str) -> frozenset[str]:
+def key_set(text: str) -> frozenset[str]:
     """The words of a text."""
     return frozenset(text.split())
 
 
-TRAINING_ARGUMENTS = keys("""
+TRAINING_ARGUMENTS = key_set("""
     accelerator_config activation_checkpointing activation_checkpointing_kwargs adam_beta1 adam_beta2
     adam_epsilon auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval
     data_seed dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
@@ -35,7 +35,7 @@ TRAINING_ARGUMENTS = keys("""
 """)
 """transformers 5.23.0, TrainingArguments."""
 
-TRAINING_ARGUMENTS_4 = keys("""
+TRAINING_ARGUMENTS_4 = key_set("""
     adafactor fp16_backend fp16_opt_level group_by_length half_precision_backend include_inputs_for_metrics
     jit_mode_eval logging_dir mp_parameters no_cuda past_index push_to_hub_model_id push_to_hub_organization
     push_to_hub_token ray_scope save_safetensors torchdynamo tpu_metrics_debug tpu_num_cores use_ipex
@@ -43,7 +43,7 @@ TRAINING_ARGUMENTS_4 = keys("""
 """)
 """What transformers 4.57 took and 5 does not."""
 
-TRL = keys("""
+TRL = key_set("""
     activation_offloading assistant_only_loss attn_implementation bf16 bnb_4bit_quant_storage
     bnb_4bit_quant_type chat_template_path completion_only_loss dataset_config dataset_kwargs dataset_name
     dataset_num_proc dataset_streaming dataset_test_split dataset_text_field dataset_train_split datasets dtype
@@ -56,7 +56,7 @@ TRL = keys("""
 """)
 """TRL 1.16.0: SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig; `env` is its command line's."""
 
-TRL_STAGES = keys("""
+TRL_STAGES = key_set("""
     add_tail_bucket beta beta1 beta2 cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
     chat_template_kwargs cpo_alpha data_parallel_size delta desirable_weight diagnostics_flat_tolerance
     diagnostics_warning_interval disable_dropout discopop_tau distillation_add_tail distillation_alpha
@@ -98,20 +98,20 @@ TRL_STAGES = keys("""
 """TRL 1.16.0: what the configs of its other trainers (DPO, KTO, ORPO, GRPO, RLOO, reward, distillation…) take beyond
 SFTConfig's; some of them belonged to SFTConfig once."""
 
-TRL_LAUNCHER = keys("""
+TRL_LAUNCHER = key_set("""
     accelerate_config cpu config_file deepspeed_config_file fsdp_config_file gpu_ids machine_rank main_process_ip
     main_process_port mixed_precision multi_gpu num_cpu_threads_per_process num_machines num_processes rdzv_backend
     same_network use_deepspeed use_fsdp zero_stage dynamo_backend debug_launcher
 """)
 """TRL 1.16.0 hands them to `accelerate launch` (cli/accelerate_config.py)."""
 
-OPEN_R1 = keys("""
+OPEN_R1 = key_set("""
     benchmarks callbacks chat_template hub_model_revision num_completions_to_print overwrite_hub_revision
     push_to_hub_revision system_prompt wandb_entity wandb_project wandb_run_group
 """)
 """What open-r1 adds to TRL's SFTConfig and GRPOConfig, whose files look like TRL's (src/open_r1/configs.py)."""
 
-LORA_CONFIG = keys("""
+LORA_CONFIG = key_set("""
     alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
     ensure_weight_tying eva_config exclude_modules fan_in_fan_out inference_mode init_lora_weights kasa_config
     layer_replication layers_pattern layers_to_transform loftq_config lora_alpha lora_bias lora_dropout
@@ -121,7 +121,7 @@ LORA_CONFIG = keys("""
 """)
 """PEFT 0.21.2, LoraConfig."""
 
-LLAMAFACTORY = keys("""
+LLAMAFACTORY = key_set("""
     adapter_folder adapter_name_or_path add_special_tokens add_tokens additional_target apollo_layerwise
     apollo_proj apollo_proj_type apollo_rank apollo_scale apollo_scale_front apollo_scale_type apollo_target
     apollo_update_interval asft_alpha audio_sampling_rate badam_mask_mode badam_mode badam_start_block
@@ -166,7 +166,7 @@ LLAMAFACTORY = keys("""
 """LLaMA-Factory 0.9.5, all argument classes but for what they derive themselves (compute_dtype, device_map…), and
 Seq2SeqTrainingArguments' own; kt_config and kt_cpu_activation are those of KTransformers' own release of it."""
 
-AXOLOTL = keys("""
+AXOLOTL = key_set("""
     accelerator_config activation_offloading adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 adapter
     added_tokens_overrides attn_implementation auto_find_batch_size auto_resume_from_checkpoints
     axolotl_config_path base_model base_model_config batch_flattening batch_size bench_dataset bench_split bf16
@@ -237,7 +237,7 @@ AXOLOTL = keys("""
 """)
 """Axolotl 0.19.0, AxolotlInputConfig."""
 
-AXOLOTL_PLUGINS = keys("""
+AXOLOTL_PLUGINS = key_set("""
     cut_cross_entropy dense_mixer diffusion dsv4_bf16_all dsv4_fp4_grouped_mode dsv4_fp8_lora_kernel
     dsv4_fp8_nonexpert_mode dsv4_shared_mlp_lora_kernel expert_backend expert_parallel_backend
     expert_parallel_fallback_on_unsupported expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
@@ -258,7 +258,7 @@ AXOLOTL_PLUGINS = keys("""
 """)
 """Axolotl 0.19.0, the keys of the plugins it ships."""
 
-ACCELERATE = keys("""
+ACCELERATE = key_set("""
     additional_args base_job_name command_file commands compute_environment debug deepspeed_config
     distributed_type downcast_bf16 dynamo_backend dynamo_config ec2_instance_type enable_cpu_affinity fp16
     fp8_config fsdp_config gpu_ids iam_role_name image_uri machine_rank main_process_ip main_process_port
@@ -269,7 +269,7 @@ ACCELERATE = keys("""
 """)
 """accelerate 1.15.0, ClusterConfig and SageMakerConfig, with the two older keys that it converts."""
 
-DEEPSPEED = keys("""
+DEEPSPEED = key_set("""
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_config comms_logger
     communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency
     data_parallel_size data_types dataloader_drop_last datastates_ckpt disable_allgather dump_state eigenvalue
@@ -284,7 +284,7 @@ DEEPSPEED = keys("""
 """)
 """DeepSpeed 0.19, runtime/config.py."""
 
-ZERO = keys("""
+ZERO = key_set("""
     allgather_bucket_size allgather_partitions allgather_sequential contiguous_gradients cpu_offload
     cpu_offload_param cpu_offload_use_pin_memory elastic_checkpoint enable_sanity_checks
     gather_16bit_weights_on_model_save ignore_unused_parameters leaf_module legacy_stage1 load_from_fp32_weights
@@ -302,21 +302,21 @@ ZERO = keys("""
 """)
 """DeepSpeed 0.19, runtime/zero/config.py; the stage-3 keys also by their short names."""
 
-SFT_CONFIG = keys("""
+SFT_CONFIG = key_set("""
     activation_offloading assistant_only_loss chat_template_path completion_only_loss dataset_kwargs dataset_num_proc
     dataset_text_field eos_token eval_packing loss_type max_length model_init_kwargs packing packing_strategy
     pad_to_multiple_of pad_token padding_free router_aux_loss_coef shuffle_dataset truncation_mode trust_remote_code
 """)
 """TRL 1.16.0, what SFTConfig adds to TrainingArguments."""
 
-SEQ2SEQ = keys("generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler")
+SEQ2SEQ = key_set("generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler")
 """transformers 5.23.0, what Seq2SeqTrainingArguments adds to TrainingArguments."""
 
-TRAINER = keys("""
+TRAINER = key_set("""
     args callbacks compute_loss_func compute_metrics data_collator eval_dataset model model_init
     optimizer_cls_and_kwargs optimizers preprocess_logits_for_metrics processing_class train_dataset
 """)
 """transformers 5.23.0, Trainer."""
 
-SFT_TRAINER = (TRAINER - {"model_init"}) | keys("formatting_func peft_config quantization_config")
+SFT_TRAINER = (TRAINER - {"model_init"}) | key_set("formatting_func peft_config quantization_config")
 """TRL 1.16.0, SFTTrainer."""

@@ -6,12 +6,12 @@ import os.path
 from pathlib import Path
 from typing import Any
 
-from surefit.config.load import parse_yaml, read_text
+from surefit.config.load import parse_yaml, read_config_text
 from surefit.config.schema import STACKED, LoraSection
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import LLAMAFACTORY, TRAINING_ARGUMENTS, TRAINING_ARGUMENTS_4
 from surefit.importers.paths import first_rows
 
@@ -20,16 +20,16 @@ LORA_KEYS = (
     "loraplus_lr_ratio",
 )  # fmt: skip
 ATTENTION = {
-    "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "auto": c.UNSAID
+    "fa2": "flash_attention_2", "fa3": "flash_attention_3", "sdpa": "sdpa", "disabled": "eager", "auto": c.UNSET
 }  # fmt: skip
 
 
 def _attention(value: Any) -> Any:
-    return c.choice(ATTENTION, "SureFit's speed.attention does not know {value}")(value)
+    return c.choice_of(ATTENTION, "SureFit's speed.attention does not know {value}")(value)
 
 
-def _not(value: Any) -> bool:
-    return not c.switch(value)
+def _to_negated_bool(value: Any) -> bool:
+    return not c.to_bool(value)
 
 
 INFO = "dataset_info.json"
@@ -49,34 +49,38 @@ COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 NAMED = 8
 """Data sets that a message lists."""
 KEYS = hf.KEYS | {
-    "warmup_ratio": To(c.share, "train.warmup_steps", "warmup_share"),
-    "overwrite_output_dir": To(c.switch, None, "overwrite"),
-    "cutoff_len": To(c.whole, "data.max_length", "max_length"),
-    "val_size": To(c.held_out, "data.eval"),
-    "packing": To(c.switch, "data.packing", "packing"),
-    "train_on_prompt": To(c.when_true("all"), None, "loss_on"),
-    "mask_history": To(c.when_true("completion"), "data.thinking", "loss_on", lambda _: "only_last"),
-    "lora_rank": To(c.whole, "lora.r", "lora_r"),
-    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
-    "lora_target": To(hf.linear, "lora.target_modules", "target_modules", hf.modules),
-    "additional_target": To(c.texts, None, "modules_to_save"),
-    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
-    "use_dora": To(c.switch, "lora.use_dora"),
-    "pure_bf16": To(c.when_true("bfloat16"), "model.dtype", "dtype"),
-    "disable_gradient_checkpointing": To(_not, "train.gradient_checkpointing", "gradient_checkpointing"),
-    "use_reentrant_gc": To(c.switch, None, "reentrant"),
-    "flash_attn": To(_attention, "speed.attention", "attention"),
-    "early_stopping_steps": To(c.limit, "train.early_stopping_patience"),
-    "enable_liger_kernel": To(c.switch, None, "liger"),
-    "use_unsloth": To(c.switch, None, "unsloth"),
-    "resize_vocab": To(c.when_true(True), None, "new_tokens"),
-    "add_tokens": To(c.texts, "model.add_tokens", "new_tokens", list),
-    "predict_with_generate": To(c.switch, None, "generates_in_loop"),
-    "do_sample": To(c.switch, None, "do_sample"),
-    "temperature": To(c.number, None, "temperature"),
-    "template": To(c.text, None, "chat_template"),
-    "enable_thinking": To(lambda value: {"enable_thinking": c.switch(value)}, "model.chat_template_kwargs"),
+    "warmup_ratio": KeyMapping(c.to_fraction, "train.warmup_steps", "warmup_share"),
+    "overwrite_output_dir": KeyMapping(c.to_bool, None, "overwrite"),
+    "cutoff_len": KeyMapping(c.to_int, "data.max_length", "max_length"),
+    "val_size": KeyMapping(c.to_eval_fraction, "data.eval"),
+    "packing": KeyMapping(c.to_bool, "data.packing", "packing"),
+    "train_on_prompt": KeyMapping(c.value_when_true("all"), None, "loss_on"),
+    "mask_history": KeyMapping(c.value_when_true("completion"), "data.thinking", "loss_on", lambda _: "only_last"),
+    "lora_rank": KeyMapping(c.to_int, "lora.r", "lora_r"),
+    "lora_alpha": KeyMapping(c.to_float, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": KeyMapping(c.to_float, "lora.lora_dropout", "lora_dropout"),
+    "lora_target": KeyMapping(
+        hf.to_setup_target_modules, "lora.target_modules", "target_modules", hf.to_config_target_modules
+    ),
+    "additional_target": KeyMapping(c.to_texts, None, "modules_to_save"),
+    "use_rslora": KeyMapping(c.to_bool, "lora.use_rslora", "rslora"),
+    "use_dora": KeyMapping(c.to_bool, "lora.use_dora"),
+    "pure_bf16": KeyMapping(c.value_when_true("bfloat16"), "model.dtype", "dtype"),
+    "disable_gradient_checkpointing": KeyMapping(
+        _to_negated_bool, "train.gradient_checkpointing", "gradient_checkpointing"
+    ),
+    "use_reentrant_gc": KeyMapping(c.to_bool, None, "reentrant"),
+    "flash_attn": KeyMapping(_attention, "speed.attention", "attention"),
+    "early_stopping_steps": KeyMapping(c.to_limit, "train.early_stopping_patience"),
+    "enable_liger_kernel": KeyMapping(c.to_bool, None, "liger"),
+    "use_unsloth": KeyMapping(c.to_bool, None, "unsloth"),
+    "resize_vocab": KeyMapping(c.value_when_true(True), None, "new_tokens"),
+    "add_tokens": KeyMapping(c.to_texts, "model.add_tokens", "new_tokens", list),
+    "predict_with_generate": KeyMapping(c.to_bool, None, "generates_in_loop"),
+    "do_sample": KeyMapping(c.to_bool, None, "do_sample"),
+    "temperature": KeyMapping(c.to_float, None, "temperature"),
+    "template": KeyMapping(c.to_text, None, "chat_template"),
+    "enable_thinking": KeyMapping(lambda value: {"enable_thinking": c.to_bool(value)}, "model.chat_template_kwargs"),
 }
 ALIASES = {
     "max_seq_length": "cutoff_len", "max_seq_len": "cutoff_len", "sequence_len": "cutoff_len",
@@ -102,13 +106,13 @@ DEFAULTS = {
 """LLaMA-Factory 0.9.5, where they differ from SureFit's own."""
 
 
-def _finish(draft: Draft) -> None:
-    hf.finish(draft)
+def _finish(draft: ConfigDraft) -> None:
+    hf.map_training_arguments(draft)
     _stage(draft)
     _adapter(draft)
     _quantization(draft)
     _data(draft)
-    hf.held_out(draft, "val_size", "eval_dataset")
+    hf.map_eval_rows(draft, "val_size", "eval_dataset")
     if draft.says("pure_bf16") and draft.setup.get("dtype"):
         draft.say("weights_dtype", draft.setup["dtype"], "pure_bf16")
     elif draft.flat.get("use_badam") is not True:
@@ -121,7 +125,7 @@ def _finish(draft: Draft) -> None:
     _export(draft)
 
 
-def _tokens(draft: Draft) -> None:
+def _tokens(draft: ConfigDraft) -> None:
     """`add_tokens` are those of `model.add_tokens`; `resize_vocab` makes their rows, which SureFit does by itself."""
     if "new_tokens" in draft.setup:
         draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
@@ -131,7 +135,7 @@ def _tokens(draft: Draft) -> None:
         draft.lose("additional_target", "SureFit trains the rows of model.add_tokens")
 
 
-def _packing(draft: Draft) -> None:
+def _packing(draft: ConfigDraft) -> None:
     """`neat_packing` implies `packing`; without it the examples of a row stay whole and read each other.
 
     PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the number
@@ -148,7 +152,7 @@ def _packing(draft: Draft) -> None:
         draft.carry("data.packing", True, "stage")
 
 
-def _generation(draft: Draft) -> None:
+def _generation(draft: ConfigDraft) -> None:
     """Answers are generated under `predict_with_generate` only; a file that only predicts has no training loop."""
     predicts = draft.flat.get("do_predict") is True
     if predicts and draft.flat.get("do_train") is not True:
@@ -158,7 +162,7 @@ def _generation(draft: Draft) -> None:
             draft.setup.pop(attribute, None)
 
 
-def _export(draft: Draft) -> None:
+def _export(draft: ConfigDraft) -> None:
     """`llamafactory-cli export`: the adapter is merged into the base as it is loaded."""
     if draft.says("export_dir") and draft.says("adapter_name_or_path"):
         draft.say("merge_into", "quantized" if "quantization" in draft.setup else "original", "export_dir")
@@ -166,7 +170,7 @@ def _export(draft: Draft) -> None:
         draft.judge("adapter_name_or_path")
 
 
-def _stage(draft: Draft) -> None:
+def _stage(draft: ConfigDraft) -> None:
     stage = draft.flat.get("stage", "sft")
     if stage not in ("sft", "pt"):
         draft.say("preferences", True, "stage")
@@ -180,7 +184,7 @@ def _stage(draft: Draft) -> None:
         draft.names["data.format"] = "stage"
 
 
-def _adapter(draft: Draft) -> None:
+def _adapter(draft: ConfigDraft) -> None:
     """finetuning_type, and what it decides."""
     kind = draft.flat.get("finetuning_type") or "lora"
     if kind not in ("lora", "full"):
@@ -203,7 +207,7 @@ def _adapter(draft: Draft) -> None:
         _start(draft)
 
 
-def _start(draft: Draft) -> None:
+def _start(draft: ConfigDraft) -> None:
     """One adapter that is trained further; several are merged first, and so is one beside `create_new_adapter`."""
     first = draft.flat.get("adapter_name_or_path")
     if first is None:
@@ -216,7 +220,7 @@ def _start(draft: Draft) -> None:
         draft.lose("adapter_name_or_path", STACKED)
 
 
-def _quantization(draft: Draft) -> None:
+def _quantization(draft: ConfigDraft) -> None:
     bits = draft.flat.get("quantization_bit")
     if bits is None:
         return
@@ -232,7 +236,7 @@ def _quantization(draft: Draft) -> None:
             draft.reach("quantization_bit")
 
 
-def _data(draft: Draft) -> None:
+def _data(draft: ConfigDraft) -> None:
     """`dataset` names entries of dataset_info.json in `dataset_dir`."""
     draft.rows_known = not any(
         draft.says(key) for key in ("max_samples", "streaming", "tokenized_path", "mix_strategy")
@@ -243,19 +247,19 @@ def _data(draft: Draft) -> None:
             draft.refuse_with("do_train", "there is no dataset to train on", "name one as dataset")
         draft.whole_run = False
         return
-    names = set_names(names)
+    names = parse_dataset_names(names)
     if not names:
         draft.refuse("dataset", "names of data sets, with commas between them")
         draft.whole_run = False
         return
     folder = draft.flat.get("dataset_dir") or "data"
     if isinstance(folder, str):
-        folder = data_folder(folder, draft.path)
-    info = dataset_info(folder) if isinstance(folder, str) else {}
+        folder = resolve_dataset_dir(folder, draft.path)
+    info = read_dataset_info(folder) if isinstance(folder, str) else {}
     if info:
         _judge_sets(draft, "dataset", names, folder, info)
-        _judge_sets(draft, "eval_dataset", set_names(draft.flat.get("eval_dataset") or []), folder, info)
-    source, layout = source_in(names[0], folder, info)
+        _judge_sets(draft, "eval_dataset", parse_dataset_names(draft.flat.get("eval_dataset") or []), folder, info)
+    source, layout = find_dataset_source(names[0], folder, info)
     if info:
         draft.reach("dataset_dir")
     draft.carry("data.train", source, "dataset")
@@ -268,7 +272,7 @@ def _data(draft: Draft) -> None:
             draft.lose_part(
                 "dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows"
             )
-        elif source_in(name, folder, info)[1] is None:
+        elif find_dataset_source(name, folder, info)[1] is None:
             draft.lose_part(
                 "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
             )
@@ -279,21 +283,25 @@ def _data(draft: Draft) -> None:
         draft.lose_part("max_samples", "", most, "data.limit takes them evenly from all rows, and not the first ones")
     if len(names) > 1:
         draft.rows_known = False
-        _mix(draft, [source_in(name, folder, info) for name in names], str(draft.flat.get("mix_strategy") or "concat"))
+        _mix(
+            draft,
+            [find_dataset_source(name, folder, info) for name in names],
+            str(draft.flat.get("mix_strategy") or "concat"),
+        )
     held_out = draft.flat.get("eval_dataset")
     if isinstance(held_out, str) and "," not in held_out:
-        draft.carry("data.eval", source_in(held_out, folder, info)[0], "eval_dataset")
+        draft.carry("data.eval", find_dataset_source(held_out, folder, info)[0], "eval_dataset")
         draft.reach("eval_dataset")
 
 
-def data_folder(folder: str, path: Path) -> str:
+def resolve_dataset_dir(folder: str, path: Path) -> str:
     """Where a `dataset_dir` lies: seen from here, as LLaMA-Factory does, or else from the config's own folder."""
     beside = str(path.parent / folder)
     here = os.path.isfile(Path(folder) / INFO)
     return beside if not here and os.path.isfile(Path(beside) / INFO) else folder
 
 
-def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
+def _judge_sets(draft: ConfigDraft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
     """Sets that the list of data sets does not have, and entries that LLaMA-Factory cannot use.
 
     get_dataset_list (0.9.5, data/parser.py) stops at the first, the converters at the second.
@@ -301,7 +309,7 @@ def _judge_sets(draft: Draft, key: str, names: list[str], folder: str, info: dic
     for name in names:
         entry = info.get(name)
         if isinstance(entry, dict):
-            _left_out(draft, key, name, entry, folder)
+            _find_unnamed_columns(draft, key, name, entry, folder)
         if name not in info:
             near = did_you_mean(name, list(info))
             draft.refuse_with(
@@ -339,7 +347,7 @@ RANKED = ("rm", "dpo")
 """Stages that learn from pairs."""
 
 
-def _wrong_stage(draft: Draft, entry: dict[str, Any]) -> tuple[str, str] | None:
+def _wrong_stage(draft: ConfigDraft, entry: dict[str, Any]) -> tuple[str, str] | None:
     """(what is wrong with an entry for this stage, what to do): `_get_merged_dataset` (0.9.5, data/loader.py)."""
     stage, ranking = draft.flat.get("stage") or "sft", entry.get("ranking") is True
     if draft.flat.get("do_train") is not True:
@@ -390,7 +398,7 @@ def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
     return None
 
 
-def _left_out(draft: Draft, key: str, name: str, entry: dict[str, Any], folder: str) -> None:
+def _find_unnamed_columns(draft: ConfigDraft, key: str, name: str, entry: dict[str, Any], folder: str) -> None:
     """Columns with a text that `columns` does not name: given columns take the place of all defaults."""
     columns, file = entry.get("columns"), entry.get("file_name")
     if entry.get("formatting", "alpaca") != "alpaca" or not isinstance(columns, dict) or not isinstance(file, str):
@@ -403,34 +411,34 @@ def _left_out(draft: Draft, key: str, name: str, entry: dict[str, Any], folder: 
             draft.places["columns_left_out"] = draft.place(key)
 
 
-def set_names(value: Any) -> list[str]:
+def parse_dataset_names(value: Any) -> list[str]:
     """The names of data sets: a list, or a text with commas; empty where it is neither."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
     return names if good and isinstance(names, list) else []
 
 
-def _mix(draft: Draft, sources: list[tuple[str, str | None]], strategy: str) -> None:
+def _mix(draft: ConfigDraft, sources: list[tuple[str, str | None]], strategy: str) -> None:
     """Several data sets: one behind the other, which `data.mix` can say; how far interleaving comes it cannot."""
     if any(layout is None for _, layout in sources):
         draft.lose("dataset", "SureFit reads the layouts of docs/data.md only")
-    elif strategy != "concat" or not hf.mix(draft, [source for source, _ in sources[1:]], "dataset"):
+    elif strategy != "concat" or not hf.map_data_mix(draft, [source for source, _ in sources[1:]], "dataset"):
         draft.lose("dataset", "data.mix says how often each set is seen: write the number of passes")
     elif len({layout for _, layout in sources}) > 1:
         del draft.config["data.format"]  # auto tells them apart
 
 
-def dataset_info(folder: str) -> dict[str, Any]:
+def read_dataset_info(folder: str) -> dict[str, Any]:
     """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
     path = Path(folder) / INFO
     try:
-        tree, _ = parse_yaml(read_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
+        tree, _ = parse_yaml(read_config_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
     except ConfigError:
         return {}
     return tree if isinstance(tree, dict) else {}
 
 
-def source_in(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
+def find_dataset_source(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
     """(where the rows are, their layout); the layout is None where it is not one that SureFit reads as it is."""
     entry = info.get(name)
     if not isinstance(entry, dict):
@@ -444,7 +452,7 @@ def source_in(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | 
     return name, None
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="llamafactory",
     keys=KEYS,
     known=TRAINING_ARGUMENTS | TRAINING_ARGUMENTS_4 | LLAMAFACTORY,
@@ -453,7 +461,7 @@ TOOL = Tool(
     defaults=DEFAULTS,
     finish=_finish,
     open_sections=hf.OPEN_SECTIONS,
-    conflicts=conflicts.llamafactory,
+    conflicts=conflicts.check_llamafactory_conflicts,
     aliases=ALIASES,
     takes_repeated=False,  # OmegaConf: "found duplicate key"
 )

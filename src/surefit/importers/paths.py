@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.units import GIB
-from surefit.importers.known import keys
+from surefit.importers.known import key_set
 
-KEYS = keys("""
+KEYS = key_set("""
     deepspeed deepspeed_config.deepspeed_config_file deepspeed_config_file fsdp_config config_file dataset_info
     chat_template_path chat_template_jinja new_special_tokens_config accelerate_config hatchery
 """)
@@ -24,7 +24,7 @@ LEVELS = 6
 """Folders above the file's own from which a path may be meant: examples are started from their repository's root."""
 
 
-def missing(values: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+def find_missing_files(values: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
     """(key, path) of files that are not there although the folder they should be in is.
 
     Where that folder is not there either the config was written for another place, and nothing can be said.

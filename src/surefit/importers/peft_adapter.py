@@ -7,37 +7,37 @@ from typing import Any
 from surefit.facts.validate_model_files import wrong_patterns
 from surefit.importers import conflicts, hf
 from surefit.importers import convert as c
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import LORA_CONFIG
 
 
 def _targets(value: Any) -> Any:
-    return ("custom",) if isinstance(value, dict) else hf.linear_or_pattern(value)
+    return ("custom",) if isinstance(value, dict) else hf.to_target_modules_or_pattern(value)
 
 
-def one_name(draft: Draft, key: str, value: Any) -> None:
+def check_single_name(draft: ConfigDraft, key: str, value: Any) -> None:
     """A plain name that is given as a text: PEFT matches it with the whole names of modules, as it does patterns."""
     if isinstance(value, str) and value.isidentifier():
         draft.say("target_pattern", value, key)
 
 
-KEYS: dict[str, To] = {
-    "peft_type": To(c.word, None, "adapter"),
-    "base_model_name_or_path": To(c.text, None, "base_model"),
-    "revision": To(c.text, None, "base_revision"),
-    "r": To(c.whole, None, "lora_r"),
-    "lora_alpha": To(c.number, None, "lora_alpha"),
-    "lora_dropout": To(c.number, None, "lora_dropout"),
-    "target_modules": To(_targets, None, "target_modules"),
-    "target_parameters": To(hf.experts),
-    "modules_to_save": To(c.texts, None, "modules_to_save"),
-    "trainable_token_indices": To(c.if_any, None, "trainable_tokens"),
-    "use_rslora": To(c.switch, None, "rslora"),
+KEYS: dict[str, KeyMapping] = {
+    "peft_type": KeyMapping(c.to_lowercase, None, "adapter"),
+    "base_model_name_or_path": KeyMapping(c.to_text, None, "base_model"),
+    "revision": KeyMapping(c.to_text, None, "base_revision"),
+    "r": KeyMapping(c.to_int, None, "lora_r"),
+    "lora_alpha": KeyMapping(c.to_float, None, "lora_alpha"),
+    "lora_dropout": KeyMapping(c.to_float, None, "lora_dropout"),
+    "target_modules": KeyMapping(_targets, None, "target_modules"),
+    "target_parameters": KeyMapping(hf.to_expert_targets),
+    "modules_to_save": KeyMapping(c.to_texts, None, "modules_to_save"),
+    "trainable_token_indices": KeyMapping(c.true_if_nonempty, None, "trainable_tokens"),
+    "use_rslora": KeyMapping(c.to_bool, None, "rslora"),
 }
 GONE = {"enable_lora": "target_modules", "merge_weights": "nothing: merging is a method of the model"}
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: ConfigDraft) -> None:
     draft.whole_run = False
     for key, problem, help_text in wrong_patterns(draft.tree):
         draft.refuse_with(key, problem, help_text)
@@ -54,12 +54,12 @@ def _finish(draft: Draft) -> None:
         draft.passed_over.clear()
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="peft",
     keys=KEYS,
     known=LORA_CONFIG,
     gone=GONE,
     finish=_finish,
     passes_over=lambda key: True,
-    conflicts=conflicts.peft,
+    conflicts=conflicts.check_peft_conflicts,
 )

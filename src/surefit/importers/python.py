@@ -8,9 +8,9 @@ from pathlib import Path
 
 from surefit.core.errors import ConfigError
 from surefit.facts.job_script import JobScript, Launch
-from surefit.facts.setup import Place
-from surefit.importers.hf import trackers
-from surefit.importers.joined import launches_of
+from surefit.facts.setup import SettingLocation
+from surefit.importers.hf import to_trackers
+from surefit.importers.joined import find_launches
 from surefit.importers.python_calls import (
     ARGUMENTS,
     CONFIGS,
@@ -18,21 +18,21 @@ from surefit.importers.python_calls import (
     OTHER_TRAINERS,
     PRETRAINED,
     TRAINERS,
-    Call,
-    calls_in,
+    ScriptCall,
+    find_calls,
     read_call,
 )
-from surefit.importers.python_conflicts import read_conflicts, read_groups
+from surefit.importers.python_conflicts import read_conflicts, read_generation_groups
 from surefit.importers.python_faults import read_faults
 from surefit.importers.python_models import read_models
 from surefit.importers.python_rows import LENGTHS, read_rows
-from surefit.importers.python_script import Notes, read_arguments, read_loads, unusable
-from surefit.importers.python_source import Imported, Scope, Source, parse, slip
+from surefit.importers.python_script import ScriptNotes, not_a_training_script, read_arguments, read_loads
+from surefit.importers.python_source import ImportedName, Scope, ScriptSource, find_accidental_tuple, parse_script
 from surefit.importers.python_tokens import read_tokens
-from surefit.importers.releases import Judge
-from surefit.importers.requirements import asked_beside
-from surefit.importers.result import Foreign
-from surefit.importers.values import kinds
+from surefit.importers.releases import TargetReleases
+from surefit.importers.requirements import read_project_requirements
+from surefit.importers.result import ImportedConfig
+from surefit.importers.values import value_kinds
 
 GONE_IMPORTS = {
     "transformers.AdamW": ("transformers", ">=4.50", "import AdamW from torch.optim"),
@@ -66,21 +66,21 @@ LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parq
 LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
 
 
-def read_python(path: Path) -> Foreign:
+def read_python(path: Path) -> ImportedConfig:
     """What a training script says of its run, as far as it is written out.
 
     Raises:
         ConfigError: it is no Python, or holds no call that trains, loads or merges a model.
     """
-    source = parse(path)
-    launches = list(launches_of(path))
+    source = parse_script(path)
+    launches = list(find_launches(path))
     _read_passed(source, launches)
-    calls = list(calls_in(source))
+    calls = list(find_calls(source))
     told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
     if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
-        raise unusable(path)
-    notes = Notes(path)
-    judge = judge_of(source)
+        raise not_a_training_script(path)
+    notes = ScriptNotes(path)
+    judge = find_target_releases(source)
     read_arguments(notes, calls, judge)
     read_loads(notes, calls, judge)
     read_models(notes, source, calls)
@@ -91,20 +91,20 @@ def read_python(path: Path) -> Foreign:
     _read_batch(notes, source, calls)
     _read_generation(notes, source)
     _read_trackers(notes, source)
-    notes.problems += _slips(path, source)
+    notes.problems += _find_accidental_tuples(path, source)
     _read_launch(notes, launches)
     if not judge.unsloth:  # which makes the batch fit by itself
-        read_groups(notes, calls)
+        read_generation_groups(notes, calls)
     for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
         notes.place(name, name.rpartition(".")[2], line)
-    return Foreign(
+    return ImportedConfig(
         "python", path, notes.finished(), None, {}, tuple(notes.lost), None, tuple(notes.problems), lines=notes.lines,
         columns=notes.columns, judged_by=judge.said() if notes.judges else "",
     )  # fmt: skip
 
 
-def _prepares(source: Source) -> bool:
+def _prepares(source: ScriptSource) -> bool:
     """Whether the script prepares a data set: it loads one, and makes its rows anew."""
     calls = [(node, scope) for node, scope in source.each(ast.Call)]
     loads = any(
@@ -115,7 +115,7 @@ def _prepares(source: Source) -> bool:
     return loads and any(getattr(node.func, "attr", "") in ("map", "filter") for node, _ in calls)
 
 
-def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> None:
+def _read_passed(source: ScriptSource, launches: list[tuple[JobScript, Launch]]) -> None:
     """What launch lines beside the script pass to its parser."""
     for name in {name for _, launch in launches for name in launch.arguments}:
         values = [launch.arguments.get(name) for _, launch in launches]
@@ -123,7 +123,7 @@ def _read_passed(source: Source, launches: list[tuple[JobScript, Launch]]) -> No
         source.passed[name] = {None if value is None or "$" in value else value for value in values}
 
 
-def _read_launch(notes: Notes, launches: list[tuple[JobScript, Launch]]) -> None:
+def _read_launch(notes: ScriptNotes, launches: list[tuple[JobScript, Launch]]) -> None:
     """The processes that a launch line beside the script starts."""
     counted = [
         (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
@@ -133,24 +133,24 @@ def _read_launch(notes: Notes, launches: list[tuple[JobScript, Launch]]) -> None
         flag = next((name for name in COUNTS if name in launch.flags), None)
         notes.setup["processes"] = count
         line = launch.lines.get(flag or "", launch.line)
-        notes.places["processes"] = Place(f"--{flag}" if flag else launch.tool, job.path, line)
+        notes.places["processes"] = SettingLocation(f"--{flag}" if flag else launch.tool, job.path, line)
 
 
-def judge_of(source: Source) -> Judge:
+def find_target_releases(source: ScriptSource) -> TargetReleases:
     """The releases that the script's own header or the requirements beside it ask for."""
-    asked, files = asked_beside(source.path)
+    asked, files = read_project_requirements(source.path)
     unsloth = any(imported.dotted.partition(".")[0] == "unsloth" for imported in _imported(source))
-    return Judge(asked, files, unsloth)
+    return TargetReleases(asked, files, unsloth)
 
 
-def _imported(source: Source) -> Iterator[Imported]:
+def _imported(source: ScriptSource) -> Iterator[ImportedName]:
     """Everything that the script imports."""
     scopes = [source.module, *source.inside.values()]
     bindings = (each for scope in scopes for bindings in scope.names.values() for each in bindings)
-    yield from (binding.value for binding in bindings if isinstance(binding.value, Imported))
+    yield from (binding.value for binding in bindings if isinstance(binding.value, ImportedName))
 
 
-def _gone_imports(source: Source, judge: Judge) -> dict[str, tuple[str, int]]:
+def _gone_imports(source: ScriptSource, judge: TargetReleases) -> dict[str, tuple[str, int]]:
     """What is imported and is no longer there: name → (what to write instead, line)."""
     found: dict[str, tuple[str, int]] = {}
     for imported in _imported(source):
@@ -168,15 +168,15 @@ def _gone_imports(source: Source, judge: Judge) -> dict[str, tuple[str, int]]:
     return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
 
 
-def _slips(path: Path, source: Source) -> Iterator[ConfigError]:
+def _find_accidental_tuples(path: Path, source: ScriptSource) -> Iterator[ConfigError]:
     """Numbers that a comma made a tuple, and that a number is needed for."""
-    numbers = {key for key, kind in kinds("trl").items() if kind in ("int", "float")} | LENGTHS
+    numbers = {key for key, kind in value_kinds("trl").items() if kind in ("int", "float")} | LENGTHS
     used = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
     compared = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
     used |= {_name(side) for node in compared for side in (node.left, *node.comparators)}
     for node, _ in source.each(ast.Assign):
         name = _name(node.targets[0]) if len(node.targets) == 1 else None
-        meant = slip(source, node.value)
+        meant = find_accidental_tuple(source, node.value)
         if meant is not None and name in used:
             written = source.text_of(node.value)
             yield ConfigError(
@@ -190,7 +190,7 @@ def _name(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 
-def _read_batch(notes: Notes, source: Source, calls: list[Call]) -> None:
+def _read_batch(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """A batch per device that is multiplied by the number of devices."""
     for call in calls:
         given = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
@@ -199,7 +199,7 @@ def _read_batch(notes: Notes, source: Source, calls: list[Call]) -> None:
             notes.say("micro_batch_times_gpus", True, "per_device_train_batch_size", line)
 
 
-def _times_devices(source: Source, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
+def _times_devices(source: ScriptSource, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
     """Whether an expression is a product with `torch.cuda.device_count()`."""
     node, scope = source.expression(node, scope)
     if isinstance(node, ast.Attribute) and depth < 3:
@@ -222,7 +222,7 @@ def _same(target: ast.AST, node: ast.Attribute) -> bool:
     return isinstance(target, ast.Attribute) and target.attr == node.attr and _name(target.value) == _name(node.value)
 
 
-def _counts_devices(source: Source, node: ast.expr, scope: Scope) -> bool:
+def _counts_devices(source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
     node, scope = source.expression(node, scope)
     if isinstance(node, ast.IfExp):
         node, scope = source.expression(node.body, scope)
@@ -231,7 +231,7 @@ def _counts_devices(source: Source, node: ast.expr, scope: Scope) -> bool:
     return isinstance(node, ast.Call) and source.origin(node.func, scope) == "torch.cuda.device_count"
 
 
-def _read_generation(notes: Notes, source: Source) -> None:
+def _read_generation(notes: ScriptNotes, source: ScriptSource) -> None:
     """Text that is generated while training, or drawn at random to be scored."""
     callbacks = [node for node, scope in source.each(ast.ClassDef) if _is_callback(source, node, scope)]
     hooks = [
@@ -249,11 +249,11 @@ def _read_generation(notes: Notes, source: Source) -> None:
             _read_sampling(notes, source, node, scope)
 
 
-def _is_callback(source: Source, node: ast.ClassDef, scope: Scope) -> bool:
+def _is_callback(source: ScriptSource, node: ast.ClassDef, scope: Scope) -> bool:
     return any((source.origin(base, scope) or "").endswith(".TrainerCallback") for base in node.bases)
 
 
-def _scores(source: Source) -> bool:
+def _scores(source: ScriptSource) -> bool:
     """Whether the script compares texts: it imports a scorer, or loads one from `evaluate`."""
     imported = {each.dotted for each in _imported(source)}
     if any(f"{name}.".startswith(f"{scorer}.") for name in imported for scorer in SCORERS):
@@ -263,7 +263,7 @@ def _scores(source: Source) -> bool:
     return any(name in ("rouge", "bleu", "sacrebleu", "bertscore", "exact_match") for name in names)
 
 
-def _read_sampling(notes: Notes, source: Source, node: ast.Call, scope: Scope) -> None:
+def _read_sampling(notes: ScriptNotes, source: ScriptSource, node: ast.Call, scope: Scope) -> None:
     """`do_sample` and `temperature` of one answer per prompt."""
     called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
     if called not in ("generate", "GenerationConfig"):
@@ -277,12 +277,12 @@ def _read_sampling(notes: Notes, source: Source, node: ast.Call, scope: Scope) -
             notes.say("temperature", temperature, "temperature", call.lines["temperature"])
 
 
-def _read_trackers(notes: Notes, source: Source) -> None:
+def _read_trackers(notes: ScriptNotes, source: ScriptSource) -> None:
     """Weights & Biases: whether the script starts it itself, and what it sets for it."""
     for node, scope in source.each(ast.Call):
         if source.origin(node.func, scope) == "wandb.init" and "trackers" not in notes.setup:
             call = read_call(source, "wandb.init", node, scope)
-            notes.say("trackers", trackers(["wandb"]), "wandb.init()", node.lineno)
+            notes.say("trackers", to_trackers(["wandb"]), "wandb.init()", node.lineno)
             if not call.silent("mode") and call.known.get("mode") != "online":
                 notes.setup["quiet_trackers"] = ("wandb",)
     # A login of its own, or a variable that it sets, answers the question.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefit.importers.python_source import COMPUTED, Binding, Scope, Source, reach
+from surefit.importers.python_source import COMPUTED, Binding, Scope, ScriptSource, reaching_bindings
 
 LIBRARIES = ("transformers", "trl", "peft", "unsloth")
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
@@ -44,7 +44,7 @@ NAMED = ("SFTTrainer", *(name for name in OTHER_TRAINERS if name != "PPOTrainer"
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ScriptCall:
     """One call.
 
     Attributes:
@@ -79,9 +79,9 @@ class Call:
         return not self.open and not set(names) & set(self.given)
 
 
-def read_call(source: Source, kind: str, node: ast.Call, scope: Scope) -> Call:
+def read_call(source: ScriptSource, kind: str, node: ast.Call, scope: Scope) -> ScriptCall:
     """A call with its arguments."""
-    call = Call(kind, node, scope)
+    call = ScriptCall(kind, node, scope)
     unpacked = False
     first = FIRST.get(kind, ("pretrained_model_name_or_path",) if kind.endswith(PRETRAINED) else ())
     for name, value in zip(first, node.args, strict=False):
@@ -93,10 +93,10 @@ def read_call(source: Source, kind: str, node: ast.Call, scope: Scope) -> Call:
             _take(call, source, keyword.arg, keyword.value, keyword.lineno, scope)
         else:
             unpacked |= not _unpack(call, source, keyword.value, scope)
-    return Call(kind, node, scope, call.known, call.lines, call.given, unpacked)
+    return ScriptCall(kind, node, scope, call.known, call.lines, call.given, unpacked)
 
 
-def _unpack(call: Call, source: Source, node: ast.expr, scope: Scope) -> bool:
+def _unpack(call: ScriptCall, source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
     """The entries of `**settings`; False where they are not all written out."""
     name = node.id if isinstance(node, ast.Name) else None
     inside, at = source.expression(node, scope)
@@ -111,7 +111,7 @@ def _unpack(call: Call, source: Source, node: ast.expr, scope: Scope) -> bool:
     return whole
 
 
-def _take(call: Call, source: Source, name: str, node: ast.expr, line: int, scope: Scope) -> None:
+def _take(call: ScriptCall, source: ScriptSource, name: str, node: ast.expr, line: int, scope: Scope) -> None:
     call.given[name] = (node, scope)
     call.lines[name] = line
     value = source.value(node, scope)
@@ -119,7 +119,7 @@ def _take(call: Call, source: Source, name: str, node: ast.expr, line: int, scop
         call.known[name] = value
 
 
-def calls_in(source: Source) -> Iterator[Call]:
+def find_calls(source: ScriptSource) -> Iterator[ScriptCall]:
     """Every call that says how a model is loaded, adapted or trained."""
     for node, scope in source.each(ast.Call):
         kind = _kind(source.origin(node.func, scope))
@@ -148,14 +148,14 @@ def _is_model(name: str) -> bool:
     return model or name.endswith(("ForCausalLM", "ForConditionalGeneration"))
 
 
-class Models:
+class ModelOrigins:
     """Which `from_pretrained` the model in an expression comes from."""
 
-    def __init__(self, source: Source, calls: list[Call]) -> None:
+    def __init__(self, source: ScriptSource, calls: list[ScriptCall]) -> None:
         self.source = source
         self.calls = {call.node: call for call in calls}
 
-    def of(self, node: ast.expr | None, scope: Scope, line: int, depth: int = 0) -> frozenset[Call | None]:
+    def of(self, node: ast.expr | None, scope: Scope, line: int, depth: int = 0) -> frozenset[ScriptCall | None]:
         """The loads that it may come from; None among them stands for one that is not found."""
         if node is None or depth > 20:
             return frozenset({None})
@@ -169,21 +169,21 @@ class Models:
         if found is None:
             return frozenset({None})
         at, bindings = found
-        here = reach(bindings, line) if at is scope else bindings
+        here = reaching_bindings(bindings, line) if at is scope else bindings
         each = [self._of_binding(binding, at, depth + 1) for binding in here]
         return frozenset().union(*each) if each else frozenset({None})
 
-    def single(self, node: ast.expr | None, scope: Scope, line: int) -> Call | None:
+    def single(self, node: ast.expr | None, scope: Scope, line: int) -> ScriptCall | None:
         """The one load that it comes from, if it can be told."""
         found = self.of(node, scope, line)
         return next(iter(found)) if len(found) == 1 else None
 
-    def _of_binding(self, binding: Binding, scope: Scope, depth: int) -> frozenset[Call | None]:
+    def _of_binding(self, binding: Binding, scope: Scope, depth: int) -> frozenset[ScriptCall | None]:
         if not isinstance(binding.value, ast.expr) or binding.element not in (None, 0):
             return frozenset({None})
         return self.of(binding.value, scope, binding.line, depth)
 
-    def _of_call(self, node: ast.Call, scope: Scope, line: int, depth: int) -> frozenset[Call | None]:
+    def _of_call(self, node: ast.Call, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
         call = self.calls.get(node)
         first = (
             node.args[0]
@@ -202,7 +202,7 @@ class Models:
                 return self.of(node.func.value, scope, line, depth)
         return frozenset({None})
 
-    def _of_trainer(self, node: ast.expr, scope: Scope, line: int, depth: int) -> frozenset[Call | None]:
+    def _of_trainer(self, node: ast.expr, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
         inside, _, _ = self.source.before(node, scope, line)
         call = self.calls.get(inside) if isinstance(inside, ast.Call) else None
         if call is None or call.kind not in TRAINERS or "model" not in call.given:

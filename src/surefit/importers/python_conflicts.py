@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.importers import trl
-from surefit.importers.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, Call
-from surefit.importers.python_script import Notes
-from surefit.importers.python_source import Scope, Source
+from surefit.importers.python_calls import ARGUMENTS, OTHER_STAGES, OTHER_TRAINERS, TRAINERS, ScriptCall
+from surefit.importers.python_script import ScriptNotes
+from surefit.importers.python_source import Scope, ScriptSource
 from surefit.importers.releases import NEWEST
 
 FOUR_BIT_TYPES = ("fp4", "nf4")
 EVALUATES = ("steps", "epoch")
 
 
-def read_conflicts(notes: Notes, source: Source, calls: list[Call]) -> None:
+def read_conflicts(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """Evaluation without rows, and a quantization that cannot be."""
     notes.problems += _without_rows(notes, source, calls)
     for call in calls:
@@ -26,7 +26,7 @@ def read_conflicts(notes: Notes, source: Source, calls: list[Call]) -> None:
             _read_unused(notes, call)
 
 
-def arguments_of(source: Source, trainer: Call, calls: list[Call]) -> Call | None:
+def find_trainer_arguments(source: ScriptSource, trainer: ScriptCall, calls: list[ScriptCall]) -> ScriptCall | None:
     """The arguments that a trainer is given, where they can be told."""
     if "args" not in trainer.given:
         return None
@@ -34,7 +34,7 @@ def arguments_of(source: Source, trainer: Call, calls: list[Call]) -> Call | Non
     return next((call for call in calls if call.node is inside and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
 
 
-def _without_rows(notes: Notes, source: Source, calls: list[Call]) -> Iterator[ConfigError]:
+def _without_rows(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
     """Trainers that are to measure held-out rows while training, and are given none."""
     for trainer in calls:
         if trainer.kind not in (*TRAINERS, *OTHER_TRAINERS) or trainer.open or "eval_dataset" in source.set_attributes:
@@ -42,7 +42,7 @@ def _without_rows(notes: Notes, source: Source, calls: list[Call]) -> Iterator[C
         given = trainer.given.get("eval_dataset")
         if given is not None and source.value(*given) is not None:
             continue
-        arguments = arguments_of(source, trainer, calls)
+        arguments = find_trainer_arguments(source, trainer, calls)
         known = arguments.known if arguments else {}
         key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in known), None)
         if key and arguments and str(known[key]) in EVALUATES:
@@ -53,7 +53,7 @@ def _without_rows(notes: Notes, source: Source, calls: list[Call]) -> Iterator[C
             )  # fmt: skip
 
 
-def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
+def _quantization(notes: ScriptNotes, call: ScriptCall) -> Iterator[ConfigError]:
     """A BitsAndBytesConfig that transformers or bitsandbytes refuses."""
     if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
         yield ConfigError(
@@ -76,7 +76,7 @@ def _quantization(notes: Notes, call: Call) -> Iterator[ConfigError]:
             )  # fmt: skip
 
 
-def read_groups(notes: Notes, calls: list[Call]) -> None:
+def read_generation_groups(notes: ScriptNotes, calls: list[ScriptCall]) -> None:
     """A generation batch of GRPO or RLOO that is not made of whole groups."""
     needed = {"num_generations", *trl.BATCH_OF_GENERATIONS}
     for call in calls:
@@ -84,13 +84,13 @@ def read_groups(notes: Notes, calls: list[Call]) -> None:
             continue
         generations = call.known.get("num_generations", trl.GENERATIONS[call.kind])
         processes = notes.setup.get("processes")
-        size = trl.split_group(call.known, generations, processes)
+        size = trl.incomplete_group_size(call.known, generations, processes)
         if size is None:
             continue
         key = next((name for name in ("num_generations", *trl.BATCH_OF_GENERATIONS) if name in call.given), None)
         line = call.lines[key] if key else call.line
         given = call.known.get("generation_batch_size") is not None
-        problem, help_text = trl.group_texts(size, generations, processes, given)
+        problem, help_text = trl.describe_incomplete_group(size, generations, processes, given)
         if help_text:
             notes.problems.append(ConfigError(
                 problem, code="E3900", path=notes.path, line=line, field="num_generations", help=help_text
@@ -100,7 +100,7 @@ def read_groups(notes: Notes, calls: list[Call]) -> None:
             notes.place(f"{call.kind}.{call.line}.num_generations", "num_generations", line)
 
 
-def _read_unused(notes: Notes, call: Call) -> None:
+def _read_unused(notes: ScriptNotes, call: ScriptCall) -> None:
     """Arguments of a BitsAndBytesConfig that it takes and never looks at."""
     known = set(NEWEST.keys("BitsAndBytesConfig", "taken"))
     for name in sorted(set(call.given) - known - {"quant_method"}):
@@ -117,7 +117,7 @@ END_TOKENS = {
 """Token → names of the models whose end-of-sequence token it is."""
 
 
-def pads_with_eos(source: Source) -> int | None:
+def find_eos_padding(source: ScriptSource) -> int | None:
     """The line at which the tokenizer's padding token is made its end-of-sequence token, if nothing else sets it."""
     lines = []
     for node, scope in source.each(ast.Assign):
@@ -133,7 +133,7 @@ def pads_with_eos(source: Source) -> int | None:
     return lines[0] if lines and None not in lines else None
 
 
-def _is_end(source: Source, node: ast.expr, scope: Scope, attribute: str) -> bool:
+def _is_end(source: ScriptSource, node: ast.expr, scope: Scope, attribute: str) -> bool:
     """Whether a value is the tokenizer's end-of-sequence token: its attribute, or a token of that use."""
     same = isinstance(node, ast.Attribute) and node.attr == attribute
     value = None if isinstance(node, ast.Attribute) else source.value(node, scope)
@@ -141,7 +141,7 @@ def _is_end(source: Source, node: ast.expr, scope: Scope, attribute: str) -> boo
     return same or (models is not None and re.search(models, source.text.lower()) is not None)
 
 
-def _padding_given(source: Source, node: ast.Call, scope: Scope) -> ast.expr | None:
+def _padding_given(source: ScriptSource, node: ast.Call, scope: Scope) -> ast.expr | None:
     """The padding token that a tokenizer is loaded with, or given among special tokens."""
     name = getattr(node.func, "attr", "")
     if name == "from_pretrained" and "Tokenizer" in (source.origin(node.func, scope) or ""):

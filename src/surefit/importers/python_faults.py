@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.importers.known import keys
+from surefit.importers.known import key_set
 from surefit.importers.python_calls import (
     FAST,
     OTHER_TRAINERS,
     PRETRAINED,
     TRAINERS,
     UNSLOTH_LORA,
-    Call,
-    Models,
+    ModelOrigins,
+    ScriptCall,
     read_call,
 )
-from surefit.importers.python_conflicts import EVALUATES, arguments_of
-from surefit.importers.python_script import Notes
-from surefit.importers.python_source import Scope, Source
-from surefit.importers.releases import Judge
+from surefit.importers.python_conflicts import EVALUATES, find_trainer_arguments
+from surefit.importers.python_script import ScriptNotes
+from surefit.importers.python_source import Scope, ScriptSource
+from surefit.importers.releases import TargetReleases
 from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model, marker_of_template
 
 ADAPTED = ("get_peft_model", UNSLOTH_LORA, "PeftModel.from_pretrained")
@@ -36,7 +36,7 @@ WITH_REFERENCE = ("DPOTrainer", "KTOTrainer", "BCOTrainer", "OnlineDPOTrainer")
 MASKED = "DataCollatorForLanguageModeling"
 PADS_ONLY = ("DataCollatorWithPadding", "DefaultDataCollator", "default_data_collator")
 """transformers' collators that make no labels."""
-NO_FOLDERS = keys("True true False false yes no None none auto latest last")
+NO_FOLDERS = key_set("True true False false yes no None none auto latest last")
 """Texts that are meant as a switch, and that the Trainer takes for a folder."""
 PAIRS = dict.fromkeys(("DPOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer"), ("chosen", "rejected"))
 NEEDED = PAIRS | dict.fromkeys(("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer"), ("prompt",))
@@ -45,12 +45,12 @@ OWN_COLLATOR_UNPACKED = ">=0.19"
 """The releases of TRL whose SFTTrainer takes no collator beside packing without padding."""
 
 
-def read_faults(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> None:
+def read_faults(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], judge: TargetReleases) -> None:
     """Add what is found to the notes."""
     trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
-    models = Models(source, calls)
+    models = ModelOrigins(source, calls)
     for trainer in trainers:
-        arguments = arguments_of(source, trainer, calls)
+        arguments = find_trainer_arguments(source, trainer, calls)
         notes.problems += _references(notes, source, trainer)
         notes.problems += _columns(notes, source, trainer)
         notes.problems += _collators(notes, source, trainer, arguments, models, judge)
@@ -64,20 +64,22 @@ def read_faults(notes: Notes, source: Source, calls: list[Call], judge: Judge) -
     notes.problems += _markers(notes, source, calls)
 
 
-def called(source: Source, given: tuple[ast.expr, Scope], line: int) -> tuple[str, ast.expr, Scope]:
+def resolve_callee(source: ScriptSource, given: tuple[ast.expr, Scope], line: int) -> tuple[str, ast.expr, Scope]:
     """The dotted name of what an argument is, or is made by; with its expression."""
     inside, at, _ = source.before(*given, line)
     function = inside.func if isinstance(inside, ast.Call) else inside
     return source.origin(function, at) or "", inside, at
 
 
-def _made_by(source: Source, node: ast.expr, scope: Scope, line: int, calls: list[Call]) -> Call | None:
+def _made_by(
+    source: ScriptSource, node: ast.expr, scope: Scope, line: int, calls: list[ScriptCall]
+) -> ScriptCall | None:
     """The call that an expression stands for at a line."""
     inside, _, _ = source.before(node, scope, line)
     return next((call for call in calls if call.node is inside), None)
 
 
-def _references(notes: Notes, source: Source, trainer: Call) -> Iterator[ConfigError]:
+def _references(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> Iterator[ConfigError]:
     """The model that is trained, given as the one it is compared with."""
     if trainer.kind not in WITH_REFERENCE or not {"model", "ref_model"} <= trainer.given.keys():
         return
@@ -91,7 +93,7 @@ def _references(notes: Notes, source: Source, trainer: Call) -> Iterator[ConfigE
         )  # fmt: skip
 
 
-def _prepared_late(notes: Notes, source: Source, calls: list[Call]) -> Iterator[ConfigError]:
+def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
     """A model that is prepared for k-bit training once it has its adapter: that freezes the adapter too."""
     adds = [
         (node.func.value.id, node.lineno)
@@ -115,7 +117,7 @@ def _prepared_late(notes: Notes, source: Source, calls: list[Call]) -> Iterator[
 
 
 def _adapted_twice(
-    notes: Notes, source: Source, trainer: Call, calls: list[Call], judge: Judge
+    notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, calls: list[ScriptCall], judge: TargetReleases
 ) -> Iterator[ConfigError]:
     """A model with an adapter, handed to a trainer that is to add one."""
     both = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
@@ -130,7 +132,7 @@ def _adapted_twice(
         )  # fmt: skip
 
 
-def _two_widths(notes: Notes, calls: list[Call]) -> Iterator[ConfigError]:
+def _two_widths(notes: ScriptNotes, calls: list[ScriptCall]) -> Iterator[ConfigError]:
     """Unsloth's loaders, told to load in several widths at once."""
     for call in calls:
         if call.kind.removesuffix(f".{PRETRAINED}") not in FAST:
@@ -144,11 +146,16 @@ def _two_widths(notes: Notes, calls: list[Call]) -> Iterator[ConfigError]:
 
 
 def _collators(
-    notes: Notes, source: Source, trainer: Call, arguments: Call | None, models: Models, judge: Judge
+    notes: ScriptNotes,
+    source: ScriptSource,
+    trainer: ScriptCall,
+    arguments: ScriptCall | None,
+    models: ModelOrigins,
+    judge: TargetReleases,
 ) -> Iterator[ConfigError]:
     """A collator that makes no labels, masks what a decoder cannot fill in, or does not go with packing."""
     given = trainer.given.get("data_collator")
-    origin, inside, at = called(source, given, trainer.line) if given else ("", None, None)
+    origin, inside, at = resolve_callee(source, given, trainer.line) if given else ("", None, None)
     name = origin.rpartition(".")[2]
     line = trainer.lines.get("data_collator", trainer.line)
     decodes = _decodes(trainer, models)
@@ -173,7 +180,7 @@ def _collators(
     yield from _packed_collator(notes, source, trainer, arguments, name, judge)
 
 
-def _decodes(trainer: Call, models: Models) -> bool:
+def _decodes(trainer: ScriptCall, models: ModelOrigins) -> bool:
     """Whether the trainer's model is a decoder that was loaded with a head for language modeling."""
     if "model" not in trainer.given:
         return False
@@ -181,7 +188,7 @@ def _decodes(trainer: Call, models: Models) -> bool:
     return load is not None and (load.kind.startswith(FAST) or load.kind.endswith(f"ForCausalLM.{PRETRAINED}"))
 
 
-def _makes_no_labels(source: Source) -> bool:
+def _makes_no_labels(source: ScriptSource) -> bool:
     """Whether the script tokenizes its rows itself, and nothing in it speaks of labels."""
     if re.search(r"label|load_from_disk|compute_loss|get_dataset|prepare_dataset", source.text):
         return False
@@ -197,7 +204,12 @@ def _makes_no_labels(source: Source) -> bool:
 
 
 def _packed_collator(
-    notes: Notes, source: Source, trainer: Call, arguments: Call | None, name: str, judge: Judge
+    notes: ScriptNotes,
+    source: ScriptSource,
+    trainer: ScriptCall,
+    arguments: ScriptCall | None,
+    name: str,
+    judge: TargetReleases,
 ) -> Iterator[ConfigError]:
     """A collator of one's own beside packing."""
     known = (arguments.known if arguments else {}) | trainer.known
@@ -215,7 +227,9 @@ def _packed_collator(
         )  # fmt: skip
 
 
-def _callbacks(notes: Notes, source: Source, trainer: Call, arguments: Call | None) -> Iterator[ConfigError]:
+def _callbacks(
+    notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, arguments: ScriptCall | None
+) -> Iterator[ConfigError]:
     """Early stopping in a run that measures nothing, or has nothing to go by."""
     stops = [
         node
@@ -243,7 +257,9 @@ def _callbacks(notes: Notes, source: Source, trainer: Call, arguments: Call | No
     yield ConfigError(problem, code="E3960", path=notes.path, line=line, field=field, help=help_text)
 
 
-def _metrics(notes: Notes, source: Source, trainer: Call, arguments: Call | None) -> Iterator[ConfigError]:
+def _metrics(
+    notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, arguments: ScriptCall | None
+) -> Iterator[ConfigError]:
     """A metric that chooses the best checkpoint and that nothing computes."""
     plain = trainer.kind in ("Trainer", "Seq2SeqTrainer") and trainer.silent("compute_metrics")
     if not plain or arguments is None or "compute_metrics" in source.set_attributes:
@@ -259,7 +275,7 @@ def _metrics(notes: Notes, source: Source, trainer: Call, arguments: Call | None
         )  # fmt: skip
 
 
-def _resumes(notes: Notes, source: Source) -> Iterator[ConfigError]:
+def _resumes(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
     """`trainer.train(resume_from_checkpoint="True")`: a text is a folder."""
     for node, scope in source.each(ast.Call):
         if getattr(node.func, "attr", "") != "train":
@@ -274,7 +290,7 @@ def _resumes(notes: Notes, source: Source) -> Iterator[ConfigError]:
             )  # fmt: skip
 
 
-def _columns(notes: Notes, source: Source, trainer: Call) -> Iterator[ConfigError]:
+def _columns(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> Iterator[ConfigError]:
     """Columns that the trainer reads and that the script renames or takes out."""
     if "train_dataset" not in trainer.given:
         return
@@ -288,7 +304,7 @@ def _columns(notes: Notes, source: Source, trainer: Call) -> Iterator[ConfigErro
             )  # fmt: skip
 
 
-def _loses(source: Source, node: ast.expr, scope: Scope, line: int, column: str) -> tuple[str, int] | None:
+def _loses(source: ScriptSource, node: ast.expr, scope: Scope, line: int, column: str) -> tuple[str, int] | None:
     """The method, and its line, that takes a column out of a data set and after which nothing makes it anew."""
     lost: tuple[str, int] | None = None
     for call, at in reversed(list(_chain(source, node, scope, line))):
@@ -304,7 +320,7 @@ def _loses(source: Source, node: ast.expr, scope: Scope, line: int, column: str)
     return lost
 
 
-def _takes_away(source: Source, call: ast.Call, at: Scope, named: list[Any], column: str) -> bool:
+def _takes_away(source: ScriptSource, call: ast.Call, at: Scope, named: list[Any], column: str) -> bool:
     """Whether a method of a data set leaves a column out; `named`: all texts that it is given."""
     name = getattr(call.func, "attr", "")
     if name in ("rename_columns", "rename_column", "remove_columns"):
@@ -312,14 +328,14 @@ def _takes_away(source: Source, call: ast.Call, at: Scope, named: list[Any], col
     if name == "select_columns":
         return bool(named) and all(isinstance(each, str) for each in named) and column not in named
     removed = [source.value(each.value, at) for each in call.keywords if each.arg == "remove_columns"]
-    return name == "map" and any(column in _listed(value) for value in removed)
+    return name == "map" and any(column in _to_list(value) for value in removed)
 
 
-def _listed(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _mentions(source: Source, call: ast.Call, column: str) -> bool:
+def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
     """Whether the function that a call is given may make a column: it names it, or is not in this file."""
     function: ast.AST | None = call.args[0] if call.args else None
     if isinstance(function, ast.Name):
@@ -334,7 +350,7 @@ def _mentions(source: Source, call: ast.Call, column: str) -> bool:
     )
 
 
-def _chain(source: Source, node: ast.expr, scope: Scope, line: int) -> Iterator[tuple[ast.Call, Scope]]:
+def _chain(source: ScriptSource, node: ast.expr, scope: Scope, line: int) -> Iterator[tuple[ast.Call, Scope]]:
     """The methods that made a data set, the last one first."""
     for _ in range(20):
         node, scope, line = source.before(node, scope, line)
@@ -347,10 +363,12 @@ def _chain(source: Source, node: ast.expr, scope: Scope, line: int) -> Iterator[
             return
 
 
-def _templates(notes: Notes, source: Source) -> Iterator[ConfigError]:
+def _templates(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
     """Names of chat templates that Unsloth does not have."""
     for node, scope in source.each(ast.Call):
-        if not (source.origin(node.func, scope) or "").startswith("unsloth") or not _is(node, "get_chat_template"):
+        if not (source.origin(node.func, scope) or "").startswith("unsloth") or not _is_call_of(
+            node, "get_chat_template"
+        ):
             continue
         given = next((each.value for each in node.keywords if each.arg == "chat_template"), None)
         written = given if given is not None else node.args[1] if len(node.args) > 1 else None
@@ -363,18 +381,23 @@ def _templates(notes: Notes, source: Source) -> Iterator[ConfigError]:
             )  # fmt: skip
 
 
-def _is(node: ast.Call, name: str) -> bool:
+def _is_call_of(node: ast.Call, name: str) -> bool:
     return name in (getattr(node.func, "attr", None), getattr(node.func, "id", None))
 
 
-def _markers(notes: Notes, source: Source, calls: list[Call]) -> Iterator[ConfigError]:
+def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
     """The text that is to begin an answer, where the chat template that writes the rows begins it otherwise."""
     template = _template_of_script(source, calls)
     if template is None or "apply_chat_template" not in source.text:
         return
     for node, scope in source.each(ast.Call):
         name = next(
-            (each for each in ("train_on_responses_only", "DataCollatorForCompletionOnlyLM") if _is(node, each)), None
+            (
+                each
+                for each in ("train_on_responses_only", "DataCollatorForCompletionOnlyLM")
+                if _is_call_of(node, each)
+            ),
+            None,
         )
         key = {"train_on_responses_only": "response_part", "DataCollatorForCompletionOnlyLM": "response_template"}.get(
             name or ""
@@ -398,13 +421,13 @@ def _markers(notes: Notes, source: Source, calls: list[Call]) -> Iterator[Config
             )  # fmt: skip
 
 
-def _template_of_script(source: Source, calls: list[Call]) -> str | None:
+def _template_of_script(source: ScriptSource, calls: list[ScriptCall]) -> str | None:
     """How answers begin in what the script writes: by the template it names to Unsloth, or by its one model's name."""
     if "chat_template" in source.set_attributes or "setup_chat_format" in source.text:
         return None
     named = []
     for node, scope in source.each(ast.Call):
-        if _is(node, "get_chat_template"):
+        if _is_call_of(node, "get_chat_template"):
             given = next((each.value for each in node.keywords if each.arg == "chat_template"), None)
             written = given if given is not None else node.args[1] if len(node.args) > 1 else None
             named.append(source.value(written, scope) if written is not None else None)

@@ -14,12 +14,12 @@ from surefit.importers.python_calls import (
     OTHER_TRAINERS,
     PRETRAINED,
     TRAINERS,
-    Call,
-    Models,
+    ModelOrigins,
+    ScriptCall,
     read_call,
 )
-from surefit.importers.python_script import Notes
-from surefit.importers.python_source import Scope, Source
+from surefit.importers.python_script import ScriptNotes
+from surefit.importers.python_source import Scope, ScriptSource
 
 MERGES = ("merge_and_unload", "merge_adapter")
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -27,16 +27,16 @@ LOADED_IN = ("float32", "float16", "bfloat16")
 OFF_GPU = {"cpu", "disk"}
 
 
-def read_models(notes: Notes, source: Source, calls: list[Call]) -> None:
+def read_models(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """The model that is trained, its quantisation, and a merge."""
-    models = Models(source, calls)
+    models = ModelOrigins(source, calls)
     stage = next((call for call in calls if call.kind in (*OTHER_STAGES, *OTHER_TRAINERS)), None)
     if stage is not None:
         notes.say("preferences", True, stage.kind, stage.line)
-    trained = _trained(calls, models)
+    trained = _find_trained_load(calls, models)
     loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
     main = trained or (loads[0] if len(loads) == 1 else None)
-    named = _named(calls)
+    named = _find_named_trainer(calls)
     if named is not None:
         notes.say("base_model", named.known["model"], "model", named.lines["model"])
     elif main is not None:
@@ -46,14 +46,14 @@ def read_models(notes: Notes, source: Source, calls: list[Call]) -> None:
     _read_merge(notes, source, models)
 
 
-def _trained(calls: list[Call], models: Models) -> Call | None:
+def _find_trained_load(calls: list[ScriptCall], models: ModelOrigins) -> ScriptCall | None:
     """The one load that all trainers of the script train."""
     trainers = [call for call in calls if call.kind in TRAINERS and "model" in call.given]
     found = {models.single(*call.given["model"], call.line) for call in trainers}
     return found.pop() if len(found) == 1 else None
 
 
-def _named(calls: list[Call]) -> Call | None:
+def _find_named_trainer(calls: list[ScriptCall]) -> ScriptCall | None:
     """The trainer that loads its model by name, where no other one trains something else."""
     trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
     names = {call.known.get("model") if call.kind in NAMED else None for call in trainers}
@@ -61,7 +61,7 @@ def _named(calls: list[Call]) -> Call | None:
     return trainers[0] if isinstance(name, str) and name else None
 
 
-def _trains(source: Source, calls: list[Call]) -> bool:
+def _trains(source: ScriptSource, calls: list[ScriptCall]) -> bool:
     """Whether the script trains: one that only generates may leave weights where it likes."""
     if any(call.kind in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS) for call in calls):
         return True
@@ -70,7 +70,7 @@ def _trains(source: Source, calls: list[Call]) -> bool:
     )
 
 
-def _read_load(notes: Notes, source: Source, call: Call, trains: bool) -> None:
+def _read_load(notes: ScriptNotes, source: ScriptSource, call: ScriptCall, trains: bool) -> None:
     for argument in ("pretrained_model_name_or_path", "model_name"):
         name = call.known.get(argument)
         if isinstance(name, str) and name:
@@ -89,13 +89,13 @@ def _read_load(notes: Notes, source: Source, call: Call, trains: bool) -> None:
             notes.say(attribute, value, name, line)
 
 
-def _say(notes: Notes, call: Call, argument: str, attribute: str, kind: type) -> None:
+def _say(notes: ScriptNotes, call: ScriptCall, argument: str, attribute: str, kind: type) -> None:
     value = call.known.get(argument)
     if isinstance(value, kind) and value:
         notes.say(attribute, value, argument, call.lines[argument])
 
 
-def _read_placement(notes: Notes, call: Call) -> None:
+def _read_placement(notes: ScriptNotes, call: ScriptCall) -> None:
     """Where a device map, or the memory it is made for, puts the weights."""
     places, memory = call.known.get("device_map"), call.known.get("max_memory")
     if isinstance(places, str) and places:
@@ -109,18 +109,18 @@ def _read_placement(notes: Notes, call: Call) -> None:
             notes.say("cpu_offload", True, "device_map", call.lines["device_map"])
 
 
-Said = dict[str, tuple[Any, str, int]]
+FoundSettings = dict[str, tuple[Any, str, int]]
 """Attribute → value, how the script calls it, line."""
 
 
-def _quantization(source: Source, call: Call) -> Said | None:
+def _quantization(source: ScriptSource, call: ScriptCall) -> FoundSettings | None:
     """How a load quantises the model; empty where it does not, None where that is not known."""
     name = call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
     if isinstance(name, str) and name.lower().endswith("-bnb-4bit"):
         argument = "model_name" if "model_name" in call.known else call.kind
         return {"quantization": ("nf4", argument, call.line)}
     if "quantization_config" in call.given:
-        return _of_config(source, *call.given["quantization_config"])
+        return _read_bnb_config(source, *call.given["quantization_config"])
     own = call.kind.startswith(FAST)
     for argument, kind in (("load_in_4bit", "nf4" if own else "fp4"), ("load_in_8bit", "int8")):
         if call.known.get(argument) is True:
@@ -132,7 +132,7 @@ def _quantization(source: Source, call: Call) -> Said | None:
     return None if unknown else {}
 
 
-def _of_config(source: Source, node: ast.expr, scope: Scope) -> Said | None:
+def _read_bnb_config(source: ScriptSource, node: ast.expr, scope: Scope) -> FoundSettings | None:
     """The settings of a BitsAndBytesConfig."""
     if source.value(node, scope) is None:
         return {}
@@ -148,7 +148,7 @@ def _of_config(source: Source, node: ast.expr, scope: Scope) -> Said | None:
     kind = "fp4" if config.silent("bnb_4bit_quant_type") else config.known.get("bnb_4bit_quant_type")
     if kind not in ("nf4", "fp4"):
         return None
-    said: Said = {"quantization": (kind, "load_in_4bit", config.lines["load_in_4bit"])}
+    said: FoundSettings = {"quantization": (kind, "load_in_4bit", config.lines["load_in_4bit"])}
     compute, storage = config.known.get("bnb_4bit_compute_dtype"), config.known.get("bnb_4bit_quant_storage")
     if compute in LOADED_IN:
         said["quant_compute_dtype"] = (compute, "bnb_4bit_compute_dtype", config.lines["bnb_4bit_compute_dtype"])
@@ -159,7 +159,7 @@ def _of_config(source: Source, node: ast.expr, scope: Scope) -> Said | None:
     return said
 
 
-def _read_scaling(notes: Notes, load: Call, calls: list[Call]) -> None:
+def _read_scaling(notes: ScriptNotes, load: ScriptCall, calls: list[ScriptCall]) -> None:
     """float16 weights in a run for which nothing turns on loss scaling."""
     arguments = [call for call in calls if call.kind in ARGUMENTS]
     plain = len(arguments) == 1 and arguments[0].kind != "SFTConfig"  # which turns bf16 on by itself
@@ -171,7 +171,9 @@ def _read_scaling(notes: Notes, load: Call, calls: list[Call]) -> None:
         notes.say("dtype", "float16", place.name, place.line or load.line)
 
 
-def _read_adapter(notes: Notes, source: Source, calls: list[Call], trained: Call | None) -> None:
+def _read_adapter(
+    notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], trained: ScriptCall | None
+) -> None:
     """Whether an adapter is trained, and in which type PEFT holds it."""
     wrapped = [call for call in calls if call.kind == "get_peft_model"]
     four_bit = notes.setup.get("quantization") in ("nf4", "fp4")
@@ -185,7 +187,7 @@ def _read_adapter(notes: Notes, source: Source, calls: list[Call], trained: Call
         notes.say("adapter", "full", trainer.kind, trainer.line)
 
 
-def _read_merge(notes: Notes, source: Source, models: Models) -> None:
+def _read_merge(notes: ScriptNotes, source: ScriptSource, models: ModelOrigins) -> None:
     """An adapter that is merged: into which load of the base."""
     for node, scope in source.each(ast.Call):
         if not isinstance(node.func, ast.Attribute):

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefit.importers.known import keys
+from surefit.importers.known import key_set
 from surefit.importers.paths import count_rows
-from surefit.importers.python_calls import ARGUMENTS, TRAINERS, Call, read_call
-from surefit.importers.python_conflicts import pads_with_eos
-from surefit.importers.python_script import Notes
-from surefit.importers.python_source import Scope, Source
-from surefit.importers.releases import Judge
+from surefit.importers.python_calls import ARGUMENTS, TRAINERS, ScriptCall, read_call
+from surefit.importers.python_conflicts import find_eos_padding
+from surefit.importers.python_script import ScriptNotes
+from surefit.importers.python_source import Scope, ScriptSource
+from surefit.importers.releases import TargetReleases
 
 IGNORED = -100
-TEXTS = keys("""
+TEXTS = key_set("""
     text prompt completion document doc content body article input output instruction response question answer summary
     source target query context
 """)
@@ -40,7 +40,7 @@ FEWER_ROWS = ("filter", "select", "train_test_split", "take", "shard")
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedFunction:
     """A function that is called with each row of `over`: itself, its scope, and the name of its parameter."""
 
     node: ast.FunctionDef | ast.Lambda
@@ -51,11 +51,11 @@ class Mapped:
     line: int
 
 
-def read_rows(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> None:
+def read_rows(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], judge: TargetReleases) -> None:
     """Labels, truncation, filters, columns and the length of the run."""
-    functions = list(_mapped(source))
+    functions = list(_find_mapped_functions(source))
     _read_collator(notes, source, calls, judge)
-    line = pads_with_eos(source)
+    line = find_eos_padding(source)
     if line is not None:
         notes.say("pad_is_eos", True, "pad_token", line)
     _read_labels(notes, source, functions)
@@ -67,25 +67,25 @@ def read_rows(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> 
     _read_steps(notes, source, calls)
 
 
-def _mapped(source: Source) -> Iterator[Mapped]:
+def _find_mapped_functions(source: ScriptSource) -> Iterator[MappedFunction]:
     """The functions that are given to `.map` and `.filter`."""
     for node, scope in source.each(ast.Call):
         if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("map", "filter") or not node.args:
             continue
         given = node.args[0]
-        function: Any = given if isinstance(given, ast.Lambda) else _defined(source, given, scope)
+        function: Any = given if isinstance(given, ast.Lambda) else _find_function(source, given, scope)
         if function is not None and function.args.args:
             row = function.args.args[0].arg
-            yield Mapped(function, source.inside[function], row, node.func.value, scope, node.lineno)
+            yield MappedFunction(function, source.inside[function], row, node.func.value, scope, node.lineno)
 
 
-def _defined(source: Source, node: ast.expr, scope: Scope) -> ast.FunctionDef | None:
+def _find_function(source: ScriptSource, node: ast.expr, scope: Scope) -> ast.FunctionDef | None:
     """The function of this name, where the script has one of it."""
     named = [each for each, _ in source.each(ast.FunctionDef) if isinstance(node, ast.Name) and each.name == node.id]
     return named[0] if len(named) == 1 else None
 
 
-def _read_collator(notes: Notes, source: Source, calls: list[Call], judge: Judge) -> None:
+def _read_collator(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], judge: TargetReleases) -> None:
     """The data collator that the trainer of the script is given, or makes itself."""
     trainers = [call for call in calls if call.kind in TRAINERS]
     if len(trainers) != 1 or trainers[0].open:
@@ -125,7 +125,7 @@ def _masks(node: ast.AST) -> int | None:
     return None
 
 
-def _copied(node: ast.AST) -> int | None:
+def _find_label_copy(node: ast.AST) -> int | None:
     """The line at which the labels are made a copy of the ids."""
     for each in ast.walk(node):
         if isinstance(each, ast.Assign) and len(each.targets) == 1 and isinstance(each.targets[0], ast.Subscript):
@@ -144,7 +144,7 @@ def _name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
-def _copied_from(node: ast.ListComp) -> ast.expr:
+def _copied_expression(node: ast.ListComp) -> ast.expr:
     """What a comprehension copies row by row (`[ids[:] for ids in x]`), or itself where it does something else."""
     if len(node.generators) != 1 or node.generators[0].ifs:
         return node
@@ -166,7 +166,7 @@ def _is_ids(node: ast.expr) -> bool:
     elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
         node = node.value
     elif isinstance(node, ast.ListComp):
-        node = _copied_from(node)
+        node = _copied_expression(node)
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Constant) and node.slice.value == "input_ids"
     return (isinstance(node, ast.Name) and node.id == "input_ids") or (
@@ -174,7 +174,7 @@ def _is_ids(node: ast.expr) -> bool:
     )
 
 
-def _read_labels(notes: Notes, source: Source, functions: list[Mapped]) -> None:
+def _read_labels(notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction]) -> None:
     """Which tokens are learnt, where the script makes the labels itself."""
     anywhere = any(_is_ignored(node) for node, _ in source.nodes) or any(word in source.text for word in OWN_MASKS)
     for function in functions:
@@ -184,22 +184,24 @@ def _read_labels(notes: Notes, source: Source, functions: list[Mapped]) -> None:
             notes.say("loss_on", "completion", "labels", masked)
             _read_truncation(notes, source, function)
             return
-        copied = _copied(function.node)
+        copied = _find_label_copy(function.node)
         if copied and not anywhere and (_templates(function.node) or _writes_turns(function.node)):
-            _all_learnt(notes, "labels", copied)
+            _note_unmasked_loss(notes, "labels", copied)
             _read_truncation(notes, source, function)
             return
     copies = str(notes.setup.get("collator")).endswith("DataCollatorForLanguageModeling")
     written = any(_templates(each.node) or _writes_turns(each.node) for each in functions)
     if copies and not anywhere and written:
-        _all_learnt(notes, "data_collator", notes.places["collator"].line)
+        _note_unmasked_loss(notes, "data_collator", notes.places["collator"].line)
 
 
 KEEPS_LABELS = ("default_data_collator", "DefaultDataCollator", "DataCollatorWithPadding", "")
 """transformers' collators that leave labels as they are; without a name: the Trainer's own."""
 
 
-def _read_padding(notes: Notes, source: Source, functions: list[Mapped], trainers: list[Call]) -> None:
+def _read_padding(
+    notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction], trainers: list[ScriptCall]
+) -> None:
     """Labels that are a copy of padded ids, where nothing masks the padding afterwards."""
     masked = (
         any(_is_ignored(node) for node, _ in source.nodes) or "IGNORE" in source.text or "ignore_index" in source.text
@@ -213,13 +215,13 @@ def _read_padding(notes: Notes, source: Source, functions: list[Mapped], trainer
     if origin and not (origin.startswith("transformers.") and origin.rpartition(".")[2] in KEEPS_LABELS):
         return
     for function_ in functions:
-        copied = _copied(function_.node)
+        copied = _find_label_copy(function_.node)
         if copied and any(_pads(source, each, function_.scope) for each in ast.walk(function_.node)):
             notes.say("padding_learnt", True, "labels", copied)
             return
 
 
-def _pads(source: Source, node: ast.AST, scope: Scope) -> bool:
+def _pads(source: ScriptSource, node: ast.AST, scope: Scope) -> bool:
     """Whether a call pads what it tokenizes."""
     if not isinstance(node, ast.Call):
         return False
@@ -227,7 +229,7 @@ def _pads(source: Source, node: ast.AST, scope: Scope) -> bool:
     return given is not None and source.value(given, scope) in (True, "max_length", "longest")
 
 
-def _all_learnt(notes: Notes, name: str, line: int | None) -> None:
+def _note_unmasked_loss(notes: ScriptNotes, name: str, line: int | None) -> None:
     """The loss falls on whole conversations."""
     for attribute, value in (("conversations", True), ("loss_on", "all")):
         notes.say(attribute, value, name, line or 1)
@@ -252,7 +254,7 @@ def _asks(node: ast.Call) -> bool:
     return any(not (isinstance(value, ast.Constant) and value.value is False) for value in asked)
 
 
-def _read_truncation(notes: Notes, source: Source, function: Mapped) -> None:
+def _read_truncation(notes: ScriptNotes, source: ScriptSource, function: MappedFunction) -> None:
     """A text with its answer that the tokenizer cuts at the right."""
     if "truncation_side" in source.set_attributes or "truncation_side" in source.text:
         return
@@ -270,7 +272,7 @@ def _read_truncation(notes: Notes, source: Source, function: Mapped) -> None:
             return
 
 
-def _has_answer(source: Source, node: ast.expr, scope: Scope) -> bool:
+def _has_answer(source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
     """Whether a text is a prompt with something behind it."""
     node, _ = source.expression(node, scope)
     if isinstance(node, ast.Call):
@@ -278,7 +280,7 @@ def _has_answer(source: Source, node: ast.expr, scope: Scope) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and not isinstance(node.left, ast.Constant)
 
 
-def _read_filters(notes: Notes, source: Source, functions: list[Mapped]) -> None:
+def _read_filters(notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction]) -> None:
     """Rows that are kept by the number of their characters, against a limit in tokens."""
     named = [each.value for each, _ in source.each(ast.keyword) if each.arg in LENGTHS]
     limits = {node.id for node in named if isinstance(node, ast.Name)}
@@ -309,7 +311,7 @@ def _counts_text(node: ast.expr, row: str) -> bool:
     return False
 
 
-def _read_lengths(notes: Notes, source: Source) -> None:
+def _read_lengths(notes: ScriptNotes, source: ScriptSource) -> None:
     """The one limit at which the script's tokenizer cuts."""
     found: dict[int, int] = {}
     for node, scope in source.each(ast.Call):
@@ -324,12 +326,12 @@ def _read_lengths(notes: Notes, source: Source) -> None:
         notes.say("max_length", limit, "max_length", line)
 
 
-def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
+def _read_columns(notes: ScriptNotes, source: ScriptSource, function: MappedFunction) -> None:
     """The columns that a function reads of rows that come straight from a file on this machine."""
-    file = local_file(source, function.over, function.at, function.line)
+    file = find_local_file(source, function.over, function.at, function.line)
     if file is None:
         return
-    guarded = {_looked_for(each) for each in ast.walk(function.node)}
+    guarded = {_tested_column(each) for each in ast.walk(function.node)}
     tried = {
         inside
         for each in ast.walk(function.node)
@@ -337,7 +339,7 @@ def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
         for part in each.body
         for inside in ast.walk(part)
     }
-    made = {_made(each) for each in ast.walk(function.node)}
+    made = {_assigned_column(each) for each in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
         if isinstance(node, ast.expr) and node not in tried and column is not None and column not in guarded | made:
@@ -346,7 +348,7 @@ def _read_columns(notes: Notes, source: Source, function: Mapped) -> None:
             notes.lines[key] = node.lineno
 
 
-def _looked_for(node: ast.AST) -> Any:
+def _tested_column(node: ast.AST) -> Any:
     """The column in `"x" in row`."""
     match node:
         case ast.Compare(left=ast.Constant(value=name), ops=[ast.In() | ast.NotIn(), *_]):
@@ -354,7 +356,7 @@ def _looked_for(node: ast.AST) -> Any:
     return None
 
 
-def _made(node: ast.AST) -> Any:
+def _assigned_column(node: ast.AST) -> Any:
     """The column in `row["x"] = …`."""
     match node:
         case ast.Subscript(ctx=ast.Store(), slice=ast.Constant(value=name)):
@@ -373,7 +375,7 @@ def _column(node: ast.AST, row: str) -> str | None:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None
 
 
-def local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str | None:
+def find_local_file(source: ScriptSource, node: ast.expr, scope: Scope, line: int) -> str | None:
     """The one file that `load_dataset("json", data_files=…)` reads, where an expression is its only split."""
     inside, at, line = source.before(node, scope, line)
     split = None
@@ -391,7 +393,7 @@ def local_file(source: Source, node: ast.expr, scope: Scope, line: int) -> str |
     return str(beside) if not Path(file).is_file() and beside.is_file() else file
 
 
-def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
+def _read_steps(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """The steps of the run on one process, where rows, batch and epochs are all written out."""
     arguments = [call for call in calls if call.kind in ARGUMENTS]
     trainers = [call for call in calls if call.kind in TRAINERS and "train_dataset" in call.given]
@@ -412,7 +414,9 @@ def _read_steps(notes: Notes, source: Source, calls: list[Call]) -> None:
             notes.setup["steps_at_most"] = True
 
 
-def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth: int = 0) -> tuple[str | None, bool]:
+def _file_of_rows(
+    source: ScriptSource, node: ast.expr, scope: Scope, line: int, depth: int = 0
+) -> tuple[str | None, bool]:
     """The file whose rows a data set has, each at most once; and whether it has all of them."""
     inside, at, line = source.before(node, scope, line)
     split = inside.value if isinstance(inside, ast.Subscript) else None
@@ -420,12 +424,12 @@ def _file_of_rows(source: Source, node: ast.expr, scope: Scope, line: int, depth
     if split is not None and isinstance(parted, ast.Call) and getattr(parted.func, "attr", "") == "train_test_split":
         inside, at, line = parted, there, above
     if not isinstance(inside, ast.Call) or not isinstance(inside.func, ast.Attribute) or depth > 9:
-        return local_file(source, node, scope, line + 1), True
+        return find_local_file(source, node, scope, line + 1), True
     batched = [keyword for keyword in inside.keywords if keyword.arg in ("batched", None)]
     repeats = inside.func.attr == "select" and not (inside.args and _is_range(inside.args[0]))
     same = inside.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
     if not same:
-        return local_file(source, node, scope, line + 1), True
+        return find_local_file(source, node, scope, line + 1), True
     if inside.func.attr != "filter" and any(source.value(each.value, at) is not False for each in batched):
         return None, True  # a batch may become more rows
     file, every = _file_of_rows(source, inside.func.value, at, line, depth + 1)

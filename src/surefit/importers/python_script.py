@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.facts.setup import Place, Setup
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.importers import hf, peft_adapter, trl
-from surefit.importers.config_mapping import Draft, Tool
+from surefit.importers.config_mapping import ConfigDraft, ToolSchema
 from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS
-from surefit.importers.paths import missing
+from surefit.importers.paths import find_missing_files
 from surefit.importers.python_calls import (
     ARGUMENTS,
     FAST,
@@ -27,10 +27,10 @@ from surefit.importers.python_calls import (
     PRETRAINED,
     TRAINERS,
     UNSLOTH_LORA,
-    Call,
+    ScriptCall,
 )
-from surefit.importers.releases import NAMES, Judge, Verdict, table
-from surefit.importers.result import Lost
+from surefit.importers.releases import NAMES, TargetReleases, Verdict, release_table
+from surefit.importers.result import UnmappedKey
 
 OPEN = ""
 """Stands for the value of an argument that is not known, where only its name is judged."""
@@ -83,12 +83,12 @@ BEST_FIRST: tuple[Verdict, ...] = ("taken", "deprecated", "gone", "not yet", "un
 
 
 @dataclass
-class Notes:
+class ScriptNotes:
     """What has been read of a script so far; what several calls say of the same thing is not known."""
 
     path: Path
     setup: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, SettingLocation] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     deprecated: dict[str, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Notes:
     passed_over: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     gone_imports: dict[str, str] = field(default_factory=dict)
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[UnmappedKey] = field(default_factory=list)
     problems: list[SureFitError] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
     columns: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -107,13 +107,13 @@ class Notes:
     def say(self, attribute: str, value: Any, name: str, line: int) -> None:
         """The script says this about the run."""
         self.setup[attribute] = value
-        self.places[attribute] = Place(name, str(self.path), line)
+        self.places[attribute] = SettingLocation(name, str(self.path), line)
 
     def place(self, key: str, name: str, line: int | None) -> None:
         """Where something stands that a finding will be about."""
-        self.places[key] = Place(name, str(self.path), line)
+        self.places[key] = SettingLocation(name, str(self.path), line)
 
-    def take(self, call: Call, draft: Draft, whole: bool, again: bool) -> None:
+    def take(self, call: ScriptCall, draft: ConfigDraft, whole: bool, again: bool) -> None:
         """What the arguments of one call say, or only what is wrong with them."""
         prefix = f"{call.kind}.{f'{call.line}.' if again else ''}"
         for name in MERGED:
@@ -124,12 +124,12 @@ class Notes:
         for key in (*draft.gone, *draft.ignored, *draft.deprecated, *draft.unknown, *draft.passed_over):
             self.place(f"{prefix}{key}", key, call.lines.get(key, call.line))
         self.problems += draft.problems
-        for key, file in missing(call.known, self.path):
+        for key, file in find_missing_files(call.known, self.path):
             self.missing[f"{prefix}{key}"] = file
             self.place(f"{prefix}{key}", key, call.lines.get(key))
         judged = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
         unread = sorted(call.computed & draft.tool.known) if judged else ()
-        computed = [Lost(key, call.lines[key], None, "it is computed while the script runs") for key in unread]
+        computed = [UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread]
         self.lost += [*draft.lost.values(), *computed]
         if whole:
             self.setup.update(draft.setup)
@@ -144,7 +144,7 @@ class Notes:
         )  # fmt: skip
 
 
-def read_arguments(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
+def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
     """TrainingArguments, LoraConfig and the trainers: every argument that is written out.
 
     Args:
@@ -160,7 +160,7 @@ def read_arguments(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
             notes.take(call, draft, whole=len(found) == 1, again=again)
 
 
-def read_loads(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
+def read_loads(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
     """Arguments of `from_pretrained` that transformers 5 hands on to the model, which stops at them."""
     release = judge.release("transformers")
     if release is None or judge.is_open("transformers") or judge.unsloth or int(release.partition(".")[0]) < 5:
@@ -175,10 +175,10 @@ def read_loads(notes: Notes, calls: Iterable[Call], judge: Judge) -> None:
                 notes.judges = True
 
 
-def _draft(call: Call, path: Path, judge: Judge) -> Draft:
+def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
     verdicts = _verdicts(call, judge) if _is_there(call, judge) else {}
-    tool = _aged(_tool(call), call, verdicts, judge)
-    known = {key: _plain(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
+    tool = _schema_for_releases(_tool(call), call, verdicts, judge)
+    known = {key: _to_plain_value(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
     if call.kind in NAMED and isinstance(known.get("model"), str):
         known.pop("model")  # read with the models
     judged = {key: OPEN for key in call.given if key not in known and not tool.knows(key)}
@@ -186,13 +186,15 @@ def _draft(call: Call, path: Path, judge: Judge) -> Draft:
         # It takes more than LoraConfig does, and any other name.
         known, judged = {key: value for key, value in known.items() if key in LORA_KEYS}, {}
     early = {key for key in call.given if verdicts.get(key) == "not yet"}
-    draft = Draft(tool, path, {key: value for key, value in (known | judged).items() if key not in early}, call.lines)
+    draft = ConfigDraft(
+        tool, path, {key: value for key, value in (known | judged).items() if key not in early}, call.lines
+    )
     draft.read_all()
     for key in tool.deprecated.keys() & call.given.keys() - known.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
     draft.problems += [_too_early(call, key, path, judge) for key in sorted(early)]
     if not _is_there(call, judge):
-        package = table()["classes"][call.kind]["package"]
+        package = release_table()["classes"][call.kind]["package"]
         draft.unknown.clear()
         draft.problems.append(ConfigError(
             f"{NAMES[package]} {judge.release(package)} has no {call.kind}: it came with {judge.came_with(call.kind)}",
@@ -200,25 +202,25 @@ def _draft(call: Call, path: Path, judge: Judge) -> Draft:
             help=f"ask for the later release in {judge.source.get(package, 'the requirements')}",
         ))  # fmt: skip
     if _is_unsloths(call, judge):
-        _forgive(draft)
+        _accept_unsloth_names(draft)
     return draft
 
 
-def _is_there(call: Call, judge: Judge) -> bool:
+def _is_there(call: ScriptCall, judge: TargetReleases) -> bool:
     """Whether the release that counts has the class at all."""
-    return call.kind not in table()["classes"] or judge.has(call.kind) != "not yet"
+    return call.kind not in release_table()["classes"] or judge.has(call.kind) != "not yet"
 
 
 def _classes(kind: str) -> tuple[str, ...]:
     """The classes in the table of releases whose arguments a call may have."""
-    entry = table()["classes"].get(kind)
+    entry = release_table()["classes"].get(kind)
     if entry is None:
         return ()
     more = entry["training_arguments"] or kind == "Seq2SeqTrainingArguments"
     return (kind, "TrainingArguments") if more else (kind, "Trainer") if kind == "Seq2SeqTrainer" else (kind,)
 
 
-def _verdicts(call: Call, judge: Judge) -> dict[str, Verdict]:
+def _verdicts(call: ScriptCall, judge: TargetReleases) -> dict[str, Verdict]:
     """Argument → what becomes of it, in the release that counts; of several classes the kindest."""
     names = _classes(call.kind)
     if _is_unsloths(call, judge) and call.kind.endswith("Trainer"):
@@ -229,15 +231,15 @@ def _verdicts(call: Call, judge: Judge) -> dict[str, Verdict]:
     return found
 
 
-def _is_unsloths(call: Call, judge: Judge) -> bool:
+def _is_unsloths(call: ScriptCall, judge: TargetReleases) -> bool:
     """Whether Unsloth has put a class of its own in the place of TRL's."""
-    return judge.unsloth and table()["classes"].get(call.kind, {}).get("package") == "trl"
+    return judge.unsloth and release_table()["classes"].get(call.kind, {}).get("package") == "trl"
 
 
-def _too_early(call: Call, key: str, path: Path, judge: Judge) -> SureFitError:
+def _too_early(call: ScriptCall, key: str, path: Path, judge: TargetReleases) -> SureFitError:
     """An argument of a later release than the one that is asked for."""
     name = next(each for each in _classes(call.kind) if judge.takes(each, key) == "not yet")
-    package = table()["classes"][name]["package"]
+    package = release_table()["classes"][name]["package"]
     older = {"eval_strategy": "evaluation_strategy", "processing_class": "tokenizer", "max_length": "max_seq_length"}
     help_text = f"write {older[key]}" if key in older else "take it out"
     return ConfigError(
@@ -247,7 +249,7 @@ def _too_early(call: Call, key: str, path: Path, judge: Judge) -> SureFitError:
     )  # fmt: skip
 
 
-def _forgive(draft: Draft) -> None:
+def _accept_unsloth_names(draft: ConfigDraft) -> None:
     """Unsloth's classes take old names, hand some on under the new ones, and leave the others out with a line of
     their own; so they do with names that nobody knows, where it is a config."""
     is_config = not draft.tool.name.endswith("trainer")
@@ -261,25 +263,27 @@ def _forgive(draft: Draft) -> None:
         draft.unknown.clear()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_value(value: Any) -> Any:
     """Several numbers are a list to the tools; one, with a comma behind it, is a mistake."""
     return list(value) if isinstance(value, tuple) and len(value) != 1 else value
 
 
-def _tool(call: Call) -> Tool:
+def _tool(call: ScriptCall) -> ToolSchema:
     """The table that reads a call, apart from which arguments there are."""
     if call.kind in LORA:
         return replace(peft_adapter.TOOL, keys=LORA_KEYS, finish=partial(_finish_lora, call), passes_over=_never)
     if call.kind in (*TRAINERS, *OTHER_TRAINERS):
         keys = {key: SFT_KEYS[key] for key in ("packing",)} | {"max_seq_length": SFT_KEYS["max_length"]}
-        return Tool("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
+        return ToolSchema("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
     table = replace(trl.TOOL, finish=partial(_finish, call), passes_over=_never, extensions=frozenset())
     table = replace(table, conflicts=_nothing if call.open or call.computed & TOGETHER else table.conflicts)
     once = ONCE | {"max_seq_length": SFT_KEYS["max_length"], "use_liger": SFT_KEYS["use_liger_kernel"]}
     return replace(table, keys=SFT_KEYS if call.kind == "SFTConfig" else KEYS, once=once)
 
 
-def _aged(tool: Tool, call: Call, verdicts: dict[str, Verdict], judge: Judge) -> Tool:
+def _schema_for_releases(
+    tool: ToolSchema, call: ScriptCall, verdicts: dict[str, Verdict], judge: TargetReleases
+) -> ToolSchema:
     """The table for the releases that count."""
     if not verdicts:
         return tool
@@ -291,7 +295,7 @@ def _aged(tool: Tool, call: Call, verdicts: dict[str, Verdict], judge: Judge) ->
     old: dict[str, dict[str, str]] = {"gone": {}, "deprecated": {}}
     for key, verdict in verdicts.items():
         if verdict in old and key not in own and any(judge.takes(name, key) == verdict for name in names):
-            old[verdict][key] = _instead(call, key, judge)
+            old[verdict][key] = _replacement_text(call, key, judge)
     keys = {key: to for key, to in tool.keys.items() if key.partition(".")[0] in taken and key not in old["deprecated"]}
     keys |= {key: to for key, to in tool.once.items() if key in taken and key not in {**keys, **old["deprecated"]}}
     if "max_seq_length" in taken and "max_seq_length" not in old["deprecated"]:
@@ -302,7 +306,7 @@ def _aged(tool: Tool, call: Call, verdicts: dict[str, Verdict], judge: Judge) ->
     return replace(tool, keys=keys, known=taken | kept, gone=never | old["gone"], deprecated=old["deprecated"])
 
 
-def _instead(call: Call, key: str, judge: Judge) -> str:
+def _replacement_text(call: ScriptCall, key: str, judge: TargetReleases) -> str:
     """What to write for an argument that is gone, or will be, and since which release."""
     name = next(each for each in _classes(call.kind) if judge.takes(each, key) in ("gone", "deprecated"))
     instead = INSTEAD.get(key, "take it out")
@@ -317,15 +321,15 @@ def _never(key: str) -> bool:
     return False
 
 
-def _nothing(draft: Draft) -> None:
+def _nothing(draft: ConfigDraft) -> None:
     return None
 
 
-def _finish(call: Call, draft: Draft) -> None:
+def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
     """What several of the Trainer's arguments say together, as far as none of them is computed."""
     draft.whole_run = False
-    hf.warmup(draft, "warmup_steps")
-    hf.sharding(draft, None if call.open else call.computed)
+    hf.map_warmup(draft, "warmup_steps")
+    hf.map_sharding(draft, None if call.open else call.computed)
     for steps, strategy, default in (("eval_steps", "eval_strategy", "no"), ("save_steps", "save_strategy", "steps")):
         old = "evaluation_strategy" if strategy == "eval_strategy" else strategy
         if call.open or call.computed & {strategy, old}:
@@ -352,22 +356,22 @@ def _finish(call: Call, draft: Draft) -> None:
         draft.say("generates_in_loop", True, "predict_with_generate")
 
 
-def _finish_sft(draft: Draft) -> None:
+def _finish_sft(draft: ConfigDraft) -> None:
     words = {("assistant_only_loss", True): "assistant", ("completion_only_loss", True): "completion"}
     for (key, value), loss_on in words.items():
         if draft.flat.get(key) is value:
             draft.say("loss_on", loss_on, key)
 
 
-def _finish_lora(call: Call, draft: Draft) -> None:
+def _finish_lora(call: ScriptCall, draft: ConfigDraft) -> None:
     if not call.open and not call.computed & {"use_dora"}:
         draft.setup["adapter"] = "dora" if draft.flat.get("use_dora") is True else "lora"
-        draft.places["adapter"] = Place(call.kind.rpartition(".")[2], str(draft.path), call.line)
+        draft.places["adapter"] = SettingLocation(call.kind.rpartition(".")[2], str(draft.path), call.line)
     if call.kind != UNSLOTH_LORA:
-        peft_adapter.one_name(draft, "target_modules", draft.flat.get("target_modules"))
+        peft_adapter.check_single_name(draft, "target_modules", draft.flat.get("target_modules"))
 
 
-def unusable(path: Path) -> ConfigError:
+def not_a_training_script(path: Path) -> ConfigError:
     """The file is a script, and none that trains."""
     return ConfigError(
         "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model, "

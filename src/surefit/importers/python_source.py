@@ -43,7 +43,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedName:
     """What an import gives a name: transformers.TrainingArguments; where it stands, and whether a `try` guards it."""
 
     dotted: str
@@ -62,7 +62,7 @@ class Binding:
         element: it is this element of what is assigned to several names at once.
     """
 
-    value: ast.expr | Imported | None
+    value: ast.expr | ImportedName | None
     line: int
     straight: bool = True
     element: int | None = None
@@ -75,7 +75,7 @@ class Scope:
     node: ast.AST
     outer: Scope | None = None
     names: dict[str, list[Binding]] = field(default_factory=dict)
-    home: Source | None = None
+    home: ScriptSource | None = None
 
     def bind(self, name: str, binding: Binding) -> None:
         """One more place."""
@@ -92,7 +92,7 @@ class Scope:
 
 
 @dataclass
-class Source:
+class ScriptSource:
     """A file that was parsed.
 
     Attributes:
@@ -114,7 +114,7 @@ class Source:
     set_attributes: set[str] = field(default_factory=set)
     inside: dict[ast.AST, Scope] = field(default_factory=dict)
     passed: dict[str, set[str | None]] = field(default_factory=dict)
-    modules: dict[str, Source | None] = field(default_factory=dict)
+    modules: dict[str, ScriptSource | None] = field(default_factory=dict)
     evaluated: list[int] = field(default_factory=lambda: [0])
 
     @cached_property
@@ -141,7 +141,7 @@ class Source:
         found = scope.find(node.id) if isinstance(node, ast.Name) else None
         if found is None:
             return None
-        origins = {binding.value.dotted if isinstance(binding.value, Imported) else None for binding in found[1]}
+        origins = {binding.value.dotted if isinstance(binding.value, ImportedName) else None for binding in found[1]}
         origin = origins.pop()
         return None if origins or origin is None else ".".join([origin, *attributes])
 
@@ -152,7 +152,7 @@ class Source:
         home = scope.home or self
         found = scope.find(name)
         if found is None:
-            stars = [each.value for each in home.module.names.get("*", ()) if isinstance(each.value, Imported)]
+            stars = [each.value for each in home.module.names.get("*", ()) if isinstance(each.value, ImportedName)]
             there = [self.global_of(f"{star.dotted[:-1]}{name}", depth) for star in stars] if len(stars) == 1 else []
             return there[0] if there else None
         if len(found[1]) != 1 or name in home.changed:
@@ -160,7 +160,7 @@ class Source:
         binding = found[1][0]
         if isinstance(binding.value, ast.expr) and binding.element is None:
             return binding.value, found[0]
-        return self.global_of(binding.value.dotted, depth) if isinstance(binding.value, Imported) else None
+        return self.global_of(binding.value.dotted, depth) if isinstance(binding.value, ImportedName) else None
 
     def global_of(self, dotted: str, depth: int = 0) -> tuple[ast.expr, Scope] | None:
         """The expression of a name in a module beside the script: "config.LR"."""
@@ -168,7 +168,7 @@ class Source:
         other = self.beside(module) if module and name else None
         return other.once(name, other.module, depth + 1) if other is not None and other is not self else None
 
-    def beside(self, name: str) -> Source | None:
+    def beside(self, name: str) -> ScriptSource | None:
         """A module that lies beside the script, or in the folder above it; None where it is not there."""
         plain = name.lstrip(".")
         if plain.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not plain:
@@ -179,7 +179,7 @@ class Source:
             for path in (folder / f"{file}{end}" for folder in self._folders(name) for end in (".py", "/__init__.py")):
                 if path.is_file():
                     with suppress(ConfigError):
-                        other = parse(path)
+                        other = parse_script(path)
                         other.modules, other.passed, other.evaluated = self.modules, self.passed, self.evaluated
                         self.modules[name] = other
                     break
@@ -205,7 +205,7 @@ class Source:
             found = scope.find(node.id) if isinstance(node, ast.Name) else None
             if found is None:
                 break
-            reaching = reach(found[1], line) if found[0] is scope else found[1]
+            reaching = reaching_bindings(found[1], line) if found[0] is scope else found[1]
             if len(reaching) != 1 or not isinstance(reaching[0].value, ast.expr) or reaching[0].element is not None:
                 break
             node, scope, line = reaching[0].value, found[0], reaching[0].line
@@ -222,32 +222,32 @@ class Source:
             # No setting is so large, and Python makes no text of such a number.
             huge = isinstance(node.value, int) and abs(node.value) > LARGEST
             return node.value if isinstance(node.value, str | int | float | None) and not huge else COMPUTED
-        for kind, look in _LOOKS.items():
+        for kind, look in _EVALUATORS.items():
             if isinstance(node, kind):
                 return look(self, node, scope, depth + 1)
         return COMPUTED
 
 
-def reach(bindings: list[Binding], line: int) -> list[Binding]:
+def reaching_bindings(bindings: list[Binding], line: int) -> list[Binding]:
     """The bindings that may hold at a line of their own scope: none from before the last that surely ran."""
     before = [binding for binding in bindings if binding.line < line] or list(bindings)
     last = max((i for i, binding in enumerate(before) if binding.straight), default=0)
     return before[last:]
 
 
-def _of_name(source: Source, node: ast.Name, scope: Scope, depth: int) -> Any:
+def _evaluate_name(source: ScriptSource, node: ast.Name, scope: Scope, depth: int) -> Any:
     found = source.once(node.id, scope)
-    return COMPUTED if found is None or slip(source, found[0]) else source.value(*found, depth)
+    return COMPUTED if found is None or find_accidental_tuple(source, found[0]) else source.value(*found, depth)
 
 
-def _of_unary(source: Source, node: ast.UnaryOp, scope: Scope, depth: int) -> Any:
+def _evaluate_unary(source: ScriptSource, node: ast.UnaryOp, scope: Scope, depth: int) -> Any:
     value = source.value(node.operand, scope, depth)
     if isinstance(value, int | float) and isinstance(node.op, ast.USub | ast.UAdd):
         return -value if isinstance(node.op, ast.USub) else value
     return not value if isinstance(value, bool) and isinstance(node.op, ast.Not) else COMPUTED
 
 
-def _of_arithmetic(source: Source, node: ast.BinOp, scope: Scope, depth: int) -> Any:
+def _evaluate_arithmetic(source: ScriptSource, node: ast.BinOp, scope: Scope, depth: int) -> Any:
     sides = [source.value(side, scope, depth) for side in (node.left, node.right)]
     numbers = all(isinstance(side, int | float) and abs(side) < LARGEST for side in sides)
     if not numbers or type(node.op) not in ARITHMETIC:
@@ -258,34 +258,34 @@ def _of_arithmetic(source: Source, node: ast.BinOp, scope: Scope, depth: int) ->
         return COMPUTED
 
 
-def _of_sequence(source: Source, node: ast.List | ast.Tuple, scope: Scope, depth: int) -> Any:
+def _evaluate_sequence(source: ScriptSource, node: ast.List | ast.Tuple, scope: Scope, depth: int) -> Any:
     values = [source.value(item, scope, depth) for item in node.elts]
     if COMPUTED in values:
         return COMPUTED
     return values if isinstance(node, ast.List) or any(isinstance(each, str) for each in values) else tuple(values)
 
 
-def _of_mapping(source: Source, node: ast.Dict, scope: Scope, depth: int) -> Any:
+def _evaluate_mapping(source: ScriptSource, node: ast.Dict, scope: Scope, depth: int) -> Any:
     keys = [COMPUTED if key is None else source.value(key, scope, depth) for key in node.keys]
     values = [source.value(each, scope, depth) for each in node.values]
     known = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
     return dict(zip(keys, values, strict=True)) if known else COMPUTED
 
 
-def _of_subscript(source: Source, node: ast.Subscript, scope: Scope, depth: int) -> Any:
+def _evaluate_subscript(source: ScriptSource, node: ast.Subscript, scope: Scope, depth: int) -> Any:
     inside, at = source.expression(node.value, scope)
     key = source.value(node.slice, scope, depth)
     if not isinstance(inside, ast.Dict) or key is COMPUTED:
         return COMPUTED
-    entries = [value for name, value in zip(inside.keys, inside.values, strict=True) if _is(name, key)]
+    entries = [value for name, value in zip(inside.keys, inside.values, strict=True) if _is_same_constant(name, key)]
     return source.value(entries[0], at, depth) if len(entries) == 1 and None not in inside.keys else COMPUTED
 
 
-def _is(node: ast.expr | None, key: Any) -> bool:
+def _is_same_constant(node: ast.expr | None, key: Any) -> bool:
     return isinstance(node, ast.Constant) and node.value == key
 
 
-def _of_attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+def _evaluate_attribute(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:
     """torch.bfloat16 as its name; the attribute of a class of constants."""
     origin = source.origin(node, scope)
     if origin and origin.startswith("torch.") and node.attr in DTYPES:
@@ -295,19 +295,25 @@ def _of_attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int)
     module = source.global_of(f"{origin}") if origin else None
     if module is not None:
         return source.value(*module, depth)
-    chosen = option(source, node.value, scope, node.attr)
+    chosen = parser_option_value(source, node.value, scope, node.attr)
     if chosen is not None:
         return chosen if isinstance(chosen, str | int | float | list) or chosen is COMPUTED else None
-    return attribute(source, node, scope, depth)
+    return class_attribute_value(source, node, scope, depth)
 
 
-_LOOKS: dict[type[ast.expr], Callable[[Source, Any, Scope, int], Any]] = {
-    ast.Name: _of_name, ast.UnaryOp: _of_unary, ast.BinOp: _of_arithmetic, ast.List: _of_sequence,
-    ast.Tuple: _of_sequence, ast.Dict: _of_mapping, ast.Subscript: _of_subscript, ast.Attribute: _of_attribute,
-}  # fmt: skip
+_EVALUATORS: dict[type[ast.expr], Callable[[ScriptSource, Any, Scope, int], Any]] = {
+    ast.Name: _evaluate_name,
+    ast.UnaryOp: _evaluate_unary,
+    ast.BinOp: _evaluate_arithmetic,
+    ast.List: _evaluate_sequence,
+    ast.Tuple: _evaluate_sequence,
+    ast.Dict: _evaluate_mapping,
+    ast.Subscript: _evaluate_subscript,
+    ast.Attribute: _evaluate_attribute,
+}
 
 
-def slip(source: Source, node: ast.expr) -> str | None:
+def find_accidental_tuple(source: ScriptSource, node: ast.expr) -> str | None:
     """The number that was meant where a comma made it a tuple: `262144,` or `262,144`, without brackets."""
     if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= 4 or source.text_of(node).startswith("("):
         return None
@@ -318,7 +324,7 @@ def slip(source: Source, node: ast.expr) -> str | None:
     return "".join(parts) if meant else None
 
 
-def parse(path: Path) -> Source:
+def parse_script(path: Path) -> ScriptSource:
     """Read and parse a Python file.
 
     Raises:
@@ -329,7 +335,7 @@ def parse(path: Path) -> Source:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-        return _scoped(path, text, tree)
+        return _build_scopes(path, text, tree)
     except SyntaxError as error:
         version = ".".join(map(str, sys.version_info[:2]))
         problem = f"not valid Python {version}: {error.msg}"
@@ -374,10 +380,10 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _scoped(path: Path, text: str, tree: ast.Module) -> Source:
+def _build_scopes(path: Path, text: str, tree: ast.Module) -> ScriptSource:
     """Every node with its scope, in the order of the file."""
     module = Scope(tree)
-    source = Source(path, text, module)
+    source = ScriptSource(path, text, module)
     module.home = source
     waiting: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, module, True, False)]
     while waiting:
@@ -404,7 +410,7 @@ def _parameters(node: Function | ast.ClassDef, scope: Scope) -> None:
             scope.bind(each.arg, Binding(None, each.lineno))
 
 
-def _bind(source: Source, node: ast.AST, scope: Scope, straight: bool, guarded: bool) -> None:
+def _bind(source: ScriptSource, node: ast.AST, scope: Scope, straight: bool, guarded: bool) -> None:
     """What one node gives names, and what it changes."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -412,7 +418,7 @@ def _bind(source: Source, node: ast.AST, scope: Scope, straight: bool, guarded: 
             _assign(source, target, node.value, scope, straight)
     elif isinstance(node, ast.Import | ast.ImportFrom):
         for name, dotted in _imports(node):
-            scope.bind(name, Binding(Imported(dotted, node.lineno, guarded), node.lineno, straight))
+            scope.bind(name, Binding(ImportedName(dotted, node.lineno, guarded), node.lineno, straight))
     elif isinstance(node, ast.Global | ast.Nonlocal):
         source.changed.update(node.names)
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -445,7 +451,7 @@ def _bind_others(node: ast.AST, scope: Scope) -> None:
         scope.bind(node.name, Binding(None, node.lineno, False))
 
 
-def _assign(source: Source, target: ast.expr, value: ast.expr | None, scope: Scope, straight: bool) -> None:
+def _assign(source: ScriptSource, target: ast.expr, value: ast.expr | None, scope: Scope, straight: bool) -> None:
     if isinstance(target, ast.Name):
         scope.bind(target.id, Binding(value, target.lineno, straight))
     elif isinstance(target, ast.Tuple | ast.List):
@@ -479,7 +485,7 @@ OWN_SETUP = ("__init__", "__post_init__", "__new__", "__getattr__", "__getattrib
 
 
 @dataclass
-class Options:
+class ParserOptions:
     """What one parser takes.
 
     Attributes:
@@ -495,24 +501,24 @@ class Options:
     whole: bool = True
 
 
-def option(source: Source, node: ast.expr, scope: Scope, name: str) -> Any:
+def parser_option_value(source: ScriptSource, node: ast.expr, scope: Scope, name: str) -> Any:
     """The value of `args.name`: COMPUTED where it is not certain, None where `args` comes from no parser.
 
     A default of None is COMPUTED too: some other part of the script decides.
     """
-    call, element, home, at = _parsed(source, node, scope)
+    call, element, home, at = _find_parser_call(source, node, scope)
     if call is None or not isinstance(call.func, ast.Attribute):
         return None
     if call.func.attr == "parse_args_into_dataclasses":
         inside = _dataclass(home, call.func.value, at, element)
-        return None if inside is None else _passed(home, name, _field(home, inside, name))
-    options = options_of(home, call.func.value, at)
+        return None if inside is None else _passed_value(home, name, _field(home, inside, name))
+    options = find_parser_options(home, call.func.value, at)
     if options is None or name not in options.defaults:
         return COMPUTED
-    return _passed(home, name, options.defaults[name], name in options.switches, options.types.get(name))
+    return _passed_value(home, name, options.defaults[name], name in options.switches, options.types.get(name))
 
 
-def _passed(source: Source, name: str, default: Any, switch: bool = False, kind: str | None = None) -> Any:
+def _passed_value(source: ScriptSource, name: str, default: Any, switch: bool = False, kind: str | None = None) -> Any:
     """The default, or what the launch lines beside the script pass in its place.
 
     Args:
@@ -527,7 +533,7 @@ def _passed(source: Source, name: str, default: Any, switch: bool = False, kind:
     if switch or (written == "" and isinstance(default, bool)):
         return True
     if kind is not None:
-        return _converted(written, kind)
+        return _convert_argument(written, kind)
     if isinstance(default, bool) or written in ("True", "False", "true", "false"):
         return written.lower() in ("true", "1", "yes")
     for number in (int, float):
@@ -538,7 +544,7 @@ def _passed(source: Source, name: str, default: Any, switch: bool = False, kind:
     return written
 
 
-def _converted(written: str, kind: str) -> Any:
+def _convert_argument(written: str, kind: str) -> Any:
     """What argparse's `type` makes of a text; COMPUTED where that is a function of the script's own."""
     if kind in ("int", "float", "str", "bool"):  # bool("False") is True
         try:
@@ -548,7 +554,9 @@ def _converted(written: str, kind: str) -> Any:
     return written.lower() in ("true", "1", "yes", "y", "on") if "bool" in kind.lower() else COMPUTED
 
 
-def _parsed(source: Source, node: ast.expr, scope: Scope) -> tuple[ast.Call | None, int, Source, Scope]:
+def _find_parser_call(
+    source: ScriptSource, node: ast.expr, scope: Scope
+) -> tuple[ast.Call | None, int, ScriptSource, Scope]:
     """The call of a parser that an expression stands for, and which of its results it is."""
     found, element = source.expression(node, scope), 0
     inside, at = found
@@ -570,13 +578,13 @@ def _single(scope: Scope, name: str) -> Binding | None:
     return found[1][0] if found and len(found[1]) == 1 else None
 
 
-def options_of(source: Source, parser: ast.expr, scope: Scope) -> Options | None:
+def find_parser_options(source: ScriptSource, parser: ast.expr, scope: Scope) -> ParserOptions | None:
     """The options that are added to a parser, where it is argparse's."""
     inside, _ = source.expression(parser, scope)
     origin = source.origin(inside.func, scope) if isinstance(inside, ast.Call) else None
     if origin not in ("argparse.ArgumentParser", "ArgumentParser") or not isinstance(parser, ast.Name):
         return None
-    options = Options(whole=not any(keyword.arg == "parents" for keyword in getattr(inside, "keywords", ())))
+    options = ParserOptions(whole=not any(keyword.arg == "parents" for keyword in getattr(inside, "keywords", ())))
     groups = {parser.id, *_groups(source, parser.id)}
     for node, at in source.each(ast.Call):
         if not isinstance(node.func, ast.Attribute):
@@ -592,7 +600,7 @@ def options_of(source: Source, parser: ast.expr, scope: Scope) -> Options | None
     return options
 
 
-def _groups(source: Source, parser: str) -> Iterator[str]:
+def _groups(source: ScriptSource, parser: str) -> Iterator[str]:
     """The names of argument groups of a parser."""
     for node, _ in source.each(ast.Assign):
         made = node.value
@@ -600,7 +608,7 @@ def _groups(source: Source, parser: str) -> Iterator[str]:
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
-def _add(source: Source, node: ast.Call, scope: Scope, options: Options) -> None:
+def _add(source: ScriptSource, node: ast.Call, scope: Scope, options: ParserOptions) -> None:
     flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     given = {keyword.arg: keyword.value for keyword in node.keywords}
     if not flags or len(flags) != len(node.args) or None in given:
@@ -620,25 +628,25 @@ def _add(source: Source, node: ast.Call, scope: Scope, options: Options) -> None
     if kind is not None or "nargs" in given:
         options.types[name] = kind.id if isinstance(kind, ast.Name) and "nargs" not in given else ""
         if isinstance(default, str) and "nargs" not in given:  # argparse converts a default that is a text as well
-            default = _converted(default, options.types[name])
+            default = _convert_argument(default, options.types[name])
     required = "required" in given and source.value(given["required"], scope) is not False
     options.defaults[name] = COMPUTED if required or not flags[0].startswith("-") else default
     # argparse takes each of its spellings.
     options.defaults.update({flag.lstrip("-").replace("-", "_"): options.defaults[name] for flag in long})
 
 
-def script_options(source: Source) -> Options | None:
+def script_options(source: ScriptSource) -> ParserOptions | None:
     """The options of the one parser of a script, where it stops at others; None where that is not certain."""
     calls = [(node, scope) for node, scope in source.each(ast.Call) if isinstance(node.func, ast.Attribute)]
     parses = [(node, scope) for node, scope in calls if node.func.attr in ("parse_args", "parse_known_args")]
     made = [node for node, scope in source.each(ast.Call) if (source.origin(node.func, scope) or "").endswith("Parser")]
     if len(parses) != 1 or parses[0][0].func.attr != "parse_args" or parses[0][0].args or len(made) != 1:
         return None
-    found = options_of(source, parses[0][0].func.value, parses[0][1])
+    found = find_parser_options(source, parses[0][0].func.value, parses[0][1])
     return found if found is not None and found.whole else None
 
 
-def takes_training_arguments(source: Source) -> bool:
+def takes_training_arguments(source: ScriptSource) -> bool:
     """Whether the script's command line is made of transformers' or TRL's arguments."""
     for node, scope in source.each(ast.Call):
         if (source.origin(node.func, scope) or "").rpartition(".")[2] in DATACLASS_PARSERS and node.args:
@@ -649,7 +657,7 @@ def takes_training_arguments(source: Source) -> bool:
     return False
 
 
-def _dataclass(source: Source, parser: ast.expr, scope: Scope, element: int) -> ast.ClassDef | None:
+def _dataclass(source: ScriptSource, parser: ast.expr, scope: Scope, element: int) -> ast.ClassDef | None:
     """The class of one of the results of an HfArgumentParser."""
     inside, at = source.expression(parser, scope)
     if not isinstance(inside, ast.Call) or not inside.args:
@@ -662,12 +670,12 @@ def _dataclass(source: Source, parser: ast.expr, scope: Scope, element: int) -> 
     return _class(source, chosen.id) if isinstance(chosen, ast.Name) else None
 
 
-def _class(source: Source, name: str) -> ast.ClassDef | None:
+def _class(source: ScriptSource, name: str) -> ast.ClassDef | None:
     found = [each for each, _ in source.each(ast.ClassDef) if each.name == name]
     return found[0] if len(found) == 1 else None
 
 
-def attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> Any:
+def class_attribute_value(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:
     """The attribute of a class of constants, or of an instance that is made of it."""
     inside, at = source.expression(node.value, scope)
     home = at.home or source
@@ -680,7 +688,7 @@ def attribute(source: Source, node: ast.Attribute, scope: Scope, depth: int) -> 
     owner = _class(home, inside.id)
     found = at.find(inside.id)
     bound = found[1][0].value if owner is None and found and len(found[1]) == 1 else None
-    if isinstance(bound, Imported):
+    if isinstance(bound, ImportedName):
         module, _, name = bound.dotted.rpartition(".")
         other = home.beside(module) if module else None
         home, owner = (other, _class(other, name)) if other else (home, None)
@@ -699,11 +707,11 @@ def _is_plain(owner: ast.ClassDef, called: bool) -> bool:
     return not owner.bases and not set(own) & set(OWN_SETUP) and (dataclassed or not called)
 
 
-def _sets(source: Source, owner: ast.ClassDef, name: str) -> bool:
+def _sets(source: ScriptSource, owner: ast.ClassDef, name: str) -> bool:
     return len(source.inside[owner].names.get(name, [])) == 1
 
 
-def _field(source: Source, owner: ast.ClassDef, name: str) -> Any:
+def _field(source: ScriptSource, owner: ast.ClassDef, name: str) -> Any:
     """The default of a field; COMPUTED where it is not written out."""
     scope = source.inside[owner]
     bindings = scope.names.get(name, [])

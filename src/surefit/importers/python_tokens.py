@@ -11,10 +11,10 @@ from typing import Any
 
 from surefit.core.errors import ConfigError
 from surefit.facts.module_names import type_in_name
-from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, Call, read_call
-from surefit.importers.python_rows import local_file
-from surefit.importers.python_script import Notes
-from surefit.importers.python_source import COMPUTED, Source
+from surefit.importers.python_calls import OTHER_TRAINERS, PRETRAINED, TRAINERS, ScriptCall, read_call
+from surefit.importers.python_rows import find_local_file
+from surefit.importers.python_script import ScriptNotes
+from surefit.importers.python_source import COMPUTED, ScriptSource
 
 SPARE = {"qwen2": 271, "qwen3": 267, "gpt_neox": 27, "phi": 905, "phi3": 0, "llama": 0, "mistral": 0, "gpt2": 0}
 SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_bigcode": 0, "mixtral": 0}
@@ -48,7 +48,7 @@ LABELED = ("ForSequenceClassification", "ForTokenClassification")
 MOST_ROWS = 20_000
 
 
-def read_tokens(notes: Notes, source: Source, calls: list[Call]) -> None:
+def read_tokens(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
     """Add what is found to the notes."""
     loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
     names = {name for call in loads if isinstance(name := _name(call), str)}
@@ -61,11 +61,11 @@ def read_tokens(notes: Notes, source: Source, calls: list[Call]) -> None:
         notes.problems += _classes(notes, source, load, calls)
 
 
-def _name(call: Call) -> Any:
+def _name(call: ScriptCall) -> Any:
     return call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
 
 
-def _read_tokenizer(notes: Notes, source: Source) -> None:
+def _read_tokenizer(notes: ScriptNotes, source: ScriptSource) -> None:
     """The one tokenizer that the script loads, where it names it apart from the model."""
     found = []
     for node, scope in source.each(ast.Call):
@@ -79,7 +79,7 @@ def _read_tokenizer(notes: Notes, source: Source) -> None:
         notes.say("tokenizer_name", found[0][0], f"AutoTokenizer.{PRETRAINED}", found[0][1])
 
 
-def _read_added(notes: Notes, source: Source, model_type: str | None) -> None:
+def _read_added(notes: ScriptNotes, source: ScriptSource, model_type: str | None) -> None:
     """Tokens that the tokenizer is given beyond the rows of the embedding."""
     for node, scope in source.each(ast.Call):
         name = getattr(node.func, "attr", "")
@@ -122,7 +122,9 @@ def _special(value: Any, model_type: str | None) -> tuple[int | None, str] | Non
     return (1, str(pad)) if known and pad in PADDING else None
 
 
-def _classes(notes: Notes, source: Source, load: Call, calls: list[Call]) -> Iterator[ConfigError]:
+def _classes(
+    notes: ScriptNotes, source: ScriptSource, load: ScriptCall, calls: list[ScriptCall]
+) -> Iterator[ConfigError]:
     """Fewer outputs than the labels of the data set have classes."""
     if not load.kind.removesuffix(f".{PRETRAINED}").endswith(LABELED) or load.open:
         return
@@ -143,7 +145,7 @@ def _classes(notes: Notes, source: Source, load: Call, calls: list[Call]) -> Ite
         )  # fmt: skip
 
 
-def _labels_of(source: Source, calls: list[Call]) -> tuple[str, int] | None:
+def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int] | None:
     """(data set, classes of its labels) of the one data set that the script loads, unless it makes labels anew."""
     loaded = [
         (node, scope)
@@ -164,7 +166,7 @@ def _labels_of(source: Source, calls: list[Call]) -> tuple[str, int] | None:
     classes = CLASSES.get(f"{plain}/{config}" if config else plain)
     if classes:
         return f"{name} ({config})" if config else name, classes
-    file = local_file(source, node, scope, node.lineno + 1)
+    file = find_local_file(source, node, scope, node.lineno + 1)
     return (file, counted) if file and (counted := _count_labels(Path(file))) else None
 
 

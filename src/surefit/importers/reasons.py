@@ -90,12 +90,12 @@ REASONS: tuple[tuple[str, str], ...] = (
 """(reason, parts of keys it is the reason for; with = the whole key): the first that fits counts."""
 
 
-def why_lost(key: str) -> str:
+def unmapped_reason(key: str) -> str:
     """The reason that SureFit's config has no place for a key.
 
-    >>> why_lost("wandb_entity")
+    >>> unmapped_reason("wandb_entity")
     'SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names'
-    >>> why_lost("packing_strategy")
+    >>> unmapped_reason("packing_strategy")
     'SureFit packs whole examples of one step; those over data.max_length are left out, and counted'
     """
     for reason, parts in REASONS:

@@ -24,33 +24,35 @@ Verdict = Literal["taken", "deprecated", "gone", "not yet", "unknown"]
 
 
 @lru_cache(maxsize=1)
-def table() -> Mapping[str, Any]:
+def release_table() -> Mapping[str, Any]:
     """The file, with the keys of each span of releases as lists."""
     found: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
-def releases(package: str) -> list[str]:
+def minor_releases(package: str) -> list[str]:
     """The minor releases in the table, oldest first."""
-    found: list[str] = table()["releases"].get(package, [])
+    found: list[str] = release_table()["releases"].get(package, [])
     return found
 
 
 @lru_cache(maxsize=256)
-def spans(name: str, what: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
+def argument_spans(name: str, what: str) -> Mapping[str, tuple[tuple[int, int], ...]]:
     """Argument of a class → the runs of releases, by index, that take it (`takes`) or warn about it (`deprecated`)."""
-    entry = table()["classes"].get(name, {})
+    entry = release_table()["classes"].get(name, {})
     return _spans(entry.get(what, {}), entry.get("package", ""))
 
 
 @lru_cache(maxsize=2)
-def exports() -> Mapping[str, tuple[tuple[int, int], ...]]:
+def trl_exports() -> Mapping[str, tuple[tuple[int, int], ...]]:
     """Name → the releases of TRL that have it at their top."""
-    return _spans(table()["names"], "trl")
+    return _spans(release_table()["names"], "trl")
 
 
 def _spans(written: Mapping[str, str], package: str) -> dict[str, tuple[tuple[int, int], ...]]:
-    order = {release: i for i, release in enumerate(releases(package))} | {"now": len(releases(package)) - 1}
+    order = {release: i for i, release in enumerate(minor_releases(package))} | {
+        "now": len(minor_releases(package)) - 1
+    }
     found = {}
     for span, keys in written.items():
         runs = tuple((order[a], order[b]) for a, b in (part.split(" to ") for part in span.split(", ")))
@@ -59,7 +61,7 @@ def _spans(written: Mapping[str, str], package: str) -> dict[str, tuple[tuple[in
 
 
 @lru_cache(maxsize=1)
-def _asked_table() -> Mapping[str, Any]:
+def _requirements_table() -> Mapping[str, Any]:
     """schemas/requirements.json, which scripts/package_requirements.py writes from the packages' metadata."""
     found: dict[str, Any] = json.loads((TABLE.parent / "requirements.json").read_text(encoding="utf-8"))
     return found
@@ -70,13 +72,13 @@ def requirements_of(package: str, version: str) -> tuple[str, ...]:
     minor = ".".join(version.split(".")[:2])
     known = _exact_requirements(package, version)
     named = {_package(text) for text in known}
-    general = table()["requires"].get(package, {}).get(minor, "").split()
+    general = release_table()["requires"].get(package, {}).get(minor, "").split()
     return (*known, *(text for text in general if _package(text) not in named))
 
 
 def _exact_requirements(package: str, version: str) -> tuple[str, ...]:
     """What a release asks for; one between two in the table asks for what both of them do."""
-    releases = _asked_table()["requires"].get(package, {})
+    releases = _requirements_table()["requires"].get(package, {})
     if version in releases:
         return tuple(releases[version].split())
     try:
@@ -92,19 +94,19 @@ def _package(text: str) -> str:
     return re.split(r"[<>=!~\[]", text)[0].replace("_", "-")
 
 
-def least_python(package: str, versions: str) -> str | None:
+def minimum_python(package: str, versions: str) -> str | None:
     """The Python that every release needs which these versions admit; None where that is not known.
 
-    >>> least_python("trl", "==0.19.1"), least_python("trl", ">=0.9"), least_python("a-package", "")
+    >>> minimum_python("trl", "==0.19.1"), minimum_python("trl", ">=0.9"), minimum_python("a-package", "")
     ('3.9', None, None)
     """
-    known = _asked_table()["python"].get(package, {}) if versions else {}
+    known = _requirements_table()["python"].get(package, {}) if versions else {}
     needed = [python for release, python in known.items() if not compatible(versions, f"<{release}")]
     return needed[-1] if needed else None
 
 
 @dataclass(frozen=True)
-class Judge:
+class TargetReleases:
     """Which releases count for a project.
 
     Attributes:
@@ -133,7 +135,7 @@ class Judge:
     def _newest(self, package: str, bounds: Mapping[str, str]) -> str | None:
         """The newest release that the bounds admit; None where they admit none of the table's."""
         asked = bounds.get(package, "")
-        order = reversed(releases(package))
+        order = reversed(minor_releases(package))
         return next((release for release in order if not asked or compatible(f"=={release}.*", asked)), None)
 
     @cached_property
@@ -149,33 +151,33 @@ class Judge:
         if package in self.bounds:
             return False
         others = [name for name in ("transformers", "trl", "peft") if name != package]
-        return any(name in self.bounds and self.release(name) != releases(name)[-1] for name in others)
+        return any(name in self.bounds and self.release(name) != minor_releases(name)[-1] for name in others)
 
     def takes(self, name: str, key: str) -> Verdict:
         """Whether a class takes an argument, in the release that counts."""
-        package = table()["classes"][name]["package"]
-        runs = spans(name, "takes").get(key)
+        package = release_table()["classes"][name]["package"]
+        runs = argument_spans(name, "takes").get(key)
         if not runs:
             return "unknown"
-        return self._verdict(package, runs, spans(name, "deprecated").get(key, ()))
+        return self._verdict(package, runs, argument_spans(name, "deprecated").get(key, ()))
 
     def has(self, name: str) -> Verdict:
         """Whether there is such a class, in the release that counts."""
-        entry = table()["classes"][name]
+        entry = release_table()["classes"][name]
         return self._verdict(entry["package"], _spans({entry["there"]: name}, entry["package"])[name], ())
 
     def came_with(self, name: str) -> str:
         """The first release with a class: "TRL 0.14"."""
-        entry = table()["classes"][name]
+        entry = release_table()["classes"][name]
         return f"{NAMES[entry['package']]} {entry['there'].partition(' ')[0]}"
 
     def exports(self, name: str) -> Verdict:
         """Whether `from trl import` finds a name, in the release that counts."""
-        runs = exports().get(name)
+        runs = trl_exports().get(name)
         return self._verdict("trl", runs, ()) if runs else "unknown"
 
     def _verdict(self, package: str, runs: tuple[tuple[int, int], ...], warned: tuple[tuple[int, int], ...]) -> Verdict:
-        order = releases(package)
+        order = minor_releases(package)
         release, last = self.release(package), len(order) - 1
         kept = runs[-1][1] == last
         if release is None or self.is_open(package):
@@ -188,18 +190,18 @@ class Judge:
 
     def since(self, name: str, key: str) -> str:
         """ "transformers 4.51", the release that no longer takes an argument; or the first one that does."""
-        package = table()["classes"][name]["package"]
-        runs, order = spans(name, "takes")[key], releases(package)
+        package = release_table()["classes"][name]["package"]
+        runs, order = argument_spans(name, "takes")[key], minor_releases(package)
         first = order[runs[0][0]] if self.takes(name, key) == "not yet" else order[min(runs[-1][1] + 1, len(order) - 1)]
         return f"{NAMES[package]} {first}"
 
     def keys(self, name: str, *verdicts: Verdict) -> Iterator[str]:
         """The arguments of a class for which this holds."""
-        return (key for key in spans(name, "takes") if self.takes(name, key) in verdicts)
+        return (key for key in argument_spans(name, "takes") if self.takes(name, key) in verdicts)
 
     def reaches(self, package: str, versions: str) -> bool:
         """Whether the release that counts is one of these versions."""
-        if package not in table()["releases"]:
+        if package not in release_table()["releases"]:
             return not self.bounds.get(package) or compatible(self.bounds[package], versions)
         release = self.release(package)
         return release is not None and not self.is_open(package) and compatible(f"=={release}.*", versions)
@@ -223,5 +225,5 @@ class Judge:
         return ", ".join(parts)
 
 
-NEWEST = Judge({}, {})
+NEWEST = TargetReleases({}, {})
 """No requirements: the newest releases in the table."""

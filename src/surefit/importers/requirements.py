@@ -16,16 +16,16 @@ import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from surefit.config.load import compose_yaml, parse_yaml, read_text
+from surefit.config.load import compose_yaml, parse_yaml, read_config_text
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.facts.installs import Install
 from surefit.facts.job_script import read_job_script
 from surefit.facts.pins import compatible, exact
-from surefit.facts.setup import Place, Setup
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.facts.stack import StackFacts, stack_facts
-from surefit.importers.releases import least_python, requirements_of
-from surefit.importers.result import Foreign, Lost
+from surefit.importers.releases import minimum_python, requirements_of
+from surefit.importers.result import ImportedConfig, UnmappedKey
 
 NAMES = re.compile(
     r"(.*[-_.])?(requirements|constraints)(\d*|[-_.].*)\.(txt|in)|pyproject\.toml|environment([-_.].*)?\.ya?ml"
@@ -54,7 +54,7 @@ TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
 
 
 @dataclass(frozen=True)
-class Pin:
+class PackageRequirement:
     """One requirement: its package, its versions, its line; whether it always holds (no marker, no extra)."""
 
     package: str
@@ -70,36 +70,40 @@ def is_requirements(path: Path) -> bool:
     return NAMES.fullmatch(path.name) is not None or (path.suffix == ".txt" and path.parent.name == "requirements")
 
 
-def read_requirements(path: Path) -> Foreign:
+def read_requirements(path: Path) -> ImportedConfig:
     """What a file asks for, in the terms of an environment.
 
     Raises:
         ConfigError: it cannot be read, or asks for nothing.
     """
-    pins, problems, lost = _pins(path)
+    pins, problems, lost = _parse_requirements(path)
     always = [pin for pin in pins if pin.always]
-    first: dict[str, Pin] = {}
+    first: dict[str, PackageRequirement] = {}
     for pin in always:
         first.setdefault(pin.package, pin)
-    setup = Setup("requirements", places={name: Place(name, str(path), pin.line) for name, pin in first.items()})
+    setup = Setup(
+        "requirements", places={name: SettingLocation(name, str(path), pin.line) for name, pin in first.items()}
+    )
     stack = _stack(always, wheels=_has_index(lost))
     problems += _contradictions(path, always)
     problems += _too_old_python(path, always)
-    return Foreign("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
+    return ImportedConfig("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
 
 
-def _stack(pins: list[Pin], wheels: bool) -> StackFacts:
+def _stack(pins: list[PackageRequirement], wheels: bool) -> StackFacts:
     """The environment that these requirements describe; `wheels`: they come from an index of their own."""
     names = dict.fromkeys(pin.package for pin in pins)
     asked = {name: ",".join(p.versions for p in pins if p.package == name and p.versions) for name in names}
     return StackFacts(
-        versions={name: exact(text) or text for name, text in asked.items()}, requires=_asks(asked), pinned=asked,
+        versions={name: exact(text) or text for name, text in asked.items()},
+        requires=_transitive_requirements(asked),
+        pinned=asked,
         wheels=frozenset(names) if wheels else frozenset(pin.package for pin in pins if pin.source),
         in_place=frozenset(pin.package for pin in pins if not pin.isolated),
-    )  # fmt: skip
+    )
 
 
-def asked_beside(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+def read_project_requirements(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     """What the requirements of a script's project ask for: its own header, and the files beside it and above it.
 
     Returns:
@@ -109,7 +113,7 @@ def asked_beside(path: Path) -> tuple[dict[str, str], dict[str, str]]:
     asked: dict[str, str] = {}
     source: dict[str, str] = {}
     for file in [path, *sorted(_files_beside(path.resolve().parent), key=_rank)]:
-        for pin in _pins_of(file):
+        for pin in _requirements_in_file(file):
             known = asked.get(pin.package)
             open_to_newer = known is None or exact(known) is None or source[pin.package] not in USUAL
             if pin.versions and open_to_newer and (known is None or _is_newer(pin.versions, known)):
@@ -136,7 +140,7 @@ def _files_beside(folder: Path) -> list[Path]:
     for level in levels[: top + 1]:
         found = sorted(entry for place in (level, level / "requirements") for entry in _entries_of(place))
         files = [entry for entry in found if is_requirements(entry) or BESIDE.fullmatch(entry.name)]
-        if any(pin.package in JUDGED for file in files[:MOST] for pin in _pins_of(file)):
+        if any(pin.package in JUDGED for file in files[:MOST] for pin in _requirements_in_file(file)):
             return files[:MOST]
     return []
 
@@ -149,50 +153,52 @@ def _entries_of(folder: Path) -> list[Path]:
 
 
 @lru_cache(maxsize=64)
-def _pins_of(file: Path) -> tuple[Pin, ...]:
+def _requirements_in_file(file: Path) -> tuple[PackageRequirement, ...]:
     """The requirements in a file that always hold; none where it cannot be read."""
     try:
-        return tuple(pin for pin in _pins(file)[0] if pin.always)
+        return tuple(pin for pin in _parse_requirements(file)[0] if pin.always)
     except SureFitError:
         return ()
 
 
-def _pins(path: Path) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
+def _parse_requirements(path: Path) -> tuple[list[PackageRequirement], list[SureFitError], list[UnmappedKey]]:
     """The requirements, what is wrong with them, and the lines that are not looked at."""
     if _is_shell(path):
-        return _of_installs(read_job_script(path).installs)
-    text = read_text(path)
+        return _parse_installs(read_job_script(path).installs)
+    text = read_config_text(path)
     if path.name == "setup.py":
-        lines: Iterable[tuple[str, int, bool]] = _of_setup(text)
+        lines: Iterable[tuple[str, int, bool]] = _parse_setup_py(text)
     elif path.name == "Pipfile":
-        lines = _of_pipfile(text)
+        lines = _parse_pipfile(text)
     elif path.suffix == ".py":
-        lines = _of_header(text)
+        lines = _parse_inline_metadata(text)
     elif path.suffix == ".lock":
-        lines = _of_lock(text)
+        lines = _parse_lock_file(text)
     elif path.suffix == ".toml":
-        lines = _of_pyproject(text, path)
+        lines = _parse_pyproject(text, path)
     elif path.suffix in (".yml", ".yaml"):
-        lines = _of_conda(text, path)
+        lines = _parse_conda_environment(text, path)
     elif is_conda_list(text):
-        lines = _of_conda_list(text)
+        lines = _parse_conda_list(text)
     else:
-        lines = _of_text(text)
+        lines = _parse_requirements_text(text)
     of_pip = _pip_lines(text) if path.suffix in (".yml", ".yaml") else frozenset()
-    pins: list[Pin] = []
+    pins: list[PackageRequirement] = []
     problems: list[SureFitError] = []
-    lost: list[Lost] = []
+    lost: list[UnmappedKey] = []
     for written, line, always in lines:
         if NO_NUMBER.search(written):
-            lost.append(Lost(shortened(written), line, shortened(written), "no release has such a number"))
+            lost.append(
+                UnmappedKey(truncate_text(written), line, truncate_text(written), "no release has such a number")
+            )
             continue
         try:
-            pins.append(_pin(written, line, always))
+            pins.append(_parse_requirement(written, line, always))
         except InvalidRequirement as error:
             if (path.suffix in (".txt", ".in") or line in of_pip) and not _is_other(written):
                 problems.append(_unreadable(path, written, line, error))
             else:
-                lost.append(Lost(written, line, written, "it names no package and version"))
+                lost.append(UnmappedKey(written, line, written, "it names no package and version"))
     problems += _conda_slips(text, path) if path.suffix in (".yml", ".yaml") else ()
     if not pins and not problems:
         raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
@@ -203,16 +209,18 @@ def _is_shell(path: Path) -> bool:
     return path.suffix in (".sh", ".bash", ".sbatch", ".slurm") or "Dockerfile" in path.name
 
 
-def _of_installs(installs: Iterable[Install]) -> tuple[list[Pin], list[SureFitError], list[Lost]]:
+def _parse_installs(
+    installs: Iterable[Install],
+) -> tuple[list[PackageRequirement], list[SureFitError], list[UnmappedKey]]:
     """The packages that a shell script installs; a later command replaces what an earlier one installed."""
-    pins: dict[str, Pin] = {}
-    lost: list[Lost] = []
+    pins: dict[str, PackageRequirement] = {}
+    lost: list[UnmappedKey] = []
     for one in installs:
-        written = "".join(_of_conda_entry(one.written)) if one.conda else one.written
+        written = "".join(_parse_conda_entry(one.written)) if one.conda else one.written
         try:
-            pin = _pin(written, one.line, True)
+            pin = _parse_requirement(written, one.line, True)
         except InvalidRequirement:
-            lost.append(Lost(one.written, one.line, one.written, "it names no package and version"))
+            lost.append(UnmappedKey(one.written, one.line, one.written, "it names no package and version"))
             continue
         known = pins.pop(pin.package, None)
         if known and not pin.versions:
@@ -221,12 +229,12 @@ def _of_installs(installs: Iterable[Install]) -> tuple[list[Pin], list[SureFitEr
     return list(pins.values()), [], lost
 
 
-def stack_of_installs(installs: Iterable[Install], path: Path) -> tuple[StackFacts | None, dict[str, Place]]:
+def stack_of_installs(installs: Iterable[Install], path: Path) -> tuple[StackFacts | None, dict[str, SettingLocation]]:
     """The environment that a shell script installs, and the places of its packages; None where it installs none."""
-    pins, _, _ = _of_installs(installs)
+    pins, _, _ = _parse_installs(installs)
     if not pins:
         return None, {}
-    return _stack(pins, wheels=False), {pin.package: Place(pin.package, str(path), pin.line) for pin in pins}
+    return _stack(pins, wheels=False), {pin.package: SettingLocation(pin.package, str(path), pin.line) for pin in pins}
 
 
 def is_conda_list(text: str) -> bool:
@@ -238,7 +246,7 @@ def is_conda_list(text: str) -> bool:
     return bool(lines) and (lines[0] == "@EXPLICIT" or exported > len(lines) / 2)
 
 
-def _of_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
     """NAME=VERSION=BUILD, one a line; of `--explicit`, addresses of files."""
     for number, line in enumerate(text.splitlines(), 1):
         found = EXPORTED.fullmatch(line.strip())
@@ -251,7 +259,7 @@ def _of_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
             yield f"{CONDA.get(name, name)}=={found[2]}", number, True
 
 
-def _of_header(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_inline_metadata(text: str) -> Iterator[tuple[str, int, bool]]:
     """The `dependencies` in a script's own header (PEP 723)."""
     found = INLINE.search(text)
     if not found:
@@ -262,7 +270,7 @@ def _of_header(text: str) -> Iterator[tuple[str, int, bool]]:
             yield written, _line_of(text, re.escape(written)), True
 
 
-def _of_setup(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_setup_py(text: str) -> Iterator[tuple[str, int, bool]]:
     """The requirements in the lists of a setup.py that name a package with its versions, extras not told apart."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(text)):
@@ -271,7 +279,7 @@ def _of_setup(text: str) -> Iterator[tuple[str, int, bool]]:
                     yield each.value, each.lineno, True
 
 
-def _of_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
     """The packages of a Pipfile; those for development need not hold together with the rest."""
     with suppress(ValueError, RecursionError):
         tree = tomllib.loads(text)
@@ -282,7 +290,7 @@ def _of_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
                 yield f"{name}{'' if versions == '*' else versions}", line, True
 
 
-def _of_lock(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_lock_file(text: str) -> Iterator[tuple[str, int, bool]]:
     """The packages of uv.lock and poetry.lock, each with its one version."""
     with suppress(ValueError, RecursionError):
         for entry in tomllib.loads(text).get("package", ()):
@@ -290,7 +298,7 @@ def _of_lock(text: str) -> Iterator[tuple[str, int, bool]]:
                 yield f"{entry['name']}=={entry['version']}", 1, True
 
 
-def _has_index(lost: Iterable[Lost]) -> bool:
+def _has_index(lost: Iterable[UnmappedKey]) -> bool:
     """Whether an option names another index, or a page of files."""
     options = ("-f", "--find-links", "-i", "--index-url", "--extra-index-url")
     return any(one.key.split(maxsplit=1)[0].partition("=")[0] in options for one in lost)
@@ -310,17 +318,17 @@ def _unreadable(path: Path, written: str, line: int, error: Exception) -> Config
     said = str(error).partition("\n")[0]
     help_text = "write NAME==VERSION, with commas between several conditions"
     return ConfigError(
-        f"{shortened(repr(written))} is no requirement: {said}", code="E3030", path=path, line=line, help=help_text
+        f"{truncate_text(repr(written))} is no requirement: {said}", code="E3030", path=path, line=line, help=help_text
     )
 
 
-def _pin(written: str, line: int, always: bool) -> Pin:
+def _parse_requirement(written: str, line: int, always: bool) -> PackageRequirement:
     asked = Requirement(written)
     name = re.sub(r"[-_.]+", "-", asked.name).lower()
-    return Pin(name, str(asked.specifier), line, always and asked.marker is None, asked.url)
+    return PackageRequirement(name, str(asked.specifier), line, always and asked.marker is None, asked.url)
 
 
-def _of_text(text: str) -> Iterator[tuple[str, int, bool]]:
+def _parse_requirements_text(text: str) -> Iterator[tuple[str, int, bool]]:
     """The lines of a requirements file, with continued ones joined."""
     begun, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -332,7 +340,7 @@ def _of_text(text: str) -> Iterator[tuple[str, int, bool]]:
             yield written, first, True
 
 
-def _of_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
+def _parse_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
     """[project] and [tool.poetry]; what an extra or a group asks for need not hold together with the rest."""
     try:
         tree = tomllib.loads(text)
@@ -356,7 +364,7 @@ def _of_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
             isinstance(asked, dict) and (asked.get("optional") or asked.get("markers") or asked.get("python"))
         )
         if name != "python" and isinstance(versions, str):
-            yield f"{name}{_of_poetry(versions)}", _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*="), always
+            yield f"{name}{_to_pep440(versions)}", _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*="), always
 
 
 def _table(tree: Any, name: str) -> dict[str, Any]:
@@ -373,17 +381,17 @@ def _line_of(text: str, pattern: str) -> int:
     return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
-def _of_poetry(versions: str) -> str:
+def _to_pep440(versions: str) -> str:
     """Poetry's ^1.2 and ~1.2 in the words of PEP 440.
 
-    >>> _of_poetry("^2.1"), _of_poetry("^0.19"), _of_poetry("~4.3"), _of_poetry("1.26.4"), _of_poetry("*")
+    >>> _to_pep440("^2.1"), _to_pep440("^0.19"), _to_pep440("~4.3"), _to_pep440("1.26.4"), _to_pep440("*")
     ('>=2.1,<3', '>=0.19,<0.20', '>=4.3,<4.4', '==1.26.4', '')
     """
     parts = [part.strip() for part in versions.split(",")]
-    return ",".join(filter(None, map(_of_poetry_part, parts)))
+    return ",".join(filter(None, map(_to_pep440_part, parts)))
 
 
-def _of_poetry_part(part: str) -> str:
+def _to_pep440_part(part: str) -> str:
     found = re.fullmatch(r"([\^~]?)\s*v?(\d{1,18}(?:\.\d{1,18})*)", part)
     if not found:
         return "" if part == "*" else f"=={part}" if re.fullmatch(r"[\d.]+\.\*", part) else part
@@ -399,11 +407,11 @@ def _of_poetry_part(part: str) -> str:
     return f">={found[2]},<{above}"
 
 
-def _of_conda(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
+def _parse_conda_environment(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
     parse_yaml(text, path)
     for entry in _entries(compose_yaml(text), "dependencies"):
         if isinstance(entry, yaml.ScalarNode):
-            name, versions = _of_conda_entry(entry.value)
+            name, versions = _parse_conda_entry(entry.value)
             if name != "python":
                 yield f"{CONDA.get(name, name)}{versions}", entry.start_mark.line + 1, True
         for written in _entries(entry, "pip"):
@@ -428,7 +436,7 @@ def _entries(node: yaml.Node | None, key: str) -> list[yaml.Node]:
     ]
 
 
-def _of_conda_entry(entry: str) -> tuple[str, str]:
+def _parse_conda_entry(entry: str) -> tuple[str, str]:
     """(name, versions) of `channel::name=1.2=build`, where = stands for every release that begins so."""
     found = re.fullmatch(r"(?:[^:]+::)?([A-Za-z0-9._-]+)\s*(.*)", entry.strip())
     if not found:
@@ -437,7 +445,7 @@ def _of_conda_entry(entry: str) -> tuple[str, str]:
     return found[1].lower(), f"=={single[1].rstrip('.')}.*" if single else found[2].replace(" ", ",").strip(",")
 
 
-def _asks(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
+def _transitive_requirements(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
     """What packages pinned to a release ask of others: by what is known of them, or as the same release here does."""
     installed = stack_facts()
     found: dict[str, tuple[str, ...]] = {}
@@ -448,11 +456,11 @@ def _asks(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
             continue
         same = begun is None and installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
         own = [text for text in installed.requires.get(name, ()) if ";" not in text and "[" not in text] if same else []
-        found[name] = tuple(text.replace(" ", "") for text in own) or tuple(_known_to_ask(name, pinned))
+        found[name] = tuple(text.replace(" ", "") for text in own) or tuple(_known_requirements(name, pinned))
     return {name: texts for name, texts in found.items() if texts}
 
 
-def _known_to_ask(name: str, version: str) -> Iterator[str]:
+def _known_requirements(name: str, version: str) -> Iterator[str]:
     """Facts of releases: torchvision 0.N belongs to torch 2.(N-15), torchaudio 2.N to torch 2.N.
 
     tensorboard 2.10 and 2.11 ask for protobuf below 3.20 and 4 (their metadata; 2.12 takes any from 3.19.6).
@@ -470,11 +478,11 @@ def _known_to_ask(name: str, version: str) -> Iterator[str]:
         yield "protobuf<3.20" if minor == 10 else "protobuf<4"
 
 
-def _too_old_python(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
+def _too_old_python(path: Path, pins: list[PackageRequirement]) -> Iterator[ConfigError]:
     """A Python that none of the releases of a package that is asked for runs on."""
-    text = read_text(path) if path.suffix in (".yml", ".yaml", ".toml") else ""
-    python, line = _python_asked(text, path)
-    needs = ((pin, least_python(pin.package, pin.versions)) for pin in pins)
+    text = read_config_text(path) if path.suffix in (".yml", ".yaml", ".toml") else ""
+    python, line = _required_python(text, path)
+    needs = ((pin, minimum_python(pin.package, pin.versions)) for pin in pins)
     late = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
     for pin, least in sorted(late, key=lambda each: Version(each[1]), reverse=True)[:1]:
         yield ConfigError(
@@ -483,16 +491,16 @@ def _too_old_python(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
         )  # fmt: skip
 
 
-def _python_asked(text: str, path: Path) -> tuple[str, int]:
+def _required_python(text: str, path: Path) -> tuple[str, int]:
     """(the versions of Python that a conda or project file admits, the line that says so)."""
     if path.suffix == ".toml":
         tree = tomllib.loads(text)
         poetry = _table(_table(_table(tree, "tool"), "poetry"), "dependencies").get("python")
         asked = _table(tree, "project").get("requires-python")
-        found = asked if isinstance(asked, str) else _of_poetry(poetry) if isinstance(poetry, str) else ""
+        found = asked if isinstance(asked, str) else _to_pep440(poetry) if isinstance(poetry, str) else ""
         return found, _line_of(text, r"^\s*(requires-)?python\s*=")
     for entry in _entries(compose_yaml(text), "dependencies") if text else ():
-        name, versions = _of_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
+        name, versions = _parse_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
         if name == "python" and re.match(r"[<>=!~]", versions):
             return versions, entry.start_mark.line + 1
     return "", 1
@@ -522,7 +530,7 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
                 )  # fmt: skip
 
 
-def _contradictions(path: Path, pins: list[Pin]) -> Iterator[ConfigError]:
+def _contradictions(path: Path, pins: list[PackageRequirement]) -> Iterator[ConfigError]:
     """Packages that are asked for twice, in versions that no release can be."""
     for i, pin in enumerate(pins):
         if pin.versions and not compatible(pin.versions, ""):

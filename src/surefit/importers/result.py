@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.config.load import Loaded
+from surefit.config.load import LoadedConfig
 from surefit.core.errors import SureFitError
 from surefit.facts.job_script import JobScript
 from surefit.facts.setup import Setup
@@ -15,7 +15,7 @@ from surefit.facts.stack import StackFacts
 
 
 @dataclass(frozen=True)
-class Lost:
+class UnmappedKey:
     """A key that has no place in a SureFit config: its 1-based line, its value, and why."""
 
     key: str
@@ -25,7 +25,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ImportedConfig:
     """A config of another tool in SureFit's terms.
 
     Every key of the file ends in exactly one of `mapped`, `lost`, `setup.gone`, `setup.unknown`, or a problem. A
@@ -56,16 +56,16 @@ class Foreign:
     tool: str
     path: Path
     setup: Setup
-    loaded: Loaded | None
+    loaded: LoadedConfig | None
     names: dict[str, str]
-    lost: tuple[Lost, ...]
+    lost: tuple[UnmappedKey, ...]
     job: JobScript | None
     problems: tuple[SureFitError, ...]
     mapped: frozenset[str] = frozenset()
-    judged: tuple[Lost, ...] = ()
+    judged: tuple[UnmappedKey, ...] = ()
     rows_known: bool = True
     values: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[Lost, ...] = ()
+    parts: tuple[UnmappedKey, ...] = ()
     lines: Mapping[str, int] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stack: StackFacts | None = None

@@ -11,16 +11,29 @@ import yaml
 
 from surefit.core.errors import SureFitError
 from surefit.facts.job_script import JobScript, Launch, read_job_script, setup_of_job
-from surefit.facts.setup import Place, Setup
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.importers import hf, trl
-from surefit.importers.config_mapping import Draft, Tool
-from surefit.importers.joined import FROM_CONFIG, FROM_SCRIPT, launched_script, spreads, together, with_config
+from surefit.importers.config_mapping import ConfigDraft, ToolSchema
+from surefit.importers.joined import (
+    FROM_CONFIG,
+    FROM_SCRIPT,
+    apply_accelerate_config,
+    find_launched_script,
+    merge_setups,
+    uses_several_gpus,
+)
 from surefit.importers.known import SFT_CONFIG, TRAINING_ARGUMENTS
-from surefit.importers.python import judge_of, read_python
+from surefit.importers.python import find_target_releases, read_python
 from surefit.importers.python_script import INSTEAD
-from surefit.importers.python_source import Options, Source, parse, script_options, takes_training_arguments
+from surefit.importers.python_source import (
+    ParserOptions,
+    ScriptSource,
+    parse_script,
+    script_options,
+    takes_training_arguments,
+)
 from surefit.importers.requirements import stack_of_installs
-from surefit.importers.result import Foreign
+from surefit.importers.result import ImportedConfig
 
 ENOUGH = 3
 """Arguments behind a script that are the Trainer's: from so many on they are taken for those."""
@@ -29,18 +42,18 @@ PLAIN = frozenset({"", "$"})
 """Values of a switch, and of what is only known when the script runs."""
 
 
-def read_script(path: Path) -> Foreign:
+def read_shell_script(path: Path) -> ImportedConfig:
     """What a script asks for, and what it launches.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     job = read_job_script(path)
-    launches = [with_config(launch, path) for launch in job.launches]
+    launches = [apply_accelerate_config(launch, path) for launch in job.launches]
     job = replace(job, launches=tuple(launch for launch, _ in launches))
     main = job.launch
-    script = launched_script(main, path) if main else None
-    job = replace(job, spreads=spreads(script), lacking=tuple(_lacking(job, path)))
+    script = find_launched_script(main, path) if main else None
+    job = replace(job, spreads=uses_several_gpus(script), lacking=tuple(_find_unknown_arguments(job, path)))
     stack, places = stack_of_installs(job.installs, path)
     setup = setup_of_job(job)
     setup = replace(setup, places={**places, **setup.places})
@@ -54,19 +67,24 @@ def read_script(path: Path) -> Foreign:
             setup, problems = _with_arguments(setup, arguments), tuple(arguments.problems)
         if source is not None and script is not None:
             others.append((_setup_of(script), FROM_SCRIPT))
-    if config and config.processes and setup.processes == config.processes and "num_processes" not in main_flags(main):
+    if (
+        config
+        and config.processes
+        and setup.processes == config.processes
+        and "num_processes" not in launcher_flags(main)
+    ):
         setup = replace(setup, places={**setup.places, "processes": config.places["processes"]})
-    return Foreign("slurm", path, together(setup, others), None, {}, (), job, problems, stack=stack)
+    return ImportedConfig("slurm", path, merge_setups(setup, others), None, {}, (), job, problems, stack=stack)
 
 
-def main_flags(launch: Launch | None) -> frozenset[str]:
+def launcher_flags(launch: Launch | None) -> frozenset[str]:
     """The launcher's own options."""
     return frozenset(launch.flags) if launch else frozenset()
 
 
-def _source(script: Path | None) -> Source | None:
+def _source(script: Path | None) -> ScriptSource | None:
     try:
-        return parse(script) if script else None
+        return parse_script(script) if script else None
     except SureFitError:
         return None
 
@@ -78,22 +96,22 @@ def _setup_of(script: Path) -> Setup:
         return Setup("python")
 
 
-def _lacking(job: JobScript, path: Path) -> Iterator[tuple[str, str, int]]:
+def _find_unknown_arguments(job: JobScript, path: Path) -> Iterator[tuple[str, str, int]]:
     """Arguments behind launched scripts that their parsers do not have."""
     for launch in job.launches:
-        source = _source(launched_script(launch, path))
+        source = _source(find_launched_script(launch, path))
         options = script_options(source) if source and launch.arguments else None
         for name in launch.arguments if options else ():
             if options and not _takes(options, name) and launch.script:
                 yield name, launch.script, launch.lines.get(name, launch.line)
 
 
-def _takes(options: Options, name: str) -> bool:
+def _takes(options: ParserOptions, name: str) -> bool:
     """Whether argparse takes an argument: it also takes the beginning of one."""
     return name == "help" or any(known.startswith(name) for known in options.defaults)
 
 
-def _arguments(launch: Launch, path: Path, source: Source | None) -> Draft | None:
+def _arguments(launch: Launch, path: Path, source: ScriptSource | None) -> ConfigDraft | None:
     """What the arguments behind a script say, where they are the Trainer's."""
     own = takes_training_arguments(source) if source else False
     known = [name for name in launch.arguments if name in TRAINING_ARGUMENTS | SFT_CONFIG or name in INSTEAD]
@@ -101,14 +119,14 @@ def _arguments(launch: Launch, path: Path, source: Source | None) -> Draft | Non
         return None
     values = {name: _value(launch.arguments[name]) for name in known if launch.arguments[name] != "$"}
     values = {name: value for name, value in values.items() if not (isinstance(value, str) and "$" in value)}
-    judge = judge_of(source) if own and source else None
+    judge = find_target_releases(source) if own and source else None
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
     keys = {key: to for key, to in KEYS.items() if key not in gone}
-    tool = Tool(
+    tool = ToolSchema(
         "trl", keys, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
         conflicts=trl.TOOL.conflicts, open_sections=trl.TOOL.open_sections,
     )  # fmt: skip
-    draft = Draft(tool, path, values, launch.lines)
+    draft = ConfigDraft(tool, path, values, launch.lines)
     draft.read_all()
     return draft
 
@@ -120,10 +138,10 @@ def _is_gone(judge: Any, key: str) -> bool:
     )
 
 
-def _finish(draft: Draft) -> None:
+def _finish(draft: ConfigDraft) -> None:
     draft.whole_run = False
-    hf.warmup(draft, "warmup_steps")
-    hf.sharding(draft)
+    hf.map_warmup(draft, "warmup_steps")
+    hf.map_sharding(draft)
 
 
 def _value(written: str) -> Any:
@@ -141,11 +159,13 @@ def _value(written: str) -> Any:
     return value
 
 
-def _with_arguments(setup: Setup, draft: Draft) -> Setup:
+def _with_arguments(setup: Setup, draft: ConfigDraft) -> Setup:
     """The setup with what the script is told, each at its own line of the shell script."""
     names = [name for name in draft.setup if getattr(setup, name) is None]
     places = {name: replace(draft.places[name], name=f"--{draft.places[name].name}") for name in names}
-    places |= {key: Place(f"--{key}", str(draft.path), draft.line(key)) for key in (*draft.gone, *draft.ignored)}
+    places |= {
+        key: SettingLocation(f"--{key}", str(draft.path), draft.line(key)) for key in (*draft.gone, *draft.ignored)
+    }
     return replace(
         setup, places={**setup.places, **places}, gone=dict(draft.gone), ignored=dict(draft.ignored),
         **{name: draft.setup[name] for name in names},

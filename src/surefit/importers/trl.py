@@ -13,10 +13,10 @@ from surefit.facts.setup import Setup
 from surefit.importers import conflicts, hf, peft_adapter
 from surefit.importers import convert as c
 from surefit.importers.axolotl_data import is_plain_split
-from surefit.importers.config_mapping import Draft, To, Tool
+from surefit.importers.config_mapping import ConfigDraft, KeyMapping, ToolSchema
 from surefit.importers.known import OPEN_R1, TRAINING_ARGUMENTS, TRL, TRL_LAUNCHER, TRL_STAGES
-from surefit.importers.releases import NAMES, Judge, table
-from surefit.importers.requirements import asked_beside
+from surefit.importers.releases import NAMES, TargetReleases, release_table
+from surefit.importers.requirements import read_project_requirements
 from surefit.importers.values import trl_commands
 
 LORA_KEYS = (
@@ -34,42 +34,42 @@ QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_sto
 def _truncation(value: Any) -> str:
     sides = {"keep_start": "right", "keep_end": "left"}
     if not isinstance(value, str) or value not in sides:
-        raise c.Misfit("keep_start or keep_end")
+        raise c.InvalidValue("keep_start or keep_end")
     return sides[value]
 
 
 def _whole_split(value: str) -> str:
     if not is_plain_split(value):
-        raise c.NoPlace("a part of a split: all its rows would be used")
+        raise c.Unmappable("a part of a split: all its rows would be used")
     return value
 
 
 def _targets(value: Any) -> Any:
     """ModelConfig hands a list of one to PEFT as the text in it."""
-    return hf.linear_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    return hf.to_target_modules_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
 
 
 KEYS = hf.KEYS | {
-    "dtype": To(hf.dtype, "model.dtype", "weights_dtype"),
-    "attn_implementation": To(c.text, "speed.attention", "attention", hf.own_attention),
-    "lora_r": To(c.whole, "lora.r", "lora_r"),
-    "lora_alpha": To(c.number, "lora.lora_alpha", "lora_alpha"),
-    "lora_dropout": To(c.number, "lora.lora_dropout", "lora_dropout"),
-    "lora_target_modules": To(_targets, "lora.target_modules", "target_modules", hf.modules),
-    "lora_target_parameters": To(hf.experts, "lora.experts"),
-    "lora_modules_to_save": To(c.texts, None, "modules_to_save"),
-    "use_rslora": To(c.switch, "lora.use_rslora", "rslora"),
-    "use_dora": To(c.switch, "lora.use_dora"),
-    "bnb_4bit_quant_storage": To(hf.storage, None, "quant_storage"),
-    "dataset_name": To(c.text, "data.train"),
-    "dataset_train_split": To(c.text, "data.split", None, _whole_split),
-    "test_split_size": To(c.number, "data.eval"),
-    "max_length": To(c.whole, "data.max_length", "max_length"),
-    "truncation_mode": To(_truncation, None, "truncation_side"),
-    "packing": To(c.switch, "data.packing", "packing"),
-    "packing_strategy": To(c.word, None, "packing_strategy"),
-    "eos_token": To(c.text, None, "eos_token"),
-    "chat_template_path": To(c.text, None, "chat_template"),
+    "dtype": KeyMapping(hf.to_dtype, "model.dtype", "weights_dtype"),
+    "attn_implementation": KeyMapping(c.to_text, "speed.attention", "attention", hf.to_config_attention),
+    "lora_r": KeyMapping(c.to_int, "lora.r", "lora_r"),
+    "lora_alpha": KeyMapping(c.to_float, "lora.lora_alpha", "lora_alpha"),
+    "lora_dropout": KeyMapping(c.to_float, "lora.lora_dropout", "lora_dropout"),
+    "lora_target_modules": KeyMapping(_targets, "lora.target_modules", "target_modules", hf.to_config_target_modules),
+    "lora_target_parameters": KeyMapping(hf.to_expert_targets, "lora.experts"),
+    "lora_modules_to_save": KeyMapping(c.to_texts, None, "modules_to_save"),
+    "use_rslora": KeyMapping(c.to_bool, "lora.use_rslora", "rslora"),
+    "use_dora": KeyMapping(c.to_bool, "lora.use_dora"),
+    "bnb_4bit_quant_storage": KeyMapping(hf.to_storage_dtype, None, "quant_storage"),
+    "dataset_name": KeyMapping(c.to_text, "data.train"),
+    "dataset_train_split": KeyMapping(c.to_text, "data.split", None, _whole_split),
+    "test_split_size": KeyMapping(c.to_float, "data.eval"),
+    "max_length": KeyMapping(c.to_int, "data.max_length", "max_length"),
+    "truncation_mode": KeyMapping(_truncation, None, "truncation_side"),
+    "packing": KeyMapping(c.to_bool, "data.packing", "packing"),
+    "packing_strategy": KeyMapping(c.to_lowercase, None, "packing_strategy"),
+    "eos_token": KeyMapping(c.to_text, None, "eos_token"),
+    "chat_template_path": KeyMapping(c.to_text, None, "chat_template"),
 }
 GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
     "max_seq_length": "write max_length",
@@ -106,20 +106,20 @@ DEFAULTS = {
 """TRL 1.16.0, where they differ from SureFit's own."""
 
 
-def _finish(draft: Draft) -> None:
-    hf.finish(draft)
+def _finish(draft: ConfigDraft) -> None:
+    hf.map_training_arguments(draft)
     _data(draft)
     _adapter(draft)
-    _by_release(draft)
+    _check_releases(draft)
     _stage(draft)
     _loss(draft)
-    hf.held_out(draft, "test_split_size")
+    hf.map_eval_rows(draft, "test_split_size")
     _held_out(draft)
     if not draft.setup.get("packing"):
         draft.without_effect(["packing_strategy"], "packing is not true")
 
 
-def _stage(draft: Draft) -> None:
+def _stage(draft: ConfigDraft) -> None:
     """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
     stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
     _generations(draft)
@@ -149,14 +149,14 @@ PINNED = ("TrainingArguments", "ModelConfig", "SFTConfig")
 """The classes whose arguments a file for `trl sft` has."""
 
 
-def _by_release(draft: Draft) -> None:
+def _check_releases(draft: ConfigDraft) -> None:
     """Judge the keys by the releases that the requirements beside the file pin, where they pin some."""
-    asked, files = asked_beside(draft.path)
-    judge = Judge(asked, files)
+    asked, files = read_project_requirements(draft.path)
+    judge = TargetReleases(asked, files)
     if not {"trl", "transformers"} & judge.bounds.keys():
         return
     stages = _preferences(draft) or any(key in TRL_STAGES for key in draft.flat)
-    classes = [name for name in table()["classes"] if name.endswith("Config")] if stages else []
+    classes = [name for name in release_table()["classes"] if name.endswith("Config")] if stages else []
     for key in filter(draft.says, list(draft.flat)):
         verdicts = {judge.takes(name, key): name for name in (*classes, *PINNED)}
         if {"taken", "deprecated"} & verdicts.keys():
@@ -165,7 +165,7 @@ def _by_release(draft: Draft) -> None:
                 draft.mapped.add(key)
         elif "not yet" in verdicts and key not in draft.refused:
             name = verdicts["not yet"]
-            package = table()["classes"][name]["package"]
+            package = release_table()["classes"][name]["package"]
             draft.refuse_with(
                 key,
                 f"{NAMES[package]} {judge.release(package)} does not take it: it came with {judge.since(name, key)}",
@@ -180,7 +180,7 @@ BATCH_OF_GENERATIONS = (
 )  # fmt: skip
 
 
-def split_group(values: Mapping[str, Any], generations: Any, processes: int | None) -> int | None:
+def incomplete_group_size(values: Mapping[str, Any], generations: Any, processes: int | None) -> int | None:
     """The completions of a generation batch where they do not make up whole groups; of one process if the number of
     processes is not known."""
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
@@ -194,7 +194,7 @@ def split_group(values: Mapping[str, Any], generations: Any, processes: int | No
     return size if numbers and size % generations else None
 
 
-def group_texts(size: int, generations: int, processes: int | None, given: bool) -> tuple[str, str]:
+def describe_incomplete_group(size: int, generations: int, processes: int | None, given: bool) -> tuple[str, str]:
     """(what is wrong, what to write) with such a batch; `given`: its size is written out."""
     if given or processes:
         return (
@@ -205,18 +205,18 @@ def group_texts(size: int, generations: int, processes: int | None, given: bool)
     return f"a divisor of {size}, the generation batch of one process, or a multiple of {apart} processes", ""
 
 
-def _generations(draft: Draft) -> None:
+def _generations(draft: ConfigDraft) -> None:
     """TRL stops where the generation batch is not made of whole groups."""
     generations, count = draft.flat.get("num_generations"), draft.flat.get("num_processes")
     processes = count if type(count) is int and count > 0 else None
-    size = split_group(draft.flat, generations, processes)
+    size = incomplete_group_size(draft.flat, generations, processes)
     if (
         size is None
         or not isinstance(generations, int)
         or any(key.startswith(("teacher_", "distillation_")) for key in draft.flat)
     ):
         return
-    problem, help_text = group_texts(size, generations, processes, "generation_batch_size" in draft.flat)
+    problem, help_text = describe_incomplete_group(size, generations, processes, "generation_batch_size" in draft.flat)
     if help_text:
         draft.refuse_with("num_generations", problem, help_text)
     else:
@@ -224,7 +224,7 @@ def _generations(draft: Draft) -> None:
         draft.places["num_generations"] = draft.place("num_generations")
 
 
-def _preferences(draft: Draft) -> str | None:
+def _preferences(draft: ConfigDraft) -> str | None:
     """The key that tells of another trainer than SFTTrainer where none of its own keys is there."""
     losses = draft.flat.get("loss_type")
     if isinstance(losses, list) or (isinstance(losses, str) and losses not in SFT_LOSSES):
@@ -232,7 +232,7 @@ def _preferences(draft: Draft) -> str | None:
     return "dataset_name" if PAIRS.search(str(draft.flat.get("dataset_name", ""))) else None
 
 
-def _command(draft: Draft) -> None:
+def _command(draft: ConfigDraft) -> None:
     """Keys that no command of TRL takes, or that no single one takes together.
 
     A file with arguments of a script of its own may belong to any trainer, and to any release: there nothing is said.
@@ -265,7 +265,7 @@ def _command(draft: Draft) -> None:
             )
 
 
-def _adapter(draft: Draft) -> None:
+def _adapter(draft: ConfigDraft) -> None:
     """use_peft, and the keys that need it."""
     lora = draft.flat.get("use_peft") is True
     if draft.says("use_peft"):
@@ -285,11 +285,11 @@ def _adapter(draft: Draft) -> None:
     if lora:
         targets = draft.flat.get("lora_target_modules")
         one = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
-        peft_adapter.one_name(draft, "lora_target_modules", one)
+        peft_adapter.check_single_name(draft, "lora_target_modules", one)
     _quantization(draft)
 
 
-def _quantization(draft: Draft) -> None:
+def _quantization(draft: ConfigDraft) -> None:
     four, eight = (draft.flat.get(f"load_in_{bits}bit") is True for bits in (4, 8))
     for key in ("load_in_4bit", "load_in_8bit"):
         if draft.says(key):
@@ -314,7 +314,7 @@ def _quantization(draft: Draft) -> None:
         draft.without_effect(QUANT_KEYS, "load_in_4bit is not true")
 
 
-def _data(draft: Draft) -> None:
+def _data(draft: ConfigDraft) -> None:
     """The rows: `dataset_name`, or a mixture under `datasets`."""
     mixture = draft.flat.get("datasets")
     if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
@@ -325,7 +325,7 @@ def _data(draft: Draft) -> None:
         draft.rows_known = False
 
 
-def _held_out(draft: Draft) -> None:
+def _held_out(draft: ConfigDraft) -> None:
     """TRL measures the split `dataset_test_split` wherever `eval_strategy` says when, and otherwise nothing."""
     if "data.eval" in draft.config or "test_split_size" in draft.refused:
         return
@@ -343,7 +343,7 @@ def _held_out(draft: Draft) -> None:
         draft.lose_part("dataset_test_split", "", split, why)
 
 
-def _mixture(draft: Draft, mixture: list[Any]) -> None:
+def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
     source = mixture[0].get("path")
     if isinstance(source, str):
         draft.carry("data.train", source, "datasets[0].path")
@@ -352,9 +352,9 @@ def _mixture(draft: Draft, mixture: list[Any]) -> None:
             draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
     plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
     whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
-    more = [_named(entry) for entry in mixture[1:]] if whole else []
+    more = [_to_mix_source(entry) for entry in mixture[1:]] if whole else []
     draft.rows_known = len(mixture) == 1 and whole
-    mixed = whole and None not in more and hf.mix(draft, [name for name in more if name], "datasets")
+    mixed = whole and None not in more and hf.map_data_mix(draft, [name for name in more if name], "datasets")
     for i, entry in enumerate(mixture):
         for key, value in entry.items() if isinstance(entry, dict) else ():
             said = (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
@@ -362,13 +362,13 @@ def _mixture(draft: Draft, mixture: list[Any]) -> None:
                 draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
 
 
-def _named(entry: dict[str, Any]) -> str | None:
+def _to_mix_source(entry: dict[str, Any]) -> str | None:
     """A further data set as `data.mix` names it."""
     path, split = entry.get("path"), entry.get("split", "train")
     return None if not isinstance(path, str) else path if split == "train" else f"{path}@{split}"
 
 
-def _loss(draft: Draft) -> None:
+def _loss(draft: ConfigDraft) -> None:
     """What the loss is taken on."""
     words = {("assistant_only_loss", True): "assistant", ("completion_only_loss", True): "completion"}
     words[("completion_only_loss", False)] = "all"
@@ -384,7 +384,7 @@ def _loss(draft: Draft) -> None:
     )
 
 
-def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
+def apply_row_columns(setup: Setup, columns: Collection[str]) -> Setup:
     """What the rows' columns decide: TRL learns whole conversations where `assistant_only_loss` is not true.
 
     It goes by the columns: https://huggingface.co/docs/trl/dataset_formats. Rows of prompt and completion have their
@@ -395,7 +395,7 @@ def with_rows(setup: Setup, columns: Collection[str]) -> Setup:
     return replace(setup, conversations=True, loss_on=setup.loss_on or "all")
 
 
-TOOL = Tool(
+TOOL = ToolSchema(
     name="trl",
     keys=KEYS,
     known=TRAINING_ARGUMENTS | TRL | TRL_STAGES | TRL_LAUNCHER,
@@ -406,5 +406,5 @@ TOOL = Tool(
     open_sections=hf.OPEN_SECTIONS,
     passes_over=lambda key: True,
     extensions=OPEN_R1,
-    conflicts=conflicts.trl,
+    conflicts=conflicts.check_trl_conflicts,
 )

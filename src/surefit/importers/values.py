@@ -17,7 +17,7 @@ from typing import Any
 
 from surefit.core.errors import did_you_mean
 from surefit.importers import convert as c
-from surefit.importers.known import keys
+from surefit.importers.known import key_set
 
 SCHEMAS = Path(__file__).parent / "schemas"
 NOUNS = {
@@ -29,13 +29,13 @@ NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 """What a program fills in before the tool reads the file."""
 SHOWN = 12
 """Words that a message lists."""
-ABOVE_ZERO = keys("""
+ABOVE_ZERO = key_set("""
     micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank
     r lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
     train_micro_batch_size_per_gpu tensor_parallel_size context_parallel_size dataset_processes fsdp_min_num_params
     preprocessing_num_workers num_generations max_completion_length reduce_bucket_size
 """)
-NOT_NEGATIVE = keys("""
+NOT_NEGATIVE = key_set("""
     learning_rate weight_decay max_grad_norm warmup_steps adam_epsilon num_train_epochs machine_rank
     gradient_clipping temperature dataloader_num_workers early_stopping_patience val_set_size val_size
     test_split_size logging_steps save_steps eval_steps saves_per_epoch evals_per_epoch allgather_bucket_size
@@ -43,7 +43,7 @@ NOT_NEGATIVE = keys("""
     stage3_max_reuse_distance stage3_model_persistence_threshold zero_hpz_partition_size buffer_count buffer_size
     max_in_cpu loss_scale loss_scale_window min_loss_scale initial_scale_power hysteresis
 """)
-SHARES = keys("""
+SHARES = key_set("""
     lora_dropout warmup_ratio adam_beta1 adam_beta2 label_smoothing_factor cosine_min_lr_ratio
     cosine_constant_lr_ratio gpu_memory_limit_share vllm_gpu_memory_utilization vllm_gpu_util test_split_size top_p
     relora_prune_ratio ratio
@@ -60,7 +60,7 @@ PORTS = frozenset({"main_process_port", "master_port"})
 
 
 @lru_cache(maxsize=16)
-def kinds(tool: str) -> Mapping[str, str]:
+def value_kinds(tool: str) -> Mapping[str, str]:
     """Key → its kinds; empty where the tool's are not written down."""
     path = SCHEMAS / f"{tool}.json"
     if not path.is_file():
@@ -73,16 +73,16 @@ def kinds(tool: str) -> Mapping[str, str]:
 def trl_commands() -> Mapping[str, frozenset[str]]:
     """TRL's command (sft, dpo, …) → the keys that it takes (scripts/trl_stages.py)."""
     table = json.loads((SCHEMAS / "trl_stages.json").read_text(encoding="utf-8"))
-    shared = keys(table["shared"])
-    return {stage: shared | keys(names) for stage, names in table["stages"].items()}
+    shared = key_set(table["shared"])
+    return {stage: shared | key_set(names) for stage, names in table["stages"].items()}
 
 
-def kind_of(tool: str, key: str) -> str | None:
+def value_kind(tool: str, key: str) -> str | None:
     """The kinds of a key; the settings of FSDP have the same ones in every tool."""
-    known = kinds(tool).get(key)
+    known = value_kinds(tool).get(key)
     if known is None and key.startswith("fsdp_config."):
         leaf = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
-        return kinds("accelerate").get(f"fsdp_config.fsdp_{leaf}")
+        return value_kinds("accelerate").get(f"fsdp_config.fsdp_{leaf}")
     return known
 
 
@@ -95,23 +95,25 @@ def is_placeholder(value: Any, kind: str) -> bool:
     return bool(PLACEHOLDER.fullmatch(value.strip()) or (not words and NAME.fullmatch(value.strip())))
 
 
-def misfit(key: str, kind: str, value: Any) -> str | None:
+def expected_value(key: str, kind: str, value: Any) -> str | None:
     """What the tool expects of a key in place of this value, or None where it takes it."""
     parts = kind.split("|")
     if not any(_fits(part, value, bool(ANY_CASE.match(key))) for part in parts):
         return (
-            "one of " + _listed(parts, value) if parts[0].startswith("=") or _is_word(value, parts) else _nouns(parts)
+            "one of " + _format_choices(parts, value)
+            if parts[0].startswith("=") or _is_word(value, parts)
+            else _nouns(parts)
         )
-    return out_of_range(key.rpartition(".")[2], value)
+    return expected_range(key.rpartition(".")[2], value)
 
 
-def out_of_range(leaf: str, value: Any) -> str | None:
+def expected_range(leaf: str, value: Any) -> str | None:
     """What a number has to be, or None where it is that or no number."""
     if isinstance(value, bool):
         return None
     try:
-        number = c.number(value)
-    except c.Misfit:
+        number = c.to_float(value)
+    except c.InvalidValue:
         return None
     checks = (
         (leaf in ABOVE_ZERO and number <= 0, "a number above 0"),
@@ -134,8 +136,8 @@ def _fits(part: str, value: Any, any_case: bool) -> bool:
         return True
     try:
         # False is 0 to all of them.
-        value is False or {"bool": _switch, "int": c.whole, "float": c.number}[part](value)
-    except c.Misfit:
+        value is False or {"bool": _switch, "int": c.to_int, "float": c.to_float}[part](value)
+    except c.InvalidValue:
         return False
     return True
 
@@ -147,7 +149,7 @@ def _is_like(value: str, pattern: str, any_case: bool) -> bool:
 
 
 def _switch(value: Any) -> Any:
-    return value if type(value) is int and value in (0, 1) else c.switch(value)
+    return value if type(value) is int and value in (0, 1) else c.to_bool(value)
 
 
 def _is_word(value: Any, parts: list[str]) -> bool:
@@ -158,7 +160,7 @@ def _words(parts: list[str]) -> Iterator[str]:
     yield from (part.removeprefix("=") for part in parts if part.startswith("="))
 
 
-def _listed(parts: list[str], value: Any) -> str:
+def _format_choices(parts: list[str], value: Any) -> str:
     words = list(dict.fromkeys(_words(parts)))
     others = [NOUNS[part] for part in parts if part in NOUNS]
     hint = did_you_mean(value, words) if isinstance(value, str) else ""
@@ -167,6 +169,6 @@ def _listed(parts: list[str], value: Any) -> str:
 
 
 def _nouns(parts: list[str]) -> str:
-    return " or ".join(dict.fromkeys(NOUNS[part] for part in parts if part in NOUNS)) or "one of " + _listed(
+    return " or ".join(dict.fromkeys(NOUNS[part] for part in parts if part in NOUNS)) or "one of " + _format_choices(
         parts, None
     )

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from surefit.config.resolve import leaves, lookup, one_line_yaml
+from surefit.config.resolve import iter_config_values, lookup, one_line_yaml
 from surefit.config.schema import Config, DataSection, ModelSection
-from surefit.core.units import shortened
-from surefit.importers.config_mapping import hidden
-from surefit.importers.result import Foreign, Lost
+from surefit.core.units import truncate_text
+from surefit.importers.config_mapping import hide_secret
+from surefit.importers.result import ImportedConfig, UnmappedKey
 
 WIDTH = 100
 """Characters of a value that a comment quotes."""
@@ -26,7 +26,7 @@ UNCHANGED = "switched off, or what SureFit does by itself"
 """Why a key that was understood stands nowhere."""
 
 
-def config_text(found: Foreign) -> str:
+def to_config_yaml(found: ImportedConfig) -> str:
     """The YAML of a SureFit config that runs as it is. `found.loaded` must be there."""
     assert found.loaded is not None
     head = [
@@ -35,17 +35,17 @@ def config_text(found: Foreign) -> str:
         "",
     ]
     body = [*_values(found), *_comments(found)]
-    return "\n".join([*head, *body, *_unnamed(found, body)]) + "\n"
+    return "\n".join([*head, *body, *_keys_without_effect(found, body)]) + "\n"
 
 
-def _values(found: Foreign) -> list[str]:
+def _values(found: ImportedConfig) -> list[str]:
     """The values that the file, or the tool's own defaults, set; everything else is SureFit's default and left out."""
     assert found.loaded is not None
     config = found.loaded.config
     minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
     lines: list[str] = []
     section = ""
-    for dotted, default in leaves(minimal):
+    for dotted, default in iter_config_values(minimal):
         value = lookup(config, dotted)
         if dotted not in found.names or (dotted not in found.loaded.lines and default == value):
             continue
@@ -57,7 +57,7 @@ def _values(found: Foreign) -> list[str]:
     return lines
 
 
-def _origin(found: Foreign, dotted: str, value: Any) -> str:
+def _origin(found: ImportedConfig, dotted: str, value: Any) -> str:
     assert found.loaded is not None
     key = found.names[dotted]
     stated = dotted in found.loaded.lines
@@ -65,7 +65,7 @@ def _origin(found: Foreign, dotted: str, value: Any) -> str:
     return origin + (NOTES.get(dotted, "") if value else "")
 
 
-def _comments(found: Foreign) -> list[str]:
+def _comments(found: ImportedConfig) -> list[str]:
     lines: list[str] = []
     lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
     gone = [
@@ -79,18 +79,18 @@ def _comments(found: Foreign) -> list[str]:
     return lines
 
 
-def _unnamed(found: Foreign, body: Iterable[str]) -> list[str]:
+def _keys_without_effect(found: ImportedConfig, body: Iterable[str]) -> list[str]:
     """Keys that were read and changed nothing: switched off, equal to what SureFit does, or without effect there."""
     words = set(re.findall(r"[\w.]+", "\n".join(body)))
     lines = [
-        f"# {_one_line(key)}: {_quoted(hidden(key, value))}: {_one_line(found.setup.ignored.get(key, UNCHANGED))}"
+        f"# {_one_line(key)}: {_quoted(hide_secret(key, value))}: {_one_line(found.setup.ignored.get(key, UNCHANGED))}"
         for key, value in found.values.items()
         if value is not None and key in found.mapped and not {key, key.rpartition(".")[2]} & words
     ]
     return ["", "# Read, and nothing to write for it:", *lines] if lines else []
 
 
-def _block(title: str, keys: Iterable[Lost]) -> list[str]:
+def _block(title: str, keys: Iterable[UnmappedKey]) -> list[str]:
     ordered = sorted(keys, key=lambda lost: lost.line or 0)
     if not ordered:
         return []
@@ -102,7 +102,7 @@ def _block(title: str, keys: Iterable[Lost]) -> list[str]:
 
 
 def _quoted(value: Any) -> str:
-    return shortened(_one_line(one_line_yaml(value)), WIDTH * (4 if isinstance(value, dict | list) else 1))
+    return truncate_text(_one_line(one_line_yaml(value)), WIDTH * (4 if isinstance(value, dict | list) else 1))
 
 
 def _one_line(text: str) -> str:

@@ -23,7 +23,7 @@ WAITING = 4096
 """Tasks that Ray is given at a time: `ray.wait` looks at every one of them."""
 
 
-def on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
+def run_on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
     """`function(job)` for every job, each on one core of the cluster; results come as they are ready.
 
     The cluster is the one that RAY_ADDRESS names or that runs on this machine; without one, this machine becomes one

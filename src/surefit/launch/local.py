@@ -23,7 +23,7 @@ from surefit.core import env
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_LOST, EXIT_OK, EXIT_SHORT, Interrupted, MachineError
 from surefit.core.processes import own_command
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 10.0
 """How long the others have to end by themselves after one has failed."""
 SAVING_SECONDS = 600.0
@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.05
 STDERR = 2
 
 
-def launch(
+def launch_processes(
     arguments: Sequence[str],
     processes: int,
     resume_command: str,
@@ -54,7 +54,7 @@ def launch(
         MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
         Interrupted: they are to be started again, and to stop.
     """
-    group = Group(own_command(*arguments), processes, adapted or {}, aside)
+    group = LocalProcessGroup(own_command(*arguments), processes, adapted or {}, aside)
     with group.handing_on_signals():
         group.wait()
     code = _verdict(group.codes, group.ended_by_us, processes, resume_command, where)
@@ -67,7 +67,7 @@ def launch(
     return code
 
 
-class Group:
+class LocalProcessGroup:
     """Processes that were started together.
 
     Attributes:
@@ -82,7 +82,7 @@ class Group:
         self.running = {
             rank: subprocess.Popen(
                 command,
-                env=env.of_process(rank, processes, port, adapted),
+                env=env.child_env(rank, processes, port, adapted),
                 stdin=subprocess.DEVNULL,
                 stdout=STDERR if aside else None,
                 start_new_session=True,
@@ -96,7 +96,9 @@ class Group:
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
-        heard = [number for number in HANDED_ON if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's SIGHUP
+        heard = [
+            number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
+        ]  # nohup's SIGHUP
         before = {number: signal.signal(number, self._hand_on) for number in heard}
         try:
             yield

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from surefit import __version__
 from surefit.config.schema import Config
-from surefit.config.world import data_ranks, processes, require_shareable
+from surefit.config.world import count_data_ranks, count_processes, require_shareable
 from surefit.core.env import redact
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import duration_text, plural
@@ -75,7 +75,7 @@ class BatchJob:
     @property
     def processes(self) -> int:
         """Of all machines."""
-        return processes(self.config)
+        return count_processes(self.config)
 
     @property
     def world(self) -> str:
@@ -97,7 +97,7 @@ def check_arithmetic(job: BatchJob) -> None:
     """
     require_shareable(job.config)
     _require_time(job)
-    batch, parts = job.config.train.global_batch_size, data_ranks(job.config)
+    batch, parts = job.config.train.global_batch_size, count_data_ranks(job.config)
     if batch % parts:
         raise ConfigError(
             f"a global batch of {batch} cannot be cut into {parts} equal parts ({job.world})",
@@ -130,7 +130,7 @@ def _require_time(job: BatchJob) -> None:
         )
 
 
-def render(job: BatchJob) -> str:
+def render_train(job: BatchJob) -> str:
     """The batch script.
 
     Raises:
@@ -138,7 +138,7 @@ def render(job: BatchJob) -> str:
     """
     check_arithmetic(job)
     head = _head(job, f"{job.world}; a global batch of {job.config.train.global_batch_size}.", {})
-    return _joined(job, [head, _environment(job), _meeting_point(job), _start(job), _END])
+    return _join_script(job, [head, _environment(job), _rendezvous(job), _start(job), _END])
 
 
 def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
@@ -163,8 +163,8 @@ def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: s
         "output": _in_run(job, ARRAY_LOG),
     }
     head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", more)
-    return _joined(
-        job, [head, _environment(job), _meeting_point(job), _evaluate(job, ["--all-checkpoints"], _SHARED_OUT)]
+    return _join_script(
+        job, [head, _environment(job), _rendezvous(job), _evaluate(job, ["--all-checkpoints"], _SHARED_OUT)]
     )
 
 
@@ -188,7 +188,7 @@ trap 'told=1; echo "job $SLURM_JOB_ID: its time is nearly over; if it does not s
 # Merge: all of it again, where SLURM starts this job again.
 {command} &
 {_WAIT}"""
-    return _joined(job, [head, _environment(job), merge])
+    return _join_script(job, [head, _environment(job), merge])
 
 
 def render_evaluate(job: BatchJob) -> str:
@@ -200,7 +200,7 @@ def render_evaluate(job: BatchJob) -> str:
     _require_time(job)
     head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
     about = "Score: base, adapter and merged model. Exit code 1: the gate fails; 5: the rows are too few to tell."
-    return _joined(job, [head, _environment(job), _meeting_point(job), _evaluate(job, [], about)])
+    return _join_script(job, [head, _environment(job), _rendezvous(job), _evaluate(job, [], about)])
 
 
 def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str:
@@ -226,10 +226,10 @@ def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str
     command += f' \\\n    --shard "$((SLURM_ARRAY_TASK_ID + 1))/{tasks}"'
     listing = f"ls {shlex.quote(str(job.directory / str(job.config.data.tokenized)))}"
     about = "Tokenise: the shards of this task that are not there yet."
-    return _joined(job, [head, _environment(job), _going_on(command, listing, "shards", about)])
+    return _join_script(job, [head, _environment(job), _resumable_command(command, listing, "shards", about)])
 
 
-def _joined(job: BatchJob, parts: Sequence[str]) -> str:
+def _join_script(job: BatchJob, parts: Sequence[str]) -> str:
     script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
     if redact(script) != script:
         raise ConfigError(
@@ -316,7 +316,7 @@ def _python(job: BatchJob) -> str:
     return f'export PATH={shlex.quote(f"{home}/bin")}:"$PATH"'
 
 
-def _meeting_point(job: BatchJob) -> str:
+def _rendezvous(job: BatchJob) -> str:
     if job.processes == 1:
         return ""
     return """
@@ -352,10 +352,10 @@ step=$!
 
 def _evaluate(job: BatchJob, options: Sequence[str], about: str) -> str:
     command = _command(job, [], ["evaluate", str(job.config_file), *options])
-    return _going_on(command, f"ls -lR {shlex.quote(str(job.run / 'eval'))}", "answers", about)
+    return _resumable_command(command, f"ls -lR {shlex.quote(str(job.run / 'eval'))}", "answers", about)
 
 
-def _going_on(command: str, listing: str, what: str, about: str) -> str:
+def _resumable_command(command: str, listing: str, what: str, about: str) -> str:
     """A command that keeps `what` it makes as it comes, and goes on with that; `listing` says what there is."""
     return f"""
 # Near the end of its time the job goes back into the queue, and later goes on where it was: its {what} are kept as
@@ -431,7 +431,7 @@ def _one_line(value: object) -> str:
     return text.rstrip()
 
 
-def dependency(after: str) -> list[str]:
+def dependency_options(after: str) -> list[str]:
     """The options of sbatch for a job that starts when another has succeeded."""
     return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
 
@@ -446,7 +446,7 @@ def submit(script: Path, after: str | None = None) -> str:
     Raises:
         MachineError: there is no sbatch, or it refuses.
     """
-    answer = _ask(["sbatch", "--parsable", *(dependency(after) if after else ()), str(script)])
+    answer = _run_slurm_program(["sbatch", "--parsable", *(dependency_options(after) if after else ()), str(script)])
     if answer is None:
         raise MachineError(
             "there is no sbatch on this machine",
@@ -487,7 +487,7 @@ def task_states(numbers: Iterable[str]) -> dict[str, Counter[str]]:
 def _states(command: Sequence[str]) -> dict[str, Counter[str]]:
     """Of `number|STATE` lines, one per task, or `number_task|STATE`; none where the command is not there or does not
     answer."""
-    answer = _ask(command)
+    answer = _run_slurm_program(command)
     lines = answer.stdout.splitlines() if answer is not None and answer.returncode == 0 else []
     found: dict[str, Counter[str]] = {}
     for pair in (line.strip().split("|") for line in lines):
@@ -496,7 +496,7 @@ def _states(command: Sequence[str]) -> dict[str, Counter[str]]:
     return found
 
 
-def _ask(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+def _run_slurm_program(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     """The answer of one of SLURM's programs; None where it is not there."""
     program = shutil.which(command[0])
     if program is None:

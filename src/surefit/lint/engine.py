@@ -13,7 +13,7 @@ from surefit.core.errors import ConfigError, did_you_mean
 from surefit.facts.environment import EnvironmentFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.stack import StackFacts
-from surefit.lint.rule import Finding, Fix, LintContext, Rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, Rule
 from surefit.lint.rules import FAMILIES
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -22,7 +22,7 @@ MACHINE = {EnvironmentFacts, HardwareFacts, StackFacts}
 
 
 @dataclass(frozen=True)
-class Suppressed:
+class SuppressedFinding:
     """A finding that the config accepts (`lint.ignore`), and why."""
 
     finding: Finding
@@ -47,7 +47,7 @@ class LintResult:
     findings: list[Finding]
     rules: int
     skipped: dict[str, list[str]]
-    suppressed: list[Suppressed] = field(default_factory=list)
+    suppressed: list[SuppressedFinding] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -81,13 +81,13 @@ def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> Lint
         else:
             ran[rule.code] = rule
             findings += _run(rule, context)
-    findings = _without_the_general(findings)
+    findings = _drop_generic_findings(findings)
     reasons = context.config.lint.ignore if context.config else {}
     accepted = {code: reasons[code] for code, rule in ran.items() if code in reasons and rule.suppressible}
-    suppressed = [Suppressed(each, accepted[each.code]) for each in findings if each.code in accepted]
+    suppressed = [SuppressedFinding(each, accepted[each.code]) for each in findings if each.code in accepted]
     findings = [each for each in findings if each.code not in accepted]
     if "CFG005" in ran:
-        useless = _without_effect(ran, reasons, {one.finding.code for one in suppressed})
+        useless = _unused_suppressions(ran, reasons, {one.finding.code for one in suppressed})
         findings += [_stamp(each, ran["CFG005"], context) for each in useless]
     return LintResult(
         sorted(findings, key=_position),
@@ -97,7 +97,7 @@ def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> Lint
     )
 
 
-def _without_the_general(findings: Sequence[Finding]) -> list[Finding]:
+def _drop_generic_findings(findings: Sequence[Finding]) -> list[Finding]:
     """Without what a tool refuses (CFG004) where a rule of its own says of the same field why that is so."""
     explained = {(each.path, each.field) for each in findings if each.code != "CFG004" and each.severity == "error"}
     return [each for each in findings if each.code != "CFG004" or (each.path, each.field) not in explained]
@@ -107,7 +107,7 @@ def _position(finding: Finding) -> tuple[int, int, str]:
     return ORDER[finding.severity], finding.line or 0, finding.code
 
 
-def _without_effect(ran: Mapping[str, Rule], reasons: Iterable[str], used: Container[str]) -> Iterator[Finding]:
+def _unused_suppressions(ran: Mapping[str, Rule], reasons: Iterable[str], used: Container[str]) -> Iterator[Finding]:
     """What CFG005 reports: only after all rules have run is it known."""
     for code in reasons:
         rule = ran.get(code)
@@ -119,7 +119,7 @@ def _without_effect(ran: Mapping[str, Rule], reasons: Iterable[str], used: Conta
         else:
             message = f"{what} cannot be ignored: what it finds stops the run all the same"
             help_text = f"fix what {code} finds, and remove it from lint.ignore"
-        yield Finding(f"lint.ignore.{code}", message, help_text, fix=Fix(f"lint.ignore.{code}", None))
+        yield Finding(f"lint.ignore.{code}", message, help_text, fix=ConfigFix(f"lint.ignore.{code}", None))
 
 
 def _run(rule: Rule, context: LintContext) -> list[Finding]:
@@ -215,7 +215,7 @@ def _family(prefix: str) -> list[Rule]:
     return [value for value in found if isinstance(value, Rule) and value.code.startswith(prefix)]
 
 
-def explain(code: str) -> str:
+def explain_rule(code: str) -> str:
     """A rule's page: its code and name, then what its docstring says."""
     rule = find_rule(code)
     return f"# {rule.code}: {rule.name} ({rule.severity})\n\n{rule.doc}\n"

@@ -23,14 +23,14 @@ from typing import Any, Literal
 
 from surefit.config.capabilities import conflicts, traits
 from surefit.config.load import OVERRIDE, is_overridden
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 from surefit.facts.audit import AuditFacts
 from surefit.facts.batch import BatchFacts
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.environment import EnvironmentFacts
-from surefit.facts.eval_prompts import ScoredFacts
+from surefit.facts.eval_prompts import EvalPromptFacts
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.job_script import JobScript
@@ -44,7 +44,7 @@ SECTIONS = ("What it does", "Why it is bad", "Example", "Fix", "Evidence")
 
 
 @dataclass(frozen=True)
-class Fix:
+class ConfigFix:
     """The one right value of a config key: what `surefit check --fix` writes. None takes the key out."""
 
     field: str
@@ -72,7 +72,7 @@ class Finding:
     path: str | None = None
     line: int | None = None
     evidence: str | None = None
-    fix: Fix | None = None
+    fix: ConfigFix | None = None
     code: str = ""
     name: str = ""
     severity: Severity = "error"
@@ -116,13 +116,13 @@ class LintContext:
     overridden: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     setup: Setup | None = None
-    resolved: Resolved | None = None
+    resolved: ResolvedConfig | None = None
     model: ModelFacts | None = None
     tokenizer: TokenizerFacts | None = None
     hardware: HardwareFacts | None = None
     dataset: DatasetFacts | None = None
     examples: ExampleFacts | None = None
-    scored: ScoredFacts | None = None
+    scored: EvalPromptFacts | None = None
     audit: AuditFacts | None = None
     batch: BatchFacts | None = None
     environment: EnvironmentFacts | None = None
@@ -220,7 +220,7 @@ def rule(code: str, name: str, severity: Severity, suppressible: bool = True) ->
     return wrap
 
 
-def named_by(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
+def find_refused_combinations(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
     """The combinations in a config of ours, decided as far as it can be, that this rule refuses."""
     decided = context.resolved.config if context.resolved else config
     for row in conflicts(traits(decided)) if not context.is_foreign else ():

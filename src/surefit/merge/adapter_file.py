@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from surefit.core.errors import GateError
 from surefit.core.reading import library_errors, read_json_file
 from surefit.facts.all_linear import ends_with
-from surefit.facts.lora_settings import PREFIX, changes_arithmetic
+from surefit.facts.lora_settings import PREFIX, find_non_lora_setting
 from surefit.facts.safetensors import read_header
 from surefit.facts.validate_model_files import require_sound_adapter
 from surefit.model.adapter import (
@@ -143,7 +143,7 @@ def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, t
     for module, tensor in trained.items():
         ids = known.get(module) or next((i for other, i in known.items() if torch.equal(trained[other], tensor)), [])
         if not ids:
-            raise incomplete(directory, f"nothing says which tokens the trained rows of {module} belong to")
+            raise build_incomplete_error(directory, f"nothing says which tokens the trained rows of {module} belong to")
         rows[f"{module}.weight"] = ids, tensor
     return rows
 
@@ -195,7 +195,7 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 
 
 def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
-    problem = changes_arithmetic(config)
+    problem = find_non_lora_setting(config)
     if problem is not None:
         raise GateError(
             f"the adapter cannot be merged by its weights: {problem.reason}",
@@ -215,14 +215,16 @@ def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapp
         a, b = _pair(directory, module, parts)
     rank, scaling = rank_and_scaling(config, module)
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or len(a) != rank:
-        raise incomplete(
+        raise build_incomplete_error(
             directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {rank}"
         )
     magnitude = parts.get("magnitude_vector", parts.get("magnitude_vector.weight"))
     if (magnitude is not None) != bool(config.get("use_dora")):
-        raise incomplete(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
+        raise build_incomplete_error(directory, f"{module} has {'a' if magnitude is not None else 'no'} DoRA magnitude")
     if magnitude is not None and magnitude.shape != b.shape[:1]:
-        raise incomplete(directory, f"{module} has a DoRA magnitude {tuple(magnitude.shape)} for {len(b)} outputs")
+        raise build_incomplete_error(
+            directory, f"{module} has a DoRA magnitude {tuple(magnitude.shape)} for {len(b)} outputs"
+        )
     return Update(a, b, scaling, magnitude)
 
 
@@ -242,7 +244,9 @@ def _require_targeted(directory: Path, config: Mapping[str, Any], module: str) -
 
 def _pair(directory: Path, module: str, parts: Mapping[str, torch.Tensor]) -> Factors:
     if not {"A.weight", "B.weight"} <= parts.keys():
-        raise incomplete(directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else")
+        raise build_incomplete_error(
+            directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else"
+        )
     return parts["A.weight"], parts["B.weight"]
 
 
@@ -265,7 +269,7 @@ def _token_ids(config: Mapping[str, Any], module: str) -> list[int]:
     return [int(index) for index in indices or ()]
 
 
-def incomplete(directory: Path, problem: str) -> GateError:
+def build_incomplete_error(directory: Path, problem: str) -> GateError:
     """The error of an adapter that has not all of its factors."""
     return GateError(
         f"the adapter is not complete: {problem}",

@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import torch
 
-from surefit.core.malloc import give_back
+from surefit.core.malloc import trim_heap
 
 Value = float | int | str
 SAFETY = 4.0
@@ -51,7 +51,7 @@ Logits = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Check:
+class MergeCheck:
     """One line of the certificate: a value against its threshold, and why that threshold."""
 
     name: str
@@ -79,19 +79,19 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Size:
+class RoundingDimensions:
     """What the rounding errors of a model depend on beside its dtype."""
 
     layers: int
     width: int
 
 
-def size_of(model: Any) -> Size:
+def rounding_dimensions(model: Any) -> RoundingDimensions:
     """Layers and widest layer of a transformers model."""
     config = model.config.get_text_config()
     inner = getattr(config, "intermediate_size", None) or 0
     widest = max(inner) if isinstance(inner, (list, tuple)) else inner  # one for each layer (Gemma 3n)
-    return Size(config.num_hidden_layers, max(config.hidden_size, widest))
+    return RoundingDimensions(config.num_hidden_layers, max(config.hidden_size, widest))
 
 
 @torch.no_grad()
@@ -104,7 +104,7 @@ def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | to
     Args:
         device: where the model runs, if its parameters do not tell.
     """
-    give_back()  # each reading leaves holes of some hundred MiB, in which the next one's tensors do not fit
+    trim_heap()  # each reading leaves holes of some hundred MiB, in which the next one's tensors do not fit
     config = model.config.get_text_config()
     context = getattr(config, "max_position_embeddings", None) or TOKENS_READ
     share = max(1, min(context, TOKENS_READ // max(1, len(sequences))))
@@ -130,28 +130,29 @@ def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | to
     return [each[max(0, kept - len(row)) :].cpu() for each, row in zip(logits, rows, strict=True)]
 
 
-def logit_noise(dtype: torch.dtype, size: Size) -> float:
+def logit_noise(dtype: torch.dtype, size: RoundingDimensions) -> float:
     """The largest root-mean-square logit error that rounding explains, as a share of the logits' standard deviation.
 
-    >>> f"{logit_noise(torch.float32, Size(28, 8192)):.1e}", f"{logit_noise(torch.bfloat16, Size(28, 8192)):.2f}"
+    >>> size = RoundingDimensions(28, 8192)
+    >>> f"{logit_noise(torch.float32, size):.1e}", f"{logit_noise(torch.bfloat16, size):.2f}"
     ('2.4e-04', '0.18')
     """
     return SAFETY * _rounding(dtype, size) * math.sqrt(2 * (2 * size.layers + 8))
 
 
-def nudge(dtype: torch.dtype, size: Size) -> float:
+def nudge(dtype: torch.dtype, size: RoundingDimensions) -> float:
     """The share of itself by which each weight is moved to measure what rounding does at a position."""
     return 2 * _rounding(dtype, size)
 
 
-def _rounding(dtype: torch.dtype, size: Size) -> float:
+def _rounding(dtype: torch.dtype, size: RoundingDimensions) -> float:
     """The relative error of one rounding: e in the text above."""
     unit, unit32 = torch.finfo(dtype).eps / 2, torch.finfo(torch.float32).eps / 2
     return math.sqrt(unit**2 + size.width * unit32**2)
 
 
 @dataclass
-class Difference:
+class LogitDifference:
     """How far the logits of one model are from a reference's: sums over positions and vocabulary.
 
     Attributes:
@@ -196,9 +197,9 @@ class Difference:
         return math.sqrt(self.spread / self.entries)
 
 
-def difference(reference: Logits, other: Logits) -> Difference:
+def compare_logits(reference: Logits, other: Logits) -> LogitDifference:
     """Compare two models' logits at the same positions."""
-    total = Difference()
+    total = LogitDifference()
     for one, two in zip(reference, other, strict=True):
         for rows in _slices(one):
             total.add(one[rows], two[rows])
@@ -211,35 +212,37 @@ def _slices(logits: torch.Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(logits), step))
 
 
-def agreement(
-    label: str, reference: Logits, other: Logits, nudged: Logits, dtype: torch.dtype, size: Size
-) -> list[Check]:
+def check_agreement(
+    label: str, reference: Logits, other: Logits, nudged: Logits, dtype: torch.dtype, size: RoundingDimensions
+) -> list[MergeCheck]:
     """The four logit checks of `other` against the adapter's logits, after one that they are numbers at all."""
-    give_back()
-    found = difference(reference, other)
+    trim_heap()
+    found = compare_logits(reference, other)
     if found.infinite:
-        return [Check(f"{label}_logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer")]
+        return [
+            MergeCheck(f"{label}_logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer")
+        ]
     noise = logit_noise(dtype, size) * found.deviation
     vocabulary = reference[0].shape[-1]
     worst = _worst_position(reference, other, nudged)
     flips = _expected_flips(reference, noise)
     name = str(dtype).removeprefix("torch.")
     return [
-        Check(
+        MergeCheck(
             f"{label}_logit_error_mean", found.absolute / found.entries, noise, "<=",
             f"rounding to {name} in {size.layers} layers explains {noise / found.deviation:.2g} of the logits' "
             f"standard deviation {found.deviation:.3g}",
         ),
-        Check(
+        MergeCheck(
             f"{label}_logit_error_worst", worst, SAFETY, "<=",
             f"the errors of the positions, of which the largest is {found.largest:.3g}, as a multiple of what rounding "
             f"does: how far logits move when each weight does by {_rounding(dtype, size):.1g} of itself",
         ),
-        Check(
+        MergeCheck(
             f"{label}_kl_mean", found.divergence / found.positions, noise**2 * math.log(vocabulary), "<=",
             f"in nats; Hoeffding's lemma with the largest error over {vocabulary:,} tokens",
         ),
-        Check(
+        MergeCheck(
             f"{label}_top1_agreement", found.agreeing / found.positions,
             1 - (flips + 3 * math.sqrt(flips)) / found.positions, ">=",
             f"the two best tokens are so close that such errors change {flips:.3g} of {found.positions:,} answers; "
@@ -280,16 +283,16 @@ def _expected_flips(reference: Logits, noise: float) -> float:
     return flips
 
 
-def effect_kept(base: Logits, adapter: Logits, merged: Logits) -> Check:
+def check_effect(base: Logits, adapter: Logits, merged: Logits) -> MergeCheck:
     """Whether the adapter's effect survived: an update smaller than the format's rounding step disappears in a merge,
     and the logit checks, which allow for rounding, would not notice.
 
     With rounding noise n in each of the three models and an effect of size E the share is
     √(E² + 2n²) / (√(E² + 2n²) + √2 n): ½ where there is no effect, ⅔ where it is 2.4 times the noise.
     """
-    lost, kept = difference(adapter, merged).rms, difference(base, merged).rms
+    lost, kept = compare_logits(adapter, merged).rms, compare_logits(base, merged).rms
     share = kept / (kept + lost) if kept + lost > 0 else 0.0
-    return Check(
+    return MergeCheck(
         "effect_kept", share, 2 / 3, ">=",
         "the merged model must be twice as far from the base as from the adapter; ½ is an effect lost in rounding "
         "noise: train longer, or use a finer model.dtype",

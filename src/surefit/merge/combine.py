@@ -24,13 +24,13 @@ from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import write_json
 from surefit.facts.lora_settings import PREFIX, is_off
 from surefit.merge.adapter_file import AdapterFile, Update, parameter_of, read_adapter
-from surefit.merge.stream import misfits
+from surefit.merge.stream import find_misfits
 from surefit.model.adapter import CONFIG, WEIGHTS
 from surefit.model.identity import adapter_identity
-from surefit.model.layerwise_forward import FromFiles, cast
+from surefit.model.layerwise_forward import LayerwiseModel, cast
 
 EXACT = "cat"
-WAYS = (EXACT, "linear", "ties", "dare_ties", "dare_linear", "magnitude_prune", "svd")
+COMBINATION_TYPES = (EXACT, "linear", "ties", "dare_ties", "dare_linear", "magnitude_prune", "svd")
 """Named as `combination_type` of PEFT's add_weighted_adapter. cat is the exact weighted sum of the updates, and svd its
 best approximation of the adapters' rank. The others combine A and B separately, which is not the sum: ties (Yadav et
 al. 2023) and dare (Yu et al. 2024) leave out what is small or at odds, and need adapters of one rank."""
@@ -42,11 +42,11 @@ SPARSE = {"ties": ties, "dare_ties": dare_ties, "dare_linear": dare_linear, "mag
 
 
 @dataclass(frozen=True)
-class Combined:
+class AdapterCombination:
     """How one adapter was made of several.
 
     Attributes:
-        way: one of `WAYS`.
+        way: one of `COMBINATION_TYPES`.
         adapters: (directory, weight).
     """
 
@@ -73,7 +73,7 @@ class Combined:
         return {"way": self.way, "exact_sum": self.way == EXACT, "adapters": adapters}
 
 
-def combine(base: FromFiles, combined: Combined, directory: Path) -> Path:
+def combine_adapters(base: LayerwiseModel, combined: AdapterCombination, directory: Path) -> Path:
     """Write the combination of adapters as one that PEFT reads; returns its directory.
 
     Args:
@@ -84,7 +84,7 @@ def combine(base: FromFiles, combined: Combined, directory: Path) -> Path:
         GateError: an adapter that does not fit the base, or is more than factors beside linear layers and embeddings.
         ConfigError: these adapters cannot be combined in this way, or their combination changes nothing.
     """
-    adapters = [(_summable(path, base), weight) for path, weight in combined.adapters]
+    adapters = [(_read_summable(path, base), weight) for path, weight in combined.adapters]
     modules = dict(base.model.named_modules())
     layers = [name for name in modules if any(name in adapter.updates for adapter, _ in adapters)]
     tensors: dict[str, torch.Tensor] = {}
@@ -116,7 +116,7 @@ def combine(base: FromFiles, combined: Combined, directory: Path) -> Path:
     return target
 
 
-def _summable(path: Path, base: FromFiles) -> AdapterFile:
+def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
     """Read an adapter, and require that it is nothing but factors that can be summed."""
     adapter = read_adapter(path)
     config = adapter.config
@@ -148,7 +148,7 @@ def _summable(path: Path, base: FromFiles) -> AdapterFile:
             field="target_parameters",
             help="combine adapters of linear layers and embeddings, or merge one alone",
         )
-    if problems := misfits(adapter, base.model):
+    if problems := find_misfits(adapter, base.model):
         raise GateError(
             f"the adapter does not fit the base: {problems[0]}",
             code="E6005",
@@ -158,7 +158,7 @@ def _summable(path: Path, base: FromFiles) -> AdapterFile:
     return adapter
 
 
-def _changed_in_base(adapter: AdapterFile, base: FromFiles) -> Iterator[str]:
+def _changed_in_base(adapter: AdapterFile, base: LayerwiseModel) -> Iterator[str]:
     """Yield which tensors that PEFT would load into the base are not bit for bit the base's: beside the factors of an
     embedding, `save_pretrained` saves its matrix as it was."""
     for name, tensor in adapter.base.items():

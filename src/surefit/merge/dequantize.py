@@ -11,18 +11,18 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
-from surefit.model.quantize import quantized_layers, rounded_through
+from surefit.model.quantize import quantization_round_trip, quantized_layers
 
-Frozen = Callable[[str, torch.Tensor], torch.Tensor]
+FrozenWeight = Callable[[str, torch.Tensor], torch.Tensor]
 """(parameter's name, its stored value in the type of the arithmetic) → what the model computed with."""
 
 
-def as_stored(_: str, tensor: torch.Tensor) -> torch.Tensor:
+def use_stored_weight(_: str, tensor: torch.Tensor) -> torch.Tensor:
     """The weights of a base that was not quantised, or that is to be merged into as it was before."""
     return tensor
 
 
-def as_computed_with(model: PreTrainedModel, kind: str) -> Frozen:
+def build_dequantizer(model: PreTrainedModel, kind: str) -> FrozenWeight:
     """For a base that was quantised while it was trained beside.
 
     Args:
@@ -30,10 +30,10 @@ def as_computed_with(model: PreTrainedModel, kind: str) -> Frozen:
         kind: `model.quantization`.
     """
     if kind == "none":
-        return as_stored
+        return use_stored_weight
     names = {f"{name}.weight" for name in quantized_layers(model)}
 
     def frozen(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return rounded_through(kind, tensor) if name in names else tensor
+        return quantization_round_trip(kind, tensor) if name in names else tensor
 
     return frozen

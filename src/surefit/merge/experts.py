@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 
 from surefit.facts.all_linear import ends_with
 from surefit.facts.experts import wrappers
-from surefit.merge.adapter_file import AdapterFile, Update, incomplete, rank_and_scaling
+from surefit.merge.adapter_file import AdapterFile, Update, build_incomplete_error, rank_and_scaling
 from surefit.model.compat import stacked_from_files
 from surefit.model.experts import expert_stacks, of_each, router_stacks
-from surefit.model.layerwise_forward import Weights
+from surefit.model.layerwise_forward import WeightFiles
 
 
-def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
+def add_expert_updates(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
     """The adapter with an update for every stack that has factors, under its parameter's name; for a router as for a
     layer.
 
@@ -35,16 +35,18 @@ def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
     chosen = {name: shape for name, shape in stacks.items() if any(ends_with(name, target) for target in targets)}
     within = {module: name for name, module in wrappers(chosen).items()}
     if missing := sorted(within.keys() - adapter.wrapped.keys()):
-        raise incomplete(adapter.directory, f"{within[missing[0]]} has no factors")
+        raise build_incomplete_error(adapter.directory, f"{within[missing[0]]} has no factors")
     updates = {}
     for module, (a, b) in adapter.wrapped.items():
         if module not in within:
-            raise incomplete(adapter.directory, f"{module} has factors, and no stack of experts that they are for")
+            raise build_incomplete_error(
+                adapter.directory, f"{module} has factors, and no stack of experts that they are for"
+            )
         name = within[module]
         experts, outputs, inputs = chosen[name]
         rank, scaling = rank_and_scaling(adapter.config, name)
         if (a.shape, b.shape) != ((experts * rank, inputs), (outputs, rank * experts)):
-            raise incomplete(
+            raise build_incomplete_error(
                 adapter.directory,
                 f"{name} has factors {tuple(a.shape)} and {tuple(b.shape)} where {experts} experts of {outputs} × "
                 f"{inputs} have {(experts * rank, inputs)} and {(outputs, rank * experts)}",
@@ -56,7 +58,7 @@ def with_experts(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
     return replace(adapter, updates={**adapter.updates, **updates}, wrapped={})
 
 
-def one_by_one(adapter: AdapterFile, model: PreTrainedModel, weights: Weights) -> AdapterFile:
+def split_expert_updates(adapter: AdapterFile, model: PreTrainedModel, weights: WeightFiles) -> AdapterFile:
     """The adapter with an update for every tensor of the files in place of those of stacks that no file holds."""
     if not any(update.a.ndim == 3 for update in adapter.updates.values()):
         return adapter

@@ -19,23 +19,31 @@ from safetensors.torch import load_file, save_file
 from surefit import __version__
 from surefit.core.errors import ConfigError, DataError, GateError, ModelError
 from surefit.core.output import directory_with, output_file
-from surefit.core.rundir import RunDir, directory_atomic, file_sha256, read_json, sweep, write_atomic, write_json
-from surefit.core.sampling import evenly
+from surefit.core.rundir import (
+    RunDir,
+    directory_atomic,
+    file_sha256,
+    read_json,
+    remove_leftovers,
+    write_atomic,
+    write_json,
+)
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import without_paths
 from surefit.facts.lora_settings import PREFIX
 from surefit.generate.save import GENERATION_CONFIG
 from surefit.merge.adapter_file import read_adapter
 from surefit.merge.merge import PROMPTS
-from surefit.merge.quantised import Conversion, make, measure, require_convertible
-from surefit.model.identity import base_identity, weights_sha256
+from surefit.merge.quantised import Conversion, convert_model, measure_conversion, require_convertible
+from surefit.model.identity import base_identity, named_tensors_sha256
 from surefit.model.load import PROCESSOR
-from surefit.model.multimodal_wrapper import names_in_whole
-from surefit.model.remote_code import own_code
+from surefit.model.multimodal_wrapper import renaming_to_multimodal
+from surefit.model.remote_code import remote_code_files
 
 HUB, ADAPTER = "hub", "adapter"
 MANIFEST, CARD, CERTIFICATE = "export.json", "README.md", "certificate.json"
 WEIGHTS = ("*.safetensors", "model.safetensors.index.json", "*.gguf")
-AROUND = (
+TOKENIZER_AND_CONFIG_FILES = (
     "config.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
     "additional_chat_templates/*.jinja", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py",
@@ -51,7 +59,7 @@ CardOf = Callable[[Mapping[str, Any], Path], str]
 
 
 @dataclass(frozen=True)
-class Source:
+class CertifiedModel:
     """What of a run is exported, proved to be what its certificate was given for.
 
     Attributes:
@@ -64,7 +72,7 @@ class Source:
     certificate: dict[str, Any]
 
 
-def source_of(run: RunDir) -> Source:
+def load_certified_model(run: RunDir) -> CertifiedModel:
     """The certified model of a run.
 
     Raises:
@@ -84,16 +92,21 @@ def source_of(run: RunDir) -> Source:
             path=run.certificate,
             help="`surefit merge` makes and certifies it again",
         )
-    return Source(run, directory, certificate)
+    return CertifiedModel(run, directory, certificate)
 
 
-def parts_of(directory: Path) -> list[Path]:
+def list_model_files(directory: Path) -> list[Path]:
     """The files of a model that may leave this machine."""
-    found = {file for pattern in (*WEIGHTS, *AROUND) for file in directory.glob(pattern) if file.is_file()}
-    return sorted({*found, *own_code(directory)})
+    found = {
+        file
+        for pattern in (*WEIGHTS, *TOKENIZER_AND_CONFIG_FILES)
+        for file in directory.glob(pattern)
+        if file.is_file()
+    }
+    return sorted({*found, *remote_code_files(directory)})
 
 
-def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
+def export_hub(source: CertifiedModel, output: Path, card: CardOf) -> dict[str, Any]:
     """Write the model as it is, for the hub and for every tool that reads safetensors.
 
     Returns:
@@ -102,10 +115,10 @@ def export_hub(source: Source, output: Path, card: CardOf) -> dict[str, Any]:
     Raises:
         MachineError: the disk is full or may not be written to.
     """
-    require_place(source, output)
-    certificate = public(source.certificate)
+    require_export_directory(source, output)
+    certificate = redact_certificate(source.certificate)
     with directory_atomic(output) as temporary:
-        _copy(source.directory, parts_of(source.directory), temporary)
+        _copy(source.directory, list_model_files(source.directory), temporary)
         return _finish(temporary, HUB, source, certificate, card)
 
 
@@ -117,7 +130,7 @@ def _copy(directory: Path, files: Iterable[Path], into: Path) -> None:
         shutil.copy2(file, target)
 
 
-def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dict[str, Any]:
+def export_adapter(source: CertifiedModel, base: str, output: Path, card: CardOf) -> dict[str, Any]:
     """Write the adapter alone, which PEFT and servers put beside its base; as `export_hub`.
 
     Args:
@@ -126,18 +139,18 @@ def export_adapter(source: Source, base: str, output: Path, card: CardOf) -> dic
     Raises:
         GateError: adapter/ is not what was merged and certified.
     """
-    require_place(source, output)
-    parts = adapter_parts(source)
+    require_export_directory(source, output)
+    parts = list_adapter_files(source)
     _require_certified_adapter(source)
     with directory_atomic(output) as temporary:
         _copy(source.run.adapter, parts, temporary)
         settings = read_json(temporary / ADAPTER_FILES[0])
         write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
-        renamed = names_in_whole(source.directory)
+        renamed = renaming_to_multimodal(source.directory)
         if renamed is not None:
             _rename(temporary, renamed)
         _write_stops(source.directory, temporary)
-        return _finish(temporary, ADAPTER, source, public(source.certificate), card)
+        return _finish(temporary, ADAPTER, source, redact_certificate(source.certificate), card)
 
 
 def _write_stops(model: Path, directory: Path) -> None:
@@ -166,7 +179,7 @@ def _rename(directory: Path, renamed: Callable[[str], str]) -> None:
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
-def adapter_parts(source: Source) -> list[Path]:
+def list_adapter_files(source: CertifiedModel) -> list[Path]:
     """The files of a run's adapter that may leave this machine.
 
     Raises:
@@ -177,14 +190,14 @@ def adapter_parts(source: Source) -> list[Path]:
         raise ConfigError(
             "the run has no adapter: all weights were trained", code="E6009", path=source.run.path, help="--format hub"
         )
-    around = {file for pattern in AROUND for file in folder.glob(pattern) if file.is_file()}
+    around = {file for pattern in TOKENIZER_AND_CONFIG_FILES for file in folder.glob(pattern) if file.is_file()}
     around -= {file for pattern in OF_THE_MODEL for file in folder.glob(pattern)}
     return sorted({*around, *(folder / name for name in ADAPTER_FILES)})
 
 
-def _require_certified_adapter(source: Source) -> None:
+def _require_certified_adapter(source: CertifiedModel) -> None:
     proved = {check["name"]: check["value"] for check in source.certificate["checks"]}
-    if weights_sha256(read_adapter(source.run.adapter).tensors) != proved.get("adapter_as_trained"):
+    if named_tensors_sha256(read_adapter(source.run.adapter).tensors) != proved.get("adapter_as_trained"):
         raise GateError(
             "adapter/ is not the adapter that was merged and certified",
             code="E6010",
@@ -193,8 +206,8 @@ def _require_certified_adapter(source: Source) -> None:
         )
 
 
-def export_quantised(
-    source: Source, conversion: Conversion, output: Path, sequences: Sequence[Sequence[int]], card: CardOf
+def export_quantized(
+    source: CertifiedModel, conversion: Conversion, output: Path, sequences: Sequence[Sequence[int]], card: CardOf
 ) -> dict[str, Any]:
     """Write the model in fewer bits, and certify it against the merged one; as `export_hub`.
 
@@ -209,15 +222,15 @@ def export_quantised(
         raise DataError(
             "there are no held-out rows to compare the models on", code="E6011", field="data.eval", help="set data.eval"
         )
-    require_place(source, output)
+    require_export_directory(source, output)
     require_convertible(conversion)
     started = time.monotonic()
-    compared = [sequences[index] for index in evenly(len(sequences), PROMPTS)]
+    compared = [sequences[index] for index in evenly_spaced_indices(len(sequences), PROMPTS)]
     with directory_atomic(output) as temporary:
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
-        _copy(source.directory, (file for file in parts_of(source.directory) if file not in weights), temporary)
-        make(conversion, temporary)
-        checks, measured = measure(conversion, temporary, compared)
+        _copy(source.directory, (file for file in list_model_files(source.directory) if file not in weights), temporary)
+        convert_model(conversion, temporary)
+        checks, measured = measure_conversion(conversion, temporary, compared)
         failed = next((check for check in checks if not check.passed), None)
         if failed is not None:
             raise GateError(
@@ -237,12 +250,14 @@ def export_quantised(
             "prompts": len(compared),
             "merged_sha256": source.certificate["merged_sha256"],
             "seconds": round(time.monotonic() - started, 2),
-            "merge": public(source.certificate),
+            "merge": redact_certificate(source.certificate),
         }
         return _finish(temporary, conversion.format, source, certificate, card)
 
 
-def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str, Any], card: CardOf) -> dict[str, Any]:
+def _finish(
+    directory: Path, name: str, source: CertifiedModel, certificate: Mapping[str, Any], card: CardOf
+) -> dict[str, Any]:
     write_json(directory / CERTIFICATE, certificate)
     write_atomic(directory / CARD, card(certificate, directory))
     files = {
@@ -260,16 +275,16 @@ def _finish(directory: Path, name: str, source: Source, certificate: Mapping[str
     return manifest
 
 
-def require_place(source: Source, output: Path) -> None:
+def require_export_directory(source: CertifiedModel, output: Path) -> None:
     """Raises:
     ConfigError: there is something else at the place where the export would go.
     """
-    sweep(output.parent, of=output.name)
+    remove_leftovers(output.parent, of=output.name)
     inputs = {"the model": source.directory, "the adapter": source.run.adapter}
     output_file(output, inputs, earlier=directory_with(MANIFEST, CERTIFICATE), directory=True)
 
 
-def public(certificate: Mapping[str, Any]) -> dict[str, Any]:
+def redact_certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
     """A certificate without the directories of this machine: of a base that is one, only its name is left."""
 
     def clean(value: Any) -> Any:

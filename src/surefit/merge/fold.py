@@ -13,7 +13,7 @@ BLOCK_BYTES = 2**25
 
 
 @torch.no_grad()
-def fold(matrix: torch.Tensor, update: Update) -> None:
+def fold_update(matrix: torch.Tensor, update: Update) -> None:
     """W ← W + scaling · B A in place, in float32, rounded once to W's dtype; DoRA then sets each row's length.
 
     Args:
@@ -22,7 +22,7 @@ def fold(matrix: torch.Tensor, update: Update) -> None:
     """
     if matrix.ndim == 3:
         for expert, each in zip(matrix, _of_experts(update), strict=True):
-            fold(expert, each)
+            fold_update(expert, each)
         return
     a = update.a.to(matrix.device).float()
     for rows in _blocks(matrix):
@@ -35,7 +35,7 @@ def fold(matrix: torch.Tensor, update: Update) -> None:
 
 @torch.no_grad()
 def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, parts: Sequence[Update] = ()) -> float:
-    """The largest error of a merged weight, as a share of the rounding error that `fold` may make: at most 1.
+    """The largest error of a merged weight, as a share of the rounding error that `fold_update` may make: at most 1.
 
     The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · |scaling| · |B| |A|) (Higham,
     §3.5): its first term is the rounding to the dtype, its second the sum in float32. DoRA scales the sum, with three

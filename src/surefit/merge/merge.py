@@ -23,17 +23,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config, LoraSection, ModelSection
 from surefit.core.errors import DataError, GateError, ModelError
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import RunDir, directory_atomic, write_json
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.generate.save import save_surroundings
 from surefit.merge import certify
 from surefit.merge.adapter_file import AdapterFile, read_adapter
-from surefit.merge.certify import Check, Logits
-from surefit.merge.combine import Combined
-from surefit.merge.dequantize import as_computed_with, as_stored
-from surefit.merge.experts import with_experts
-from surefit.merge.stream import CHANGES_NOTHING, Merge, misfits, not_trained, require_in_files, resized_vocabulary
+from surefit.merge.certify import Logits, MergeCheck
+from surefit.merge.combine import AdapterCombination
+from surefit.merge.dequantize import build_dequantizer, use_stored_weight
+from surefit.merge.experts import add_expert_updates
+from surefit.merge.stream import (
+    CHANGES_NOTHING,
+    StreamedMerge,
+    find_misfits,
+    find_untrained_layers,
+    require_in_files,
+    resized_vocabulary,
+)
 from surefit.model.adapter import adapted_modules, adapted_stacks
 from surefit.model.identity import (
     RECORD,
@@ -41,17 +48,17 @@ from surefit.model.identity import (
     base_directory,
     base_identity,
     base_record,
-    named,
+    describe_base,
+    named_tensors_sha256,
     origin_entry,
     read_record,
-    weights_sha256,
 )
-from surefit.model.layerwise_forward import FromFiles, Weights, nudged
+from surefit.model.layerwise_forward import LayerwiseModel, WeightFiles, perturb_weights
 from surefit.model.load import load_model
-from surefit.model.multimodal_wrapper import Whole, whole_config
+from surefit.model.multimodal_wrapper import MultimodalWrapper, multimodal_config
 from surefit.model.saved import load_resized, load_saved, with_adapter
 from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens, tokens_with_rows
-from surefit.model.vocabulary import ends, token_rows
+from surefit.model.vocabulary import token_rows, vocabulary_modules
 
 PROMPTS = 32
 """Held-out rows, taken evenly, that the models are compared on."""
@@ -60,7 +67,7 @@ OTHER_BASE = (
     "PeftModel.save_pretrained"
 )
 UNTRAINED = "name the adapter as it was saved after training"
-Into = Literal["auto", "original", "dequantized"]
+MergeTarget = Literal["auto", "original", "dequantized"]
 """What an adapter that was trained beside a quantised base is merged into; auto is dequantized there."""
 
 
@@ -72,7 +79,7 @@ class MergeJob:
         base: the base as the adapter was trained beside it: with its quantisation, its dtype decided.
         adapter: a directory as PEFT or a run has it. merged, certificate: what is written, or looked at.
         expected: how the adapter was configured, where that is known.
-        into: see `Into`.
+        into: see `MergeTarget`.
         tokenizer: the directory or id whose tokenizer goes with the merged model; the base's if None.
         combined: how `adapter` was made of several (merge/combine.py); the merged weights are compared with these.
     """
@@ -82,22 +89,22 @@ class MergeJob:
     merged: Path
     certificate: Path
     expected: LoraSection | None = None
-    into: Into = "auto"
+    into: MergeTarget = "auto"
     tokenizer: str | None = None
-    combined: Combined | None = None
+    combined: AdapterCombination | None = None
 
     @property
     def dequantized(self) -> bool:
         return self.base.quantization != "none" and self.into != "original"
 
 
-def merge(
+def merge_and_certify(
     config: Config,
     hardware: HardwareLike,
     run: RunDir,
     sequences: Sequence[Sequence[int]],
-    on_progress: OnProgress = silent,
-    into: Into = "auto",
+    on_progress: OnProgress = ignore_progress,
+    into: MergeTarget = "auto",
 ) -> dict[str, Any]:
     """Write a run's merged/ and certificate.json (LoRA), or certificate.json for model/ (full fine-tune).
 
@@ -117,29 +124,29 @@ def merge(
         MachineError: the disk is full or may not be written to.
     """
     if config.train.method == "full":
-        certifying = _Certifying(config.model, hardware, sequences, on_progress)
-        return _concluded(certifying, run.certificate, lambda: _certify_model(certifying, run))
+        certifying = _CertificateBuilder(config.model, hardware, sequences, on_progress)
+        return _run_and_certify(certifying, run.certificate, lambda: _certify_model(certifying, run))
     job = MergeJob(config.model, run.adapter, run.merged, run.certificate, config.adapter, into)
-    return merge_adapter(job, hardware, sequences, on_progress)
+    return merge_adapter_job(job, hardware, sequences, on_progress)
 
 
-def merge_adapter(
-    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+def merge_adapter_job(
+    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = ignore_progress
 ) -> dict[str, Any]:
-    """Write `job.merged` and its certificate; as `merge`."""
-    certifying = _Certifying(job.base, hardware, sequences, on_progress)
-    return _concluded(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
+    """Write `job.merged` and its certificate; as `merge_and_certify`."""
+    certifying = _CertificateBuilder(job.base, hardware, sequences, on_progress)
+    return _run_and_certify(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
 
 
 def certify_merged(
-    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = silent
+    job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = ignore_progress
 ) -> dict[str, Any]:
     """The certificate of a merged model that is there already, whoever made it; writes nothing.
 
     Raises:
         ModelError: there is no model in `job.merged`, or the base cannot be read.
     """
-    certifying = _Certifying(job.base, hardware, sequences, on_progress)
+    certifying = _CertificateBuilder(job.base, hardware, sequences, on_progress)
     try:
         adapter, streamed = certifying.checked_adapter(job)
         certifying.check_merged(job, adapter, streamed, job.merged, None)
@@ -148,8 +155,8 @@ def certify_merged(
     return certifying.certificate(passed=True, reason="every check passed")
 
 
-def _concluded(
-    certifying: _Certifying, certificate: Path, steps: Callable[[], None], remove: Path | None = None
+def _run_and_certify(
+    certifying: _CertificateBuilder, certificate: Path, steps: Callable[[], None], remove: Path | None = None
 ) -> dict[str, Any]:
     """Take the steps, and write the certificate however they end."""
     try:
@@ -170,7 +177,7 @@ def _concluded(
     return found
 
 
-class _Certifying:
+class _CertificateBuilder:
     """A certificate as it grows."""
 
     def __init__(
@@ -188,11 +195,11 @@ class _Certifying:
                 help="set data.eval",
             )
         self.base, self.hardware, self.on_progress = base, hardware, on_progress
-        self.sequences = [sequences[i] for i in evenly(len(sequences), PROMPTS)]
+        self.sequences = [sequences[i] for i in evenly_spaced_indices(len(sequences), PROMPTS)]
         self.dtype: torch.dtype = getattr(torch, base.dtype)
         self.directory = base_directory(base)
         self.started = time.monotonic()
-        self.checks: list[Check] = []
+        self.checks: list[MergeCheck] = []
         self.positions = 0
         self.resized: Resized | None = None
         self.about: dict[str, Any] = {
@@ -213,7 +220,7 @@ class _Certifying:
             "seconds": round(time.monotonic() - self.started, 2),
         }
 
-    def require(self, *checks: Check, help: str | None = None) -> None:
+    def require(self, *checks: MergeCheck, help: str | None = None) -> None:
         """Add checks to the certificate; the first that fails ends the merge."""
         self.checks.extend(checks)
         for check in checks:
@@ -225,16 +232,19 @@ class _Certifying:
         record = read_record(directory)
         self.about["base"] = base_record(self.base)
         self.require(
-            Check(
-                "base_identity", self.about["base"]["sha256"], record["base"]["sha256"], "==",
-                f"{directory.name}/ was trained from {named(record['base'])} with this hash of config, weights and "
-                "vocabulary",
+            MergeCheck(
+                "base_identity",
+                self.about["base"]["sha256"],
+                record["base"]["sha256"],
+                "==",
+                f"{directory.name}/ was trained from {describe_base(record['base'])} with this hash of "
+                "config, weights and vocabulary",
             ),
             help="set model.name_or_path and model.revision to the base it was trained from, or train again",
-        )  # fmt: skip
+        )
         return record
 
-    def checked_adapter(self, job: MergeJob) -> tuple[AdapterFile, FromFiles]:
+    def checked_adapter(self, job: MergeJob) -> tuple[AdapterFile, LayerwiseModel]:
         """The adapter, proved to be the one that was trained and to fit the base."""
         self.on_progress(0, 4, "checking the adapter")
         self.about |= {"quantization": self.base.quantization, "into": "dequantized" if job.dequantized else "original"}
@@ -242,21 +252,21 @@ class _Certifying:
         record = self.same_base(job.adapter) if job.expected or (job.adapter / RECORD).exists() else None
         self.about["adapter_sha256"] = adapter_identity(job.adapter)
         self.about["base_recorded"] = record is not None
-        streamed = FromFiles(self.base, self.directory, self.hardware.kind)
+        streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind)
         adapter = self._read_adapter(job.adapter, streamed.model)
-        rows = len(ends(streamed.model)[0].weight)
+        rows = len(vocabulary_modules(streamed.model)[0].weight)
         tokens = tokens_with_rows(self.base, job.tokenizer, rows) if job.tokenizer is not None else 0
         self.resized = resized_vocabulary(adapter, streamed.model, tokens)
         if self.resized is not None:
-            streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
-        self.about["not_trained"] = not_trained(adapter)
+            streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
+        self.about["not_trained"] = find_untrained_layers(adapter)
         if job.combined is not None:
             self.about["combined"] = job.combined.as_dict()
         expected = None
         if job.expected is not None:
             config, section = adapter.config, job.expected
             self.require(
-                Check(
+                MergeCheck(
                     "adapter_scaling",
                     _scaling(config.get("lora_alpha", 0), config["r"], bool(config.get("use_rslora"))),
                     _scaling(section.lora_alpha, section.r, section.use_rslora),
@@ -267,9 +277,9 @@ class _Certifying:
             expected = {*adapted_modules(streamed.model, section.target_modules)}
             expected |= {name.removesuffix(".weight") for name in adapted_stacks(streamed.model, section)}
         new = new_tokens(self.base)
-        problems = misfits(adapter, streamed.model, expected, token_rows(streamed.model, new.ids) if new else None)
+        problems = find_misfits(adapter, streamed.model, expected, token_rows(streamed.model, new.ids) if new else None)
         self.require(
-            Check(
+            MergeCheck(
                 "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
                 "factors for every layer, finite, of its shape, not all zero; a row for every new token",
             ),
@@ -277,8 +287,8 @@ class _Certifying:
         )  # fmt: skip
         if record is not None:
             self.require(
-                Check(
-                    "adapter_as_trained", weights_sha256(adapter.tensors), record["weights_sha256"], "==",
+                MergeCheck(
+                    "adapter_as_trained", named_tensors_sha256(adapter.tensors), record["weights_sha256"], "==",
                     "the hash that training took of the factors in memory",
                 )
             )  # fmt: skip
@@ -291,20 +301,27 @@ class _Certifying:
 
     def _read_adapter(self, directory: Path, model: PreTrainedModel) -> AdapterFile:
         try:
-            return with_experts(read_adapter(directory), model)
+            return add_expert_updates(read_adapter(directory), model)
         except GateError as error:
-            self.checks.append(Check("adapter_complete", error.message, "complete", "==", "readable and whole"))
+            self.checks.append(MergeCheck("adapter_complete", error.message, "complete", "==", "readable and whole"))
             raise
 
-    def merging(self, job: MergeJob, adapter: AdapterFile, streamed: FromFiles) -> Merge:
-        frozen = as_computed_with(streamed.model, self.base.quantization) if job.dequantized else as_stored
+    def merging(self, job: MergeJob, adapter: AdapterFile, streamed: LayerwiseModel) -> StreamedMerge:
+        frozen = build_dequantizer(streamed.model, self.base.quantization) if job.dequantized else use_stored_weight
         parts = job.combined.parts() if job.combined is not None else None
-        merging = Merge(streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind, parts)
+        merging = StreamedMerge(
+            streamed.model, streamed.weights, adapter, self.dtype, frozen, self.hardware.kind, parts
+        )
         require_in_files(merging)
         return merging
 
     def check_merged(
-        self, job: MergeJob, adapter: AdapterFile, streamed: FromFiles, directory: Path, written: dict[str, str] | None
+        self,
+        job: MergeJob,
+        adapter: AdapterFile,
+        streamed: LayerwiseModel,
+        directory: Path,
+        written: dict[str, str] | None,
     ) -> None:
         """Every check of the merged weights, then those of what the models answer."""
         self.about["merged_sha256"] = base_identity(directory)
@@ -322,46 +339,50 @@ class _Certifying:
             if self.base.quantization != "none" and not job.dequantized
             else None
         )
-        self.require(*certify.agreement("reloaded", tuned, merged, moved, self.dtype, size), help=advice)
-        self.require(certify.effect_kept(base, tuned, merged))
+        self.require(*certify.check_agreement("reloaded", tuned, merged, moved, self.dtype, size), help=advice)
+        self.require(certify.check_effect(base, tuned, merged))
 
-    def _check_weights(self, merging: Merge, directory: Path, written: dict[str, str] | None) -> None:
+    def _check_weights(self, merging: StreamedMerge, directory: Path, written: dict[str, str] | None) -> None:
         try:
-            found = merging.check(Weights(directory), written, lambda done, files: None)
+            found = merging.check(WeightFiles(directory), written, lambda done, files: None)
         except ModelError as error:
-            self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
+            self.require(
+                MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+            )
             raise
         rounding, worst = found.rounding
         self.require(
-            _none("weights_off_disk", found.off_disk, "on disk bit for bit what was computed"),
-            _none("weights_off_base", found.off_base, "what has no factors is the base's"),
-            _none("weights_not_finite", found.not_finite, "tensors with NaN or infinity"),
-            Check(
+            _check_none("weights_off_disk", found.off_disk, "on disk bit for bit what was computed"),
+            _check_none("weights_off_base", found.off_base, "what has no factors is the base's"),
+            _check_none("weights_not_finite", found.not_finite, "tensors with NaN or infinity"),
+            MergeCheck(
                 "merge_rounding", rounding, 1.0, "<=",
                 "largest error of a weight W + scaling·BA; 1 is the bound on computing it in float32 and rounding it "
                 f"once to {self.base.dtype}{f': {worst}' if rounding > 1 else ''}",
             ),
         )  # fmt: skip
 
-    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, Logits, certify.Size]:
+    def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, Logits, certify.RoundingDimensions]:
         """What a model of ordinary weights answers, and what it does once each of them is nudged."""
         try:
-            streamed = FromFiles(section, directory, self.hardware.kind)
+            streamed = LayerwiseModel(section, directory, self.hardware.kind)
             model: Any = streamed.model
-            size = certify.size_of(model)
+            size = certify.rounding_dimensions(model)
             share = certify.nudge(self.dtype, size)
             if streamed.why_not():
                 model = load_saved(section, directory, self.hardware)
                 logits = certify.read_logits(model, self.sequences)
                 for name, parameter in model.named_parameters():
-                    nudged(parameter.data, share, name)
+                    perturb_weights(parameter.data, share, name)
                 return logits, certify.read_logits(model, self.sequences), size
             with streamed.running(model):
                 logits = certify.read_logits(model, self.sequences, self.hardware.kind)
             with streamed.running(model, share):
                 return logits, certify.read_logits(model, self.sequences, self.hardware.kind), size
         except ModelError as error:
-            self.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
+            self.require(
+                MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+            )
             raise
 
     def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[Logits, Logits]:
@@ -370,7 +391,7 @@ class _Certifying:
         The base answers before PEFT loads the adapter: what PEFT loads into the base itself, such as trained biases,
         stays there while the adapter is disabled.
         """
-        streamed = FromFiles(self.base, self.directory, self.hardware.kind, self.resized)
+        streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
         if self.base.quantization != "none" or streamed.why_not():
             loaded = load_resized(self.base, self.hardware, self.resized)
             base = certify.read_logits(loaded, self.sequences, self.hardware.kind)
@@ -383,7 +404,7 @@ class _Certifying:
             return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
 
 
-def _merge(certifying: _Certifying, job: MergeJob) -> None:
+def _merge(certifying: _CertificateBuilder, job: MergeJob) -> None:
     adapter, streamed = certifying.checked_adapter(job)
     merging = certifying.merging(job, adapter, streamed)
     with directory_atomic(job.merged) as temporary:
@@ -396,7 +417,9 @@ def _merge(certifying: _Certifying, job: MergeJob) -> None:
     certifying.on_progress(4, 4, "certified")
 
 
-def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, directory: Path) -> None:
+def _write_surroundings(
+    certifying: _CertificateBuilder, job: MergeJob, merging: StreamedMerge, directory: Path
+) -> None:
     model: Any = merging.model
     tokenizer = certifying.tokenizer(job)
     if merging.unties:
@@ -404,7 +427,7 @@ def _write_surroundings(certifying: _Certifying, job: MergeJob, merging: Merge, 
     save_surroundings(model, tokenizer, certifying.directory, directory)
 
 
-def _certify_model(certifying: _Certifying, run: RunDir) -> None:
+def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
     """A full fine-tune has nothing to merge: show that model/ loads as what training held in memory."""
     certifying.on_progress(0, 2, "checking the model")
     record = certifying.same_base(run.model)
@@ -413,29 +436,31 @@ def _certify_model(certifying: _Certifying, run: RunDir) -> None:
     try:
         model: Any = load_saved(certifying.base, run.model, certifying.hardware)
     except ModelError as error:
-        certifying.require(Check("loads_from_disk", error.message, "loads", "==", "what was written must load whole"))
+        certifying.require(
+            MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+        )
         raise
     state = model.state_dict()
     infinite = [name for name, tensor in state.items() if not bool(torch.isfinite(tensor).all())]
     certifying.require(
-        Check(
-            "weights_as_trained", weights_sha256(state), record["weights_sha256"], "==",
+        MergeCheck(
+            "weights_as_trained", named_tensors_sha256(state), record["weights_sha256"], "==",
             "the hash that training took of the weights in memory",
         ),
-        _none("weights_not_finite", infinite, "tensors with NaN or infinity"),
+        _check_none("weights_not_finite", infinite, "tensors with NaN or infinity"),
     )  # fmt: skip
-    config = whole_config(model.config, certifying.directory)
+    config = multimodal_config(model.config, certifying.directory)
     if config is not None:
-        kept = Whole(model, config, certifying.directory).changed_in(run.model)
-        certifying.require(_none("weights_off_base", kept, "what was not trained is the base's"))
+        kept = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
+        certifying.require(_check_none("weights_off_base", kept, "what was not trained is the base's"))
     logits = certify.read_logits(model, certifying.sequences)
     del model, state
     base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)
     certifying.positions = sum(len(rows) for rows in base)
-    found = certify.difference(base, logits)
+    found = certify.compare_logits(base, logits)
     certifying.require(
-        Check("logits_not_finite", found.infinite, 0, "==", "of the base or the trained model"),
-        Check("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
+        MergeCheck("logits_not_finite", found.infinite, 0, "==", "of the base or the trained model"),
+        MergeCheck("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
     )
     certifying.on_progress(2, 2, "certified")
 
@@ -445,5 +470,5 @@ def _scaling(alpha: float, rank: int, stabilised: bool) -> str:
     return f"{alpha:g}/{'√' * stabilised}{rank}"
 
 
-def _none(name: str, found: list[str], why: str) -> Check:
-    return Check(name, len(found), 0, "==", f"{why}{': ' + found[0] if found else ''}")
+def _check_none(name: str, found: list[str], why: str) -> MergeCheck:
+    return MergeCheck(name, len(found), 0, "==", f"{why}{': ' + found[0] if found else ''}")

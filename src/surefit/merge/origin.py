@@ -11,7 +11,7 @@ from huggingface_hub import errors as hub
 from surefit.config.schema import ModelSection
 from surefit.core.env import hub_token, offline
 from surefit.core.rundir import read_json
-from surefit.facts.gguf_source import PACKAGED, license_in, origin_of
+from surefit.facts.gguf_source import PACKAGED, gguf_provenance, license_in
 from surefit.facts.model import NANO
 from surefit.model.identity import base_directory
 
@@ -19,7 +19,7 @@ CARD = "README.md"
 
 
 @dataclass(frozen=True)
-class Gguf:
+class GgufOrigin:
     """A GGUF file as a model card names it; `install` is the command that brings a packaged one."""
 
     file: str
@@ -38,21 +38,21 @@ def hub_id(section: ModelSection) -> str | None:
     return None if name == NANO or Path(name).expanduser().exists() else name
 
 
-def name_of(section: ModelSection) -> str:
+def base_model_name(section: ModelSection) -> str:
     """What the base is called by everybody else: its id, or the name of the directory or file that it is."""
-    origin = origin_of(base_directory(section))
+    origin = gguf_provenance(base_directory(section))
     if origin is not None:
         return str(origin["file"])
     return hub_id(section) or Path(section.name_or_path).name
 
 
-def gguf_of(section: ModelSection) -> Gguf | None:
+def find_gguf_origin(section: ModelSection) -> GgufOrigin | None:
     """Of a base that was made from a GGUF file, what was made of which; None of any other."""
-    origin = origin_of(base_directory(section))
+    origin = gguf_provenance(base_directory(section))
     if origin is None:
         return None
     packaged = PACKAGED.get(section.name_or_path)
-    return Gguf(
+    return GgufOrigin(
         file=str(origin["file"]),
         sha256=str(origin["sha256"]),
         quantization=str(origin["quantization"]),

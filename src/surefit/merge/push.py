@@ -13,7 +13,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 
 from surefit.core.env import first_line, hub_token, offline, redact
 from surefit.core.errors import ConfigError, GateError, MachineError
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import read_json
 from surefit.merge.export import CERTIFICATE, MANIFEST, read_export
 
@@ -86,7 +86,7 @@ def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def push(prepared: Push, on_progress: OnProgress = silent) -> str:
+def push_to_hub(prepared: Push, on_progress: OnProgress = ignore_progress) -> str:
     """Make the repository where it is not there, and upload the files; returns its address.
 
     What the hub has already is not sent again: a push that was cut off is continued by another one. An existing

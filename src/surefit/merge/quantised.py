@@ -27,12 +27,12 @@ from surefit.config.schema import ModelSection
 from surefit.core import env
 from surefit.core.errors import MachineError, ModelError
 from surefit.core.rundir import disk_errors
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.merge import certify
-from surefit.merge.certify import Check
+from surefit.merge.certify import MergeCheck
 from surefit.model.classes import auto_class
 from surefit.model.compat import without_deepspeed
-from surefit.model.layerwise_forward import FromFiles, nudged
+from surefit.model.layerwise_forward import LayerwiseModel, perturb_weights
 from surefit.model.load import load_model
 from surefit.model.quantize import finish_loading
 from surefit.model.sdpa import start_cuda
@@ -131,7 +131,7 @@ def find_converter(named: Path | None) -> Path:
     return converter
 
 
-def make(conversion: Conversion, directory: Path) -> None:
+def convert_model(conversion: Conversion, directory: Path) -> None:
     """Write the weights and config of the format into a folder that has everything else already.
 
     Raises:
@@ -202,7 +202,11 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
     try:
         # Without PYTHONSAFEPATH: the converter imports what lies beside it, in the checkout that the user named.
         done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, timeout=6 * _HOUR, env=env.of_another_tool()
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=6 * _HOUR,
+            env=env.env_without_safepath(),
         )
     except subprocess.TimeoutExpired:
         raise MachineError(f"{name} has not finished after 6 h", code="E6031", path=out) from None
@@ -213,28 +217,28 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
             raise MachineError(
                 f"{name} needs {lacking[1]}, which is not installed", code="E6032", help=f"pip install {lacking[1]}"
             )
-        said = shortened(output[-400:], 400) or "nothing"
+        said = truncate_text(output[-400:], 400) or "nothing"
         raise MachineError(f"{name} ended with {done.returncode} and said: {said}", code="E6033", help=advice)
 
 
-def measure(
+def measure_conversion(
     conversion: Conversion, directory: Path, sequences: Sequence[Sequence[int]]
-) -> tuple[list[Check], dict[str, float]]:
+) -> tuple[list[MergeCheck], dict[str, float]]:
     """What was made, loaded again from its files, against the merged model on the run's own prompts.
 
     Returns:
         The checks, and everything that was measured: logit errors, KL divergence, agreement.
     """
-    model, missing = reload(conversion, directory)
-    checks = [Check("tensors_missing", len(missing), 0, "==", f"every tensor is in its files{': ' * bool(missing)}"
+    model, missing = reload_converted(conversion, directory)
+    checks = [MergeCheck("tensors_missing", len(missing), 0, "==", f"every tensor is in its files{': ' * bool(missing)}"
                     f"{', '.join(missing[:3])}")]  # fmt: skip
     if missing:
         return checks, {}
     other = certify.read_logits(model, sequences, conversion.hardware.kind)
     del model
     merged, moved = _merged_logits(conversion, sequences)
-    found, allowed = certify.difference(merged, other), certify.difference(merged, moved)
-    checks.append(Check("logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer"))
+    found, allowed = certify.compare_logits(merged, other), certify.compare_logits(merged, moved)
+    checks.append(MergeCheck("logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer"))
     if found.infinite:
         return checks, {}
     measured = {
@@ -250,13 +254,18 @@ def measure(
     slack = 3 * math.sqrt(share * (1 - share) / allowed.positions)
     return [
         *checks,
-        Check("logit_error_mean", measured["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
-        Check("top1_agreement", measured["top1_agreement"], max(0.0, share - slack), ">=", f"{why}, three standard "
-              "errors less"),
-    ], measured  # fmt: skip
+        MergeCheck("logit_error_mean", measured["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
+        MergeCheck(
+            "top1_agreement",
+            measured["top1_agreement"],
+            max(0.0, share - slack),
+            ">=",
+            f"{why}, three standard errors less",
+        ),
+    ], measured
 
 
-def reload(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
+def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
     """The model as others will load it, and the tensors that transformers did not find in its files.
 
     Raises:
@@ -290,12 +299,12 @@ def reload(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
 def _merged_logits(conversion: Conversion, sequences: Sequence[Sequence[int]]) -> tuple[certify.Logits, certify.Logits]:
     """What the merged model answers as it is, and with every weight moved; from its files where it can be."""
     kind, share = conversion.hardware.kind, conversion.share
-    streamed = FromFiles(conversion.section, conversion.source, kind)
+    streamed = LayerwiseModel(conversion.section, conversion.source, kind)
     if streamed.why_not():
         model = load_model(conversion.section, conversion.hardware)
         logits = certify.read_logits(model, sequences)
         for name, parameter in model.named_parameters():
-            nudged(parameter.data, share, name)
+            perturb_weights(parameter.data, share, name)
         return logits, certify.read_logits(model, sequences)
     with streamed.running(streamed.model):
         logits = certify.read_logits(streamed.model, sequences, kind)

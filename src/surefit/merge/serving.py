@@ -34,7 +34,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingCommands:
     """An artefact as a server needs to know it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Served:
     run: RunDir | None = None
 
 
-def served(target: Path) -> Served:
+def build_serving_commands(target: Path) -> ServingCommands:
     """The commands for a run, an export, or a model's directory.
 
     Raises:
@@ -73,7 +73,7 @@ def served(target: Path) -> Served:
     if run is not None and run.adapter.is_dir() and not target.joinpath(MANIFEST).exists():
         beside, limits = adapter_commands(_of_run(run, directory, config, facts))
         commands, notes = commands | beside, notes + limits
-    return Served(facts, commands, notes, run)
+    return ServingCommands(facts, commands, notes, run)
 
 
 def _place(target: Path) -> tuple[Path, RunDir | None]:
@@ -191,7 +191,7 @@ def _unless_auto(option: str, facts: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Beside:
+class ServedAdapter:
     """An adapter that a server is to put beside its base.
 
     Attributes:
@@ -228,7 +228,7 @@ class Beside:
         return ["--chat-template", self.template] if self.template else []
 
 
-def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
+def adapter_commands(beside: ServedAdapter) -> tuple[dict[str, list[str]], list[str]]:
     """Return the commands for the base with an adapter beside it, and what they cannot do.
 
     Returns:
@@ -252,7 +252,7 @@ def adapter_commands(beside: Beside) -> tuple[dict[str, list[str]], list[str]]:
     return commands, notes
 
 
-def _not_served(server: str, beside: Beside) -> list[str]:
+def _not_served(server: str, beside: ServedAdapter) -> list[str]:
     """Return why a server does not serve an adapter of a run, or answers as if it were another one."""
     settings, reasons = beside.settings, []
     if settings.get("use_dora"):
@@ -270,7 +270,7 @@ def _not_served(server: str, beside: Beside) -> list[str]:
     return reasons
 
 
-def _vllm_beside(beside: Beside) -> str:
+def _vllm_beside(beside: ServedAdapter) -> str:
     allowed = next(rank for rank in RANKS if rank >= beside.rank)
     generation = ["vllm"]
     if beside.generation is not None:
@@ -281,18 +281,18 @@ def _vllm_beside(beside: Beside) -> str:
     return _vllm(beside.base, beside.facts, adapter, [*generation, *beside.template_arguments()])
 
 
-def _sglang_beside(beside: Beside) -> str:
+def _sglang_beside(beside: ServedAdapter) -> str:
     adapter = beside.arguments(beside.rank, "--lora-paths")
     if beside.stops:
         adapter += ["--json-model-override-args", json.dumps({"eos_token_id": list(beside.stops)})]
     return _sglang(beside.base, beside.facts, [*adapter, *beside.template_arguments()])
 
 
-def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping[str, str]) -> Beside:
+def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping[str, str]) -> ServedAdapter:
     settings = read_json(run.adapter / "adapter_config.json")
     templates = {name: str(file) for name, file in template_files(run.adapter).items()}
     stops = [number for _, number in _stops(merged, config)]
-    return Beside(
+    return ServedAdapter(
         settings=settings,
         base=model_path(settings["base_model_name_or_path"]),
         adapter=str(run.adapter),
@@ -318,7 +318,7 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
         return model_commands(PLACE, facts), _named_template_notes(directory)
     stops = [number for _, number in _stops(directory, {})]
     templates = {name: f"{PLACE}/{file.relative_to(directory)}" for name, file in template_files(directory).items()}
-    beside = Beside(
+    beside = ServedAdapter(
         settings=read_json(directory / "adapter_config.json"),
         base=base,
         adapter=PLACE,
@@ -330,7 +330,7 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
     return adapter_commands(beside)
 
 
-def _gguf(directory: Path, run: RunDir | None) -> Served:
+def _gguf(directory: Path, run: RunDir | None) -> ServingCommands:
     file = next(iter(sorted(directory.glob("*.gguf"))))
     place = shlex.quote(str(file))
     length = read_json(directory / "config.json").get("max_position_embeddings") if _has_config(directory) else None
@@ -343,7 +343,7 @@ def _gguf(directory: Path, run: RunDir | None) -> Served:
         ],
         "llama.cpp": [f"llama-server -m {place}{context} --jinja"],
     }
-    return Served({"model": f"GGUF, {file.name}", "context length": str(length or "auto")}, commands, [], run)
+    return ServingCommands({"model": f"GGUF, {file.name}", "context length": str(length or "auto")}, commands, [], run)
 
 
 def _has_config(directory: Path) -> bool:

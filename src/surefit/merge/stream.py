@@ -22,23 +22,23 @@ from surefit.core.rundir import write_json
 from surefit.facts.experts import is_stack
 from surefit.facts.safetensors import INDEX
 from surefit.merge.adapter_file import AdapterFile, TokenRows, Update, parameter_of
-from surefit.merge.experts import one_by_one
-from surefit.merge.fold import fold, rounding_error
-from surefit.model.experts import is_transposed, without_factors
+from surefit.merge.experts import split_expert_updates
+from surefit.merge.fold import fold_update, rounding_error
+from surefit.model.experts import find_expert_problems, is_transposed
 from surefit.model.identity import tensor_sha256
-from surefit.model.layerwise_forward import Weights, cast, names_in_files
+from surefit.model.layerwise_forward import WeightFiles, cast, names_in_files
 from surefit.model.tokenizer import Resized
-from surefit.model.vocabulary import ends
+from surefit.model.vocabulary import vocabulary_modules
 
 SAMPLED = 16
-"""Of the rows of a matrix that is as `fold` makes it, one in so many is compared with float64 arithmetic."""
+"""Of the rows of a matrix that is as `fold_update` makes it, one in so many is compared with float64 arithmetic."""
 CHANGES_NOTHING = "the adapter changes nothing"
 OnFile = Callable[[int, int], None]
 """(files done, files)."""
 
 
 @dataclass
-class Found:
+class FileCheckResult:
     """What the check of the merged files found.
 
     Attributes:
@@ -53,13 +53,13 @@ class Found:
     rounding: tuple[float, str] = (0.0, "")
 
 
-class Merge:
+class StreamedMerge:
     """A base model, an adapter, and what their sum is, tensor by tensor.
 
     Args:
         model: the base, from `model.layerwise_forward.empty_model`.
         weights: its files.
-        adapter: checked by `misfits`.
+        adapter: checked by `find_misfits`.
         dtype: of the merged model.
         frozen: what a layer's stored weight was while the adapter was trained beside it (`merge.dequantize`); it is
             asked about every tensor under its parameter's name.
@@ -71,7 +71,7 @@ class Merge:
     def __init__(
         self,
         model: PreTrainedModel,
-        weights: Weights,
+        weights: WeightFiles,
         adapter: AdapterFile,
         dtype: torch.dtype,
         frozen: Callable[[str, torch.Tensor], torch.Tensor],
@@ -81,7 +81,7 @@ class Merge:
         self.parts = parts or {}
         self.model, self.weights, self.dtype = model, weights, dtype
         self.frozen, self.device = frozen, device
-        self.adapter = one_by_one(adapter, model, weights)
+        self.adapter = split_expert_updates(adapter, model, weights)
         self.updates = {parameter_of(name, update): update for name, update in self.adapter.updates.items()}
         self.parameters: dict[str, list[str]] = {
             name: [name] for name in self.updates if name in weights and name not in dict(model.named_parameters())
@@ -132,9 +132,9 @@ class Merge:
             )
         return written
 
-    def check(self, merged: Weights, written: dict[str, str] | None, on_file: OnFile) -> Found:
+    def check(self, merged: WeightFiles, written: dict[str, str] | None, on_file: OnFile) -> FileCheckResult:
         """Compare the files of a merged model with the base, the adapter and what was written, tensor by tensor."""
-        found = Found()
+        found = FileCheckResult()
         missing = {name for stored in self._stored() for name in self._written_as(stored)} - merged.names
         found.off_disk += sorted(missing)
         for number, names in enumerate(self.weights.files.values()):
@@ -203,12 +203,12 @@ class Merge:
             return (tensor.float() + adapter.added[parameter].to(tensor.device)).to(tensor.dtype)
         if parameter in self.updates:
             tensor = tensor.clone()
-            fold(tensor.mT if parameter in self.transposed else tensor, self.updates[parameter])
+            fold_update(tensor.mT if parameter in self.transposed else tensor, self.updates[parameter])
         return tensor
 
     def _check(
         self,
-        found: Found,
+        found: FileCheckResult,
         stored: str,
         name: str,
         parameter: str | None,
@@ -229,13 +229,13 @@ class Merge:
             found.off_base.append(name)
 
     def _rounding(self, parameter: str, base: torch.Tensor, tensor: torch.Tensor) -> float:
-        """`rounding_error` of a merged matrix. One that is bit for bit what `fold` gives is proved by some of its rows:
-        all were computed alike."""
+        """`rounding_error` of a merged matrix. Where it is bit for bit what `fold_update` gives, some of its rows are
+        the proof: all were computed alike."""
         update = self.updates[parameter]
         if parameter in self.transposed:
             base, tensor = base.mT, tensor.mT
         folded = base.clone()
-        fold(folded, update)
+        fold_update(folded, update)
         step = SAMPLED if torch.equal(folded.cpu(), tensor) else 1
         magnitude = None if update.magnitude is None else update.magnitude[::step]
         rows = Update(update.a, update.b[..., ::step, :], update.scaling, magnitude)
@@ -271,7 +271,7 @@ def transposed(model: PreTrainedModel, adapter: AdapterFile) -> set[str]:
     }
 
 
-def misfits(
+def find_misfits(
     adapter: AdapterFile,
     model: PreTrainedModel,
     expected: set[str] | None = None,
@@ -297,7 +297,7 @@ def misfits(
             problems.append(f"{name} is no layer of the model")
         elif tuple(weight.mT.shape if parameter in swapped else weight.shape) != shape:
             problems.append(f"{name} has factors for shape {shape}, the layer has {tuple(weight.shape)}")
-    untrained = not_trained(adapter)
+    untrained = find_untrained_layers(adapter)
     if expected is not None:
         problems += [f"{name}: lora_B is all zero, this layer was not trained" for name in untrained]
     elif untrained and len(untrained) == len(adapter.changed):
@@ -307,7 +307,7 @@ def misfits(
         for name in untrained
         if not (adapter.updates[name].a.any() or adapter.updates[name].b.any())
     ]
-    problems += without_factors({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
+    problems += find_expert_problems({name: (u.a, u.b) for name, u in adapter.updates.items() if u.a.ndim == 3})
     for name in (*adapter.replaced, *adapter.base, *adapter.rows):
         if name not in parameters:
             problems.append(f"{name} belongs to no layer of the model")
@@ -318,7 +318,7 @@ def misfits(
         if name in parameters and parameters[name].shape != tensor.shape:
             has = tuple(parameters[name].shape)
             problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, and {has} in the model")
-    problems += _not_saved(adapter, model)
+    problems += _find_unsaved_weights(adapter, model)
     for name, (ids, tensor) in adapter.rows.items():
         if name in parameters and (len(ids), parameters[name].shape[1]) != tuple(tensor.shape):
             problems.append(f"{name} has rows of shape {tuple(tensor.shape)} for {len(ids)} tokens")
@@ -330,14 +330,14 @@ def misfits(
     return problems
 
 
-def not_trained(adapter: AdapterFile) -> list[str]:
+def find_untrained_layers(adapter: AdapterFile) -> list[str]:
     """Return the layers whose update is zero, since lora_B is as it was initialized (or lora_A, where another tool
     starts with that): those of a vision tower, where an adapter of all linear layers was trained on text alone."""
     plain = {name: update for name, update in adapter.updates.items() if update.magnitude is None}
     return [name for name, update in plain.items() if not (bool(update.a.any()) and bool(update.b.any()))]
 
 
-def _not_saved(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
+def _find_unsaved_weights(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
     """What an adapter's settings say was trained, and its file does not hold: PEFT 0.19 and older dropped the biases
     (huggingface/peft#3306), and a conversion to plain LoRA drops all but the factors."""
     kind, copied = adapter.config.get("bias"), adapter.config.get("modules_to_save") or ()
@@ -369,7 +369,7 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
     Raises:
         GateError: it has rows for tokens that the base has not, and not all that they need.
     """
-    matrices = [module.weight for module in ends(model)]
+    matrices = [module.weight for module in vocabulary_modules(model)]
     rows = len(matrices[0])
     sharing = [
         [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is matrix]
@@ -405,7 +405,7 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
     )
 
 
-def require_in_files(merge: Merge) -> None:
+def require_in_files(merge: StreamedMerge) -> None:
     """Refuse what the files hold in another form than the model, such as the experts of some mixtures.
 
     Raises:

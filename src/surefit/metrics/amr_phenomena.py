@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.metrics.alignment import Alignment
-from surefit.metrics.smatch import Graph, match
+from surefit.metrics.smatch import Graph, count_matches
 
 Counts = tuple[int, int, int]
 """In common, in the prediction, in the gold graph."""
@@ -81,7 +81,7 @@ _GRAPHS: dict[str, Callable[[Graph], Graph]] = {
 PHENOMENA = (*_SETS, *_GRAPHS, "roles")
 
 
-def phenomena(test: Graph | None, gold: Graph, alignment: Alignment | None) -> dict[str, Counts]:
+def count_phenomena(test: Graph | None, gold: Graph, alignment: Alignment | None) -> dict[str, Counts]:
     """Phenomenon → counts; of a prediction that cannot be read (None) only those of the gold graph."""
     empty = Graph((), (), ())
     found: dict[str, Counts] = {}
@@ -90,7 +90,7 @@ def phenomena(test: Graph | None, gold: Graph, alignment: Alignment | None) -> d
         found[name] = len(mine & theirs), len(mine), len(theirs)
     for name, part in _GRAPHS.items():
         mine_part, theirs_part = part(test or empty), part(gold)
-        found[name] = match(mine_part, theirs_part, BUDGET)[:3] if test else (0, 0, len(theirs_part))
+        found[name] = count_matches(mine_part, theirs_part, BUDGET)[:3] if test else (0, 0, len(theirs_part))
     found["roles"] = _agreeing_edges(test or empty, gold, alignment.pairs if alignment else {})
     return found
 

@@ -37,7 +37,7 @@ def read_category(folder: Path, category: str) -> dict[str, dict[str, Any]]:
     return {row["id"]: {**row, **gold.get(row["id"], {})} for row in read_jsonl(questions)}
 
 
-def as_row(question: Mapping[str, Any]) -> dict[str, str]:
+def row_from_question(question: Mapping[str, Any]) -> dict[str, str]:
     """A question of one turn in xLAM's layout, as `function_calling` reads it: `id`, `query`, `tools`, `answers`.
 
     Of several acceptable values the first becomes the gold one; what may be left out is. Without a `ground_truth` no
@@ -69,7 +69,7 @@ def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def verdict(question: Mapping[str, Any], text: str, category: str) -> float:
+def score_bfcl_answer(question: Mapping[str, Any], text: str, category: str) -> float:
     """1 where the leaderboard takes an answer (a JSON array of calls) for right, with every value that it accepts.
 
     Where no tool fits, any text that makes no call is right, as on the leaderboard.

@@ -16,7 +16,7 @@ PARTS = 8
 """Portions that each process gets, so that a long row at the end keeps nobody waiting."""
 
 
-def map_many(
+def map_in_processes(
     function: Callable[[Item], Result], items: Sequence[Item], seconds: float, processes: int | None = None
 ) -> list[Result]:
     """The function's value for each item, in their order.

@@ -23,14 +23,14 @@ _MARKS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
 
 
 def is_equivalent(given: str, gold: str) -> bool:
-    """Equal after `normalised`; where one of the two cannot be normalised, equal as they are."""
+    """Equal after `normalize_answer`; where one of the two cannot be normalised, equal as they are."""
     try:
-        return normalised(given) == normalised(gold)
+        return normalize_answer(given) == normalize_answer(gold)
     except ValueError:
         return given == gold
 
 
-def normalised(answer: str) -> str:
+def normalize_answer(answer: str) -> str:
     """The answer without spaces, units, degree and dollar signs, with fractions and roots written in one way.
 
     Raises:
@@ -129,7 +129,7 @@ def is_equivalent_mathd(given: str, gold: str) -> bool:
         match = re.fullmatch(r"\\text\{(.+?)\}", text.strip())
         inner = match[1].strip() if match else text.strip()
         try:
-            return normalised(inner)
+            return normalize_answer(inner)
         except ValueError:
             return inner
 

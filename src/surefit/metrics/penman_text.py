@@ -24,10 +24,10 @@ DEEPEST = 200
 """Nodes inside nodes; sentences have fewer than 20."""
 
 
-def tokens(text: str) -> list[str]:
+def tokenize_penman(text: str) -> list[str]:
     """Parentheses, slashes, roles (":ARG0"), strings with their quotation marks, and words.
 
-    >>> tokens('(b / bé:domain(c / "a b"))')
+    >>> tokenize_penman('(b / bé:domain(c / "a b"))')
     ['(', 'b', '/', 'bé', ':domain', '(', 'c', '/', '"a b"', ')', ')']
     """
     return _TOKEN.findall(text)
@@ -39,28 +39,28 @@ def one_line(text: str) -> str:
     >>> one_line("(c / chu tich\\n    :domain(n / người))")
     '(c / chu tich :domain (n / người))'
     """
-    return joined(tokens(text))
+    return join_tokens(tokenize_penman(text))
 
 
-def joined(parts: list[str]) -> str:
+def join_tokens(parts: list[str]) -> str:
     """Tokens as text on one line."""
     text = " ".join(parts)
     return text.replace("( ", "(").replace(" )", ")")
 
 
-def well_formed(text: str) -> bool:
+def is_well_formed(text: str) -> bool:
     """Whether the whole text is one graph to the penman library, with every part there.
 
     Two nodes may still share a variable: that is no fault of form, and `smatch.read_graph` refuses it.
 
-    >>> well_formed("(w / want-01 :ARG0 (b / boy))"), well_formed("(w / want-01 :ARG0 (b / boy)")
+    >>> is_well_formed("(w / want-01 :ARG0 (b / boy))"), is_well_formed("(w / want-01 :ARG0 (b / boy)")
     (True, False)
-    >>> well_formed("(a / b) (c / d)"), well_formed("(c / chu tich)"), well_formed("(a / )")
+    >>> is_well_formed("(a / b) (c / d)"), is_well_formed("(c / chu tich)"), is_well_formed("(a / )")
     (False, False, False)
     """
     text = text.strip()
     depth = 0
-    found = tokens(text)
+    found = tokenize_penman(text)
     for place, token in enumerate(found):
         depth += (token == "(") - (token == ")")
         if depth > DEEPEST or (depth < 1 and place < len(found) - 1):
@@ -81,7 +81,7 @@ def _complete(variable: str | None, branches: list[tuple[str, object]]) -> bool:
     return all(len(role) > 1 and target is not None for role, target in branches[1:])
 
 
-class Repaired(NamedTuple):
+class RepairedGraph(NamedTuple):
     """A graph that was put right, and how: names of `KINDS`, each once."""
 
     text: str
@@ -97,7 +97,7 @@ KINDS = {
     "variables": "a node got a variable, or another one because two nodes had the same",
     "dangling": "a role without a value, or a node that was only begun, was dropped",
 }
-"""What `repair` does."""
+"""What `repair_graph` does."""
 
 
 @dataclass
@@ -111,21 +111,21 @@ class _Broken(Exception):
     """More than a repair may do."""
 
 
-def repair(text: str) -> Repaired | None:
+def repair_graph(text: str) -> RepairedGraph | None:
     """The graph in `text` made well formed, or None where that would take a guess.
 
-    >>> repair("(b / bi kịch :domain(c / chó")
-    Repaired(text='(b / bikịch :domain (c / chó))', kinds=('parentheses', 'spacing', 'words'))
-    >>> repair('Here it is: (p / person :name Hà Nội :ARG0 (p / dog))')
-    Repaired(text='(p / person :name "Hà Nội" :ARG0 (p2 / dog))', kinds=('around', 'quotes', 'variables'))
-    >>> repair("(a / b (c / d))") is None  # which role?
+    >>> repair_graph("(b / bi kịch :domain(c / chó")
+    RepairedGraph(text='(b / bikịch :domain (c / chó))', kinds=('parentheses', 'spacing', 'words'))
+    >>> repair_graph('Here it is: (p / person :name Hà Nội :ARG0 (p / dog))')
+    RepairedGraph(text='(p / person :name "Hà Nội" :ARG0 (p2 / dog))', kinds=('around', 'quotes', 'variables'))
+    >>> repair_graph("(a / b (c / d))") is None  # which role?
     True
     """
     start = text.find("(")
     if start < 0:
         return None
     body, kinds = _closed_quotes(text[start:])
-    found = tokens(body)
+    found = tokenize_penman(body)
     try:
         reader = _Reader(found)
         root = reader.node(0)
@@ -141,8 +141,8 @@ def repair(text: str) -> Repaired | None:
         kinds.add("parentheses")
     if re.search(r"[^\s(]:|[^\s(]\((?!\s*\))", _STRING.sub("s", body)):
         kinds.add("spacing")
-    whole = joined(list(_written(root)))
-    return Repaired(whole, tuple(kind for kind in KINDS if kind in kinds)) if well_formed(whole) else None
+    whole = join_tokens(list(_written(root)))
+    return RepairedGraph(whole, tuple(kind for kind in KINDS if kind in kinds)) if is_well_formed(whole) else None
 
 
 def _closed_quotes(text: str) -> tuple[str, set[str]]:
@@ -259,7 +259,7 @@ def with_concepts(text: str, joiner: str) -> str:
     """
     parts: list[str] = []
     words: list[str] | None = None
-    for token in [*tokens(text), ""]:
+    for token in [*tokenize_penman(text), ""]:
         if words is not None and token and token not in "()/" and token[0] not in ':"':
             words += [word for word in token.split("_") if word] or [token]
             continue
@@ -267,4 +267,4 @@ def with_concepts(text: str, joiner: str) -> str:
             parts.append(joiner.join(words))
         words = [] if token == "/" else None
         parts.append(token)
-    return joined(parts[:-1])
+    return join_tokens(parts[:-1])

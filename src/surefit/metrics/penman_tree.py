@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.metrics.penman_text import joined, tokens
+from surefit.metrics.penman_text import join_tokens, tokenize_penman
 
 
-def skeleton(text: str) -> str:
+def concept_skeleton(text: str) -> str:
     """The tree of concepts, roles and constants without variables; what is mentioned again is its concept again.
 
-    >>> skeleton("(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b :polarity -))")
+    >>> concept_skeleton("(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b :polarity -))")
     '(want-01 :ARG0 (boy) :ARG1 (go-02 :ARG0 (boy) :polarity -))'
     """
-    concepts = _concepts(tokens(text))
+    concepts = _concepts(tokenize_penman(text))
     parts: list[str] = []
-    for before, token, after in _neighbours(tokens(text)):
+    for before, token, after in _neighbours(tokenize_penman(text)):
         if before.startswith(":") and token in concepts:
             parts += ["(", *concepts[token], ")"]
         elif token != "/" and not (before == "(" and after == "/"):
             parts.append(token)
-    return joined(parts)
+    return join_tokens(parts)
 
 
 def without_coreference(text: str) -> str:
@@ -29,7 +29,7 @@ def without_coreference(text: str) -> str:
     >>> without_coreference("(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b))")
     '(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 (b2 / boy)))'
     """
-    found = tokens(text)
+    found = tokenize_penman(text)
     concepts = _concepts(found)
     taken = set(concepts)
     parts: list[str] = []
@@ -40,7 +40,7 @@ def without_coreference(text: str) -> str:
             parts += ["(", name, "/", *concepts[token], ")"]
         else:
             parts.append(token)
-    return joined(parts)
+    return join_tokens(parts)
 
 
 def without_role(text: str, role: str) -> str:
@@ -51,7 +51,7 @@ def without_role(text: str, role: str) -> str:
     """
     parts: list[str] = []
     depth, dropping_at = 0, -1
-    for token in tokens(text):
+    for token in tokenize_penman(text):
         if dropping_at == depth and (token == ")" or token.startswith(":")):
             dropping_at = -1
         depth += (token == "(") - (token == ")")
@@ -59,7 +59,7 @@ def without_role(text: str, role: str) -> str:
             dropping_at = depth
         if dropping_at < 0:
             parts.append(token)
-    return joined(parts)
+    return join_tokens(parts)
 
 
 def _concepts(found: list[str]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from surefit.metrics.words import words
+from surefit.metrics.words import split_words
 
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 Tokens = Literal["stemmed", "plain", "letters"]
@@ -28,7 +28,7 @@ class Rouge(NamedTuple):
 
 class _Words:
     def tokenize(self, text: str) -> list[str]:
-        return words(text)
+        return split_words(text)
 
 
 @lru_cache
@@ -52,6 +52,6 @@ def rouge(target: str, prediction: str, tokens: Tokens = "stemmed") -> dict[str,
     return {kind: Rouge(*map(float, found[kind])) for kind in KINDS}
 
 
-def seconds(target: str, prediction: str) -> float:
+def estimate_rouge_seconds(target: str, prediction: str) -> float:
     """About how long `rouge` takes for one pair: a cell for each word of one text and each of the other, twice."""
     return 2 * CELL_SECONDS * target.count(" ") * prediction.count(" ")

@@ -64,7 +64,7 @@ class Graph:
         return found
 
 
-class Match(NamedTuple):
+class SmatchCounts(NamedTuple):
     """Triples in common, of the prediction and of the gold graph.
 
     Attributes:
@@ -158,14 +158,14 @@ def align(test: Graph, gold: Graph, budget: int = BUDGET) -> Alignment:
     return best_alignment(single, double, budget)
 
 
-def match(test: Graph, gold: Graph, budget: int = BUDGET) -> Match:
+def count_matches(test: Graph, gold: Graph, budget: int = BUDGET) -> SmatchCounts:
     """The triples in common under the best pairing of nodes.
 
-    >>> match(read_graph("(a / alpha :ARG0 (b / beta))"), read_graph("(b / beta :ARG0-of (a / alpha))"))
-    Match(match=3, test=4, gold=4, bound=3)
+    >>> count_matches(read_graph("(a / alpha :ARG0 (b / beta))"), read_graph("(b / beta :ARG0-of (a / alpha))"))
+    SmatchCounts(match=3, test=4, gold=4, bound=3)
     """
     found = align(test, gold, budget)
-    return Match(found.worth, len(test), len(gold), found.bound)
+    return SmatchCounts(found.worth, len(test), len(gold), found.bound)
 
 
 def f_score(match: float, test: float, gold: float) -> tuple[float, float, float]:

@@ -31,19 +31,19 @@ class _Separated(dict[int, str]):
 _separated = _Separated()
 
 
-def words(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Lower-case words: runs of letters, digits and combining marks of any script, canonically composed.
 
-    >>> words("Luật số 5, khoản 2(a): the café_bar 日本")
+    >>> split_words("Luật số 5, khoản 2(a): the café_bar 日本")
     ['luật', 'số', '5', 'khoản', '2', 'a', 'the', 'café', 'bar', '日', '本']
     """
     return unicodedata.normalize("NFC", text).lower().translate(_separated).split()
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Sentences in order, by punctuation and line breaks; a full stop after an abbreviation or initial ends none.
 
-    >>> sentences("Under 12 U.S.C. 5 the Act, see Smith v. Jones, ends. It lapses!\\nNew line")
+    >>> split_sentences("Under 12 U.S.C. 5 the Act, see Smith v. Jones, ends. It lapses!\\nNew line")
     ['Under 12 U.S.C. 5 the Act, see Smith v. Jones, ends.', 'It lapses!', 'New line']
     """
     found, start = [], 0

@@ -19,20 +19,20 @@ from transformers.pytorch_utils import Conv1D
 from surefit.config.schema import LoraSection, ModelSection
 from surefit.core.errors import ConfigError, GateError, did_you_mean
 from surefit.core.reading import library_errors, read_json_file
-from surefit.core.units import quoted, shortened
+from surefit.core.units import shell_quote, truncate_text
 from surefit.facts.all_linear import closed_to_lora, ends_with, is_product, without_gradient
 from surefit.facts.experts import experts_of, wrappers
 from surefit.facts.lora_settings import (
     MERGE_IT,
     PREFIX,
-    changes_arithmetic,
+    find_non_lora_setting,
+    find_setting_blocking_training,
     matching_exactly,
-    not_continued,
     rename_problem,
 )
 from surefit.facts.validate_model_files import require_sound_adapter
-from surefit.model.experts import Stacks, expert_stacks, of_each, router_stacks, without_factors, wrapped_stacks
-from surefit.model.identity import RECORD, base_directory, base_identity, named, read_record
+from surefit.model.experts import Stacks, expert_stacks, find_expert_problems, of_each, router_stacks, wrapped_stacks
+from surefit.model.identity import RECORD, base_directory, base_identity, describe_base, read_record
 from surefit.model.tokenizer import tokens_with_rows
 from surefit.model.vocabulary import compute_rows_apart, token_rows
 
@@ -112,7 +112,7 @@ def _for_peft(model: PreTrainedModel, asked: str | list[str], targets: Mapping[s
     return list(endings) if meant == targets.keys() else sorted(targets)
 
 
-def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
+def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
     """Put the factors of a trained adapter in the place of the fresh ones, in place.
 
     Args:
@@ -138,7 +138,7 @@ def start_from(model: PeftModel, directory: Path, base: ModelSection) -> list[st
     trained_on = read_record(directory)["base"]
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
-            f"it was trained on {named(trained_on)}, whose files are not those of {base.name_or_path}",
+            f"it was trained on {describe_base(trained_on)}, whose files are not those of {base.name_or_path}",
             code="E5023",
             path=directory,
             field=START,
@@ -191,7 +191,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 field=f"lora.{own}",
                 help=f"set lora.{own}: {had}",
             )
-    if (problem := changes_arithmetic(saved)) is not None:
+    if (problem := find_non_lora_setting(saved)) is not None:
         raise ConfigError(
             f"training cannot go on from the adapter: {problem.reason}",
             code="E5400",
@@ -199,7 +199,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=START,
             help=f"{problem.help}; or start from fresh factors",
         )
-    if special := not_continued(saved):
+    if special := find_setting_blocking_training(saved):
         raise ConfigError(
             f"the adapter has {special}, which SureFit does not train",
             code="E5027",
@@ -234,7 +234,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=FIELD,
             help=_way_on(model, names, layers),
         )
-    completeness(directory, layers)
+    require_complete_adapter(directory, layers)
 
 
 def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...]]) -> str:
@@ -299,7 +299,7 @@ def _convert(directory: Path, expression: str, source: str) -> str:
         f"{reader}; t = {{{expression}: v.contiguous() for k, v in read('{source}').items()}}; "
         f"save_file(t, '{WEIGHTS}', metadata={{'format': 'pt'}})"
     )
-    return f'cd {quoted(directory)} && python -c "{code}"'
+    return f'cd {shell_quote(directory)} && python -c "{code}"'
 
 
 def require_values(tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
@@ -453,7 +453,7 @@ def adapter_errors(directory: Path) -> Iterator[None]:
             if not reasons:
                 raise
             rest = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-            named = shortened("; ".join(reasons[:2]), 400)
+            named = truncate_text("; ".join(reasons[:2]), 400)
             raise GateError(
                 f"the adapter cannot be loaded: {named}{rest}", code="E5404", path=directory, help=again
             ) from error
@@ -470,7 +470,7 @@ def _peft_modules(modules: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
     return {name: name for name in modules} | wrappers(name for name, shape in modules.items() if len(shape) == 3)
 
 
-def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> None:
+def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> None:
     """The gate between training and everything after it: the saved adapter is whole and has learnt.
 
     Args:
@@ -509,7 +509,7 @@ def completeness(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> Non
         for name in (name for name, shape in modules.items() if len(shape) == 3):
             a, b = (tensors[f"{PREFIX}{within[name]}.lora_{half}.weight"] for half in "AB")
             factors[name] = of_each(a, b, modules[name][0])
-        problems += without_factors(factors)
+        problems += find_expert_problems(factors)
     if found := [problem for problem in problems if problem]:
         rest = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise GateError(

@@ -21,7 +21,7 @@ from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import reason_of
 from surefit.core.units import plural
 from surefit.facts.attention import KERNEL_DTYPES, attention_layers, attention_needs, kernel_obstacle, packing_obstacle
-from surefit.model.finite import why_not_finite
+from surefit.model.finite import explain_non_finite
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.varlen import NAME, UNPACKED, counting_attention
 
@@ -29,8 +29,8 @@ __all__ = [
     "NAME",
     "Attention",
     "counting_attention",
-    "disagreement",
     "pack_ids",
+    "packing_disagreement",
     "require_packable",
     "resolve_attention",
     "use_varlen",
@@ -149,7 +149,7 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
     problem = packing_obstacle(base.config.to_dict())
     if problem is None:
         try:
-            found = disagreement(model)
+            found = packing_disagreement(model)
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -192,7 +192,7 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
     finally:
         base.set_attn_implementation(chosen)
     if not all(bool(torch.isfinite(each).all()) for each in logits):
-        raise why_not_finite(model, str(base.dtype).removeprefix("torch."))
+        raise explain_non_finite(model, str(base.dtype).removeprefix("torch."))
 
 
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-def disagreement(model: PreTrainedModel | PeftModel) -> str | None:
+def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
     """What does not hold of what `require_packable` asks for, in words. A plan runs it on tensors without data for the
     memory that it takes, and for what cuBLAS opens at the first product; its answer says nothing there."""
     base = _base(model)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from surefit.model.compat import checkpoint_activations, wrap_checkpoints
 
-Kind = Literal[True, "selective", "offload"]
+CheckpointingKind = Literal[True, "selective", "offload"]
 
 
 def enable_checkpointing(model: torch.nn.Module, kind: bool | Literal["selective", "offload"]) -> None:
@@ -102,7 +102,7 @@ def to_host(tensor: torch.Tensor) -> Any:
 
     The plan puts functions of its own in the place of these two, since its device is not real.
     """
-    return Offloaded(tensor) if tensor.is_cuda else Kept(tensor)
+    return OffloadedTensor(tensor) if tensor.is_cuda else HostTensor(tensor)
 
 
 def to_device(kept: Any) -> torch.Tensor:
@@ -111,7 +111,7 @@ def to_device(kept: Any) -> torch.Tensor:
     return tensor
 
 
-class Kept:
+class HostTensor:
     """A tensor that is on the host anyway."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ class Kept:
         return self._tensor
 
 
-class Offloaded:
+class OffloadedTensor:
     """The copy of a CUDA tensor in pinned memory. Both copies run on a stream of their own, beside the computation.
 
     The backward pass asks for the layers from last to first. So whoever is asked for begins to fetch the one that was
@@ -129,10 +129,10 @@ class Offloaded:
     the device at once.
     """
 
-    _newest: weakref.ref[Offloaded] | None = None
+    _newest: weakref.ref[OffloadedTensor] | None = None
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._before, Offloaded._newest = Offloaded._newest, weakref.ref(self)
+        self._before, OffloadedTensor._newest = OffloadedTensor._newest, weakref.ref(self)
         self._device = tensor.device
         self._fetched: torch.Tensor | None = None
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)

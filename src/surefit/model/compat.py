@@ -72,7 +72,7 @@ def wrap_checkpoints(model: torch.nn.Module, wrap: Callable[[Callable[..., Any]]
 
 
 @contextmanager
-def answering(module: torch.nn.Module, answer: Any) -> Iterator[None]:
+def stub_forward(module: torch.nn.Module, answer: Any) -> Iterator[None]:
     """Let a module answer every call with `answer` instead of computing.
 
     transformers has no way to run a causal language model from its decoder's output on (5.17 and 5.23;
@@ -103,7 +103,7 @@ def reads_masks_of_fake_tensors() -> Iterator[None]:
 
 
 @contextmanager
-def rows_known(batch: Mapping[str, Any]) -> Iterator[None]:
+def avoid_mask_syncs(batch: Mapping[str, Any]) -> Iterator[None]:
     """Tell transformers, while a model runs on a micro batch, what it would otherwise read from the device.
 
     For each kind of mask that a model makes (one, or two where some layers have a window) it reads whether the rows are
@@ -182,7 +182,7 @@ def keep_four_bit_layout(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def without_buffers() -> dict[str, Any]:
+def ddp_buffer_kwargs() -> dict[str, Any]:
     """What tells DistributedDataParallel not to send the buffers before every forward pass.
 
     torch 2.13 has it under a new name and warns about the old one, which 2.11 has alone. Keep the first branch only

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from surefit.core.errors import ConfigError, MachineError
-from surefit.model.fused_lora import compute_apart
+from surefit.model.fused_lora import disable_projection_groups
 
 FIELD = "speed.compile"
 KINDS = 32
@@ -43,7 +43,7 @@ def compile_layers(model: PreTrainedModel | PeftModel) -> int:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for layer in layers:
         if layer.gradient_checkpointing:
-            compute_apart(layer)
+            disable_projection_groups(layer)
         layer.compile(dynamic=True)
     return len(layers)
 

@@ -57,7 +57,7 @@ def of_each(a: torch.Tensor, b: torch.Tensor, experts: int) -> tuple[torch.Tenso
     return a.view(experts, -1, a.shape[1]), b.view(len(b), -1, experts).permute(2, 0, 1)
 
 
-def without_factors(factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> list[str]:
+def find_expert_problems(factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> list[str]:
     """What is wrong with single experts, in words.
 
     An expert that no token was sent to while it was trained has a B of zeros in every stack of its layer, and its first

@@ -12,7 +12,7 @@ from surefit.core.units import plural
 FIELD, DTYPE = "model.name_or_path", "model.dtype"
 
 
-def why_not_finite(model: torch.nn.Module, dtype: str) -> ModelError:
+def explain_non_finite(model: torch.nn.Module, dtype: str) -> ModelError:
     """Return the reason why a model computes NaN or infinity: values of its weights, or of what it makes of them.
 
     Args:

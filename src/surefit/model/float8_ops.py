@@ -17,7 +17,7 @@ FP8_MAX = torch.finfo(FP8).max  # 448
 TINY = torch.finfo(torch.float32).tiny
 
 
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(Q, scale) with x ≈ scale · Q, for bfloat16 x (rows, inputs): float8, and (rows, 1) float32.
 
     Rounded to bfloat16 on the way, which spares a float32 copy of x. There a row's largest number is 448 again,
@@ -28,23 +28,23 @@ def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.div(x, scale, out=torch.empty_like(x)).to(FP8), scale
 
 
-def weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """scale · Q in `dtype`, each rounded once: q (outputs, inputs) float8, scale (outputs, 1) float32."""
     # Float8 is exact in every type that is computed in; multiplied by a float32, the product is taken in float32.
     return q.to(dtype).mul_(scale)
 
 
 @torch.library.custom_op("surefit::float8_rows", mutates_args=(), schema="(Tensor x) -> (Tensor, Tensor)")
-def fused_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_rows_fused(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`rows`, in one pass on a GPU of compute capability 8.9 or more. Not differentiated."""
     if not x.is_cuda:
-        return rows(x)
+        return quantize_rows(x)
     from surefit.model import triton_float8
 
-    return triton_float8.rows(x)
+    return triton_float8.launch_rows_kernel(x)
 
 
-@fused_rows.register_fake
+@quantize_rows_fused.register_fake
 def _(x: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape, dtype=FP8), x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
@@ -52,15 +52,15 @@ def _(x: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.library.custom_op(
     "surefit::float8_weights", mutates_args=(), schema="(Tensor q, Tensor scale, ScalarType dtype) -> Tensor"
 )
-def fused_weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def dequantize_weights_fused(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`weights`, in one pass on a GPU. Not differentiated: they are frozen."""
     if not q.is_cuda:
-        return weights(q, scale, dtype)
+        return dequantize_weights(q, scale, dtype)
     from surefit.model import triton_float8
 
-    return triton_float8.weights(q, scale, dtype)
+    return triton_float8.launch_weights_kernel(q, scale, dtype)
 
 
-@fused_weights.register_fake
+@dequantize_weights_fused.register_fake
 def _(q: Any, scale: Any, dtype: torch.dtype) -> torch.Tensor:
     return q.new_empty(q.shape, dtype=dtype)  # type: ignore[no-any-return]

@@ -21,8 +21,8 @@ from peft.tuners.lora.layer import LoraLayer
 from torch.autograd.function import once_differentiable
 
 from surefit.model.kernel_ops import MOST_RANK, swiglu, swiglu_backward
-from surefit.model.lora_products import joined, outputs, products, through_b
-from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit, products_of
+from surefit.model.lora_products import add_lora_outputs, backward_through_lora_b, lora_linear_products, stack_lora_a
+from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit, linear_products
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 """Names of siblings that read the same tensor. A guess: each call checks that it is so."""
@@ -32,7 +32,7 @@ def fuse_lora(model: PeftModel) -> int:
     """Let the plain LoRA layers of `model` compute in fewer passes, in place; returns how many do.
 
     A layer is plain where it has one active adapter without bias, DoRA or another variant, over a frozen `nn.Linear`,
-    `Float8Linear` or bitsandbytes' `Linear4bit`. `left_to_peft` names the others. Siblings in `SAME_INPUT` become a
+    `Float8Linear` or bitsandbytes' `Linear4bit`. `unfused_layers` names the others. Siblings in `SAME_INPUT` become a
     group. Hooks on `lora_A` and `lora_B` themselves are not called any more.
     """
     for module in model.modules():
@@ -46,7 +46,7 @@ def fuse_lora(model: PeftModel) -> int:
     return sum(map(is_fused, model.modules()))
 
 
-def left_to_peft(model: PeftModel) -> dict[str, str]:
+def unfused_layers(model: PeftModel) -> dict[str, str]:
     """The LoRA layers that are not fused: dotted name → why."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     return {name: _obstacle(layer) or "not fused" for name, layer in layers.items() if not is_fused(layer)}
@@ -76,12 +76,12 @@ class _Products(torch.autograd.Function):
         """x: (rows, inputs). factors: A₁ (r₁, inputs), B₁ (outputs₁, r₁), A₂, … Returns (rows, outputsᵢ) each."""
         a, b = factors[::2], factors[1::2]
         dropped, mask = torch.native_dropout(x, drop, True) if drop else (x, None)
-        low = dropped @ joined(a).T
+        low = dropped @ stack_lora_a(a).T
         del dropped
         ctx.save_for_backward(x, mask, low, *factors)
         ctx.bases, ctx.scalings, ctx.drop = bases, scalings, drop
         ctx.set_materialize_grads(False)
-        return tuple(outputs(products_of(bases, x), low, a, b, scalings))
+        return tuple(add_lora_outputs(linear_products(bases, x), low, a, b, scalings))
 
     @staticmethod
     @once_differentiable
@@ -101,11 +101,11 @@ def _backward(
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
     """From the projections' gradients to that of x, where it needs one, and those of A₁, B₁, A₂, …"""
     a, b = factors[::2], factors[1::2]
-    d_low, d_b = through_b(grads, low, a, b, ctx.scalings)
+    d_low, d_b = backward_through_lora_b(grads, low, a, b, ctx.scalings)
     d_a = torch.split(d_low.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
     dx = None
     if ctx.needs_input_grad[0]:
-        dx = _masked(d_low @ joined(a), mask, ctx.drop)
+        dx = _masked(d_low @ stack_lora_a(a), mask, ctx.drop)
         for dy, base in zip(grads, ctx.bases, strict=True):
             if dy is not None:
                 dx.addmm_(dy, frozen_matrix(base).to(dy.dtype))
@@ -129,8 +129,8 @@ class _Gated(torch.autograd.Function):
         *factors: torch.Tensor,
     ) -> torch.Tensor:
         """x: (rows, inputs). factors: A and B of the gate, A and B of up. Returns (rows, outputs)."""
-        low = x @ joined(factors[::2]).T
-        gate, up = (product() for product in products_of(bases, x))
+        low = x @ stack_lora_a(factors[::2]).T
+        gate, up = (product() for product in linear_products(bases, x))
         ctx.save_for_backward(x, low, gate, up, *factors)
         ctx.bases, ctx.scalings, ctx.drop = bases, scalings, 0.0
         return swiglu(gate, up, low, factors[1::2], scalings)  # type: ignore[no-any-return]
@@ -144,7 +144,7 @@ class _Gated(torch.autograd.Function):
         return dx, None, None, *gradients
 
 
-def gated(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
+def gated_mlp(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
     """silu(gate(x)) · up(x) in one kernel, LoRA's part included, for x (…, inputs); None where `swiglu` of the two
     projections must do: what is not plain, or drops from its input, or is compiled, which fuses what it can itself."""
     layers: list[Any] = [gate, up]
@@ -175,9 +175,9 @@ def _run(layers: Sequence[Any], x: torch.Tensor) -> list[torch.Tensor]:
         drop = _drop(layers[0])
         dropped = torch.nn.functional.dropout(rows, drop) if drop else None
         weights, biases = [base.weight for base in bases], [base.bias for base in bases]
-        found = products(rows, dropped, weights, biases, list(a), list(b), list(scalings))[:-1]
+        found = lora_linear_products(rows, dropped, weights, biases, list(a), list(b), list(scalings))[:-1]
     else:
-        found = [_traced(layer, rows) for layer in layers]
+        found = [_compilable_forward(layer, rows) for layer in layers]
     return [output.view(*x.shape[:-1], output.shape[-1]) for output in found]
 
 
@@ -187,7 +187,7 @@ def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
     return layer.lora_A[name].weight, layer.lora_B[name].weight, float(layer.scaling[name])
 
 
-def _traced(layer: Any, rows: torch.Tensor) -> torch.Tensor:
+def _compilable_forward(layer: Any, rows: torch.Tensor) -> torch.Tensor:
     """The same sum over a quantised base, in operators that torch.compile differentiates and fuses itself."""
     a, b, scaling = _factors(layer)
     low = torch.nn.functional.linear(layer.lora_dropout[layer.active_adapters[0]](rows), a)
@@ -271,7 +271,7 @@ def _group(members: list[Any]) -> None:
             member.fused_group = group
 
 
-def compute_apart(model: torch.nn.Module) -> None:
+def disable_projection_groups(model: torch.nn.Module) -> None:
     """Have each projection compute for itself. The compiler leaves a checkpoint alone, eager and without a word,
     in which a module remembers anything (torch 2.13: no side effects in `torch.utils.checkpoint`)."""
     for module in model.modules():

@@ -26,13 +26,22 @@ from transformers import (
 
 from surefit import __version__
 from surefit.core.errors import MachineError, ModelError, SureFitError
-from surefit.core.lock import locked
-from surefit.core.progress import tell
-from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, sweep, write_json
+from surefit.core.lock import hold_lock
+from surefit.core.progress import emit_progress_line
+from surefit.core.rundir import directory_atomic, disk_errors, file_sha256, remove_leftovers, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.facts.gguf import GgufHeader, read_gguf
 from surefit.facts.gguf_model import config_of
-from surefit.facts.gguf_source import CONVERTER, FIELD, MANIFEST, READER, GgufSource, is_sound, place_of, require_reader
+from surefit.facts.gguf_source import (
+    CONVERTER,
+    FIELD,
+    MANIFEST,
+    READER,
+    GgufSource,
+    conversion_directory,
+    is_sound,
+    require_reader,
+)
 from surefit.facts.gguf_tokenizer import build_tokenizer
 from surefit.model.compat import watched_gguf_tensors, without_deepspeed
 
@@ -44,7 +53,7 @@ BESIDE_WEIGHTS = 64 * 2**20
 """Room for the tokenizer and the rest, at most."""
 
 
-def converted_directory(source: GgufSource) -> Path:
+def convert_gguf(source: GgufSource) -> Path:
     """The model directory of a GGUF file; made where it is not there yet, whole or not at all.
 
     Processes that want the same one at the same time wait for the one that makes it.
@@ -68,11 +77,11 @@ def _convert(source: GgufSource) -> Path:
     require_reader()
     sha256 = source.sha256(hash_now=True)
     assert sha256 is not None
-    directory = place_of(sha256)
+    directory = conversion_directory(sha256)
     try:
-        with locked(directory.parent / ".lock", "converting", wait=True):
+        with hold_lock(directory.parent / ".lock", "converting", wait=True):
             if not is_sound(directory):
-                sweep(directory.parent)
+                remove_leftovers(directory.parent)
                 _require_this_file(source, file)
                 _require_room(directory.parent, header)
                 _write(directory, header, config, sha256)
@@ -108,7 +117,9 @@ def _require_room(directory: Path, header: GgufHeader) -> None:
 def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: str) -> None:
     started = time.monotonic()
     size = bytes_text(header.bytes)
-    tell(f"converting {header.path.name} ({size}, {header.quantization}) to float32, once; later runs use the result")
+    emit_progress_line(
+        f"converting {header.path.name} ({size}, {header.quantization}) to float32, once; later runs use the result"
+    )
     with directory_atomic(directory) as temporary, tempfile.TemporaryDirectory() as folder, disk_errors():
         # Under a name that transformers takes for a GGUF file, whatever it is called.
         named = Path(folder) / "model.gguf"
@@ -122,11 +133,11 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
                 help="take another file of the model, or its folder with config.json and *.safetensors",
             ) from error  # fmt: skip
         _write_manifest(temporary, header, sha256)
-    tell(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
+    emit_progress_line(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
 
 
 def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], directory: Path) -> None:
-    with watched_gguf_tensors(_Told(header)):
+    with watched_gguf_tensors(_ProgressReporter(header)):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(file.parent), gguf_file=file.name, config=AutoConfig.for_model(**config), dtype=torch.float32,
             output_loading_info=True,
@@ -149,7 +160,7 @@ def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], direc
     gc.collect()
 
 
-class _Told:
+class _ProgressReporter:
     """A line now and then, told of each tensor."""
 
     def __init__(self, header: GgufHeader) -> None:
@@ -159,7 +170,7 @@ class _Told:
         self.last = min(self.last, time.monotonic())
         if time.monotonic() - self.last >= TOLD_SECONDS:
             self.last = time.monotonic()
-            tell(f"dequantised {done} of {self.of} tensors")
+            emit_progress_line(f"dequantised {done} of {self.of} tensors")
 
 
 def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:

@@ -20,7 +20,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import GateError, ModelError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import file_sha256, write_json
-from surefit.facts.gguf_source import origin_of
+from surefit.facts.gguf_source import gguf_provenance
 from surefit.facts.model import cached_snapshot
 from surefit.model.tokenizer import model_path
 
@@ -93,7 +93,7 @@ def tensor_sha256(tensor: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def weights_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+def named_tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
     """The sha256 of named tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
@@ -110,7 +110,7 @@ def base_record(section: ModelSection) -> dict[str, Any]:
 
 def origin_entry(directory: Path) -> dict[str, Any]:
     """`gguf` of such a record; empty where the directory was not made from a GGUF file."""
-    origin = origin_of(directory)
+    origin = gguf_provenance(directory)
     return {"gguf": origin} if origin else {}
 
 
@@ -123,11 +123,11 @@ def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, t
         tensors: what was trained, from the live model, under the names it has in the file: PEFT's
             `get_peft_model_state_dict(model)` for an adapter, `model.state_dict()` for a whole model.
     """
-    record = {"surefit": __version__, "base": base_record(section), "weights_sha256": weights_sha256(tensors)}
+    record = {"surefit": __version__, "base": base_record(section), "weights_sha256": named_tensors_sha256(tensors)}
     write_json(directory / RECORD, record)
 
 
-def named(base: Mapping[str, Any]) -> str:
+def describe_base(base: Mapping[str, Any]) -> str:
     """A record's base for a message: of a GGUF file its own name and the hash of the file too."""
     gguf = base.get("gguf")
     if not gguf or not isinstance(gguf.get("sha256"), str):

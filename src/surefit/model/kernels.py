@@ -36,7 +36,7 @@ WIDTHS = (24, 40)
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Norm(NamedTuple):
+class RmsNormSpec(NamedTuple):
     """(offset + weight) · x / √(mean(x²) + eps); `whole` as in `kernel_ops.rms_norm`."""
 
     eps: float
@@ -44,7 +44,7 @@ class Norm(NamedTuple):
     whole: bool
 
 
-class Gates(NamedTuple):
+class GatedMlpNames(NamedTuple):
     """Names of the linear layers of down(silu(gate(x)) · up(x))."""
 
     gate: str
@@ -52,7 +52,7 @@ class Gates(NamedTuple):
     down: str
 
 
-class Fused(NamedTuple):
+class FusedModuleCounts(NamedTuple):
     """How many modules have got a kernel."""
 
     norms: int
@@ -74,13 +74,13 @@ def require_kernels() -> None:
         )
 
 
-def use_kernels(model: torch.nn.Module) -> Fused:
+def use_kernels(model: torch.nn.Module) -> FusedModuleCounts:
     """Give every part of `model` that a kernel fits that kernel, in place; names and weights stay as they are.
 
     Call it after the adapter is added and fused, and before what goes around forward passes. On a CPU the model goes on
     computing what it did.
     """
-    counts = dict.fromkeys(Fused._fields, 0)
+    counts = dict.fromkeys(FusedModuleCounts._fields, 0)
     with _disable_current_modes():  # of a plan: what is tried here is no part of a run
         for module in model.modules():
             if isinstance(module, Float8Linear):
@@ -88,19 +88,19 @@ def use_kernels(model: torch.nn.Module) -> Fused:
             if "forward" in vars(module):
                 continue
             kind: Any = type(module)
-            if (norm := norm_of(module)) is not None:
+            if (norm := find_rms_norm(module)) is not None:
                 module.surefit_norm, module.__class__, found = norm, _norm_class(kind), "norms"  # type: ignore[assignment]
-            elif (gates := gates_of(module)) is not None:
+            elif (gates := find_gated_mlp(module)) is not None:
                 module.surefit_gates, module.__class__, found = gates, _mlp_class(kind), "mlps"  # type: ignore[assignment]
-            elif (name := rotation_of(kind)) is not None:
+            elif (name := find_rope_function(kind)) is not None:
                 module.__class__, found = _attention_class(kind, name), "rotations"
             else:
                 continue
             counts[found] += 1
-    return Fused(**counts)
+    return FusedModuleCounts(**counts)
 
 
-def norm_of(module: torch.nn.Module) -> Norm | None:
+def find_rms_norm(module: torch.nn.Module) -> RmsNormSpec | None:
     """The RMS norm that a module computes, if it is one with a vector of weights and a number for eps."""
     weight = module._parameters.get("weight")
     numbers = [value for value in vars(module).values() if type(value) is float]
@@ -109,13 +109,13 @@ def norm_of(module: torch.nn.Module) -> Norm | None:
     generator = torch.Generator().manual_seed(0)
     probe = copy.copy(module)
     for eps, offset, whole in itertools.product(numbers, (0.0, 1.0), (False, True)):
-        form = Norm(eps, offset, whole)
+        form = RmsNormSpec(eps, offset, whole)
         if all(_same_norm(probe, form, dtype, generator) for dtype in (torch.float32, torch.bfloat16)):
             return form
     return None
 
 
-def _same_norm(probe: torch.nn.Module, form: Norm, dtype: torch.dtype, generator: torch.Generator) -> bool:
+def _same_norm(probe: torch.nn.Module, form: RmsNormSpec, dtype: torch.dtype, generator: torch.Generator) -> bool:
     """Whether it gives the form's numbers, of rows so small that eps counts as well."""
     x = torch.randn(8, 256, generator=generator) * torch.logspace(-4, 1, 8)[:, None]
     weight = torch.nn.Parameter(torch.randn(256, generator=generator).to(dtype), requires_grad=False)
@@ -129,7 +129,7 @@ def _same_norm(probe: torch.nn.Module, form: Norm, dtype: torch.dtype, generator
     return bool((found != expected).float().mean() < MOST_UNEQUAL)
 
 
-def gates_of(module: torch.nn.Module) -> Gates | None:
+def find_gated_mlp(module: torch.nn.Module) -> GatedMlpNames | None:
     """The linear layers of a gated MLP with silu, if the module is one and has no other weights."""
     linears = {name: child for name, child in module._modules.items() if _is_linear(child)}
     others = [child for name, child in module._modules.items() if name not in linears and child is not None]
@@ -150,7 +150,7 @@ def gates_of(module: torch.nn.Module) -> Gates | None:
         gate_w, up_w, down_w = weights.values()
         expected = linear(silu(linear(x, gate_w)) * linear(x, up_w), down_w)
         if found is not None and found.shape == x.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-            return Gates(*names)
+            return GatedMlpNames(*names)
     return None
 
 
@@ -170,7 +170,7 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
 
 
 @cache
-def rotation_of(kind: type[torch.nn.Module]) -> str | None:
+def find_rope_function(kind: type[torch.nn.Module]) -> str | None:
     """The global name by which the forward pass of a class calls rope on its queries and keys, if it does."""
     forward = kind.forward
     if not isinstance(forward, types.FunctionType):
@@ -219,7 +219,7 @@ def _mlp_class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
         if not on_gpu(x) or x.dtype not in TYPES:
             return kind.forward(self, x)  # type: ignore[no-any-return]
         gate, up, down = (getattr(self, name) for name in self.surefit_gates)
-        product = fused_lora.gated(gate, up, x)
+        product = fused_lora.gated_mlp(gate, up, x)
         return down(swiglu(gate(x), up(x), None, [], []) if product is None else product)  # type: ignore[no-any-return]
 
     return _with_forward(kind, forward)

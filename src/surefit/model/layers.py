@@ -19,21 +19,21 @@ from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text
 from surefit.facts.generation import FOR_WEIGHTS
 from surefit.facts.gguf_source import FIELD
-from surefit.model.load import load_model, skeleton
+from surefit.model.load import build_meta_model, load_model
 
 
-def load_to_answer(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
+def load_for_generation(section: ModelSection, hardware: HardwareLike) -> PreTrainedModel:
     """`load_model`, its layers spread over several GPUs where this process is alone, sees several, and one does not
     hold the weights. A quantised model is not spread.
 
     Raises:
         MachineError: all of them together do not hold it; and as `load_model`.
     """
-    alone = env.process_place()[1] == 1
+    alone = env.distributed_env()[1] == 1
     if hardware.kind != "cuda" or not alone or section.quantization != "none" or torch.cuda.device_count() < 2:
         return load_model(section, hardware)
     free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
-    return load_model(section, hardware, placed=split_by_layers(skeleton(section), free))
+    return load_model(section, hardware, placed=split_by_layers(build_meta_model(section), free))
 
 
 def split_by_layers(model: PreTrainedModel, free: Sequence[int]) -> dict[str, int] | None:

@@ -23,21 +23,21 @@ from transformers import AutoConfig, PreTrainedModel
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
 from surefit.core.reading import library_errors
-from surefit.facts.model import read_config
-from surefit.facts.safetensors import INDEX, indexed, read_header, weight_files
+from surefit.facts.model import read_model_config
+from surefit.facts.safetensors import INDEX, read_header, read_weight_index, weight_files
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
 from surefit.model.classes import auto_class
 from surefit.model.compat import renamed_in_files
 from surefit.model.compile import decoder_layers
 from surefit.model.sdpa import start_cuda
 from surefit.model.tokenizer import NewTokens, Resized, new_tokens
-from surefit.model.vocabulary import ends
+from surefit.model.vocabulary import vocabulary_modules
 
 NUDGED_AT_ONCE = 2**22
 """Numbers: 40 MiB of copies."""
 
 
-class Weights:
+class WeightFiles:
     """The weights of a model directory, read one tensor at a time.
 
     Attributes:
@@ -49,7 +49,7 @@ class Weights:
         self._grown: dict[str, NewTokens | Resized] = {}
         self.files = {file: list(read_header(file)) for file in weight_files(directory)}
         self._place = {name: file for file, names in self.files.items() for name in names}
-        for name, place in indexed(directory).items():
+        for name, place in read_weight_index(directory).items():
             if place != getattr(self._place.get(name), "name", None):
                 raise ModelError(
                     f"{name} is not in {place}, where the index says it is",
@@ -88,7 +88,7 @@ def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized
     """
     problem = "transformers builds no model from its config.json"
     with library_errors(directory, ModelError, problem, "it takes a causal language model"):
-        read_config(directory)
+        read_model_config(directory)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -105,7 +105,7 @@ def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized
     return built
 
 
-def names_in_files(model: PreTrainedModel, weights: Weights) -> dict[str, str]:
+def names_in_files(model: PreTrainedModel, weights: WeightFiles) -> dict[str, str]:
     """Parameter name → its name in the files, which may have the decoder's prefix or lack it, or be one that
     transformers gives up while it loads.
 
@@ -140,7 +140,7 @@ def cast(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.d
     return tensor.to(dtype)
 
 
-class FromFiles:
+class LayerwiseModel:
     """A model that has its weights only while it runs, one decoder layer at a time.
 
     Attributes:
@@ -153,14 +153,14 @@ class FromFiles:
             start_cuda()
         new = resized or new_tokens(section)
         self.model = empty_model(section, directory, new)
-        self.weights = Weights(directory)
+        self.weights = WeightFiles(directory)
         self.names = names_in_files(self.model, self.weights)
         if new is not None:
-            matrices = {id(module.weight) for module in ends(self.model)}
+            matrices = {id(module.weight) for module in vocabulary_modules(self.model)}
             parameters = self.model.named_parameters()
             self.weights.grow([self.names[name] for name, one in parameters if id(one) in matrices], new)
         self.device = device
-        hollow(self.model, device)
+        stub_parameters(self.model, device)
         parameters = self.model.named_parameters(remove_duplicate=False)
         # By the parameters themselves: of one that was let go, another may get the id.
         self._stored = {parameter: self.names[name] for name, parameter in parameters if name in self.names}
@@ -197,7 +197,7 @@ class FromFiles:
 
         Args:
             model: `self.model`, or a PEFT model around it, whose factors are real.
-            nudge: a share of itself by which each weight is moved, up or down: `nudged`.
+            nudge: a share of itself by which each weight is moved, up or down: `perturb_weights`.
         """
         hooks = []
         layers = decoder_layers(model)
@@ -230,7 +230,7 @@ class FromFiles:
             tensor = cast(self.model, name, self.weights.read(name), parameter.dtype).to(self.device)
             if nudge:
                 tensor = tensor.clone()
-                nudged(tensor, nudge, name)
+                perturb_weights(tensor, nudge, name)
             setattr(module, attribute, torch.nn.Parameter(tensor, requires_grad=False))
 
 
@@ -243,7 +243,7 @@ def config_to_load(directory: Path) -> PeftConfig:
     return config  # type: ignore[no-any-return]
 
 
-def nudged(tensor: torch.Tensor, share: float, name: str) -> None:
+def perturb_weights(tensor: torch.Tensor, share: float, name: str) -> None:
     """Multiply every number by 1 + share or 1 - share, at random but always the same for a name, in place."""
     signs = _signs().roll(zlib.crc32(name.encode()) % NUDGED_AT_ONCE)
     factors = signs.mul_(share).add_(1).to(tensor.device)
@@ -261,7 +261,7 @@ def _signs() -> torch.Tensor:
     return drawn.mul_(2).sub_(1)
 
 
-def hollow(model: torch.nn.Module, device: str, only_meta: bool = False) -> None:
+def stub_parameters(model: torch.nn.Module, device: str, only_meta: bool = False) -> None:
     """Give every parameter, or every one on meta, one number in place of all, in place: PEFT, unlike meta, takes that
     for a real weight."""
     made: dict[int, torch.nn.Parameter] = {}

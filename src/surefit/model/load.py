@@ -22,15 +22,15 @@ from surefit.core.errors import MachineError, ModelError
 from surefit.core.reading import library_errors
 from surefit.facts.gguf_source import FIELD
 from surefit.facts.hardware import cpu_count
-from surefit.facts.model import PICKLES, read_config
+from surefit.facts.model import PICKLES, read_model_config
 from surefit.facts.threads import cpu_threads
 from surefit.model.classes import auto_class
 from surefit.model.compat import without_allocator_warmup
 from surefit.model.memory_errors import is_out_of_memory
 from surefit.model.quantize import finish_loading, quantization_config
 from surefit.model.sdpa import start_cuda
-from surefit.model.tokenizer import model_path, new_tokens, reading
-from surefit.model.vocabulary import grow
+from surefit.model.tokenizer import explain_loading_errors, model_path, new_tokens
+from surefit.model.vocabulary import resize_vocabulary
 
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 """How a model that also takes images wants them prepared."""
@@ -46,7 +46,7 @@ def fetch_model(section: ModelSection) -> Path:
     if place.is_dir():
         return place
     wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", *(["*.py"] if section.trust_remote_code else [])]
-    with reading(section, "model"):
+    with explain_loading_errors(section, "model"):
         return Path(snapshot_download(section.name_or_path, revision=section.revision, allow_patterns=wanted))
 
 
@@ -83,14 +83,17 @@ def load_model(
         start_cuda()
     if Path(place).is_dir():
         _require_files(Path(place))
-        read_config(Path(place))
+        read_model_config(Path(place))
     dtype, device = getattr(torch, section.dtype), device or hardware.kind
     options: dict[str, Any] = {} if placed is None else {"device_map": dict(placed)}
     if section.quantization == "nf4":
         # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
-        options = {"quantization_config": quantization_config(dtype, skeleton(section)), "device_map": {"": device}}
+        options = {
+            "quantization_config": quantization_config(dtype, build_meta_model(section)),
+            "device_map": {"": device},
+        }
     warmed = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
-    with reading(section, "model"), _on_the_device(section), warmed:
+    with explain_loading_errors(section, "model"), _on_the_device(section), warmed:
         origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
         config = AutoConfig.from_pretrained(place, **origin)
         if hasattr(config, "vision_config") and not Path(place).is_dir():  # nothing else fetches them
@@ -110,7 +113,7 @@ def load_model(
     assert isinstance(model, PreTrainedModel)
     model = finish_loading(model, section.quantization)
     if (new := new_tokens(section)) is not None:
-        grow(model, new)
+        resize_vocabulary(model, new)
     if hardware.kind == "cpu":
         torch.set_num_threads(_threads_for(model))
     with _on_the_device(section):
@@ -118,7 +121,7 @@ def load_model(
     return there.eval()  # type: ignore[no-any-return]
 
 
-def skeleton(section: ModelSection) -> PreTrainedModel:
+def build_meta_model(section: ModelSection) -> PreTrainedModel:
     """The model without its weights."""
     place = model_path(section.name_or_path, section.revision)
     remote = section.trust_remote_code
@@ -132,7 +135,7 @@ def skeleton(section: ModelSection) -> PreTrainedModel:
 
 
 def _threads_for(model: PreTrainedModel) -> int:
-    _, _, _, here = env.process_place()
+    _, _, _, here = env.distributed_env()
     return cpu_threads(model.num_parameters(), cpu_count(), here, env.threads_asked())
 
 

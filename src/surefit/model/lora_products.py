@@ -16,33 +16,33 @@ import torch
 Tensors = Sequence[torch.Tensor]
 
 
-def outputs(
+def add_lora_outputs(
     bases: Sequence[Callable[[], torch.Tensor]], low: torch.Tensor, a: Tensors, b: Tensors, scalings: Sequence[float]
 ) -> list[torch.Tensor]:
     """What each base gives, (rows, outputsᵢ), with its sᵢ Bᵢ Aᵢ x added in place; `low` (rows, ranks) has the A x."""
     return [
         base().addmm_(part, up.T, alpha=scaling)
-        for base, part, up, scaling in zip(bases, columns(low, a), b, scalings, strict=True)
+        for base, part, up, scaling in zip(bases, split_lora_a_outputs(low, a), b, scalings, strict=True)
     ]
 
 
-def through_b(
+def backward_through_lora_b(
     grads: Sequence[torch.Tensor | None], low: torch.Tensor, a: Tensors, b: Tensors, scalings: Sequence[float]
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """The gradient of `low`, and of each B; a projection without a gradient has zeros, and None."""
     d_low, d_b = [], []
-    for dy, up, part, scaling in zip(grads, b, columns(low, a), scalings, strict=True):
+    for dy, up, part, scaling in zip(grads, b, split_lora_a_outputs(low, a), scalings, strict=True):
         d_low.append(torch.zeros_like(part) if dy is None else (dy @ up).mul_(scaling))
         d_b.append(None if dy is None else (dy.T @ part).mul_(scaling))
     return torch.cat(d_low, dim=1) if len(d_low) > 1 else d_low[0], d_b
 
 
-def columns(low: torch.Tensor, a: Tensors) -> tuple[torch.Tensor, ...]:
+def split_lora_a_outputs(low: torch.Tensor, a: Tensors) -> tuple[torch.Tensor, ...]:
     """The columns of A x that belong to each projection."""
     return torch.split(low, [len(factor) for factor in a], dim=1)
 
 
-def joined(a: Tensors) -> torch.Tensor:
+def stack_lora_a(a: Tensors) -> torch.Tensor:
     return torch.cat(tuple(a)) if len(a) > 1 else a[0]
 
 
@@ -52,7 +52,7 @@ def joined(a: Tensors) -> torch.Tensor:
     schema="(Tensor x, Tensor? dropped, Tensor[] weights, Tensor?[] biases, Tensor[] a, Tensor[] b, float[] scalings)"
     " -> Tensor[]",
 )
-def products(
+def lora_linear_products(
     x: torch.Tensor,
     dropped: torch.Tensor | None,
     weights: Tensors,
@@ -72,12 +72,12 @@ def products(
         b: Bᵢ (outputsᵢ, rankᵢ).
         scalings: sᵢ.
     """
-    low = (x if dropped is None else dropped) @ joined(a).T
+    low = (x if dropped is None else dropped) @ stack_lora_a(a).T
     bases = [partial(torch.nn.functional.linear, x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-    return [*outputs(bases, low, a, b, scalings), low]
+    return [*add_lora_outputs(bases, low, a, b, scalings), low]
 
 
-@products.register_fake
+@lora_linear_products.register_fake
 def _(x: Any, dropped: Any, weights: Any, biases: Any, a: Any, b: Any, scalings: Any) -> list[torch.Tensor]:
     return [x.new_empty(x.shape[0], width) for width in [*(len(weight) for weight in weights), sum(map(len, a))]]
 
@@ -100,10 +100,10 @@ def _gradients(
     through: bool,
 ) -> list[torch.Tensor]:
     """The gradients of each B and of all A (ranks, inputs); `through`: of x, and of `dropped` where there is one."""
-    d_low, d_b = through_b(grads, low, a, b, scalings)
+    d_low, d_b = backward_through_lora_b(grads, low, a, b, scalings)
     found = [*(gradient for gradient in d_b if gradient is not None), d_low.T @ (x if dropped is None else dropped)]
     if through:
-        d_dropped = d_low @ joined(a)
+        d_dropped = d_low @ stack_lora_a(a)
         # Where x itself went through the factors, all is added up in one tensor.
         dx = grads[0] @ weights[0] if dropped is not None else d_dropped.addmm_(grads[0], weights[0])
         for dy, weight in zip(grads[1:], weights[1:], strict=True):
@@ -137,4 +137,4 @@ def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
     return of_x[0], d_dropped, [None] * count, ctx.no_biases, [*d_a.split([len(f) for f in a])], d_b, None
 
 
-products.register_autograd(_backward, setup_context=_keep)
+lora_linear_products.register_autograd(_backward, setup_context=_keep)

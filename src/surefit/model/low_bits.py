@@ -18,14 +18,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from surefit.core.errors import MachineError, ModelError
-from surefit.core.lock import locked
-from surefit.core.progress import tell
-from surefit.core.rundir import directory_atomic, disk_errors, sweep, write_json
+from surefit.core.lock import hold_lock
+from surefit.core.progress import emit_progress_line
+from surefit.core.rundir import directory_atomic, disk_errors, remove_leftovers, write_json
 from surefit.core.units import bytes_text, duration_text
 from surefit.facts import low_bits
-from surefit.facts.low_bits import LowBits
-from surefit.facts.model import read_config
-from surefit.facts.safetensors import INDEX, Tensor, read_header, read_weights, weight_files
+from surefit.facts.low_bits import LowBitFormat
+from surefit.facts.model import read_model_config
+from surefit.facts.safetensors import INDEX, TensorHeader, read_header, read_weights, weight_files
 
 FIELD = "model.name_or_path"
 ROOM = "set SUREFIT_CACHE to a directory that you may write to, with room for the dequantised model"
@@ -38,7 +38,7 @@ _one_thread = threading.Lock()
 """A process holds the lock of a directory as a whole."""
 
 
-def plain_directory(directory: Path) -> Path:
+def dequantized_directory(directory: Path) -> Path:
     """The directory itself; of a model stored in FP8 or MXFP4 its dequantised copy, made where it is not there yet,
     whole or not at all.
 
@@ -48,15 +48,15 @@ def plain_directory(directory: Path) -> Path:
     """
     if not (directory / "config.json").is_file():
         return directory
-    config = read_config(directory)
-    stored, files = low_bits.low_bits(config), weight_files(directory)
+    config = read_model_config(directory)
+    stored, files = low_bits.detect_low_bit_format(config), weight_files(directory)
     if stored is None or not files:
         return directory
-    target = low_bits.place_of(directory)
+    target = low_bits.dequantized_copy_directory(directory)
     try:
         with _one_thread:
             if not _is_whole(target):
-                with locked(target.parent / ".lock", "dequantising", wait=True):
+                with hold_lock(target.parent / ".lock", "dequantising", wait=True):
                     if not _is_whole(target):
                         _make_room(target)
                         _convert(directory, files, config, stored, target)
@@ -77,17 +77,17 @@ def _is_whole(target: Path) -> bool:
 
 def _make_room(target: Path) -> None:
     """Remove what a killed process left, and the copies that were made before the model's files were changed."""
-    sweep(target.parent)
+    remove_leftovers(target.parent)
     for stale in target.parent.iterdir():
         if stale.is_dir():
-            tell(f"removing {stale}: the files it was made from have changed or are gone")
+            emit_progress_line(f"removing {stale}: the files it was made from have changed or are gone")
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored: LowBits, target: Path) -> None:
+def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored: LowBitFormat, target: Path) -> None:
     headers = {file: read_header(file) for file in files}
     tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
-    if problem := low_bits.why_not(config, tensors):
+    if problem := low_bits.dequantization_obstacle(config, tensors):
         raise ModelError(
             f"its {stored.method} weights cannot be dequantised: {problem}", code="E5062",
             path=directory, field=FIELD, help="take a copy of the model in bfloat16",
@@ -99,24 +99,26 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
             f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free", code="E5063",
             path=target.parent,
         )  # fmt: skip
-    tell(f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result")
+    emit_progress_line(
+        f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result"
+    )
     started = time.monotonic()
     reading = _Reading(headers, stored)
     with directory_atomic(target) as temporary, disk_errors():
         for file in directory.iterdir():
             if file.suffix in low_bits.ALONGSIDE and file.name not in ("config.json", INDEX):
                 shutil.copyfile(file, temporary / file.name)
-        write_json(temporary / "config.json", low_bits.plain(config))
+        write_json(temporary / "config.json", low_bits.dequantized_config(config))
         written: dict[str, str] = {}
         for number, names in enumerate(_groups(plain), 1):
             name = f"model-{number:05d}.safetensors"
             save_file({each: reading.read(each) for each in names}, temporary / name, metadata={"format": "pt"})
             written |= dict.fromkeys(names, name)
         write_json(temporary / INDEX, {"metadata": {"total_size": needed}, "weight_map": written})
-    tell(f"dequantised in {duration_text(time.monotonic() - started)}; kept in {target}")
+    emit_progress_line(f"dequantised in {duration_text(time.monotonic() - started)}; kept in {target}")
 
 
-def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+def _groups(tensors: Mapping[str, TensorHeader]) -> list[list[str]]:
     """The names of the tensors of each file."""
     groups: list[list[str]] = [[]]
     size = 0
@@ -132,7 +134,7 @@ def _groups(tensors: Mapping[str, Tensor]) -> list[list[str]]:
 class _Reading:
     """The tensors of the files, dequantised one at a time."""
 
-    def __init__(self, headers: Mapping[Path, Mapping[str, Tensor]], stored: LowBits) -> None:
+    def __init__(self, headers: Mapping[Path, Mapping[str, TensorHeader]], stored: LowBitFormat) -> None:
         self.stored = stored
         self.place = {name: file for file, names in headers.items() for name in names}
         self.tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
@@ -145,7 +147,7 @@ class _Reading:
         weight = self._stored(name)
         if self.tensors[name].dtype != "F8_E4M3":
             return weight
-        scale = low_bits.scale_of(name, self.tensors)
+        scale = low_bits.scale_tensor_name(name, self.tensors)
         assert scale is not None
         return from_fp8(weight, self._stored(scale), self.stored.block, dtype)
 

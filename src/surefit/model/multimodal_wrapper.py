@@ -19,14 +19,14 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForImageTextToText
 
 from surefit.core.errors import ModelError
 from surefit.core.reading import library_errors
-from surefit.facts.model import read_config
+from surefit.facts.model import read_model_config
 from surefit.model.classes import auto_class
-from surefit.model.layerwise_forward import Weights, names_in_files
+from surefit.model.layerwise_forward import WeightFiles, names_in_files
 
 WITH_IMAGES: Any = AutoModelForImageTextToText
 
 
-def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
+def multimodal_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
     """The config of a checkpoint of which a model was loaded alone, with that model's config in its place; None where
     the model is all that the checkpoint holds.
 
@@ -34,7 +34,7 @@ def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
         part: the model's own; as it is now, with the vocabulary that it has grown to.
         base: the checkpoint.
     """
-    if not (base / "config.json").is_file() or read_config(base).get("model_type") == part.model_type:
+    if not (base / "config.json").is_file() or read_model_config(base).get("model_type") == part.model_type:
         return None
     config: Any = _config_of(base)
     if config is None:
@@ -50,7 +50,7 @@ def whole_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
     return config  # type: ignore[no-any-return]
 
 
-def names_in_whole(directory: Path) -> Callable[[str], str] | None:
+def renaming_to_multimodal(directory: Path) -> Callable[[str], str] | None:
     """How what is in a language model that is loaded alone is called in the whole model; None where the whole is
     loaded.
 
@@ -62,14 +62,14 @@ def names_in_whole(directory: Path) -> Callable[[str], str] | None:
         return None
     with init_empty_weights():
         part = auto_class(config).from_config(config)
-        if whole_config(part.config, directory) is None:
+        if multimodal_config(part.config, directory) is None:
             return None
         return _renaming(part, WITH_IMAGES.from_config(config))
 
 
 def _config_of(directory: Path) -> PreTrainedConfig | None:
     """A checkpoint's config; None where its code is its own, which transformers has no class with images for."""
-    known = read_config(directory).get("model_type") in CONFIG_MAPPING
+    known = read_model_config(directory).get("model_type") in CONFIG_MAPPING
     return AutoConfig.from_pretrained(directory) if known else None
 
 
@@ -84,7 +84,7 @@ def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], 
     return lambda name: name
 
 
-class Whole:
+class MultimodalWrapper:
     """The whole model that `part` belongs to, without weights, and what of its checkpoint `part` does not hold.
 
     Raises:
@@ -96,7 +96,7 @@ class Whole:
             with init_empty_weights():
                 self.model: PreTrainedModel = WITH_IMAGES.from_config(config, dtype=part.dtype)
             self.model.tie_weights()
-        self._weights = Weights(base)
+        self._weights = WeightFiles(base)
         renamed = _renaming(part, self.model)
         self._names = {name: renamed(name) for name in part.state_dict()}
         state = self.model.state_dict()
@@ -120,7 +120,7 @@ class Whole:
 
     def changed_in(self, directory: Path) -> list[str]:
         """The tensors beside the part that a saved model lacks, or does not have bit for bit."""
-        saved = Weights(directory)
+        saved = WeightFiles(directory)
         kept = {name for name in self._rest.values() if name is not None}
         return sorted(
             name for name in kept if name not in saved or not torch.equal(saved.read(name), self._weights.read(name))

@@ -20,10 +20,10 @@ from surefit.config.schema import Config
 from surefit.core.units import plural
 from surefit.facts.activations import TILE
 from surefit.model import attention
-from surefit.model.adapter import add_adapter, start_from
+from surefit.model.adapter import add_adapter, load_initial_adapter
 from surefit.model.checkpointing import enable_checkpointing
 from surefit.model.compile import compile_layers
-from surefit.model.fused_lora import fuse_lora, left_to_peft
+from surefit.model.fused_lora import fuse_lora, unfused_layers
 from surefit.model.kernels import require_kernels, use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.tiling import tile_mlps
@@ -53,7 +53,7 @@ def prepare_for_training(
         new = new_tokens(config.model)
         ready = add_adapter(model, config.adapter, train.seed, new.ids if new else ())
         if config.lora.start_from is not None:
-            notes += start_from(ready, Path(config.lora.start_from).expanduser(), config.model)
+            notes += load_initial_adapter(ready, Path(config.lora.start_from).expanduser(), config.model)
     notes += _set_attention(ready, config, hardware)
     if speed.fused_lora is True and isinstance(ready, PeftModel):
         notes += _fuse(ready)
@@ -72,7 +72,7 @@ def prepare_for_training(
 
 def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware: HardwareLike) -> list[str]:
     """For padded batches what `load_model` chose stays, unless something else is asked for."""
-    base, packed = base_of(model), config.data.packing is True
+    base, packed = unwrap_base_model(model), config.data.packing is True
     chosen = attention.resolve_attention(
         config.speed.attention,
         packed=packed,
@@ -92,7 +92,7 @@ def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware:
 
 def _fuse(model: PeftModel) -> list[str]:
     fuse_lora(model)
-    left = left_to_peft(model)
+    left = unfused_layers(model)
     if not left:
         return []
     name, why = next(iter(left.items()))
@@ -111,7 +111,7 @@ def _use_kernels(model: torch.nn.Module, hardware: HardwareLike) -> list[str]:
 @contextmanager
 def reads_padding(model: torch.nn.Module) -> Iterator[None]:
     """Let a model that was prepared for packed batches read padded ones inside, as generation needs it."""
-    base = base_of(model)
+    base = unwrap_base_model(model)
     config: Any = base.config
     before = config._attn_implementation
     if before == attention.NAME:
@@ -126,7 +126,7 @@ def reads_padding(model: torch.nn.Module) -> Iterator[None]:
             base.set_attn_implementation(before)
 
 
-def base_of(model: torch.nn.Module) -> PreTrainedModel:
+def unwrap_base_model(model: torch.nn.Module) -> PreTrainedModel:
     """The transformers model inside an adapter, or the model itself."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)

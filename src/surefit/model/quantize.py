@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from surefit.core.errors import MachineError
 from surefit.core.packaging import install_extra
-from surefit.facts.all_linear import quantisable
+from surefit.facts.all_linear import is_quantizable
 from surefit.model import float8_ops
 from surefit.model.compat import keep_four_bit_layout
 from surefit.model.float8_ops import FP8, FP8_MAX, TINY
@@ -130,7 +130,7 @@ def quantized_layers(model: PreTrainedModel) -> list[str]:
 
 
 @torch.no_grad()
-def rounded_through(kind: str, weight: torch.Tensor) -> torch.Tensor:
+def quantization_round_trip(kind: str, weight: torch.Tensor) -> torch.Tensor:
     """The weights (outputs, inputs) that a layer with these computes with once it is quantised, in the same type.
 
     Args:
@@ -188,12 +188,12 @@ class Float8Linear(torch.nn.Linear):
 
     def dequantized(self) -> torch.Tensor:
         """The weights, in `compute_dtype`, each rounded once."""
-        made = float8_ops.fused_weights if self.one_pass else float8_ops.weights
+        made = float8_ops.dequantize_weights_fused if self.one_pass else float8_ops.dequantize_weights
         return made(self.weight, self.scale, self.compute_dtype)
 
     def rows_of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`float8_ops.rows` of x (rows, inputs)."""
-        return (float8_ops.fused_rows if self.one_pass else float8_ops.rows)(x)
+        """`float8_ops.quantize_rows` of x (rows, inputs)."""
+        return (float8_ops.quantize_rows_fused if self.one_pass else float8_ops.quantize_rows)(x)
 
     def product_of(self, rows: torch.Tensor, row_scale: torch.Tensor) -> torch.Tensor:
         """x Wᵀ + b in float8, (rows, outputs) in `compute_dtype`, of x as `rows_of` gives it."""
@@ -241,7 +241,7 @@ def to_float8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (values / scale).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scale
 
 
-def products_of(layers: Sequence[torch.nn.Linear], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
+def linear_products(layers: Sequence[torch.nn.Linear], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
     """What gives the output (rows, outputs) of each frozen layer for the same x (rows, inputs), outside autograd.
 
     Those that multiply in float8 share the rows, quantised once.
@@ -267,7 +267,7 @@ def _layers(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn
         for place, parent in model.named_modules()
         for name, layer in parent.named_children()
         if type(layer) is torch.nn.Linear and layer is not head and id(layer.weight) not in shared
-        if quantisable(f"{place}.{name}") and not _kept_precise(model, f"{place}.{name}")
+        if is_quantizable(f"{place}.{name}") and not _kept_precise(model, f"{place}.{name}")
     ]
 
 

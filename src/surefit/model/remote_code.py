@@ -10,7 +10,7 @@ from surefit.core.reading import read_json_file
 from surefit.facts.model import code_files
 
 
-def own_code(directory: Path) -> list[Path]:
+def remote_code_files(directory: Path) -> list[Path]:
     """The files that `auto_map` of config.json and tokenizer_config.json points to, and those of the directory that
     these import. Other Python files that lie there do not belong to the model."""
     found: set[Path] = set()

@@ -11,12 +11,12 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
 from surefit.core.rundir import RunDir
-from surefit.facts.named_templates import TEMPLATE_FILE, by_name, templates_in
+from surefit.facts.named_templates import TEMPLATE_FILE, templates_in, to_template_dict
 from surefit.model.adapter import adapter_errors, factors_in_compute_dtype
-from surefit.model.layers import load_to_answer
+from surefit.model.layers import load_for_generation
 from surefit.model.layerwise_forward import config_to_load
 from surefit.model.tokenizer import Resized, load_tokenizer
-from surefit.model.vocabulary import grow
+from surefit.model.vocabulary import resize_vocabulary
 
 
 def load_run_tokenizer(
@@ -34,7 +34,7 @@ def load_run_tokenizer(
         trained = templates_in(directory)
         if not trained:
             continue  # nothing is trained yet, or without a template
-        if by_name(tokenizer.chat_template) != trained:
+        if to_template_dict(tokenizer.chat_template) != trained:
             kept = directory if len(trained) > 1 else directory / TEMPLATE_FILE
             raise ModelError(
                 "the chat template is not the one that was trained with: it has changed since",
@@ -55,7 +55,7 @@ def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -
         ModelError: weights are missing or damaged.
     """
     saved = {"name_or_path": str(directory), "revision": None, "quantization": "none"}
-    return load_to_answer(section.model_copy(update=saved), hardware)
+    return load_for_generation(section.model_copy(update=saved), hardware)
 
 
 def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
@@ -67,14 +67,14 @@ def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike)
         ModelError: the base's weights are missing or damaged.
         GateError: the adapter is not one for this base.
     """
-    return with_adapter(load_to_answer(section, hardware), directory)
+    return with_adapter(load_for_generation(section, hardware), directory)
 
 
 def load_resized(section: ModelSection, hardware: HardwareLike, resized: Resized | None) -> PreTrainedModel:
     """A freshly loaded base model, its vocabulary resized where that is asked for."""
-    base = load_to_answer(section, hardware)
+    base = load_for_generation(section, hardware)
     if resized is not None:
-        grow(base, resized)
+        resize_vocabulary(base, resized)
     return base
 
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from surefit.facts.sdpa import OFF, Call, Capability
-from surefit.facts.sdpa import repeats_heads as policy_repeats
+from surefit.facts.sdpa import OFF, AttentionCall, Capability
+from surefit.facts.sdpa import kernel_needs_repeated_kv as policy_repeats
 from surefit.model import compat
 
 _assumed: Capability | None = None
@@ -25,14 +25,14 @@ def start_cuda() -> None:
     """
     assert set(OFF) == {"cudnn"}
     torch.backends.cuda.enable_cudnn_sdp(False)
-    compat.repeat_heads_where(repeats_heads)
+    compat.repeat_heads_where(must_repeat_kv_heads)
 
 
 @contextmanager
 def gpu_assumed(capability: Capability = (8, 0)) -> Iterator[None]:
     """Let attention inside do what it does on a GPU of this compute capability, whatever the device."""
     global _assumed
-    compat.repeat_heads_where(repeats_heads)
+    compat.repeat_heads_where(must_repeat_kv_heads)
     outer, _assumed = _assumed, capability
     try:
         yield
@@ -52,7 +52,7 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda or _assumed is not None
 
 
-def repeats_heads(key: torch.Tensor, value: torch.Tensor) -> bool:
+def must_repeat_kv_heads(key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether keys and values (batch, heads, length, width) are to be repeated for more query heads, in a call of
     `scaled_dot_product_attention` without a mask. Training and answering do alike."""
     capability = capability_of(key)
@@ -61,4 +61,4 @@ def repeats_heads(key: torch.Tensor, value: torch.Tensor) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _repeats(capability: Capability, dtype: torch.dtype, width: int, value_width: int) -> bool:
-    return policy_repeats(Call(capability, str(dtype).removeprefix("torch."), width, value_width))
+    return policy_repeats(AttentionCall(capability, str(dtype).removeprefix("torch."), width, value_width))

@@ -21,7 +21,7 @@ SHAPE = (2, 4, 128, 64)
 
 def main() -> None:
     """Try everything, the cheapest and most telling first."""
-    if not attempt("torch", describe):
+    if not attempt("torch", describe_torch_build):
         return
     for name, action in (
         ("sdpa", sdpa),
@@ -37,23 +37,23 @@ def main() -> None:
 
 def attempt(name: str, action: Callable[[], Any]) -> bool:
     """Run `action` and report what it returns, or the last line of its error."""
-    say({"try": name})
+    print_record({"try": name})
     try:
         detail, ok = action(), True
     except Exception as error:
         # Whatever it is, it is the fact that was asked for.
         lines = str(error).strip().splitlines() or [""]
         detail, ok = f"{type(error).__name__}: {lines[0]}"[:200], False
-    say({"name": name, "ok": ok, "detail": detail})
+    print_record({"name": name, "ok": ok, "detail": detail})
     return ok
 
 
-def say(record: dict[str, Any]) -> None:
+def print_record(record: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(record) + "\n")
     sys.stdout.flush()
 
 
-def describe() -> dict[str, Any]:
+def describe_torch_build() -> dict[str, Any]:
     """Version and build, and whether there is a GPU for it."""
     import torch
 

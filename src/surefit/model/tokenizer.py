@@ -22,12 +22,12 @@ from surefit import nano
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, ModelError, SureFitError
 from surefit.core.reading import reason_of
-from surefit.facts.chat_template import chosen_templates, require_tokens, with_defaults
+from surefit.facts.chat_template import bake_template_defaults, load_chat_templates, require_tokens
 from surefit.facts.gguf_source import FIELD, gguf_source
-from surefit.facts.low_bits import low_bits
-from surefit.facts.model import NANO, cached_snapshot, read_config
-from surefit.facts.named_templates import as_attribute
-from surefit.facts.tokenizer import encoding, require_quick_template, require_sound_tokenizer
+from surefit.facts.low_bits import detect_low_bit_format
+from surefit.facts.model import NANO, cached_snapshot, read_model_config
+from surefit.facts.named_templates import to_chat_template_attribute
+from surefit.facts.tokenizer import catch_tokenizer_panics, require_quick_template, require_sound_tokenizer
 from surefit.model.memory_errors import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -50,11 +50,15 @@ def model_path(name_or_path: str, revision: str | None = None) -> str:
     """
     place = tokenizer_path(name_or_path)
     directory = Path(place) if Path(place).is_dir() else cached_snapshot(place, revision)
-    if directory is None or not (directory / "config.json").is_file() or low_bits(read_config(directory)) is None:
+    if (
+        directory is None
+        or not (directory / "config.json").is_file()
+        or detect_low_bit_format(read_model_config(directory)) is None
+    ):
         return place
-    from surefit.model.low_bits import plain_directory
+    from surefit.model.low_bits import dequantized_directory
 
-    plain = plain_directory(directory)
+    plain = dequantized_directory(directory)
     return place if plain == directory else str(plain)
 
 
@@ -68,9 +72,9 @@ def tokenizer_path(name_or_path: str) -> str:
         return str(nano.PATH)
     source = gguf_source(name_or_path)
     if source is not None:
-        from surefit.model.gguf import converted_directory
+        from surefit.model.gguf import convert_gguf
 
-        return str(converted_directory(source))
+        return str(convert_gguf(source))
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         return str(path)
@@ -104,8 +108,8 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     add_to_tokenizer(tokenizer, section.add_tokens)
     if section.chat_template is not None:
         require_tokens(section.chat_template, tokenizer.get_vocab(), tokenizer.eos_token)
-        tokenizer.chat_template = as_attribute(chosen_templates(section.chat_template))
-    return with_switches(tokenizer, section.chat_template_kwargs)
+        tokenizer.chat_template = to_chat_template_attribute(load_chat_templates(section.chat_template))
+    return with_template_kwargs(tokenizer, section.chat_template_kwargs)
 
 
 def new_tokens(section: ModelSection) -> NewTokens | None:
@@ -137,7 +141,7 @@ def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     place = tokenizer_path(section.name_or_path)
     if Path(place).is_dir():
         require_sound_tokenizer(Path(place))
-    with encoding(place), reading(section, "tokenizer"):
+    with catch_tokenizer_panics(place), explain_loading_errors(section, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
             place, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
@@ -148,7 +152,7 @@ def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def with_switches(
+def with_template_kwargs(
     tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, bool | int | str]
 ) -> PreTrainedTokenizerBase:
     """The tokenizer, its chat template's switches set to other values than the template's own."""
@@ -157,7 +161,9 @@ def with_switches(
         return tokenizer
     own = copy.copy(tokenizer)
     named = isinstance(template, dict)  # several templates by name
-    changed = {name: with_defaults(text, switches) for name, text in (template if named else {"": template}).items()}
+    changed = {
+        name: bake_template_defaults(text, switches) for name, text in (template if named else {"": template}).items()
+    }
     own.chat_template = changed if named else changed[""]
     return own
 
@@ -242,7 +248,7 @@ def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
 
 
 @contextlib.contextmanager
-def reading(section: ModelSection, what: str) -> Iterator[None]:
+def explain_loading_errors(section: ModelSection, what: str) -> Iterator[None]:
     """Turn the libraries' errors about files and the hub into ours."""
     try:
         yield
@@ -260,7 +266,7 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
     causes = _causes(error)
     for kind, problem, advice in _HUB_ERRORS:
         if any(isinstance(cause, kind) for cause in causes):
-            if kind is hub.HTTPError and (status := _refused(causes)):  # type: ignore[attr-defined]
+            if kind is hub.HTTPError and (status := _hub_denied_status(causes)):  # type: ignore[attr-defined]
                 problem, advice = (
                     f"is refused by the hub ({status}): it is private, or the token is not accepted",
                     _TOKEN,
@@ -283,7 +289,7 @@ _TOKEN = (
 )
 
 
-def _refused(causes: Sequence[BaseException]) -> int | None:
+def _hub_denied_status(causes: Sequence[BaseException]) -> int | None:
     """401 or 403, where that is what the hub said."""
     statuses = [getattr(getattr(cause, "response", None), "status_code", None) for cause in causes]
     return next((status for status in statuses if status in (401, 403)), None)

@@ -40,17 +40,17 @@ def weights_kernel(w, q, scale, width, BLOCK: tl.constexpr):
     tl.store(w + row * width + columns, value.to(w.dtype.element_ty), mask)
 
 
-def rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def launch_rows_kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`float8_ops.fused_rows`."""
     x = x.contiguous()
     count, width = x.shape
     q, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty(count, 1, dtype=torch.float32)
     block = triton.next_power_of_2(width)
-    rows_kernel[(count,)](q, scale, x, width, BLOCK=block, num_warps=warps_of(block))
+    rows_kernel[(count,)](q, scale, x, width, BLOCK=block, num_warps=num_warps_for_block(block))
     return q, scale
 
 
-def weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def launch_weights_kernel(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """`float8_ops.fused_weights`."""
     w = torch.empty_like(q, dtype=dtype)
     count, width = q.shape
@@ -60,6 +60,6 @@ def weights(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.T
     return w
 
 
-def warps_of(block: int) -> int:
+def num_warps_for_block(block: int) -> int:
     """Of a program that holds a row of so many numbers."""
     return min(32, max(4, block // (32 * MOST_NUMBERS_PER_THREAD)))

@@ -104,7 +104,7 @@ def backward(
     return d_gate, d_up
 
 
-def step_of(ranks: list[int]) -> int:
+def rank_block_size(ranks: list[int]) -> int:
     """How many ranks the kernels multiply at a time; 0 without factors."""
     return min(MOST_STEP, max(LEAST_STEP, *(triton.next_power_of_2(rank) for rank in ranks))) if ranks else 0
 
@@ -124,5 +124,5 @@ def _start(
     factors = [low.contiguous(), *(factor.contiguous() for factor in b)] if low is not None else [gate] * 3
     kernel[(triton.cdiv(count, ROWS), triton.cdiv(width, COLUMNS))](
         *written, *read, *factors, *(ranks or (0, 0)), *(scalings or (0.0, 0.0)), count, width,
-        ROWS=ROWS, COLUMNS=COLUMNS, STEP=step_of(ranks), num_warps=WARPS,
+        ROWS=ROWS, COLUMNS=COLUMNS, STEP=rank_block_size(ranks), num_warps=WARPS,
     )  # fmt: skip

@@ -8,7 +8,7 @@ padding dropped, silently). A document's tokens read that document alone:
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
   has sinks, or a softcap, which no kernel of torch's knows.
 
-Where several processes share the tokens of a row, `sharing` says which of them this one has
+Where several processes share the tokens of a row, `share_keys_across_processes` says which of them this one has
 (parallel/context_parallel.py).
 """
 
@@ -31,7 +31,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from surefit.core.errors import ModelError
 from surefit.facts.attention import KERNEL_CAPABILITY, KERNEL_DTYPES, KERNEL_WIDTH
-from surefit.model.sdpa import capability_of, repeats_heads
+from surefit.model.sdpa import capability_of, must_repeat_kv_heads
 
 NAME = "torch_varlen"
 """Its name in transformers. It must not contain "flash", at which transformers looks for a package."""
@@ -39,7 +39,7 @@ UNPACKED = "set data.packing: false, and speed.attention: sdpa"
 _DTYPES = tuple(getattr(torch, name) for name in KERNEL_DTYPES)
 _GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """torch 2.11's kernel takes fewer key heads than query heads without being told."""
-Answer = TypeVar("Answer")
+CachedT = TypeVar("CachedT")
 
 
 class Formula(NamedTuple):
@@ -60,7 +60,7 @@ class Formula(NamedTuple):
     dropout: float
 
 
-class Documents(NamedTuple):
+class PackedDocuments(NamedTuple):
     """Where the documents of a row lie.
 
     Attributes:
@@ -75,7 +75,7 @@ class Documents(NamedTuple):
 
 
 @dataclass
-class Calls:
+class AttentionCallCounts:
     """What `counting_attention` saw.
 
     Attributes:
@@ -100,7 +100,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Share:
+class ContextShard:
     """The part of a packed row that this process has, where several share the row.
 
     Attributes:
@@ -110,8 +110,8 @@ class Share:
         gather: keys or values (length, heads, width) of this process → those of all, one process after the other.
     """
 
-    queries: Documents
-    keys: Documents
+    queries: PackedDocuments
+    keys: PackedDocuments
     order: torch.Tensor
     gather: Callable[[torch.Tensor], torch.Tensor]
 
@@ -120,15 +120,15 @@ class Share:
         return self.gather(tensor[0].transpose(0, 1)).index_select(0, self.order).transpose(0, 1)[None]
 
 
-_calls: Calls | None = None
-_share: Share | None = None
+_calls: AttentionCallCounts | None = None
+_share: ContextShard | None = None
 
 
 @contextmanager
-def counting_attention() -> Iterator[Calls]:
+def counting_attention() -> Iterator[AttentionCallCounts]:
     """Count the calls of `torch_varlen` inside; a recomputed layer (gradient checkpointing) counts again."""
     global _calls
-    outer, _calls = _calls, Calls()
+    outer, _calls = _calls, AttentionCallCounts()
     try:
         yield _calls
     finally:
@@ -136,7 +136,7 @@ def counting_attention() -> Iterator[Calls]:
 
 
 @contextmanager
-def sharing(share: Share) -> Iterator[None]:
+def share_keys_across_processes(share: ContextShard) -> Iterator[None]:
     """Let every layer inside read the keys of all processes; around the backward pass too, which may recompute layers.
 
     Not a context variable: on a GPU, layers are recomputed in a thread of autograd's own.
@@ -199,14 +199,14 @@ def varlen_attention(
     if query.shape[2] != key.shape[2]:  # a token is generated: each row goes on after the keys in its cache
         return _exact(query, key, value, formula).transpose(1, 2), None
     if _share is not None:
-        return _shared(query, key, value, formula, kernel), None
+        return _context_parallel_attention(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
     if kernel:
         places = documents or _rows(query)
         return _varlen(query, key, value, places, places, formula), None
     if documents is None:
         return _exact(query, key, value, formula).transpose(1, 2), None
-    return _each(query, key, value, documents, documents, formula), None
+    return _exact_per_document(query, key, value, documents, documents, formula), None
 
 
 def varlen_mask(
@@ -251,7 +251,7 @@ def _documents(
     starts: torch.Tensor | None,
     longest: int | None,
     lengths: tuple[int, ...] | None,
-) -> Documents | None:
+) -> PackedDocuments | None:
     """The documents of the flattened batch; None where each row is one."""
     if starts is None:
         if positions is None:
@@ -263,13 +263,13 @@ def _documents(
     if longest is None:
         lengths = lengths or _lengths(starts)
         longest = max(lengths)
-    return Documents(starts, lengths, longest)
+    return PackedDocuments(starts, lengths, longest)
 
 
-def _rows(query: torch.Tensor) -> Documents:
+def _rows(query: torch.Tensor) -> PackedDocuments:
     batch, _, length, _ = query.shape
     starts = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=query.device)
-    return Documents(starts, (length,) * batch, length)
+    return PackedDocuments(starts, (length,) * batch, length)
 
 
 def _starts(positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor | None:
@@ -292,7 +292,7 @@ _memory: dict[int, tuple[Any, int, Any]] = {}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _remember(tensor: torch.Tensor, find: Callable[[], Answer]) -> Answer:
+def _remember(tensor: torch.Tensor, find: Callable[[], CachedT]) -> CachedT:
     """What `find` gives for this tensor: found once per batch and not once per layer, for it waits on the GPU."""
     version = 0 if tensor.is_inference() else tensor._version
     known = _memory.get(id(tensor))
@@ -327,13 +327,13 @@ def _kernel_takes(
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it talks to other processes
-def _shared(
+def _context_parallel_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula, kernel: bool
 ) -> torch.Tensor:
     """This process's queries against the keys of all: (1, length, heads, width)."""
     assert _share is not None
     key, value = _share.read(key), _share.read(value)
-    attend = _varlen if kernel else _each
+    attend = _varlen if kernel else _exact_per_document
     return attend(query, key, value, _share.queries, _share.keys, formula)
 
 
@@ -341,8 +341,8 @@ def _varlen(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    documents: Documents,
-    read: Documents,
+    documents: PackedDocuments,
+    read: PackedDocuments,
     formula: Formula,
 ) -> torch.Tensor:
     """One kernel over all documents: (batch, length, heads, width).
@@ -420,12 +420,12 @@ class _WithSinks(torch.autograd.Function):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it would be compiled again for every batch's lengths
-def _each(
+def _exact_per_document(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    documents: Documents,
-    read: Documents,
+    documents: PackedDocuments,
+    read: PackedDocuments,
     formula: Formula,
 ) -> torch.Tensor:
     """`_exact`, one document of the flattened batch at a time; as `_varlen`."""
@@ -447,7 +447,7 @@ def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula:
     queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     textbook = formula.softcap is not None or formula.sinks is not None
     plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
-    shared = groups > 1 and plain and query.dtype in _DTYPES and not repeats_heads(key, value)
+    shared = groups > 1 and plain and query.dtype in _DTYPES and not must_repeat_kv_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     seen = None if plain else _visible(queries, keys, formula.window, query.device)

@@ -21,15 +21,15 @@ from surefit.core.errors import ConfigError
 from surefit.model.tokenizer import ADDED, NewTokens, Resized
 
 
-def grow(model: PreTrainedModel, new: NewTokens | Resized) -> None:
+def resize_vocabulary(model: PreTrainedModel, new: NewTokens | Resized) -> None:
     """Give a model with its weights the rows of new tokens, in place; a tied head stays tied."""
-    grown = [new.into(module.weight.data) for module in ends(model)]
+    grown = [new.into(module.weight.data) for module in vocabulary_modules(model)]
     model.resize_token_embeddings(len(grown[0]), mean_resizing=False)
-    for module, weight in zip(ends(model), grown, strict=True):  # the head is another one now
+    for module, weight in zip(vocabulary_modules(model), grown, strict=True):  # the head is another one now
         module.weight.data.copy_(weight)
 
 
-def ends(model: PreTrainedModel) -> list[Any]:
+def vocabulary_modules(model: PreTrainedModel) -> list[Any]:
     """The modules whose weights have a row for each token: the embedding, and the head unless it is the same tensor."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
     return [embedding] if head is None or head.weight is embedding.weight else [embedding, head]
@@ -49,7 +49,11 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
             field=ADDED,
             help="set train.method: full, which trains whole matrices, or take the tokens away",
         )
-    return {name: list(ids) for name, module in model.named_modules() if any(module is end for end in ends(model))}
+    return {
+        name: list(ids)
+        for name, module in model.named_modules()
+        if any(module is end for end in vocabulary_modules(model))
+    }
 
 
 def compute_rows_apart(model: torch.nn.Module) -> None:

@@ -27,13 +27,13 @@ from transformers import PreTrainedModel
 
 from surefit.core.errors import ConfigError, ModelError
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import pack
+from surefit.data.tokens.collate import collate_packed
 from surefit.facts.attention import attention_needs
 from surefit.model.attention import NAME, require_packable, use_varlen
-from surefit.model.varlen import Documents, Share, sharing
-from surefit.parallel.engine import Batch, Engine, Loss
+from surefit.model.varlen import ContextShard, PackedDocuments, share_keys_across_processes
+from surefit.parallel.engine import Batch, Engine, LossFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, any_of, device_of, summed
+from surefit.parallel.process_group import World, all_reduce_any, all_reduce_sum, communication_device
 
 FIELD = "parallel.cp"
 
@@ -63,7 +63,9 @@ class SharedTokens(Engine):
                 help="set parallel.cp to the number of processes, or to a divisor of it above 1",
             )
         super().__init__(world, *others)
-        groups = init_device_mesh(device_of(world).type, (world.size // size, size), mesh_dim_names=("data", "tokens"))
+        groups = init_device_mesh(
+            communication_device(world).type, (world.size // size, size), mesh_dim_names=("data", "tokens")
+        )
         self.size, self.group, self._data_group = size, groups.get_group("tokens"), groups.get_group("data")
         assert dist.get_world_size(self.group) == size
         self.data_rank, self.rank = divmod(world.rank, size)
@@ -86,31 +88,36 @@ class SharedTokens(Engine):
         return model
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         # Whoever seeded this step did it alike for all that read the same examples; their tokens are not the same.
         torch.manual_seed(torch.initial_seed() + self.rank)
         parts = []
         for batch in micro_batches:
             mine, share = self._part_of(batch)
-            with sharing(share):
+            with share_keys_across_processes(share):
                 parts.append(super().run(model, [mine], loss_of, supervised, scale))
         return sum(parts[1:], parts[0])
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         mine, share = self._part_of(batch)
-        with sharing(share):
-            return summed(super().measure(model, mine, loss_of), self.world, self.group)
+        with share_keys_across_processes(share):
+            return all_reduce_sum(super().measure(model, mine, loss_of), self.world, self.group)
 
     def total(self, value: float) -> float:
-        return summed(value, self.world, self._data_group) if self.data_size > 1 else value
+        return all_reduce_sum(value, self.world, self._data_group) if self.data_size > 1 else value
 
-    def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], Share]:
+    def _part_of(self, batch: Batch) -> tuple[dict[str, torch.Tensor], ContextShard]:
         def gather(tensor: torch.Tensor) -> torch.Tensor:
             gathered: torch.Tensor = _Gather.apply(tensor, self.group)  # type: ignore[no-untyped-call]
             return gathered
 
-        return part_of(batch, self.rank, self.size, gather, device_of(self.world))
+        return shard_micro_batch(batch, self.rank, self.size, gather, communication_device(self.world))
 
     @torch.no_grad()
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
@@ -121,17 +128,19 @@ class SharedTokens(Engine):
         was_training = model.training
         model.eval()
         try:
-            whole = self.loss(model, batch, _centred)
-            with sharing(share):
-                shared = self.loss(model, mine, _centred)
+            whole = self.loss(model, batch, _centered_logits)
+            with share_keys_across_processes(share):
+                shared = self.loss(model, mine, _centered_logits)
         finally:
             model.train(was_training)
-        own = torch.cat(tokens_of(divided(batch["document_lengths"], self.size)[self.rank]))
+        own = torch.cat(
+            chunk_token_indices(split_documents_across_ranks(batch["document_lengths"], self.size)[self.rank])
+        )
         whole, shared = whole[own.to(whole.device)], shared[: len(own)]
         error = float((shared - whole).norm() / whole.norm())
         layers = base.config.get_text_config().num_hidden_layers
         allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
-        if any_of(not error <= allowed, self.world):
+        if all_reduce_any(not error <= allowed, self.world):
             raise ModelError(
                 f"{base.config.model_type} cannot share the tokens of an example between processes: the logits are "
                 f"off by {error:.2g} of their size, {allowed:.2g} is rounding",
@@ -159,7 +168,12 @@ class ContextParallel(SharedTokens):
         return model
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         loss = super().run(model, micro_batches, loss_of, supervised, scale)
         sum_gradients([parameter for parameter in model.parameters() if parameter.requires_grad])
@@ -171,15 +185,15 @@ class ContextParallel(SharedTokens):
         return whole
 
 
-def part_of(
+def shard_micro_batch(
     batch: Batch, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
-) -> tuple[dict[str, torch.Tensor], Share]:
+) -> tuple[dict[str, torch.Tensor], ContextShard]:
     """What one of the processes that share a micro batch gives to its model, and what its attention has to know.
 
     Args:
         batch: packed, or padded on the right, on the CPU.
         rank, size: of this process among those that share the tokens.
-        gather: as in `Share`.
+        gather: as in `ContextShard`.
         device: of the model.
 
     Returns:
@@ -188,8 +202,8 @@ def part_of(
         the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
     """
     ids, targets, lengths = _without_padding(batch)
-    pieces = divided(lengths, size)
-    own = [torch.cat([*tokens_of(part), torch.empty(0, dtype=torch.int64)]) for part in pieces]
+    pieces = split_documents_across_ranks(lengths, size)
+    own = [torch.cat([*chunk_token_indices(part), torch.empty(0, dtype=torch.int64)]) for part in pieces]
     count, mine = 1 + max(map(len, own)), own[rank]
     filling = count - len(mine)
     place = torch.empty_like(ids)
@@ -211,10 +225,10 @@ def part_of(
     }
     queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling], device)
     keys = _documents([*map(len, read), filling], device)
-    return part, Share(queries, keys, torch.cat([*read, ends]).to(device), gather)
+    return part, ContextShard(queries, keys, torch.cat([*read, ends]).to(device), gather)
 
 
-class Piece(NamedTuple):
+class DocumentChunk(NamedTuple):
     """Tokens `first` to `last` − 1 of a row, part of the document that begins at token `document`."""
 
     document: int
@@ -222,20 +236,20 @@ class Piece(NamedTuple):
     last: int
 
 
-def divided(lengths: Sequence[int], size: int) -> list[list[Piece]]:
+def split_documents_across_ranks(lengths: Sequence[int], size: int) -> list[list[DocumentChunk]]:
     """The pieces of a row's documents for each of `size` processes: as many tokens and as much attention for each.
 
     Every document is cut into 2 · size pieces, the i-th of which goes with the i-th from the end. What does not divide
     goes to the processes with the fewest tokens so far.
 
-    >>> [[(p.first, p.last) for p in part] for part in divided([8, 4], 2)]
+    >>> [[(p.first, p.last) for p in part] for part in split_documents_across_ranks([8, 4], 2)]
     [[(0, 2), (6, 8), (8, 9), (11, 12)], [(2, 4), (4, 6), (9, 10), (10, 11)]]
     """
-    parts: list[list[Piece]] = [[] for _ in range(size)]
+    parts: list[list[DocumentChunk]] = [[] for _ in range(size)]
     held = [0] * size
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         cuts = [start + length * i // (2 * size) for i in range(2 * size + 1)]
-        pieces = [Piece(start, first, last) for first, last in pairwise(cuts)]
+        pieces = [DocumentChunk(start, first, last) for first, last in pairwise(cuts)]
         pairs = sorted(((pieces[i], pieces[-1 - i]) for i in range(size)), key=_tokens, reverse=True)
         for rank, pair in zip(sorted(range(size), key=held.__getitem__), pairs, strict=True):
             parts[rank] += [piece for piece in pair if piece.first < piece.last]
@@ -243,7 +257,7 @@ def divided(lengths: Sequence[int], size: int) -> list[list[Piece]]:
     return parts
 
 
-def tokens_of(pieces: Sequence[Piece]) -> list[torch.Tensor]:
+def chunk_token_indices(pieces: Sequence[DocumentChunk]) -> list[torch.Tensor]:
     """The numbers of each piece's tokens in the row."""
     return [torch.arange(piece.first, piece.last) for piece in pieces]
 
@@ -283,12 +297,12 @@ def _without_padding(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[in
     return ids[kept], targets[kept], tuple(mask.sum(1).tolist())
 
 
-def _documents(lengths: Sequence[int], device: torch.device) -> Documents:
+def _documents(lengths: Sequence[int], device: torch.device) -> PackedDocuments:
     starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
-    return Documents(starts, tuple(lengths), max(lengths))
+    return PackedDocuments(starts, tuple(lengths), max(lengths))
 
 
-def _tokens(pieces: Sequence[Piece]) -> int:
+def _tokens(pieces: Sequence[DocumentChunk]) -> int:
     return sum(piece.last - piece.first for piece in pieces)
 
 
@@ -306,10 +320,10 @@ def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:
     documents = [
         ((7 + 5 * torch.arange(length)) % table.num_embeddings).numpy() for length in (longer + 2 * size, 2 * size + 1)
     ]
-    return pack([(document, document) for document in documents])
+    return collate_packed([(document, document) for document in documents])
 
 
-def _centred(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+def _centered_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Logits (tokens, vocabulary) of one row, their mean taken off."""
     device = next(model.parameters()).device
     inputs = {name: batch[name].to(device) for name in ("input_ids", "position_ids")}

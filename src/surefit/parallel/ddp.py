@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from surefit.model import compat
-from surefit.parallel.engine import Batch, Engine, Loss
+from surefit.parallel.engine import Batch, Engine, LossFunction
 from surefit.parallel.process_group import World
 
 
-class LossOf(torch.nn.Module):
+class LossModule(torch.nn.Module):
     """A module whose forward pass is the loss of a model, so that what wraps it sees all that reads a weight."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, loss_of: Loss) -> torch.Tensor:
+    def forward(self, batch: Batch, loss_of: LossFunction) -> torch.Tensor:
         return loss_of(self.model, batch)
 
 
@@ -45,8 +45,8 @@ class DataParallel(Engine):
         """
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.ddp = DistributedDataParallel(
-            LossOf(model),
-            **compat.without_buffers(),  # none of them changes in training
+            LossModule(model),
+            **compat.ddp_buffer_kwargs(),  # none of them changes in training
             init_sync=False,  # all have read the same files and drawn by the same seed; gloo cannot send float8
             gradient_as_bucket_view=True,
             find_unused_parameters=any(".experts." in name for name in trained),
@@ -60,7 +60,7 @@ class DataParallel(Engine):
         assert self.ddp is not None, "wrap comes first"
         return nullcontext() if last else self.ddp.no_sync()
 
-    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> torch.Tensor:
         assert self.ddp is not None, "wrap comes first"
         loss: torch.Tensor = self.ddp(batch, loss_of)
         return loss

@@ -16,13 +16,13 @@ import torch
 
 from surefit.config.modes import MODES, ZERO
 from surefit.config.schema import ParallelSection
-from surefit.parallel.process_group import World, summed
-from surefit.parallel.shard_ranges import Flat
+from surefit.parallel.process_group import World, all_reduce_sum
+from surefit.parallel.shard_ranges import FlatRange
 
 Batch = Mapping[str, Any]
-Loss = Callable[[torch.nn.Module, Batch], torch.Tensor]
+LossFunction = Callable[[torch.nn.Module, Batch], torch.Tensor]
 """The summed cross-entropy of a micro batch, 0-d float32: `train.loss.loss_sum`."""
-Norm = Callable[[Iterable[torch.nn.Parameter]], torch.Tensor]
+NormFunction = Callable[[Iterable[torch.nn.Parameter]], torch.Tensor]
 
 
 class Engine:
@@ -59,7 +59,12 @@ class Engine:
         return contextlib.nullcontext()
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         """Forward and backward over this process's micro batches.
 
@@ -79,7 +84,7 @@ class Engine:
             parts.append(part.detach())
         return sum(parts[1:], parts[0])
 
-    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> torch.Tensor:
         """The summed loss of one micro batch, through whatever module must run for the backward pass to work."""
         return loss_of(model, batch)
 
@@ -91,19 +96,19 @@ class Engine:
         """
         return make(model)
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         """This process's share of the summed loss of a held-out micro batch; called under `no_grad`."""
         return float(loss_of(model, batch))
 
     def total(self, value: float) -> float:
         """A number that each data rank has a part of, summed."""
-        return summed(value, self.world) if self.data_size > 1 else value
+        return all_reduce_sum(value, self.world) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss of all processes, from this one's share."""
         return loss
 
-    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """The 2-norm, 0-d float32, of the whole gradient; equal in every process.
 
         Args:
@@ -116,7 +121,7 @@ class Engine:
         Only what the first process gets is used."""
         return dict(tensors)
 
-    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Flat] | None:
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, FlatRange] | None:
         """What this process writes of them into a checkpoint: ranges that, those of all processes together, cover each
         tensor exactly once. None where the first process writes them whole."""
         return None
@@ -146,7 +151,7 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
 """`parallel.mode`, or two together → the class, imported when it is used, and what it takes besides the world."""
 
 
-def engine_of(section: ParallelSection, world: World) -> Engine:
+def build_engine(section: ParallelSection, world: World) -> Engine:
     """The engine that `parallel.mode`, decided, asks for; every process is `joined`.
 
     One process alone has nobody to share with: there only ZeRO is an engine of its own, for `parallel.offload`.

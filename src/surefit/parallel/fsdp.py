@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 
 from surefit.core.errors import ModelError
 from surefit.model.compile import decoder_layers
-from surefit.parallel.ddp import LossOf
-from surefit.parallel.engine import Batch, Engine, Loss, Norm
-from surefit.parallel.process_group import World, device_of
-from surefit.parallel.shard_ranges import Flat, Lazy, part_of, shape_of
+from surefit.parallel.ddp import LossModule
+from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
+from surefit.parallel.process_group import World, communication_device
+from surefit.parallel.shard_ranges import FlatRange, LazyTensors, read_flat_range, read_shape
 
 
 class FullySharded(Engine):
@@ -42,7 +42,7 @@ class FullySharded(Engine):
     def __init__(self, world: World, replicas: int = 1, offload: bool = False) -> None:
         super().__init__(world)
         self.data_rank, self.data_size = world.rank, world.size
-        self.device, self.offload = device_of(world), offload
+        self.device, self.offload = communication_device(world), offload
         sizes, names = (replicas, world.size // replicas), ("replicate", "shard")
         if replicas == 1:
             self.mesh = init_device_mesh(self.device.type, sizes[1:], mesh_dim_names=names[1:])
@@ -70,7 +70,7 @@ class FullySharded(Engine):
                 help="set parallel.mode: ddp",
             )
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        root = LossOf(model)
+        root = LossModule(model)
         options: dict[str, Any] = {
             "mesh": self.mesh,
             # Weights are computed with as they are; 16-bit gradients are added up in float32.
@@ -100,11 +100,11 @@ class FullySharded(Engine):
             assert parameter.shape == shapes[name], name
             assert parameter.to_local().shape[0] <= -(-shapes[name][0] // size), f"{name} is whole in each process"
 
-    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> torch.Tensor:
         loss: torch.Tensor = self.root(batch, loss_of)
         return loss
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         value = float(self.root(batch, loss_of))
         self.root.reshard()  # after a backward pass it happens by itself
         return value
@@ -114,7 +114,7 @@ class FullySharded(Engine):
         dist.all_reduce(total)
         return total
 
-    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Each process's norm of what it holds, squared and added up over those that together hold all."""
         square = norm(_own_gradients(parameters)).to(self.device) ** 2  # type: ignore[arg-type]
         dist.all_reduce(square, group=self.shard_group)
@@ -136,24 +136,24 @@ class FullySharded(Engine):
                 found[name] = full
         return found
 
-    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Flat] | None:
+    def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, FlatRange] | None:
         """This process's rows, or of replicas an equal part of those that all of them have. What is not sharded, the
         step counts of the optimizer, is the first process's."""
         if self.mesh.size() != self.world.size:
             return None
-        found: dict[str, Flat] = {}
+        found: dict[str, FlatRange] = {}
         for name, tensor in tensors.items():
             one = tensor.detach()
             if isinstance(one, DTensor):
                 found[name] = _flat(one)
             elif self.world.is_first:
-                found[name] = Flat(one.reshape(-1), 0, tuple(one.shape))
+                found[name] = FlatRange(one.reshape(-1), 0, tuple(one.shape))
         return found
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        return Lazy(tensors, lambda name: _share(tensors, name, like.get(name)))
+        return LazyTensors(tensors, lambda name: _local_shard(tensors, name, like.get(name)))
 
 
 def _gather(shard: DTensor, device: torch.device) -> torch.Tensor:
@@ -179,7 +179,7 @@ def _rows(tensor: DTensor) -> tuple[int, int, int]:
     return first, min(each, rows - first), width
 
 
-def _flat(tensor: DTensor) -> Flat:
+def _flat(tensor: DTensor) -> FlatRange:
     """What this process writes of a sharded tensor."""
     first, count, width = _rows(tensor)
     held = tensor.to_local().reshape(-1)
@@ -192,16 +192,16 @@ def _flat(tensor: DTensor) -> Flat:
             copies *= mesh.size(dimension)
     part = -(-held.numel() // copies)
     begin = min(held.numel(), part * number)
-    return Flat(held[begin : begin + part], first * width + begin, tuple(tensor.shape))
+    return FlatRange(held[begin : begin + part], first * width + begin, tuple(tensor.shape))
 
 
-def _share(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor | None) -> torch.Tensor:
+def _local_shard(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor | None) -> torch.Tensor:
     """This process's part of a tensor; the tensor where `like` is no shard of one like it."""
-    if not isinstance(like, DTensor) or shape_of(tensors, name) != like.shape:
+    if not isinstance(like, DTensor) or read_shape(tensors, name) != like.shape:
         return tensors[name]
     # Every process reads the same files: nobody need send anything.
     first, count, width = _rows(like)
-    part = part_of(tensors, name, first * width, count * width).view(count, *like.shape[1:])
+    part = read_flat_range(tensors, name, first * width, count * width).view(count, *like.shape[1:])
     return DTensor.from_local(
         part.to(like.device), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

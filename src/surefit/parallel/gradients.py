@@ -30,7 +30,7 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: dist.ProcessG
     for parameter in used:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    for bucket in _buckets([_held(parameter.grad) for parameter in used]):
+    for bucket in _buckets([_local_tensor(parameter.grad) for parameter in used]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat, group=group)
         parts = torch.split(flat, [gradient.numel() for gradient in bucket])
@@ -38,7 +38,7 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter], group: dist.ProcessG
             gradient.copy_(part.view_as(gradient))
 
 
-def _held(tensor: Any) -> torch.Tensor:
+def _local_tensor(tensor: Any) -> torch.Tensor:
     """What of it is in this process."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

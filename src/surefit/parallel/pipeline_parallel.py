@@ -22,12 +22,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from surefit.core.errors import ConfigError, ModelError
 from surefit.data.tokens.collate import OWN_KEYS
 from surefit.facts.sharding import split_layers
-from surefit.model.compat import rows_known, wrap_forward
-from surefit.model.prepare import base_of
-from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.model.compat import avoid_mask_syncs, wrap_forward
+from surefit.model.prepare import unwrap_base_model
+from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, device_of, summed
-from surefit.parallel.shard_ranges import Lazy
+from surefit.parallel.process_group import World, all_reduce_sum, communication_device
+from surefit.parallel.shard_ranges import LazyTensors
 
 FIELD = "parallel.pp"
 
@@ -64,7 +64,9 @@ class Pipeline(Engine):
         self.data_rank, self.stage = divmod(world.rank, stages)
         self.stages, self.data_size = stages, world.size // stages
         self.is_last = self.stage == stages - 1
-        groups = init_device_mesh(device_of(world).type, (self.data_size, stages), mesh_dim_names=("data", "stages"))
+        groups = init_device_mesh(
+            communication_device(world).type, (self.data_size, stages), mesh_dim_names=("data", "stages")
+        )
         self.group, self.data_group = groups.get_group("stages"), groups.get_group("data")
         self.layers = range(0)
         self.elsewhere: frozenset[str] = frozenset()
@@ -90,7 +92,7 @@ class Pipeline(Engine):
         first, last = self.stage == 0, self.is_last
         parts.become(self.layers, first, last)
         tied = parts.tied_weight()
-        away = parts.let_go(self.layers, first, last, device_of(self.world))
+        away = parts.let_go(self.layers, first, last, communication_device(self.world))
         self.elsewhere = frozenset(name for name, p in model.named_parameters() if id(p) in away)
         if tied and parts.tied_weight_is_trained():
             self._ends = self._join_ends()
@@ -115,11 +117,16 @@ class Pipeline(Engine):
         assert not trained & self.elsewhere
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         # The same numbers on every stage would drop the same places in layers of different stages.
         torch.manual_seed(torch.initial_seed() + self.stage)
-        device = device_of(self.world)
+        device = communication_device(self.world)
         tokens = max(batch["input_ids"].numel() for batch in micro_batches)
         stage = _Stage(self._parts, model, micro_batches, loss_of, scale / supervised, tokens, self.is_last, device)
         schedule = self._schedule(stage, len(micro_batches), tokens)
@@ -143,7 +150,7 @@ class Pipeline(Engine):
             stage,
             self.stage,
             self.stages,
-            device_of(self.world),
+            communication_device(self.world),
             input_args=() if self.stage == 0 else (travels,),
             output_args=torch.empty(1, device="meta", requires_grad=True) if self.is_last else travels,
             group=self.group,
@@ -159,9 +166,12 @@ class Pipeline(Engine):
         dist.all_reduce(self._tied.grad, group=self._ends)
 
     @torch.no_grad()
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         """The summed loss, the same in every process of a pipeline."""
-        device, rank = device_of(self.world), self.world.rank  # neighbours in the pipeline are neighbours among all
+        device, rank = (
+            communication_device(self.world),
+            self.world.rank,
+        )  # neighbours in the pipeline are neighbours among all
         tokens = batch["input_ids"].numel()
         stage = _Stage(self._parts, model, [batch], loss_of, 1.0, tokens, self.is_last, device)
         received: tuple[torch.Tensor, ...] = ()
@@ -172,20 +182,20 @@ class Pipeline(Engine):
         output = stage(*received, number=torch.zeros(1, dtype=torch.int64))
         if not self.is_last:
             dist.send(output.contiguous(), rank + 1)
-        return summed(float(output) if self.is_last else 0.0, self.world, self.group)
+        return all_reduce_sum(float(output) if self.is_last else 0.0, self.world, self.group)
 
     def total(self, value: float) -> float:
-        return summed(value, self.world, self.data_group) if self.data_size > 1 else value
+        return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Only last stages have one."""
         dist.all_reduce(loss)
         return loss
 
-    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Over all stages; a weight that two of them hold counts once."""
         own = [p for p in parameters if not (self.is_last and p is self._tied)]
-        square = norm(own).to(device_of(self.world), torch.float64).square()
+        square = norm(own).to(communication_device(self.world), torch.float64).square()
         dist.all_reduce(square, group=self.group)
         return square.sqrt().float()
 
@@ -204,9 +214,9 @@ class Pipeline(Engine):
                     continue
                 known.add(name)
                 if self.world.rank == rank:
-                    dist.send(own[name].to(device_of(self.world)).contiguous(), 0)
+                    dist.send(own[name].to(communication_device(self.world)).contiguous(), 0)
                 elif self.world.is_first:
-                    buffer = torch.empty(shape, dtype=dtype, device=device_of(self.world))
+                    buffer = torch.empty(shape, dtype=dtype, device=communication_device(self.world))
                     dist.recv(buffer, rank)
                     found[name] = buffer.cpu()
         return found
@@ -214,7 +224,7 @@ class Pipeline(Engine):
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        return Lazy([name for name in tensors if not self._is_elsewhere(name)], tensors.__getitem__)
+        return LazyTensors([name for name in tensors if not self._is_elsewhere(name)], tensors.__getitem__)
 
     def _is_elsewhere(self, name: str) -> bool:
         """A parameter's name, or KEY.PARAMETER as the optimizer has it."""
@@ -239,7 +249,7 @@ class _Stage(torch.nn.Module):
         parts: _Parts,
         model: torch.nn.Module,
         micro_batches: Sequence[Batch],
-        loss_of: Loss,
+        loss_of: LossFunction,
         factor: float,
         tokens: int,
         is_last: bool,
@@ -258,7 +268,7 @@ class _Stage(torch.nn.Module):
         if self.is_last:
             return (self.loss_of(self.model, batch) * self.factor).reshape(1)
         inputs = {name: _on(value, self.device) for name, value in batch.items() if name not in OWN_KEYS}
-        with rows_known(batch):
+        with avoid_mask_syncs(batch):
             hidden = self.parts.decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
         if torch.is_grad_enabled() and not hidden.requires_grad:
             hidden = hidden.requires_grad_()  # nothing is trained up to here; the schedule sends gradients all the same
@@ -281,7 +291,7 @@ class _Parts:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.causal_lm = cast(Any, base_of(model))
+        self.causal_lm = cast(Any, unwrap_base_model(model))
         kind = type(self.causal_lm).__name__
         plan = getattr(self.causal_lm.config.get_text_config(), "base_model_pp_plan", None) or {}
         self.decoder: Any = self.causal_lm.get_decoder()
@@ -386,7 +396,7 @@ class _Parts:
             self.embeddings._forward_hooks.clear()  # NEFTune's noise belongs to the first stage
         freed = set()
         for part in away:
-            freed |= _free(part, device)
+            freed |= _release_parameters(part, device)
         _move(self.model, freed, device)
         return freed
 
@@ -399,7 +409,7 @@ def _has_memory(parameter: torch.Tensor) -> bool:
     return parameter.untyped_storage().nbytes() >= parameter.nbytes
 
 
-def _free(part: torch.nn.Module, device: torch.device) -> set[int]:
+def _release_parameters(part: torch.nn.Module, device: torch.device) -> set[int]:
     """Put numbers without memory in the place of every parameter: of its shape and type, one value for all."""
     freed = set()
     for module in part.modules():

@@ -29,10 +29,10 @@ LOST = (
 MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 PLACE = re.compile(r"\[\S*\.cc:\d+\] |(?<=\.) This is typically caused.*")
 """Of a message of gloo, what tells its authors something, and a user nothing."""
-_patient: list[dist.ProcessGroup] = []
-"""The group of all processes, over gloo, that waits as long as `PATIENCE`; there while `joined`."""
+_long_timeout_groups: list[dist.ProcessGroup] = []
+"""The group of all processes, over gloo, that waits as long as `PATIENCE`; there while `process_group`."""
 _limits: list[datetime.timedelta] = []
-"""How long all other exchanges wait; there while `joined`."""
+"""How long all other exchanges wait; there while `process_group`."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class World:
     @classmethod
     def current(cls) -> World:
         """What torchrun, accelerate launch or srun say in the environment; one process where none does."""
-        return cls(*env.process_place())
+        return cls(*env.distributed_env())
 
 
-def device_of(world: World) -> torch.device:
+def communication_device(world: World) -> torch.device:
     """The device over which this process exchanges tensors with the others."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return torch.device("cuda", world.local_rank)
@@ -73,7 +73,7 @@ def device_of(world: World) -> torch.device:
 
 
 @contextmanager
-def joined(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> Iterator[None]:
+def process_group(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> Iterator[None]:
     """Be connected to the other processes: over NCCL between GPUs, over gloo between CPUs.
 
     Args:
@@ -90,14 +90,14 @@ def joined(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> 
     if backend == "nccl":
         torch.cuda.set_device(world.local_rank)
     limit = datetime.timedelta(minutes=timeout_minutes)
-    with _losses(timeout_minutes):
+    with _translate_lost_process_errors(timeout_minutes):
         dist.init_process_group(backend, timeout=limit, world_size=world.size, rank=world.rank)
-        _patient.append(dist.new_group(backend="gloo", timeout=PATIENCE))
+        _long_timeout_groups.append(dist.new_group(backend="gloo", timeout=PATIENCE))
         _limits.append(limit)
         try:
             yield
         finally:
-            _patient.clear()
+            _long_timeout_groups.clear()
             _limits.clear()
             # After an error others may wait in a collective that this process never enters: NCCL would wait for them.
             if backend == "gloo" or sys.exception() is None:
@@ -105,14 +105,14 @@ def joined(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> 
 
 
 @contextmanager
-def _losses(timeout_minutes: float) -> Iterator[None]:
+def _translate_lost_process_errors(timeout_minutes: float) -> Iterator[None]:
     """Turn what the libraries say about processes that are gone into an error of ours."""
     try:
         yield
     except SureFitError:
         raise
     except Exception as error:
-        if not is_loss(error):
+        if not is_lost_process_error(error):
             raise
         raise LostProcess(
             _what_is_lost(env.first_line(error)),
@@ -130,63 +130,63 @@ def _what_is_lost(said: str) -> str:
     return f"the connection to the other processes is lost: {PLACE.sub('', said)}"
 
 
-def is_loss(error: BaseException) -> bool:
+def is_lost_process_error(error: BaseException) -> bool:
     """Whether an error says that another process is gone."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
 
 
-def summed(value: float, world: World, group: dist.ProcessGroup | None = None) -> float:
+def all_reduce_sum(value: float, world: World, group: dist.ProcessGroup | None = None) -> float:
     """The sum of a number over the processes of a group (all of them), exact for whole numbers below 2**53."""
     if world.size == 1:
         return value
-    total = torch.tensor(value, dtype=torch.float64, device=device_of(world))
+    total = torch.tensor(value, dtype=torch.float64, device=communication_device(world))
     dist.all_reduce(total, group=group)
     return float(total)
 
 
-def any_of(flag: bool, world: World) -> bool:
+def all_reduce_any(flag: bool, world: World) -> bool:
     """Whether it is true in any process."""
-    return summed(float(flag), world) > 0
+    return all_reduce_sum(float(flag), world) > 0
 
 
-def gathered(value: T, world: World) -> list[T]:
+def all_gather(value: T, world: World) -> list[T]:
     """What each process has, by rank."""
     if world.size == 1:
         return [value]
     held: list[Any] = [None] * world.size
-    dist.all_gather_object(held, value, group=_patient[0])
+    dist.all_gather_object(held, value, group=_long_timeout_groups[0])
     return held
 
 
-def from_first(value: T | None, world: World) -> T:
+def broadcast_from_rank0(value: T | None, world: World) -> T:
     """What the first process has, however long it takes; the others pass None."""
     if world.size == 1:
         return value  # type: ignore[return-value]
     held = [value]
-    dist.broadcast_object_list(held, src=0, group=_patient[0])
+    dist.broadcast_object_list(held, src=0, group=_long_timeout_groups[0])
     return held[0]  # type: ignore[return-value]
 
 
-def by_first(world: World, call: Callable[[], T]) -> T:
+def run_on_rank0(world: World, call: Callable[[], T]) -> T:
     """Let the first process do something, and give every process what it returned.
 
     Where it fails, the first process alone raises: the others lose it, and say nothing of their own.
     """
-    return from_first(call() if world.is_first else None, world)
+    return broadcast_from_rank0(call() if world.is_first else None, world)
 
 
-def all_here(world: World) -> None:
+def barrier_with_timeout(world: World) -> None:
     """Wait until every process is here, no longer than for any other exchange.
 
     It comes before a wait of unknown length, so that the others notice a process that hangs.
     """
     if world.size > 1:
-        dist.monitored_barrier(group=_patient[0], timeout=_limits[0], wait_all_ranks=True)
+        dist.monitored_barrier(group=_long_timeout_groups[0], timeout=_limits[0], wait_all_ranks=True)
 
 
-def together(world: World) -> None:
+def barrier(world: World) -> None:
     """Wait until every process is here, however long it takes."""
     if world.size > 1:
-        dist.barrier(group=_patient[0])
+        dist.barrier(group=_long_timeout_groups[0])

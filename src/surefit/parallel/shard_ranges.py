@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 
-class Flat(NamedTuple):
+class FlatRange(NamedTuple):
     """A part of a tensor.
 
     Attributes:
@@ -26,7 +26,7 @@ class Flat(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Lazy(Mapping[str, torch.Tensor]):
+class LazyTensors(Mapping[str, torch.Tensor]):
     """Tensors by name, each made when it is asked for, and kept by nobody here."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], torch.Tensor]) -> None:
@@ -47,7 +47,7 @@ class Lazy(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-class InParts(Mapping[str, torch.Tensor]):
+class ShardedTensors(Mapping[str, torch.Tensor]):
     """Whole tensors by name, put together from parts when they are asked for; a range of one can be had alone."""
 
     @abstractmethod
@@ -59,13 +59,13 @@ class InParts(Mapping[str, torch.Tensor]):
         """`count` numbers of the flattened tensor, 1-d; not to be written to."""
 
 
-def shape_of(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
+def read_shape(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
     """Of one of them, without reading it."""
-    return tensors.shape(name) if isinstance(tensors, InParts) else tensors[name].shape
+    return tensors.shape(name) if isinstance(tensors, ShardedTensors) else tensors[name].shape
 
 
-def part_of(tensors: Mapping[str, torch.Tensor], name: str, offset: int, count: int) -> torch.Tensor:
+def read_flat_range(tensors: Mapping[str, torch.Tensor], name: str, offset: int, count: int) -> torch.Tensor:
     """`count` numbers of one of them, flattened, and no more of it than that is read where it can be helped."""
-    if isinstance(tensors, InParts):
+    if isinstance(tensors, ShardedTensors):
         return tensors.part(name, offset, count)
     return tensors[name].reshape(-1)[offset : offset + count]

@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from surefit.core.errors import ConfigError, ModelError
-from surefit.model.prepare import base_of
-from surefit.parallel.engine import Batch, Engine, Loss, Norm
+from surefit.model.prepare import unwrap_base_model
+from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
 from surefit.parallel.gradients import sum_gradients
-from surefit.parallel.process_group import World, device_of, summed
-from surefit.parallel.shard_ranges import Lazy
+from surefit.parallel.process_group import World, all_reduce_sum, communication_device
+from surefit.parallel.shard_ranges import LazyTensors
 
 FIELD = "parallel.tp"
 OTHER_MODES = "set parallel.mode: fsdp, or pp"
@@ -81,7 +81,9 @@ class TensorParallel(Engine):
             )
         self.data_rank, place = divmod(world.rank, size)
         self.data_size, self.counts_whole = world.size // size, place == 0
-        groups = init_device_mesh(device_of(world).type, (self.data_size, size), mesh_dim_names=("data", "tp"))
+        groups = init_device_mesh(
+            communication_device(world).type, (self.data_size, size), mesh_dim_names=("data", "tp")
+        )
         self.size, self.mesh, self.data_group = size, groups["tp"], groups.get_group("data")
 
     def loading_device(self, kind: str) -> str:
@@ -95,13 +97,13 @@ class TensorParallel(Engine):
             ModelError: transformers has no plan for it, the plan has a style that is not here, layers are quantised,
                 or heads do not divide; or the cut model computes something else (tried out on a few tokens).
         """
-        causal_lm = cast(Any, base_of(model))
+        causal_lm = cast(Any, unwrap_base_model(model))
         before = _hidden(causal_lm)
-        chosen = list(_chosen(causal_lm, self.size))
+        chosen = list(_layers_to_shard(causal_lm, self.size))
         for part in chosen:
             self._cut(part)
         self._share_trained(causal_lm, {id(part.module) for part in chosen if part.style == ON_SLICES})
-        model.to(device_of(self.world))
+        model.to(communication_device(self.world))
         for part in chosen:
             _require_cut(part, self.size)
         assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
@@ -115,7 +117,7 @@ class TensorParallel(Engine):
             # Scattered by rank 0: a slice taken from the matrix at hand would keep all of it in memory.
             parallelize_module(module, self.mesh, CUT[part.style]())
             if part.style != "colwise":
-                module.register_forward_hook(_put_together)
+                module.register_forward_hook(_gather_full_output)
         for module in part.whole:
             _share(module, self.mesh, Replicate())
 
@@ -138,7 +140,12 @@ class TensorParallel(Engine):
                 _share(head, self.mesh, Replicate())
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         total = super().run(model, micro_batches, loss_of, supervised, scale)
         for parameter in model.parameters():
@@ -150,7 +157,7 @@ class TensorParallel(Engine):
         return total
 
     def total(self, value: float) -> float:
-        return summed(value, self.world, self.data_group) if self.data_size > 1 else value
+        return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         if self.data_size == 1:
@@ -159,7 +166,7 @@ class TensorParallel(Engine):
         dist.all_reduce(whole, group=self.data_group)
         return whole
 
-    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """What is cut is added up over the processes, what is whole counts once."""
         cut: list[Any] = []
         whole: list[Any] = []
@@ -167,7 +174,7 @@ class TensorParallel(Engine):
             if parameter.grad is not None:
                 gradient: Any = parameter.grad
                 (cut if gradient.placements[0].is_shard() else whole).append(_Gradient(gradient.to_local()))
-        square = norm(cut).double().square().to(device_of(self.world))
+        square = norm(cut).double().square().to(communication_device(self.world))
         if self.counts_whole:
             square += norm(whole).double().square().to(square.device)
         dist.all_reduce(square, group=self.mesh.get_group())
@@ -195,7 +202,7 @@ class TensorParallel(Engine):
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
         """`like` may name the parameters of which `tensors` are the optimizer's KEY.PARAMETER."""
-        return Lazy(tensors, lambda name: self._share_of(tensors[name], _named(name, like)))
+        return LazyTensors(tensors, lambda name: self._share_of(tensors[name], _parameter_for_name(name, like)))
 
     def _share_of(self, tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
         if not isinstance(like, DTensor) or like.shape != tensor.shape:
@@ -232,7 +239,7 @@ class _Part:
         return 0 if self.style.startswith("colwise") else 1
 
 
-def _chosen(causal_lm: Any, size: int) -> Iterator[_Part]:
+def _layers_to_shard(causal_lm: Any, size: int) -> Iterator[_Part]:
     """The layers that the model's plan names, each with what becomes of it."""
     kind = type(causal_lm).__name__
     plan: dict[str, str] = dict(getattr(causal_lm, "tp_plan", None) or {})
@@ -300,7 +307,7 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
             )
 
 
-def _put_together(module: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:
+def _gather_full_output(module: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:
     """Now, and not when somebody reads it, as torch's styles would: what nobody reads would wait, and be kept, forever.
     The loss in chunks only looks at the shape of some logits, and nobody reads the end of a recomputed layer."""
     whole: torch.Tensor = output.full_tensor()
@@ -362,6 +369,6 @@ def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> Non
         )
 
 
-def _named(name: str, like: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def _parameter_for_name(name: str, like: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     found = like.get(name)
     return like.get(name.partition(".")[2]) if found is None else found

@@ -30,8 +30,8 @@ from surefit.core.errors import MachineError
 from surefit.core.packaging import install_extra
 from surefit.core.reading import read_json_file
 from surefit.importers.adopt import TUNING
-from surefit.parallel.engine import Batch, Engine, Loss, Norm
-from surefit.parallel.process_group import World, device_of
+from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
+from surefit.parallel.process_group import World, communication_device
 
 CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
 """Stage → DeepSpeed's optimizer of it. What it makes depends on the data types too."""
@@ -74,7 +74,7 @@ class Zero(Engine):
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         (inner,) = make(model, masters=False).inner
-        config = settings(self._section, next(iter(trained.values())).dtype)
+        config = build_deepspeed_config(self._section, next(iter(trained.values())).dtype)
         runtime = self._deepspeed.initialize(
             model=_WithLoss(model), optimizer=inner, config=config, dist_init_required=False
         )[0]
@@ -99,11 +99,16 @@ class Zero(Engine):
         assert numbers <= held * size < numbers + 2 * size * len(self._optimizer.parts) + 1
 
     def run(
-        self, model: torch.nn.Module, micro_batches: Sequence[Batch], loss_of: Loss, supervised: int, scale: float
+        self,
+        model: torch.nn.Module,
+        micro_batches: Sequence[Batch],
+        loss_of: LossFunction,
+        supervised: int,
+        scale: float,
     ) -> torch.Tensor:
         assert self._optimizer is not None
         runtime = self._optimizer.runtime
-        total = torch.zeros((), device=device_of(self.world))
+        total = torch.zeros((), device=communication_device(self.world))
         for number, batch in enumerate(micro_batches, start=1):
             runtime.set_gradient_accumulation_boundary(number == len(micro_batches))
             part = runtime(loss_of, batch) / supervised
@@ -112,7 +117,7 @@ class Zero(Engine):
         self._optimizer.pending = True
         return total
 
-    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: Loss) -> float:
+    def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         """In stage 3 every process must measure as many batches: each gathers the weights that it needs from all."""
         assert self._optimizer is not None
         return float(self._optimizer.runtime.module(loss_of, batch))
@@ -122,11 +127,11 @@ class Zero(Engine):
         dist.all_reduce(whole)
         return whole
 
-    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: Norm) -> torch.Tensor:
+    def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Of the gradients that the processes hold by now, each its own part."""
         assert self._optimizer is not None
         held: Any = [SimpleNamespace(grad=gradient) for gradient in self._optimizer.gradients()]
-        square = norm(held).double().square().to(device_of(self.world))
+        square = norm(held).double().square().to(communication_device(self.world))
         dist.all_reduce(square)
         return square.sqrt().float()
 
@@ -316,11 +321,11 @@ class _WithLoss(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, loss_of: Loss, batch: Batch) -> torch.Tensor:
+    def forward(self, loss_of: LossFunction, batch: Batch) -> torch.Tensor:
         return loss_of(self.model, batch)
 
 
-def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
+def build_deepspeed_config(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
     """The whole config for DeepSpeed: ours, and the tuning of the user's own file.
 
     Args:
@@ -337,12 +342,14 @@ def settings(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
         "steps_per_print": 2**62,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": tuning(section.deepspeed_config) | {"stage": stage} | (offload if section.offload else {}),
+        "zero_optimization": read_deepspeed_tuning(section.deepspeed_config)
+        | {"stage": stage}
+        | (offload if section.offload else {}),
         **PRECISION[dtype],
     }
 
 
-def tuning(path: str | None) -> dict[str, Any]:
+def read_deepspeed_tuning(path: str | None) -> dict[str, Any]:
     """What `TUNING` names in a user's DeepSpeed file; "auto" is left to DeepSpeed."""
     if path is None:
         return {}
@@ -360,7 +367,7 @@ def import_deepspeed(world: World) -> Any:
     Raises:
         MachineError: it is not installed, or does not fit this machine.
     """
-    env.place_deepspeed(device_of(world).type, world.local_rank)
+    env.place_deepspeed(communication_device(world).type, world.local_rank)
     try:
         deepspeed = importlib.import_module("deepspeed")
     except (ImportError, RuntimeError) as error:

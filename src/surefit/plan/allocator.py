@@ -10,7 +10,6 @@ settings but `expandable_segments`.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from surefit.core.units import MIB
@@ -76,7 +75,7 @@ class _Block:
 
 
 @dataclass
-class Totals:
+class AllocatorTotals:
     """Bytes, now and at their highest."""
 
     allocated: int = 0
@@ -94,7 +93,7 @@ class CachingAllocator:
 
     def __init__(self, expandable: bool = False) -> None:
         self.expandable = expandable
-        self.totals = Totals()
+        self.totals = AllocatorTotals()
         self._small, self._large = _Pool(SMALL_SEGMENT), _Pool(LARGE_SEGMENT)
         self._segments: dict[int, int] = {}
         self._next_address = 0
@@ -250,35 +249,3 @@ class CachingAllocator:
         if taken.following is not None:
             taken.following.preceding = block
         return block
-
-
-def replay(
-    events: Iterable[int],
-    sizes: list[int],
-    expandable: bool = False,
-    empty_at: Collection[int] = (),
-) -> Totals:
-    """What a recorded trace takes.
-
-    Args:
-        events: `+i` where allocation i - 1 is made, `-i` where it is freed, in order.
-        sizes: bytes of each allocation.
-        expandable: as `CachingAllocator`.
-        empty_at: positions before which `torch.cuda.empty_cache()` is called.
-
-    Example: three tensors of 3, 3 and 4 MiB, the first freed before the last is made: the 20 MiB segment of the first
-    holds all three.
-
-    >>> replay([1, 2, -1, 3], [3 << 20, 3 << 20, 4 << 20]).peak_reserved >> 20
-    20
-    """
-    allocator = CachingAllocator(expandable)
-    blocks: dict[int, _Block] = {}
-    for position, event in enumerate(events):
-        if position in empty_at:
-            allocator.empty_cache()
-        if event > 0:
-            blocks[event] = allocator.allocate(sizes[event - 1])
-        elif -event in blocks:
-            allocator.release(blocks.pop(-event))
-    return allocator.totals

@@ -8,7 +8,7 @@ from typing import Any
 
 from surefit.config.modes import MODES
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import KERNEL_PACKAGES, Resolved, kernels_obstacle
+from surefit.config.resolve import KERNEL_PACKAGES, ResolvedConfig, kernels_obstacle
 from surefit.facts.hardware import HardwareFacts
 
 
@@ -27,7 +27,7 @@ class Assumption:
     why: str
 
 
-def assumptions(resolved: Resolved, hardware: HardwareFacts) -> Iterator[Assumption]:
+def list_assumptions(resolved: ResolvedConfig, hardware: HardwareFacts) -> Iterator[Assumption]:
     """Yield what is assumed of the machine with the GPU; nothing where it is this one."""
     if not hardware.is_another_machine:
         return

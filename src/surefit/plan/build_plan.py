@@ -13,46 +13,57 @@ from typing import TYPE_CHECKING, Any
 
 from surefit import __version__
 from surefit.config.memory import WORDS
-from surefit.config.resolve import Resolved
-from surefit.config.world import processes
+from surefit.config.resolve import ResolvedConfig
+from surefit.config.world import count_processes
 from surefit.core.errors import SureFitError
 from surefit.core.units import bytes_text, plural
 from surefit.facts.disk import disk_terms, download_term
-from surefit.facts.eval_prompts import ScoredFacts
-from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
+from surefit.facts.eval_prompts import EvalPromptFacts
+from surefit.facts.generation import (
+    estimate_generation_memory,
+    generation_room_bytes,
+    held_by_training,
+    largest_fitting_eval_batch,
+)
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_formula import (
     ACTIVATIONS_LEFT_OUT,
     LEFT_OUT,
-    Term,
+    MemoryTerm,
     activations_known,
-    at_least,
-    trained,
+    count_trainable_parameters,
+    fullest_moment_bytes,
 )
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import ModelFacts
 from surefit.facts.step_shape import micro_batch_shape
-from surefit.plan.assumptions import assumptions
-from surefit.plan.host import host_plan
-from surefit.plan.memory_interval import require_plannable, verdict
-from surefit.plan.planner import Lengths, Planner, held, needs, share_of_memory
-from surefit.plan.rank_summary import of_ranks
-from surefit.plan.scoring import planned_scoring
+from surefit.plan.assumptions import list_assumptions
+from surefit.plan.host import build_host_plan
+from surefit.plan.memory_interval import judge_fit, require_plannable
+from surefit.plan.planner import (
+    ExampleLengths,
+    Planner,
+    estimates_from_simulation,
+    memory_per_process,
+    pytorch_peak_bytes,
+)
+from surefit.plan.rank_summary import summarize_ranks
+from surefit.plan.scoring import build_scoring_plan
 
 if TYPE_CHECKING:
-    from surefit.plan.simulate import Memory
+    from surefit.plan.simulate import SimulatedMemory
 
 
-def planned(
-    resolved: Resolved,
+def build_plan(
+    resolved: ResolvedConfig,
     model: ModelFacts,
     hardware: HardwareFacts,
     rows: int | None = None,
     *,
     quick: bool = False,
-    lengths: Lengths | None = None,
+    lengths: ExampleLengths | None = None,
     planner: Planner | None = None,
-    scored: ScoredFacts | None = None,
+    scored: EvalPromptFacts | None = None,
 ) -> dict[str, Any]:
     """The content of plan.json.
 
@@ -74,19 +85,19 @@ def planned(
         MachineError, ConfigError: no plan can be made for these inputs.
     """
     require_plannable(resolved, model, hardware)
-    planner = planner or Planner(model, lengths or Lengths())
+    planner = planner or Planner(model, lengths or ExampleLengths())
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
         disk.append(download)
-    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
     estimate, why_not = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
     unasked = scored is not None and scored.nothing_to_score
-    answers = None if unasked else _answering(resolved, model, hardware, planner, scored)
+    answers = None if unasked else _generation_entry(resolved, model, hardware, planner, scored)
     scoring = None
     if time and scored and not unasked:
-        scoring = planned_scoring(resolved, model, hardware, scored, planner.typical(resolved))
+        scoring = build_scoring_plan(resolved, model, hardware, scored, planner.typical(resolved))
     return {
         "surefit": __version__,
         "device": {
@@ -96,7 +107,7 @@ def planned(
             "source": hardware.source,
             "figure": hardware.figure,
         },
-        "assumptions": [asdict(assumed) for assumed in assumptions(resolved, hardware)],
+        "assumptions": [asdict(assumed) for assumed in list_assumptions(resolved, hardware)],
         "model": {
             "name": model.name,
             "parameters": model.parameters,
@@ -105,16 +116,16 @@ def planned(
             "source": model.source,
         },
         "memory": [_entry(term) | {"moment": term.moment} for term in memory],
-        "memory_total_bytes": at_least(memory) if memory else None,
+        "memory_total_bytes": fullest_moment_bytes(memory) if memory else None,
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
             *_unknown_disk(model, hardware, disk),
-            *_unsimulated(estimate, None if quick else why_not),
+            *_missing_simulation_notes(estimate, None if quick else why_not),
             *_rows_left_out(planner.lengths),
-            *_unplanned(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
+            *_unplanned_notes(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
         ],
         "disk": [_entry(term) for term in disk],
-        "disk_total_bytes": at_least(disk) if disk else None,
+        "disk_total_bytes": fullest_moment_bytes(disk) if disk else None,
         "disk_free_bytes": hardware.disk_free_bytes,
         "disk_source": hardware.disk_source,
         "steps": {
@@ -129,31 +140,31 @@ def planned(
         "time": time,
         "answering": answers,
         "scoring": scoring,
-        "host": host_plan(resolved, model, hardware, planner.length(resolved)),
-        "ranks": of_ranks(resolved, model, hardware, planner.typical(resolved)),
+        "host": build_host_plan(resolved, model, hardware, planner.length(resolved)),
+        "ranks": summarize_ranks(resolved, model, hardware, planner.typical(resolved)),
     }
 
 
-def _entry(term: Term) -> dict[str, Any]:
+def _entry(term: MemoryTerm) -> dict[str, Any]:
     return {"term": term.term, "bytes": term.bytes, "why": term.why}
 
 
 def _estimate(
-    planner: Planner, resolved: Resolved, hardware: HardwareFacts, quick: bool
+    planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, quick: bool
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The estimate, None where there is neither a simulation nor a closed form; and why there is no simulation."""
     why = "asked to be quick" if quick else planner.too_long(resolved)
     found: dict[str, Any] = {}
     if why is None:
         try:
-            simulated = needs(planner.memory(resolved, hardware), hardware, resolved)
-            found = _simulated(simulated.memory)
+            simulated = estimates_from_simulation(planner.memory(resolved, hardware), hardware, resolved)
+            found = _simulated_entry(simulated.memory)
             needed, training = simulated.whole, simulated.training
             found["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
             found["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
             found["keeps_freed_memory"] = simulated.kept
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
-            why = _said(error)
+            why = _one_line_error(error)
     if why is not None:
         closed = planner.closed_form(resolved, hardware)
         if closed is None:
@@ -183,13 +194,13 @@ def _estimate(
         "margin_above": needed.above,
         "spread": needed.spread,
         "beside": needed.beside,
-        "capacity_bytes": share_of_memory(resolved, hardware),
-        "verdict": verdict(needed, share_of_memory(resolved, hardware)),
+        "capacity_bytes": memory_per_process(resolved, hardware),
+        "verdict": judge_fit(needed, memory_per_process(resolved, hardware)),
     }
     return estimate, why
 
 
-def _said(error: Exception) -> str:
+def _one_line_error(error: Exception) -> str:
     """An error in one line."""
     if isinstance(error, SureFitError):
         return error.message
@@ -197,7 +208,7 @@ def _said(error: Exception) -> str:
     return f"the model's code does not run on tensors without data ({type(error).__name__}{first})"
 
 
-def _setting(resolved: Resolved) -> str:
+def _setting(resolved: ResolvedConfig) -> str:
     """What decides the memory beside the batch, in words."""
     config = resolved.config
     kind = "DoRA" if config.lora.use_dora else "LoRA"
@@ -212,7 +223,7 @@ def _setting(resolved: Resolved) -> str:
     return ", ".join([*words, WORDS[config.train.gradient_checkpointing]])
 
 
-def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
+def closed_form_disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
     """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
     error = closed / simulated - 1
     if abs(error) <= limit:
@@ -223,16 +234,18 @@ def disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None
     )
 
 
-def _disagreement(planner: Planner, resolved: Resolved, hardware: HardwareFacts, memory: Memory) -> str | None:
+def _disagreement(
+    planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, memory: SimulatedMemory
+) -> str | None:
     """A sentence where closed form and simulation differ by more than they should. The closed form is a GPU's."""
     closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
     training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
-    return disagreement(closed.bytes, training) if closed else None
+    return closed_form_disagreement(closed.bytes, training) if closed else None
 
 
-def _simulated(memory: Memory) -> dict[str, Any]:
+def _simulated_entry(memory: SimulatedMemory) -> dict[str, Any]:
     return {
-        "peak_bytes": held(memory),
+        "peak_bytes": pytorch_peak_bytes(memory),
         "phases": [
             {"name": name, "allocated_bytes": phase.allocated, "reserved_bytes": phase.reserved}
             for name, phase in zip(_names(memory), memory.phases, strict=True)
@@ -253,7 +266,7 @@ def _simulated(memory: Memory) -> dict[str, Any]:
     }
 
 
-def _names(memory: Memory) -> Iterator[str]:
+def _names(memory: SimulatedMemory) -> Iterator[str]:
     """The phases' names; merging is a process of its own, which loads a second time."""
     seen: set[str] = set()
     for phase in memory.phases:
@@ -261,7 +274,9 @@ def _names(memory: Memory) -> Iterator[str]:
         seen.add(phase.name)
 
 
-def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: int | None) -> dict[str, Any] | None:
+def _time(
+    planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, rows: int | None
+) -> dict[str, Any] | None:
     step = planner.step(resolved, hardware)
     if step is None:
         return None
@@ -282,35 +297,41 @@ def _time(planner: Planner, resolved: Resolved, hardware: HardwareFacts, rows: i
     }
 
 
-def _answering(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, planner: Planner, scored: ScoredFacts | None
+def _generation_entry(
+    resolved: ResolvedConfig,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    planner: Planner,
+    scored: EvalPromptFacts | None,
 ) -> dict[str, Any] | None:
     """What scoring takes at most, in a process of its own and beside training; and a batch that fits where this one may
     not."""
     config, usual = resolved.config, planner.length(resolved)
     longest = scored.longest(usual) if scored else usual
-    found = answering(config, model, hardware.kind, longest, hardware.compute_capability)
+    found = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
     if found is None:
         return None
-    room = room_for(found, config, hardware)
+    room = generation_room_bytes(found, config, hardware)
     fits = room is None or found.bytes <= room
-    fewer = None if fits or room is None else most_prompts(config, model, hardware, room, longest)
+    fewer = None if fits or room is None else largest_fitting_eval_batch(config, model, hardware, room, longest)
     beside = None
     if config.evaluate.in_training:
         held_out = (scored.held_out.longest if scored else None) or usual
         weights, kept = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
-        asked = answering(config, model, hardware.kind, held_out, hardware.compute_capability)
+        asked = estimate_generation_memory(config, model, hardware.kind, held_out, hardware.compute_capability)
         beside = None if asked is None or weights is None else asked.bytes - asked.weights + weights + kept
     return asdict(found) | {"bytes": found.bytes, "fewer": fewer, "in_training_bytes": beside}
 
 
-def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, hardware: HardwareFacts) -> Iterator[str]:
+def _too_much_memory(
+    terms: Sequence[MemoryTerm], estimate: dict[str, Any] | None, hardware: HardwareFacts
+) -> Iterator[str]:
     """What the estimate says; without one, what the terms alone exceed."""
     if hardware.memory_bytes is None:
         return
-    if estimate is None and at_least(terms) > hardware.memory_bytes:
+    if estimate is None and fullest_moment_bytes(terms) > hardware.memory_bytes:
         yield (
-            f"memory: at least {bytes_text(at_least(terms))} are needed, "
+            f"memory: at least {bytes_text(fullest_moment_bytes(terms))} are needed, "
             f"and {hardware.name} has {bytes_text(hardware.memory_bytes)}"
         )
     elif estimate is not None and estimate["verdict"] == "does not fit":
@@ -322,18 +343,18 @@ def _too_much_memory(terms: Sequence[Term], estimate: dict[str, Any] | None, har
         )
 
 
-def _too_much_disk(terms: Sequence[Term], hardware: HardwareFacts) -> Iterator[str]:
+def _too_much_disk(terms: Sequence[MemoryTerm], hardware: HardwareFacts) -> Iterator[str]:
     free = hardware.disk_free_bytes
-    if free is not None and at_least(terms) > free:
+    if free is not None and fullest_moment_bytes(terms) > free:
         said = " (hardware.disk)" if hardware.disk_source == "config" else ""
-        yield f"disk: {bytes_text(at_least(terms))} are written, and {bytes_text(free)} are free{said}"
+        yield f"disk: {bytes_text(fullest_moment_bytes(terms))} are written, and {bytes_text(free)} are free{said}"
 
 
 def _unknown(
-    resolved: Resolved,
+    resolved: ResolvedConfig,
     model: ModelFacts,
     hardware: HardwareFacts,
-    memory: Sequence[Term],
+    memory: Sequence[MemoryTerm],
     estimate: dict[str, Any] | None,
 ) -> Iterator[str]:
     """What is not in the memory, what comes before the run, and what of the machine it leaves idle."""
@@ -347,12 +368,12 @@ def _unknown(
         yield f"the conversion of the GGUF file, once, into SureFit's cache: {bytes_text(model.weight_bytes)}"
     if model.dequantized_from and model.weight_bytes:
         yield f"the dequantised copy of the base, once, in SureFit's cache: {bytes_text(model.weight_bytes)}"
-    if hardware.gpu_count > (count := processes(config)):
+    if hardware.gpu_count > (count := count_processes(config)):
         idle = plural(hardware.gpu_count - count, "other GPU")
         yield f"{idle} of this machine: --gpus {hardware.gpu_count} takes all"
 
 
-def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Term]) -> Iterator[str]:
+def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[MemoryTerm]) -> Iterator[str]:
     """A download to another disk, and whose free space is not known."""
     elsewhere = not any(term.term == "base model" for term in disk)
     if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
@@ -361,7 +382,7 @@ def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Ter
         yield f"the free disk space of the machine with the {hardware.name}: hardware.disk says it, such as 100GB"
 
 
-def _unsimulated(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
+def _missing_simulation_notes(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
     """That the memory is not simulated, what stands in its place, and why."""
     if why:
         instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
@@ -372,7 +393,7 @@ LEFT_OUT_SHARE = 0.01
 """The smallest share of rows that is reported."""
 
 
-def _rows_left_out(lengths: Lengths) -> Iterator[str]:
+def _rows_left_out(lengths: ExampleLengths) -> Iterator[str]:
     """Yield a line where rows will be left out: the number of steps does not count that."""
     if lengths.left_out >= LEFT_OUT_SHARE:
         yield (
@@ -381,8 +402,8 @@ def _rows_left_out(lengths: Lengths) -> Iterator[str]:
         )
 
 
-def _unplanned(
-    resolved: Resolved,
+def _unplanned_notes(
+    resolved: ResolvedConfig,
     time: dict[str, Any] | None,
     quick: bool,
     answered: bool,

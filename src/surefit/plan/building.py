@@ -20,11 +20,11 @@ from surefit.model.kernels import use_kernels
 from surefit.model.neftune import Neftune
 from surefit.model.quantize import BLOCK, frozen_matrix, hidden_tensors, is_four_bit, quantize_meta
 from surefit.model.tiling import tile_mlps
-from surefit.plan.step_config import Setting
+from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import HOST, Recorder
 
 
-def build(setting: Setting, device: str) -> torch.nn.Module:
+def build_model(setting: StepConfig, device: str) -> torch.nn.Module:
     """The model to train, its adapter included, on "meta" or, with random weights, on a real device.
 
     Raises:
@@ -54,11 +54,11 @@ def build(setting: Setting, device: str) -> torch.nn.Module:
     return model
 
 
-def _attention(setting: Setting) -> str | None:
+def _attention(setting: StepConfig) -> str | None:
     return attention.NAME if setting.packed and setting.attention is None else setting.attention
 
 
-def switch(model: Any, setting: Setting) -> None:
+def apply_training_options(model: Any, setting: StepConfig) -> None:
     """What a run switches on before its first step."""
     if setting.fused_lora:
         fuse_lora(model)
@@ -78,7 +78,9 @@ def _let_dora_dequantize(model: torch.nn.Module) -> None:
             layer.W_q, layer.dequantize = True, functools.partial(frozen_matrix, layer)  # type: ignore[assignment]
 
 
-def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True, quantises: bool = False) -> None:
+def materialize_parameters(
+    model: torch.nn.Module, recorder: Recorder, weights: bool = True, quantises: bool = False
+) -> None:
     """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared. Without `weights`
     those that are not trained stay as they are. `quantises`: 4-bit weights are made on the device, one after the other
     in the order of their names, from 16 bits, as transformers loads them there."""
@@ -112,11 +114,11 @@ def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True
     for trained in (False, True):
         modules = list(model.named_modules())
         if quantises:
-            modules.sort(key=lambda named: _as_loaded(named[0]))
+            modules.sort(key=lambda named: _natural_sort_key(named[0]))
         for name, module in modules:
             four_bit = not trained and "weight" in module._parameters and is_four_bit(module)
             with recorder.inside(name):
-                whole = _unquantised(module) if four_bit and quantises else None
+                whole = _unquantized_weight(module) if four_bit and quantises else None
                 for store in (module._parameters, module._buffers):
                     for key, tensor in store.items():
                         if tensor is None or (isinstance(tensor, torch.nn.Parameter) and not weights | trained):
@@ -131,12 +133,12 @@ def materialise(model: torch.nn.Module, recorder: Recorder, weights: bool = True
                 del whole
 
 
-def _as_loaded(name: str) -> list[tuple[bool, int, str]]:
+def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
     """The key that transformers sorts weights by before it loads them (`dot_natural_key`)."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
 
 
-def _unquantised(layer: Any) -> torch.Tensor:
+def _unquantized_weight(layer: Any) -> torch.Tensor:
     """A 4-bit layer's weights as they are read."""
     state = layer.weight.quant_state
     return torch.empty(tuple(state.shape), dtype=state.dtype, device="cpu")
@@ -148,7 +150,7 @@ def _scales(weight: torch.Tensor) -> list[torch.Tensor]:
     return [torch.empty(weight.numel() // BLOCK, dtype=torch.float32, device="cpu") for _ in range(2)]
 
 
-def micro_batch(setting: Setting, recorder: Recorder) -> Mapping[str, Any]:
+def build_micro_batch(setting: StepConfig, recorder: Recorder) -> Mapping[str, Any]:
     """A micro batch as data/tokens/collate.py makes it, of token 1; where some rows are padded, the last one's last
     place.
 
@@ -156,10 +158,10 @@ def micro_batch(setting: Setting, recorder: Recorder) -> Mapping[str, Any]:
     """
     with torch.device(HOST if setting.cuda else "cpu"):
         batch = _packed(setting) if setting.packed else _padded(setting)
-    return _OnHost(batch, recorder) if setting.cuda else _tagged(batch, recorder)
+    return _OnHost(batch, recorder) if setting.cuda else _tag_batch(batch, recorder)
 
 
-def _padded(setting: Setting) -> dict[str, Any]:
+def _padded(setting: StepConfig) -> dict[str, Any]:
     shape = (setting.rows, setting.length)
     batch = {key: torch.ones(shape, dtype=torch.long) for key in ("input_ids", "attention_mask", "labels")}
     if setting.padded:
@@ -167,7 +169,7 @@ def _padded(setting: Setting) -> dict[str, Any]:
     return batch | {"padded": setting.padded} | _supervision(setting)
 
 
-def _packed(setting: Setting) -> dict[str, Any]:
+def _packed(setting: StepConfig) -> dict[str, Any]:
     ids = torch.ones((1, setting.tokens), dtype=torch.long)
     positions = torch.arange(setting.length).repeat(setting.rows)[None]
     ends = torch.arange(0, setting.tokens + 1, setting.length, dtype=torch.int32)
@@ -177,11 +179,11 @@ def _packed(setting: Setting) -> dict[str, Any]:
     return batch | {"document_lengths": (setting.length,) * setting.rows} | _supervision(setting)
 
 
-def _supervision(setting: Setting) -> dict[str, torch.Tensor]:
+def _supervision(setting: StepConfig) -> dict[str, torch.Tensor]:
     return {"loss_rows": torch.arange(setting.targets), "targets": torch.ones(setting.targets, dtype=torch.long)}
 
 
-def _tagged(batch: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
+def _tag_batch(batch: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
     recorder.tag((value for value in batch.values() if isinstance(value, torch.Tensor)), "batch")
     return batch
 
@@ -211,4 +213,4 @@ class _OnHost(Mapping[str, Any]):
             for key, value in self._host.items()
             if key != "labels"
         }
-        return _tagged(moved, self._recorder).items()
+        return _tag_batch(moved, self._recorder).items()

@@ -21,8 +21,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefit.core.units import MIB
 from surefit.facts.hardware import detect_gpus
 from surefit.facts.sdpa import KERNELS
-from surefit.plan.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, Tally
-from surefit.plan.profile import HEADS_WIDE, Profile, attention_key, cpu_name
+from surefit.plan.operations import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, OperatorCounter
+from surefit.plan.profile import HEADS_WIDE, DeviceProfile, attention_key, cpu_name
 from surefit.plan.trace import Recorder
 
 Progress = Callable[[str], None]
@@ -49,7 +49,7 @@ TINY_LAYERS, TINY_WIDTH = 8, 8
 torch took two thirds of its time per kernel."""
 
 
-def calibrate(progress: Progress = lambda text: None, measure_seconds: float | None = None) -> Profile:
+def calibrate_device(progress: Progress = lambda text: None, measure_seconds: float | None = None) -> DeviceProfile:
     """Measure the first GPU that PyTorch sees, or else this CPU with the threads PyTorch uses.
 
     Args:
@@ -74,7 +74,7 @@ def calibrate(progress: Progress = lambda text: None, measure_seconds: float | N
     copy = [_copy(kind, mib * MIB, each) for mib in COPIES[kind]]
     progress("launches")
     launch = _launch_seconds(kind, each)
-    return Profile(
+    return DeviceProfile(
         device=torch.cuda.get_device_name() if kind == "cuda" else cpu_name(torch.get_num_threads()),
         kind=kind,
         threads=torch.get_num_threads() if kind == "cpu" else None,
@@ -156,7 +156,7 @@ def _launch_seconds(kind: str, measure_seconds: float) -> float:
     def step() -> None:
         model(input_ids=ids).logits.sum().backward()
 
-    recorder, tally = Recorder(), Tally({"step"})
+    recorder, tally = Recorder(), OperatorCounter({"step"})
     recorder.watch = tally.note
     with recorder:
         recorder.start("step")
@@ -168,21 +168,21 @@ def _launch_seconds(kind: str, measure_seconds: float) -> float:
 def _seconds(work: Callable[[], object], kind: str, measure_seconds: float) -> float:
     """Of one call: the fastest trial of many calls each, after a warm-up; what disturbs can only make it slower."""
     work()
-    once = _timed(work, 1, kind)
+    once = _time_calls(work, 1, kind)
     calls = max(1, int(measure_seconds / TRIALS / max(once, 1e-7)))
-    return min(_timed(work, calls, kind) for _ in range(TRIALS))
+    return min(_time_calls(work, calls, kind) for _ in range(TRIALS))
 
 
-def _timed(work: Callable[[], object], calls: int, kind: str) -> float:
-    _wait(kind)
+def _time_calls(work: Callable[[], object], calls: int, kind: str) -> float:
+    _synchronize(kind)
     start = time.perf_counter()
     for _ in itertools.repeat(None, calls):
         work()
-    _wait(kind)
+    _synchronize(kind)
     return (time.perf_counter() - start) / calls
 
 
-def _wait(kind: str) -> None:
+def _synchronize(kind: str) -> None:
     if kind == "cuda":
         torch.cuda.synchronize()
 

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from surefit.config.modes import MODES
-from surefit.config.resolve import Resolved
-from surefit.config.world import own_batch
+from surefit.config.resolve import ResolvedConfig
+from surefit.config.world import examples_per_data_rank
 from surefit.facts.activations import FLOAT32
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.interconnect import NETWORK, REACHED, link_of
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
-from surefit.facts.sharding import Sharing, sharing_of, stages
+from surefit.facts.sharding import ShardingLayout, pipeline_stages, sharing_of
 from surefit.facts.step_shape import usual_shape
-from surefit.facts.tensors import tensors
+from surefit.facts.tensors import list_parameters
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
 
 @dataclass(frozen=True)
-class Exchange:
+class StepCommunication:
     """What one GPU sends and receives in an optimizer step.
 
     Attributes:
@@ -56,7 +56,9 @@ class Exchange:
         return self.waited / self.bandwidth if self.bandwidth else 0.0
 
 
-def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int) -> Exchange | None:
+def estimate_step_communication(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
+) -> StepCommunication | None:
     """None for one process, and where the model's layers are not known.
 
     Args:
@@ -65,27 +67,31 @@ def exchange(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1 or model.parameters is None or not model.linear_modules:
         return None
-    size, what = _exchanged(resolved, model, sharing, length)
+    size, what = _communication_bytes(resolved, model, sharing, length)
     keys = 0
     if sharing.mode == "fsdp" and sharing.tokens > 1:
-        keys, what = _keys(resolved, model, sharing, length), f"{what}; keys and values of every layer"
+        keys, what = _key_value_bytes(resolved, model, sharing, length), f"{what}; keys and values of every layer"
         size += keys
     inside, link = sharing.size <= sharing.each, link_of(hardware.name)
-    across = _across(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
+    across = _replica_gradient_bytes(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
-        return Exchange(size, what, None, "how fast these devices exchange tensors is not known", waited=keys)
+        return StepCommunication(size, what, None, "how fast these devices exchange tensors is not known", waited=keys)
     if inside:
         assert link is not None
-        return Exchange(size + across, what, REACHED * link.bandwidth, link.source, across, keys)
+        return StepCommunication(size + across, what, REACHED * link.bandwidth, link.source, across, keys)
     if keys and link and sharing.tokens <= sharing.each:
-        return Exchange(size, what, REACHED * link.bandwidth, link.source, size - keys, keys)
-    return Exchange(size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=keys)
+        return StepCommunication(size, what, REACHED * link.bandwidth, link.source, size - keys, keys)
+    return StepCommunication(
+        size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=keys
+    )
 
 
-def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> tuple[int, str]:
+def _communication_bytes(
+    resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int
+) -> tuple[int, str]:
     config, count = resolved.config, sharing.size
     number = DTYPE_BYTES[config.model.dtype]
-    every = list(tensors(model, config.adapter))
+    every = list(list_parameters(model, config.adapter))
     trained = sum(math.prod(tensor.shape) for tensor in every if tensor.trained)
     whole = sum(math.prod(tensor.shape) for tensor in every)
     shape = usual_shape(resolved, length)
@@ -112,14 +118,14 @@ def _exchanged(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: 
             within = micro * 2 * share * 2 * model.num_layers * passes * state
             return round(within + between_groups), f"two hidden states per layer, each way{too}"
         case "cp":
-            between = _keys(resolved, model, sharing, length)
+            between = _key_value_bytes(resolved, model, sharing, length)
             return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
         case "pp":
             return round(2 * micro * state + between_groups), f"hidden states and their gradients{too}"
     raise AssertionError(f"what processes exchange under {sharing.mode} is not said here")
 
 
-def _keys(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
+def _key_value_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> int:
     """Keys and values of those that share the tokens of an example: forward, recomputed, and their gradients back."""
     config, shape = resolved.config, usual_shape(resolved, length)
     passes = 3 if config.train.gradient_checkpointing else 2
@@ -128,18 +134,20 @@ def _keys(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) 
     return round(shape.micro_batches * passes * model.num_layers * share * keys)
 
 
-def _across(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> int:
+def _replica_gradient_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> int:
     """Sums of gradients between machines that each have everything."""
     replicas = sharing.processes // sharing.size
     if replicas == 1 or sharing.mode != "fsdp":
         return 0
-    trained = sum(math.prod(tensor.shape) for tensor in tensors(model, resolved.config.adapter) if tensor.trained)
+    trained = sum(
+        math.prod(tensor.shape) for tensor in list_parameters(model, resolved.config.adapter) if tensor.trained
+    )
     micro = usual_shape(resolved, length).micro_batches
     return round(micro * 2 * (replicas - 1) / replicas * FLOAT32 * trained / sharing.size)
 
 
-def shared_step(
-    step: StepTime, resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int
+def distributed_step_time(
+    step: StepTime, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
 ) -> StepTime:
     """The time of a step that several processes share, from that of one with everything.
 
@@ -151,7 +159,7 @@ def shared_step(
     if sharing is None or sharing.processes == 1:
         return step
     divided = _slowest(resolved, model, sharing, length) / sharing.processes
-    found = exchange(resolved, model, hardware, length)
+    found = estimate_step_communication(resolved, model, hardware, length)
     moved = (found.seconds if found else None) or 0.0
     computed = step.seconds * divided
     waited = moved
@@ -170,17 +178,21 @@ def shared_step(
     )
 
 
-def _slowest(resolved: Resolved, model: ModelFacts, sharing: Sharing, length: int) -> float:
+def _slowest(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> float:
     """How much longer the slowest process works than the mean."""
     config = resolved.config
     rows = usual_shape(resolved, length).rows
     whole = config.train.global_batch_size / rows
     groups = sharing.data_ranks
     # Packed, whole examples are all that does not divide.
-    most = rows * math.ceil(math.ceil(whole) / groups) if config.data.packing is not True else own_batch(config)
+    most = (
+        rows * math.ceil(math.ceil(whole) / groups)
+        if config.data.packing is not True
+        else examples_per_data_rank(config)
+    )
     uneven = most * groups / config.train.global_batch_size if groups > 1 else 1.0
     if sharing.mode != "pp":
         return uneven
-    parts = stages(model, sharing.size)
+    parts = pipeline_stages(model, sharing.size)
     waiting = (whole + sharing.size - 1) / whole
     return waiting * max(map(len, parts)) * sharing.size / model.num_layers

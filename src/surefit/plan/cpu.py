@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from surefit.config.modes import MODES
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import LoraSection
 from surefit.core.units import MIB
-from surefit.facts.memory_formula import Budget, target_modules, trained
+from surefit.facts.memory_formula import StepMemory, count_trainable_parameters, target_modules
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import sharing_of
 
@@ -15,15 +15,15 @@ KERNELS = 64 * MIB
 UPDATED = ("optimizer", "masters")
 
 
-def beside_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
+def cpu_overhead_bytes(resolved: ResolvedConfig, model: ModelFacts, budget: StepMemory) -> int:
     """The checkpoint's copy, where a step has it beside it, what stays of the files, and what products take."""
-    copied = copied_bytes(resolved, model, budget) if saves_between(resolved) else 0
-    return mapped_bytes(resolved, model) + product_bytes(resolved, model) + copied
+    copied = snapshot_bytes(resolved, model, budget) if saves_before_last_step(resolved) else 0
+    return mapped_file_bytes(resolved, model) + onednn_scratch_bytes(resolved, model) + copied
 
 
-def copied_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
+def snapshot_bytes(resolved: ResolvedConfig, model: ModelFacts, budget: StepMemory) -> int:
     """What `checkpoint.snapshot` keeps for the next checkpoint: what is trained, and the optimizer's tensors."""
-    part = trained(model, resolved.config.adapter, resolved.config.model.dtype)
+    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     assert part is not None, "there is a budget"
     updated = sum(term.bytes for term in budget.terms if term.term in UPDATED and term.moment == "always")
     sharing = sharing_of(resolved.config)
@@ -31,7 +31,7 @@ def copied_bytes(resolved: Resolved, model: ModelFacts, budget: Budget) -> int:
     return part.parameters * part.bytes_each // parts + updated
 
 
-def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
+def mapped_file_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
     """Return what was read of the files and stays in memory beside the copies made of it, while any tensor is still the
     file's: embeddings and norms are taken as they are. Of a base that is quantized these are the matrices, of a mixture
     the experts that lie one by one in the files and are read into stacks. In another type all are copies, and the
@@ -45,7 +45,7 @@ def mapped_bytes(resolved: Resolved, model: ModelFacts) -> int:
     return DTYPE_BYTES[config.dtype] * copied
 
 
-def product_bytes(resolved: Resolved, model: ModelFacts) -> int:
+def onednn_scratch_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
     """What oneDNN takes beside a step whose products are in 16 bits: the weights of the one at work, in its own layout,
     and the kernels that it has compiled, one for each shape (ONEDNN_PRIMITIVE_CACHE_CAPACITY: 1,024 of them). Products
     in float32 are MKL's, and pack little.
@@ -59,7 +59,7 @@ def product_bytes(resolved: Resolved, model: ModelFacts) -> int:
     return 2 * max([model.vocab_size * model.hidden_size, *matrices]) + KERNELS
 
 
-def saves_between(resolved: Resolved) -> bool:
+def saves_before_last_step(resolved: ResolvedConfig) -> bool:
     """Whether a checkpoint is made before the last step."""
     every = resolved.config.checkpoint.save_steps
     return not isinstance(every, int) or resolved.total_steps is None or every < resolved.total_steps

@@ -13,10 +13,10 @@ from unittest.mock import patch
 import torch
 
 from surefit.core.units import MIB
-from surefit.facts.sdpa import Call, Capability, kernel_of
+from surefit.facts.sdpa import AttentionCall, Capability, select_kernel
 from surefit.model import checkpointing, quantize
 from surefit.model.sdpa import gpu_assumed
-from surefit.plan.trace import HOST, Hidden, Recorder
+from surefit.plan.trace import HOST, HiddenTemporaries, Recorder
 
 FLOAT32 = 4
 FLOAT8_CAPABILITY = (8, 9)
@@ -28,28 +28,28 @@ ALIGNMENT = 8
 
 
 @contextmanager
-def cuda_operators(capability: Capability) -> Iterator[None]:
+def emulate_cuda_operators(capability: Capability) -> Iterator[None]:
     """Let attention, dropout and what is moved to the host record what a GPU would do."""
     functional = torch.nn.functional
     attention = partial(_attention, capability=capability)
     with ExitStack() as stack:
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", attention))
         stack.enter_context(patch.object(functional, "dropout", _dropout))
-        stack.enter_context(patch.object(checkpointing, "to_host", _Away))
+        stack.enter_context(patch.object(checkpointing, "to_host", _OffloadedFakeTensor))
         stack.enter_context(gpu_assumed(capability))
         if capability >= FLOAT8_CAPABILITY:
             stack.enter_context(patch.object(quantize, "_multiplies_float8", _multiplies_float8))
         yield
 
 
-class _Away:
+class _OffloadedFakeTensor:
     """What `model.checkpointing.Offloaded` is on a GPU: a tensor without memory there until somebody asks for it, when
     the one offloaded before it is fetched as well."""
 
-    _newest: weakref.ref[_Away] | None = None
+    _newest: weakref.ref[_OffloadedFakeTensor] | None = None
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._before, _Away._newest = _Away._newest, weakref.ref(self)
+        self._before, _OffloadedFakeTensor._newest = _OffloadedFakeTensor._newest, weakref.ref(self)
         self._shape, self._dtype = tensor.shape, tensor.dtype
         self._fetched: torch.Tensor | None = None
 
@@ -71,7 +71,7 @@ def _multiplies_float8(x: torch.Tensor, layer: torch.nn.Linear) -> bool:
     return x.dtype == torch.bfloat16 and layer.in_features % 16 == 0 and layer.out_features % 16 == 0
 
 
-def page_states(optimizer: Any, recorder: Recorder) -> None:
+def page_optimizer_states(optimizer: Any, recorder: Recorder) -> None:
     """Let a paged optimizer of bitsandbytes keep its moments where a GPU's driver does: on the host, until the GPU
     needs them. Parameters of fewer than 100,000 numbers are not paged (`get_state_buffer`)."""
 
@@ -108,7 +108,7 @@ def _attention(
 ) -> torch.Tensor:
     """The kernel that `facts.sdpa` names, as attention.cpp calls it (aten/src/ATen/native/transformers)."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    call = Call(
+    call = AttentionCall(
         capability,
         str(query.dtype).removeprefix("torch."),
         query.shape[-1],
@@ -119,9 +119,9 @@ def _attention(
         uneven=is_causal and query.shape[-2] != key.shape[-2],
         dropout=dropout_p > 0,
     )
-    kernel = kernel_of(call) if query.dim() == 4 else "math"
+    kernel = select_kernel(call) if query.dim() == 4 else "math"
     if kernel == "flash":
-        padded = (_padded(tensor) for tensor in (query, key, value))
+        padded = (_pad_head_dim(tensor) for tensor in (query, key, value))
         scale = scale if scale is not None else query.shape[-1] ** -0.5
         flash: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
             *padded, dropout_p, is_causal, False, scale=scale
@@ -139,7 +139,7 @@ def _attention(
     return efficient
 
 
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
+def _pad_head_dim(tensor: torch.Tensor) -> torch.Tensor:
     """With heads of a multiple of 8, which the flash kernel wants (`pad_last_dim`)."""
     missing = -tensor.shape[-1] % ALIGNMENT
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
@@ -167,7 +167,7 @@ def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     several share one."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
-    rounded, wide = _up(length, 128), _up(width, 32)
+    rounded, wide = _round_up(length, 128), _round_up(width, 32)
     sizes = [batch * heads * rounded * FLOAT32, batch * heads * rounded * wide * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [batch * key.shape[2] * heads * width * key.element_size()]
@@ -181,12 +181,12 @@ def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[i
     batch, heads, length, width = query.shape
     sizes = [batch * heads * length * FLOAT32]
     if query.element_size() < FLOAT32:
-        rows = _up(length, 64) + 2 * _up(key.shape[2], 64)
-        sizes.append(batch * heads * rows * _up(width, 64) * FLOAT32)
+        rows = _round_up(length, 64) + 2 * _round_up(key.shape[2], 64)
+        sizes.append(batch * heads * rows * _round_up(width, 64) * FLOAT32)
     return sizes
 
 
-def _up(number: int, multiple: int) -> int:
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
@@ -195,7 +195,7 @@ def _varlen_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]
     query, key, borders = args[1], args[2], args[6]
     tokens, heads, width = query.shape
     rounded = tokens + 128 * (borders.numel() - 1)
-    sizes = [heads * rounded * FLOAT32, heads * rounded * _up(width, 32) * FLOAT32]
+    sizes = [heads * rounded * FLOAT32, heads * rounded * _round_up(width, 32) * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [key.shape[0] * heads * width * key.element_size()]
     return sizes
@@ -217,7 +217,7 @@ def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     return [MULTIPROCESSORS * weight.numel() * FLOAT32] if trained else []
 
 
-HIDDEN: dict[str, Hidden] = {
+HIDDEN_TEMPORARIES: dict[str, HiddenTemporaries] = {
     "rms_norm_backward": _norm_backward,
     "_varlen_attn_backward": _varlen_backward,
     "gemm_4bit": _four_bit_product,
@@ -231,7 +231,7 @@ MATMULS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "gemm_4bit", "_s
 """Operators that cuBLAS runs."""
 
 
-def workspace_bytes(capability: tuple[int, int]) -> int:
+def cublas_thread_workspace_bytes(capability: tuple[int, int]) -> int:
     """What PyTorch gives cuBLAS to work in, once per thread that calls it: the forward pass's and autograd's.
 
     CUDAContext's `getChosenWorkspaceSize` (aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB from Hopper on, else the
@@ -249,6 +249,6 @@ OTHER_CONTEXT = 512 * MIB
 """Where nobody published one with a recent CUDA: the middle of the 256 to 768 MiB of `plan.memory_interval`."""
 
 
-def context_bytes(capability: tuple[int, int]) -> int:
+def cuda_context_bytes(capability: tuple[int, int]) -> int:
     """What the CUDA context takes of the device beside the allocator's segments, before kernels are loaded."""
     return CONTEXT.get(capability, OTHER_CONTEXT)

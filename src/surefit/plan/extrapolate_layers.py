@@ -47,13 +47,13 @@ class _Block:
         return [event for event in self.events if event > 0]
 
 
-def deepen(trace: Trace, layers: int) -> Trace | None:
+def extrapolate_trace(trace: Trace, layers: int) -> Trace | None:
     """The trace of `layers` like layers, from that of `SHALLOW`; None where its layers turn out not to be alike."""
     blocks = _blocks(trace)
-    next_twin = _twins(trace, blocks)
+    next_twin = _match_neighboring_layers(trace, blocks)
     if next_twin is None:
         return None
-    return _Deeper(trace, blocks, next_twin, layers).build()
+    return _TraceExtrapolator(trace, blocks, next_twin, layers).build()
 
 
 def _blocks(trace: Trace) -> list[_Block]:
@@ -76,7 +76,7 @@ def _blocks(trace: Trace) -> list[_Block]:
     return blocks
 
 
-def _twins(trace: Trace, blocks: list[_Block]) -> dict[int, int] | None:
+def _match_neighboring_layers(trace: Trace, blocks: list[_Block]) -> dict[int, int] | None:
     """Allocation of a layer next to the middle or the middle itself → the same one of the following layer.
 
     None where a layer of those three asks for something that its neighbour does not ask for.
@@ -96,7 +96,7 @@ def _twins(trace: Trace, blocks: list[_Block]) -> dict[int, int] | None:
     return following
 
 
-class _Deeper:
+class _TraceExtrapolator:
     """Copies a trace block by block, the middle layer's as often as it takes."""
 
     def __init__(self, trace: Trace, blocks: list[_Block], following: dict[int, int], layers: int) -> None:

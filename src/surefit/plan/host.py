@@ -10,17 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import Resolved
-from surefit.config.world import processes
+from surefit.config.resolve import ResolvedConfig
+from surefit.config.world import count_processes
 from surefit.facts.activations import TOKEN_BYTES
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.memory_formula import MOMENTS, PAGED, trained_tensors
+from surefit.facts.memory_formula import MOMENTS, PAGED, trainable_tensor_sizes
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.step_shape import micro_batch_shape
 
 
-def host_plan(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
+def build_host_plan(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
 ) -> dict[str, Any] | None:
     """The entry `host` of plan.json; None on a CPU, for several processes, and where the model's layers are not known.
 
@@ -30,7 +30,7 @@ def host_plan(
         hardware: the device, and the machine's RAM where it was looked at.
         length: tokens of the longest example; `data.max_length` if not given.
     """
-    if hardware.kind == "cpu" or processes(resolved.config) > 1 or not model.linear_modules:
+    if hardware.kind == "cpu" or count_processes(resolved.config) > 1 or not model.linear_modules:
         return None
     shape, layers = micro_batch_shape(resolved, length), model.num_layers
     moved = {"batches": TOKEN_BYTES * shape.tokens * shape.micro_batches}
@@ -63,9 +63,9 @@ def pinned_bytes(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
-def paged_bytes(resolved: Resolved, model: ModelFacts) -> int:
+def paged_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
     """The moments that a paged optimizer of bitsandbytes keeps where a driver may move them to the host."""
     row = OPTIMIZERS[resolved.config.train.optim]
-    every = trained_tensors(model, resolved.config.adapter) if row.paged else ()
+    every = trainable_tensor_sizes(model, resolved.config.adapter) if row.paged else ()
     large = [(numbers, row.eight_bit and not embedding) for numbers, embedding in every if numbers >= PAGED]
     return sum((2 if eight else MOMENTS) * numbers for numbers, eight in large)

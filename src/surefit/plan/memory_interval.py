@@ -10,27 +10,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.config.capabilities import require_together
-from surefit.config.resolve import Resolved
+from surefit.config.capabilities import require_compatible_settings
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.units import MIB, bytes_text
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.memory_formula import Budget
+from surefit.facts.memory_formula import StepMemory
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import ModelFacts
-from surefit.facts.sharding import Sharing, sharing_of
+from surefit.facts.sharding import ShardingLayout, sharing_of
 from surefit.facts.step_shape import micro_batch_shape
-from surefit.plan.cpu import beside_bytes
+from surefit.plan.cpu import cpu_overhead_bytes
 from surefit.plan.process import ASSUMED
 
-How = Literal["simulation", "closed form"]
+EstimateMethod = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 
-MARGIN: dict[How, float] = {"simulation": 0.03, "closed form": 0.06}
+MARGIN: dict[EstimateMethod, float] = {"simulation": 0.03, "closed form": 0.06}
 """How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
 LONG = 16_384
-PIECES, ROUGH_PIECES, TILED_PIECES, KEPT_PIECES, FUSED_PIECES = 0.55, 0.70, 0.35, 0.16, 0.18
+FRAGMENTATION, ROUGH_FRAGMENTATION, TILED_FRAGMENTATION, KEPT_FRAGMENTATION, FUSED_FRAGMENTATION = (
+    0.55,
+    0.70,
+    0.35,
+    0.16,
+    0.18,
+)
 """What the closed form adds to its upper end: this share of all that is not always held. The first where layers are
 recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is cut out of the large blocks that its MLP
 has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
@@ -38,7 +44,7 @@ the gradients of all weights are summed over micro batches, the third for long m
 last two where nothing is recomputed, without fused kernels and with them. How much is left over depends on the order
 and the sizes, which only a simulation has: up to 53, 65, 32, 15.1 and 17.1 % in benchmarks/plan_closed_form.py's runs
 and 93 others (docs/plan-method.md)."""
-LEAST_PIECES = 0.10
+MIN_FRAGMENTATION = 0.10
 """The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
 WHOLE_LOGITS = 0.40
 """The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
@@ -46,7 +52,7 @@ benchmarks/plan_closed_form.py."""
 KEPT_ABOVE = 0.30
 """What the same holds more at most where malloc keeps what is freed (`core.malloc`): up to 22 % in the families of
 benchmarks/plan_real.py, and no simulation of malloc has it."""
-CPU_MARGIN: dict[How, float] = {"simulation": 0.05, "closed form": 0.10}
+CPU_MARGIN: dict[EstimateMethod, float] = {"simulation": 0.05, "closed form": 0.10}
 """The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan-method.md)."""
 CONTEXT = (256 * MIB, 768 * MIB)
 """What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
@@ -62,7 +68,7 @@ layers, or the tokens of an example, beside the group of all."""
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryEstimate:
     """Bytes that the device must have.
 
     Attributes:
@@ -77,7 +83,7 @@ class Need:
     likely: int
     low: int
     high: int
-    how: How
+    how: EstimateMethod
     margin: float
     above: float
     beside: str
@@ -90,16 +96,16 @@ class Need:
         return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
 
 
-def need(
+def build_memory_estimate(
     estimate: int,
     kind: str,
-    how: How,
-    sharing: Sharing | None = None,
+    how: EstimateMethod,
+    sharing: ShardingLayout | None = None,
     pieces: float = 0.0,
     *,
     kept: bool = False,
     process: tuple[int, int, str] = (*ASSUMED, "assumed"),
-) -> Need:
+) -> MemoryEstimate:
     """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
 
     Args:
@@ -122,12 +128,12 @@ def need(
     above = max(margin, (KEPT_ABOVE if kept else 0.0) if cpu else pieces)
     low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
     beside = f"{least // MIB} to {most // MIB} MiB for {what}"
-    return Need(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)
+    return MemoryEstimate(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)
 
 
-def calculated(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
-) -> Need | None:
+def closed_form_estimate(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
+) -> MemoryEstimate | None:
     """The need by the closed form; None for a model whose activations it does not know.
 
     Args:
@@ -136,29 +142,37 @@ def calculated(
     budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
     if budget is None:
         return None
-    pieces = _pieces(budget, resolved, micro_batch_shape(resolved, length).tokens)
-    beside = beside_bytes(resolved, model, budget) if hardware.kind == "cpu" else 0
-    return need(budget.allocated + beside, hardware.kind, "closed form", sharing_of(resolved.config), pieces)
+    pieces = _fragmentation_share(budget, resolved, micro_batch_shape(resolved, length).tokens)
+    beside = cpu_overhead_bytes(resolved, model, budget) if hardware.kind == "cpu" else 0
+    return build_memory_estimate(
+        budget.allocated + beside, hardware.kind, "closed form", sharing_of(resolved.config), pieces
+    )
 
 
-def _pieces(budget: Budget, resolved: Resolved, tokens: int) -> float:
+def _fragmentation_share(budget: StepMemory, resolved: ResolvedConfig, tokens: int) -> float:
     """What fragmentation may add to a closed form, as a share of it."""
     config = resolved.config
     long = tokens // config.parallel.cp > LONG
     recomputed = config.train.gradient_checkpointing is not False
     summed = config.train.method == "full" and resolved.gradient_accumulation_steps > 1
     if long and config.speed.tiled_mlp is True:
-        share = TILED_PIECES
+        share = TILED_FRAGMENTATION
     elif summed or (recomputed and config.model.quantization == "fp8"):
-        share = ROUGH_PIECES
+        share = ROUGH_FRAGMENTATION
     else:
-        share = PIECES if recomputed or long else FUSED_PIECES if config.speed.kernels is True else KEPT_PIECES
+        share = (
+            FRAGMENTATION
+            if recomputed or long
+            else FUSED_FRAGMENTATION
+            if config.speed.kernels is True
+            else KEPT_FRAGMENTATION
+        )
     held = sum(term.bytes for term in budget.terms if term.moment == "always")
     whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
-    return max(whole, LEAST_PIECES if recomputed else 0.0, share * (1 - held / budget.allocated))
+    return max(whole, MIN_FRAGMENTATION if recomputed else 0.0, share * (1 - held / budget.allocated))
 
 
-def verdict(needed: Need, capacity: int | None) -> Verdict:
+def judge_fit(needed: MemoryEstimate, capacity: int | None) -> Verdict:
     """What can be said: "fits" only where even the upper end does, "does not fit" only where not even the lower."""
     if capacity is None:
         return "unknown"
@@ -167,20 +181,20 @@ def verdict(needed: Need, capacity: int | None) -> Verdict:
     return "does not fit" if needed.low > capacity else "too close to call"
 
 
-def upper_end(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
+def closed_form_upper_bound(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
     """(config, micro batches per step) → the upper end of the closed form's interval; None where there is none.
 
     `config.resolve` takes it, to decide what fits.
     """
 
     def needed(config: Config, micro_batches: int) -> int | None:
-        found = calculated(Resolved(config, {}, micro_batches, None), model, hardware)
+        found = closed_form_estimate(ResolvedConfig(config, {}, micro_batches, None), model, hardware)
         return found.high if found else None
 
     return needed
 
 
-def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> None:
+def require_plannable(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> None:
     """Refuse what no plan can be made for.
 
     Raises:
@@ -194,7 +208,7 @@ def require_plannable(resolved: Resolved, model: ModelFacts, hardware: HardwareF
             field="hardware.gpu",
             help="name the GPU to plan for, e.g. --gpu h100",
         )
-    require_together(resolved.config)
+    require_compatible_settings(resolved.config)
     adapter = resolved.config.adapter
     if adapter is not None and adapter.r > model.hidden_size:
         raise ConfigError(

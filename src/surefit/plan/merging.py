@@ -17,11 +17,11 @@ from surefit.config.schema import LoraSection
 from surefit.facts.lora_settings import PREFIX
 from surefit.merge.adapter_file import Update
 from surefit.merge.certify import TOKENS_READ, read_logits
-from surefit.merge.fold import fold, rounding_error
+from surefit.merge.fold import fold_update, rounding_error
 from surefit.merge.merge import PROMPTS
 from surefit.model.adapter import lora_modules
-from surefit.model.layerwise_forward import FromFiles, Slot, hollow
-from surefit.plan.step_config import Setting
+from surefit.model.layerwise_forward import LayerwiseModel, Slot, stub_parameters
+from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder
 
 COMPARED = 4
@@ -29,35 +29,36 @@ COMPARED = 4
 with every weight nudged."""
 
 
-def from_files(setting: Setting) -> bool:
+def merge_reads_files(setting: StepConfig) -> bool:
     """Whether the models that are compared run from their files."""
     return setting.adapter is not None and setting.quantization == "none"
 
 
-def run_merge(model: torch.nn.Module, setting: Setting, recorder: Recorder) -> None:
+def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -> None:
     """What `merge.merge` does on its device, real or fake; the caller records.
 
     What nudges weights holds less than what the logits do, and is left out.
 
     Args:
-        model: with its adapter; its other weights are on meta if `from_files`, and made here while they are needed.
+        model: with its adapter; its other weights are on meta if `merge_reads_files`, and made here while they are
+            needed.
     """
     model.eval()
     recorder.start("merge")
     with recorder.naming(model):
-        if from_files(setting):
+        if merge_reads_files(setting):
             assert isinstance(model, PeftModel)
             _fold(model, setting, recorder)
             with _WithoutFiles(model).running(model):
-                _read(model, setting)
+                _forward_compared_rows(model, setting)
             return
         if setting.adapter is None:
             for tensor in model.state_dict().values():
                 bool(torch.isfinite(tensor).all())
-        _read(model, setting)
+        _forward_compared_rows(model, setting)
 
 
-def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
+def _fold(model: PeftModel, setting: StepConfig, recorder: Recorder) -> None:
     """On a CPU what is merged stays until its file is written; that may be the whole model's."""
     dtype = getattr(torch, setting.dtype)
     adapted = lora_modules(model)
@@ -68,7 +69,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
             continue
         layer = name.replace(".base_layer", "").removesuffix(".weight")
         if layer in adapted:
-            work = partial(_merged, parameter.shape, dtype, setting.adapter)
+            work = partial(_merge_one_matrix, parameter.shape, dtype, setting.adapter)
             recorder.repeating((parameter.shape, dtype), f"{PREFIX}{layer}", work)
         with recorder.inside(f"{PREFIX}{name}"):
             matrix = torch.empty(parameter.shape, dtype=dtype, device="cpu")
@@ -76,7 +77,7 @@ def _fold(model: PeftModel, setting: Setting, recorder: Recorder) -> None:
             kept += [] if setting.cuda else [matrix]
 
 
-def _merged(shape: torch.Size, dtype: torch.dtype, adapter: LoraSection) -> None:
+def _merge_one_matrix(shape: torch.Size, dtype: torch.dtype, adapter: LoraSection) -> None:
     """One matrix is merged, and then made again and compared with what was written."""
     *experts, outputs, inputs = shape
     lengths = torch.empty(outputs, device="cpu") if adapter.use_dora else None
@@ -84,23 +85,23 @@ def _merged(shape: torch.Size, dtype: torch.dtype, adapter: LoraSection) -> None
     b = torch.empty(*experts, outputs, adapter.r, device="cpu")
     update = Update(a, b, 1.0, lengths)
     matrix = torch.empty(shape, dtype=dtype, device="cpu")
-    fold(matrix, update)
+    fold_update(matrix, update)
     rounding_error(matrix, update, matrix)
 
 
-def _read(model: torch.nn.Module, setting: Setting) -> None:
+def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig) -> None:
     """Each row that is read has as many tokens as its share of all allows; rows differ, so they are padded."""
     rows = [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
     answers = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
     del answers
 
 
-class _WithoutFiles(FromFiles):
+class _WithoutFiles(LayerwiseModel):
     """A model whose weights, in place of being read, are made without data."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         stored = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-        hollow(model, "cpu", only_meta=True)
+        stub_parameters(model, "cpu", only_meta=True)
         self._stored = {model.get_parameter(name): name for name in stored}
 
     def _fill(self, slots: list[Slot], *_: Any) -> None:

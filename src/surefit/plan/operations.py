@@ -92,7 +92,7 @@ Operations = Counter[Operation]
 """How often each call occurs; negative where depths were extrapolated: the sum is what counts."""
 
 
-class Tally:
+class OperatorCounter:
     """Counts the operators of some phases of a simulated run; give `note` to a Recorder as its `watch`."""
 
     def __init__(self, phases: Iterable[str]) -> None:
@@ -101,7 +101,7 @@ class Tally:
 
     def note(self, phase: str, func: Any, args: Any, kwargs: Any, out: Any) -> Callable[[], None] | None:
         """Count one call, if it is of these phases and launches anything; what comes back counts it once more."""
-        if phase not in self.phases or (operation := operation_of(func, args, kwargs, out)) is None:
+        if phase not in self.phases or (operation := operator_cost(func, args, kwargs, out)) is None:
             return None
         self._count(operation)
         return partial(self._count, operation)
@@ -110,7 +110,7 @@ class Tally:
         self.operations[operation] += 1
 
 
-def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation | None:
+def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Operation | None:
     """The cost of one call of an aten operator; None for views and what else launches nothing."""
     packet = func._overloadpacket
     name = packet.__name__
@@ -123,7 +123,7 @@ def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: 
     dtype = str(first.dtype).removeprefix("torch.")
     flops = _flops(name, func, given, args, kwargs, out)
     kernels = LAUNCHES.get(name) or _launches(args)
-    return Operation(name, dtype, flops, _moved(name, func, given, out), kernels, _attention(name, given))
+    return Operation(name, dtype, flops, _bytes_moved(name, func, given, out), kernels, _attention(name, given))
 
 
 @cache
@@ -132,23 +132,23 @@ def _arguments(func: Any) -> tuple[str, ...]:
 
 
 @cache
-def _changed(func: Any) -> frozenset[str]:
+def _written_arguments(func: Any) -> frozenset[str]:
     """The arguments that an operator writes to."""
     written = (each.name for each in func._schema.arguments if each.alias_info is not None and each.alias_info.is_write)
     return frozenset(written) - GRADIENTS
 
 
-def _moved(name: str, func: Any, given: dict[str, Any], out: Any) -> int:
+def _bytes_moved(name: str, func: Any, given: dict[str, Any], out: Any) -> int:
     """Bytes read and written.
 
     The log-probabilities of 256 right answers, of 128,256 in float32 each: `gather` reads and writes 256 numbers and
     reads an index of 8 bytes for each, so 256 × (4 + 4 + 8) = 4,096 bytes, and not the 131 MB beside them.
     """
     sizes = {argument: _bytes(value) for argument, value in given.items()}
-    changed = _changed(func)
+    changed = _written_arguments(func)
     plain = name.removesuffix("_")
     if plain in PLACES:
-        touched = _addressed(given) * int(given["self"].element_size())
+        touched = _count_indexed_numbers(given) * int(given["self"].element_size())
         passes = 2 if plain in ADDED or given.get("accumulate") else 1
         copied = 0 if changed else 2 * sizes["self"]
         return sum(sizes.values()) - sizes["self"] + passes * touched + copied
@@ -161,7 +161,7 @@ def _moved(name: str, func: Any, given: dict[str, Any], out: Any) -> int:
     return moved + sum(times * sizes[argument] for argument, times in MORE_PASSES.get(name, {}).items())
 
 
-def _addressed(given: dict[str, Any]) -> int:
+def _count_indexed_numbers(given: dict[str, Any]) -> int:
     """How many numbers of `self` the indices name."""
     target = given["self"]
     if "indices" in given:
@@ -184,7 +184,7 @@ def _bytes(value: Any) -> int:
     return 0
 
 
-def extended(few: Operations, more: Operations, steps: int) -> Operations:
+def extrapolate_operations(few: Operations, more: Operations, steps: int) -> Operations:
     """The line through the operators of two depths, continued by `steps` layers.
 
     A call that occurs in every layer gains its count; one whose size grows with the depth (the optimizer's) appears as

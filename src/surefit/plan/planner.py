@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from surefit.config.resolve import Resolved, rounds
-from surefit.config.world import processes
-from surefit.core.gc_pause import uncollected
+from surefit.config.resolve import ResolvedConfig, count_due_steps
+from surefit.config.world import count_processes
+from surefit.core.gc_pause import pause_gc
 from surefit.core.malloc import SMALL
-from surefit.facts.activations import TILE, covered
+from surefit.facts.activations import TILE, has_closed_form
 from surefit.facts.disk import copies_at_once, disk_terms
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
 from surefit.facts.sharding import sharing_of
 from surefit.facts.step_shape import micro_batch_shape, usual_shape
-from surefit.plan.communication import shared_step
+from surefit.plan.communication import distributed_step_time
 from surefit.plan.loading import import_libraries
-from surefit.plan.memory_interval import Need, calculated, need
-from surefit.plan.process import process_bytes
-from surefit.plan.rank_summary import alone, not_simulated
-from surefit.plan.step_time_cache import Pace
+from surefit.plan.memory_interval import MemoryEstimate, build_memory_estimate, closed_form_estimate
+from surefit.plan.process import process_overhead_bytes
+from surefit.plan.rank_summary import as_single_process, simulation_obstacle
+from surefit.plan.step_time_cache import StepTimeCache
 
 if TYPE_CHECKING:
-    from surefit.plan.simulate import Memory, Phase
+    from surefit.plan.simulate import PhasePeak, SimulatedMemory
     from surefit.plan.time import RunTime, StepTime
 
 MOST_TILES = 16
@@ -38,7 +38,7 @@ MOST_TILES = 16
 
 
 @dataclass(frozen=True)
-class Lengths:
+class ExampleLengths:
     """Tokens of the examples, as far as they are known.
 
     Attributes:
@@ -68,77 +68,79 @@ class Planner:
     """Estimates for one model."""
 
     model: ModelFacts
-    lengths: Lengths = Lengths()
+    lengths: ExampleLengths = ExampleLengths()
 
     def __post_init__(self) -> None:
-        self._pace = Pace(self.model)
+        self._pace = StepTimeCache(self.model)
 
-    def length(self, resolved: Resolved) -> int:
+    def length(self, resolved: ResolvedConfig) -> int:
         """Tokens of the longest row that is trained on."""
         allowed = resolved.config.data.max_length
         return min(allowed, self.lengths.longest or allowed)
 
-    def eval_length(self, resolved: Resolved) -> int | None:
+    def eval_length(self, resolved: ResolvedConfig) -> int | None:
         """Tokens of the longest held-out row, where it is longer than those that are trained on."""
         held_out = min(resolved.config.data.max_length, self.lengths.held_out or 0)
         return held_out if held_out > self.length(resolved) else None
 
-    def closed_form(self, resolved: Resolved, hardware: HardwareFacts) -> Need | None:
+    def closed_form(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate | None:
         """The need by arithmetic, in a fraction of a millisecond, as if training had rows as long as the longest
         held-out one; None where the model's layers are not known."""
-        return calculated(resolved, self.model, hardware, self.eval_length(resolved) or self.length(resolved))
+        return closed_form_estimate(resolved, self.model, hardware, self.eval_length(resolved) or self.length(resolved))
 
-    def too_long(self, resolved: Resolved) -> str | None:
+    def too_long(self, resolved: ResolvedConfig) -> str | None:
         """Why a step is calculated and not simulated: every tile would be, for minutes, DeepSpeed reads
         the values of tensors, and a deep pipeline's stages are not alike."""
         sharing = sharing_of(resolved.config)
-        if sharing is not None and (why := not_simulated(sharing, self.model)):
+        if sharing is not None and (why := simulation_obstacle(sharing, self.model)):
             return why
         tokens = micro_batch_shape(resolved, self.length(resolved)).tokens // resolved.config.parallel.cp
         tiles = -(-tokens // TILE) if resolved.config.speed.tiled_mlp is True else 1
-        if not covered(self.model) or tiles <= MOST_TILES:
+        if not has_closed_form(self.model) or tiles <= MOST_TILES:
             return None
         return f"{tokens:,} tokens in {tiles} tiles would take minutes"
 
-    def memory(self, resolved: Resolved, hardware: HardwareFacts) -> Memory:
+    def memory(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> SimulatedMemory:
         """The memory by simulation, in seconds.
 
         Raises:
             Exception: whatever the model's own code raises on tensors without data.
         """
-        with uncollected():
+        with pause_gc():
             import_libraries()
-            from surefit.plan.simulate import remembered
-            from surefit.plan.step_config import setting_of
+            from surefit.plan.simulate import simulate_memory_cached
+            from surefit.plan.step_config import build_step_config
 
             length, eval_length = self.length(resolved), self.eval_length(resolved)
-            setting = setting_of(resolved, self.model, hardware, length=length, eval_length=eval_length)
+            setting = build_step_config(resolved, self.model, hardware, length=length, eval_length=eval_length)
             # The third micro batch of a step needs what the second did: the gradients are there already.
             setting = replace(setting, micro_batches=min(2, setting.micro_batches))
             if setting.sharing is not None and setting.sharing.mode == "pp":
                 rank = fullest_stage(resolved, self.model, self.length(resolved))
                 setting = replace(setting, sharing=replace(setting.sharing, rank=rank))
-            return remembered(setting.known)
+            return simulate_memory_cached(setting.known)
 
-    def simulated(self, resolved: Resolved, hardware: HardwareFacts) -> Need:
+    def simulated(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate:
         """The need by simulation, or where that would take minutes by arithmetic."""
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
-        return needs(self.memory(resolved, hardware), hardware, resolved).whole
+        return estimates_from_simulation(self.memory(resolved, hardware), hardware, resolved).whole
 
-    def typical(self, resolved: Resolved) -> int:
+    def typical(self, resolved: ResolvedConfig) -> int:
         """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
         longest = self.length(resolved)
         return min(longest, math.ceil(self.lengths.mean or longest))
 
-    def step(self, resolved: Resolved, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
-        """The time of an optimizer step; see `Pace.step` and, for several processes, `exchange.shared_step`."""
+    def step(self, resolved: ResolvedConfig, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
+        """The time of an optimizer step; see `StepTimeCache.step` and `exchange.shared_step` (several processes)."""
         length = self.typical(resolved)
         rows = usual_shape(resolved, length).rows
-        step = self._pace.step(alone(resolved), hardware, length, self.lengths.supervised, rows=rows, near=near)
-        return shared_step(step, resolved, self.model, hardware, length) if step else None
+        step = self._pace.step(
+            as_single_process(resolved), hardware, length, self.lengths.supervised, rows=rows, near=near
+        )
+        return distributed_step_time(step, resolved, self.model, hardware, length) if step else None
 
-    def run(self, resolved: Resolved, step: StepTime, rows: int | None) -> RunTime | None:
+    def run(self, resolved: ResolvedConfig, step: StepTime, rows: int | None) -> RunTime | None:
         """The time of the whole run; None where the number of steps is not known.
 
         Args:
@@ -153,7 +155,7 @@ class Planner:
         config, length = resolved.config, self.typical(resolved)
         every, between = config.checkpoint.save_steps, config.train.eval_steps
         assert isinstance(every, int)
-        saves = rounds(resolved.total_steps, every)
+        saves = count_due_steps(resolved.total_steps, every)
         share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         return run_time(
@@ -161,20 +163,20 @@ class Planner:
             resolved.total_steps,
             tokens_per_step=config.train.global_batch_size * length,
             weight_bytes=self.model.weight_bytes or 0,
-            evaluations=0 if config.data.holds_nothing_out else rounds(resolved.total_steps, every, between),
+            evaluations=0 if config.data.holds_nothing_out else count_due_steps(resolved.total_steps, every, between),
             evaluation_tokens=share * (rows or 0) * length,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
         )
 
 
-def held(memory: Memory) -> int:
+def pytorch_peak_bytes(memory: SimulatedMemory) -> int:
     """Bytes that PyTorch holds of the device: what malloc has of the system, or on a GPU the allocator's segments."""
     return max(memory.allocated, memory.reserved)
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryEstimates:
     """What a simulated run needs.
 
     Attributes:
@@ -185,50 +187,56 @@ class Needs:
         kept: on a CPU malloc keeps what is freed: the process is planned to stay small.
     """
 
-    memory: Memory
-    whole: Need
-    training: Need
-    first_step: Need
+    memory: SimulatedMemory
+    whole: MemoryEstimate
+    training: MemoryEstimate
+    first_step: MemoryEstimate
     kept: bool = False
 
 
-def needs(memory: Memory, hardware: HardwareFacts, resolved: Resolved) -> Needs:
+def estimates_from_simulation(
+    memory: SimulatedMemory, hardware: HardwareFacts, resolved: ResolvedConfig
+) -> MemoryEstimates:
     """Return the intervals around a simulation; on a CPU beside what this process was measured to take."""
     sharing = sharing_of(resolved.config)
     if resolved.total_steps == 1:  # no second step, which has the optimizer's state from its beginning
         memory = replace(memory, phases=_one_step(memory.phases), kept=_one_step(memory.kept))
     if hardware.kind != "cpu":
-        around = partial(need, kind=hardware.kind, how="simulation", sharing=sharing)
-        return Needs(memory, *_each(memory, around))
-    around = partial(need, kind="cpu", how="simulation", sharing=sharing, process=process_bytes())
+        around = partial(build_memory_estimate, kind=hardware.kind, how="simulation", sharing=sharing)
+        return MemoryEstimates(memory, *_estimate_each_process(memory, around))
+    around = partial(
+        build_memory_estimate, kind="cpu", how="simulation", sharing=sharing, process=process_overhead_bytes()
+    )
     if memory.kept:
         small = replace(memory, phases=memory.kept)
-        found = Needs(small, *_each(small, partial(around, kept=True)), kept=True)
+        found = MemoryEstimates(small, *_estimate_each_process(small, partial(around, kept=True)), kept=True)
         if found.training.high <= SMALL:
             return found
-    return Needs(memory, *_each(memory, around))
+    return MemoryEstimates(memory, *_estimate_each_process(memory, around))
 
 
-def _each(memory: Memory, around: Callable[[int], Need]) -> tuple[Need, Need, Need]:
-    return around(held(memory)), around(training_alone(memory)), around(_first_step(memory))
+def _estimate_each_process(
+    memory: SimulatedMemory, around: Callable[[int], MemoryEstimate]
+) -> tuple[MemoryEstimate, MemoryEstimate, MemoryEstimate]:
+    return around(pytorch_peak_bytes(memory)), around(training_peak_bytes(memory)), around(_first_step(memory))
 
 
-def _one_step(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+def _one_step(phases: tuple[PhasePeak, ...]) -> tuple[PhasePeak, ...]:
     return tuple(phase for phase in phases if phase.name != "step")
 
 
-def _first_step(memory: Memory) -> int:
+def _first_step(memory: SimulatedMemory) -> int:
     """Bytes up to the first step."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name in ("load", "first step"))
 
 
-def share_of_memory(resolved: Resolved, hardware: HardwareFacts) -> int | None:
+def memory_per_process(resolved: ResolvedConfig, hardware: HardwareFacts) -> int | None:
     """What one process has: a GPU of its own, or its part of the RAM that all of a machine's share on a CPU."""
     if hardware.memory_bytes is None or hardware.kind != "cpu":
         return hardware.memory_bytes
-    return hardware.memory_bytes // max(1, processes(resolved.config) // resolved.config.hardware.nodes)
+    return hardware.memory_bytes // max(1, count_processes(resolved.config) // resolved.config.hardware.nodes)
 
 
-def training_alone(memory: Memory) -> int:
+def training_peak_bytes(memory: SimulatedMemory) -> int:
     """The same of the process that trains; merging is one of its own."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")

@@ -14,7 +14,7 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f
 """Okabe and Ito's colours, told apart with any colour vision."""
 
 
-def svg(planned: dict[str, Any]) -> str:
+def plan_svg(planned: dict[str, Any]) -> str:
     """The picture.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 
-from surefit.core.malloc import give_back
+from surefit.core.malloc import trim_heap
 from surefit.core.units import KIB, MIB, bytes_text
 
 ASSUMED = (500 * MIB, 740 * MIB)
@@ -29,7 +29,7 @@ _for_another_process: ContextVar[bool] = ContextVar("for_another_process", defau
 
 
 @contextmanager
-def for_another_process() -> Iterator[None]:
+def planning_for_new_process() -> Iterator[None]:
     """Plan for a process to come in this block: what the program that calls has in memory is not the run's."""
     token = _for_another_process.set(True)
     try:
@@ -38,7 +38,7 @@ def for_another_process() -> Iterator[None]:
         _for_another_process.reset(token)
 
 
-def process_bytes() -> tuple[int, int, str]:
+def process_overhead_bytes() -> tuple[int, int, str]:
     """Return what the process will take at least and at most, and how that is known."""
     resident = _resident() if "torch" in sys.modules and "peft" in sys.modules else None
     if resident is None:
@@ -51,7 +51,7 @@ def process_bytes() -> tuple[int, int, str]:
 def _resident() -> int | None:
     """The RAM this process has now, what it could give back left out; None where the system does not say."""
     gc.collect()
-    give_back()
+    trim_heap()
     with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("VmRSS:"):

@@ -14,11 +14,11 @@ from surefit.core.env import cache_dir
 from surefit.core.errors import ConfigError, MachineError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_atomic
-from surefit.facts.gpus import Gpu, find_gpu
+from surefit.facts.gpus import GpuSpec, find_gpu
 from surefit.facts.hardware import HardwareFacts, processor_name
 from surefit.facts.sdpa import Capability, share_of_products
 
-Curve = Sequence[tuple[float, float]]
+SpeedCurve = Sequence[tuple[float, float]]
 """(size, speed) from small to large: FLOP and FLOP/s of a product, or bytes and bytes/s of a copy."""
 HEADS_WIDE = (64, 128)
 """Widths of a head that attention is measured with."""
@@ -36,7 +36,7 @@ CALIBRATED_MARGIN = 0.15
 
 
 @dataclass(frozen=True)
-class Rates:
+class DeviceRates:
     """What `plan.time` needs of a device.
 
     Attributes:
@@ -52,19 +52,19 @@ class Rates:
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
-    matmul: Mapping[str, Curve]
-    copy: Curve
+    matmul: Mapping[str, SpeedCurve]
+    copy: SpeedCurve
     launch: float
     peak: Mapping[str, float]
     margin: float
     source: str
-    attention: Mapping[str, Curve] = field(default_factory=dict)
+    attention: Mapping[str, SpeedCurve] = field(default_factory=dict)
     capability: Capability | None = None
     overlaps: bool = True
 
     def product_speed(self, dtype: str, flops: float) -> float:
         """FLOP/s of a product; of a type that has no rate of its own that of float32."""
-        return speed_at(self.matmul.get(dtype) or self.matmul["float32"], flops)
+        return interpolate_speed(self.matmul.get(dtype) or self.matmul["float32"], flops)
 
     def attention_speed(self, kernel: str, backward: bool, width: int, dtype: str, flops: float) -> float:
         """FLOP/s of an attention kernel, measured with heads about as wide, or else a share of the products'."""
@@ -74,20 +74,20 @@ class Rates:
             if (curve := self.attention.get(attention_key(kernel, backward, each, dtype)))
         }
         if found:
-            return speed_at(found[min(found, key=lambda each: abs(each - width))], flops)
+            return interpolate_speed(found[min(found, key=lambda each: abs(each - width))], flops)
         share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
         return share * max(speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"])
 
 
 @dataclass(frozen=True)
-class Profile:
+class DeviceProfile:
     """What `surefit calibrate` measured.
 
     Attributes:
         device: the GPU's name, or the processor's with the number of threads.
         kind: "cuda" or "cpu".
         threads: PyTorch used on a CPU; None for a GPU.
-        matmul, copy, launch, attention: as in `Rates`; profiles of before attention was measured have none.
+        matmul, copy, launch, attention: as in `DeviceRates`; profiles of before attention was measured have none.
         memory_bytes: as PyTorch reports it; None for a CPU.
         context_bytes, workspace_bytes: what the CUDA context and cuBLAS take; None for a CPU or where unknown.
         seconds: the measurement took.
@@ -132,7 +132,7 @@ def cpu_name(threads: int) -> str:
     return f"{processor_name()}, {threads} thread{'' if threads == 1 else 's'}"
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path) -> DeviceProfile:
     """Read a profile.
 
     Raises:
@@ -143,7 +143,7 @@ def load_profile(path: Path) -> Profile:
         for name in ("matmul", *({"attention"} & content.keys())):
             content[name] = {key: [(x, y) for x, y in curve] for key, curve in content[name].items()}
         content["copy"] = [(x, y) for x, y in content["copy"]]
-        profile = Profile(**content)
+        profile = DeviceProfile(**content)
         curves = (*profile.matmul.values(), *profile.attention.values(), profile.copy)
         speeds = [y for curve in curves for _, y in curve]
         if not profile.matmul or not profile.copy or not all(0 < y < math.inf for y in speeds) or profile.launch < 0:
@@ -158,7 +158,7 @@ def load_profile(path: Path) -> Profile:
     return profile
 
 
-def stored_profile(device: Gpu | None = None) -> Profile | None:
+def load_stored_profile(device: GpuSpec | None = None) -> DeviceProfile | None:
     """What was measured last of a GPU of the catalogue, or of this processor (`device` None).
 
     Raises:
@@ -173,20 +173,20 @@ def stored_profile(device: Gpu | None = None) -> Profile | None:
     return None
 
 
-def device_of(hardware: HardwareFacts) -> Gpu | Profile | None:
+def find_device_speed(hardware: HardwareFacts) -> GpuSpec | DeviceProfile | None:
     """What is known of the speed of a run's device; None for a CPU, or a GPU not in the catalogue, never measured."""
     gpu = find_gpu(hardware.name) if hardware.kind == "cuda" else None
-    return stored_profile(gpu) or gpu if gpu or hardware.kind == "cpu" else None
+    return load_stored_profile(gpu) or gpu if gpu or hardware.kind == "cpu" else None
 
 
-def rates_of(device: Gpu | Profile) -> Rates:
+def to_device_rates(device: GpuSpec | DeviceProfile) -> DeviceRates:
     """The rates of a measured device, or those a data sheet promises.
 
     Raises:
         MachineError: the catalogue lacks a figure of that GPU.
     """
-    if isinstance(device, Profile):
-        return _measured(device)
+    if isinstance(device, DeviceProfile):
+        return _measured_rates(device)
     rates = {dtype: device.flops(dtype) for dtype in ("bfloat16", "float16", "float32")}
     peak = {dtype: rate for dtype, rate in rates.items() if rate is not None}
     if "float32" not in peak or not peak.keys() & {"bfloat16", "float16"} or device.bandwidth is None:
@@ -196,7 +196,7 @@ def rates_of(device: Gpu | Profile) -> Rates:
             field="hardware.gpu",
             help="run `surefit calibrate` on one, and copy the profile into SureFit's cache folder",
         )
-    return Rates(
+    return DeviceRates(
         {dtype: [(1.0, rate * PRODUCTS)] for dtype, rate in peak.items()},
         [(1.0, device.bandwidth * MOVEMENT)],
         LAUNCH_SECONDS,
@@ -207,14 +207,14 @@ def rates_of(device: Gpu | Profile) -> Rates:
     )
 
 
-def _measured(profile: Profile) -> Rates:
+def _measured_rates(profile: DeviceProfile) -> DeviceRates:
     sheet = find_gpu(profile.device)
     fastest = {dtype: max(speed for _, speed in curve) for dtype, curve in profile.matmul.items()}
     peak = {dtype: (sheet and sheet.flops(dtype)) or speed for dtype, speed in fastest.items()}
     versions = f"torch {profile.torch}" + (f", driver {profile.driver}" if profile.driver else "")
     source = f"measured on {profile.device} with {versions}"
     capability = (sheet and sheet.compute_capability) or (8, 0)
-    return Rates(
+    return DeviceRates(
         profile.matmul,
         profile.copy,
         profile.launch,
@@ -227,10 +227,10 @@ def _measured(profile: Profile) -> Rates:
     )
 
 
-def speed_at(curve: Curve, size: float) -> float:
+def interpolate_speed(curve: SpeedCurve, size: float) -> float:
     """The speed at a size, between two measured ones on a line of logarithms; outside them that of the nearest.
 
-    >>> round(speed_at([(10, 1.0), (1000, 100.0)], 100), 6), speed_at([(10, 1.0), (1000, 100.0)], 1)
+    >>> round(interpolate_speed([(10, 1.0), (1000, 100.0)], 100), 6), interpolate_speed([(10, 1.0), (1000, 100.0)], 1)
     (10.0, 1.0)
     """
     if size <= curve[0][0]:

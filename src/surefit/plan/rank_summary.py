@@ -6,20 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from surefit.config.modes import GROUPED, MODES
-from surefit.config.resolve import Resolved, with_changes
+from surefit.config.resolve import ResolvedConfig, with_changes
 from surefit.core.units import plural
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.memory_per_rank import fullest_stage
 from surefit.facts.model import ModelFacts
-from surefit.facts.sharding import Sharing, held, sharing_of, stages
+from surefit.facts.sharding import ShardingLayout, model_state_bytes, pipeline_stages, sharing_of
 from surefit.facts.tensors import LLAMA_LIKE
-from surefit.plan.communication import exchange
+from surefit.plan.communication import estimate_step_communication
 
 DEEP_PIPELINE = 8
 """Layers up to which a pipeline is simulated: its stages are not alike, so none can be repeated."""
 
 
-def alone(resolved: Resolved) -> Resolved:
+def as_single_process(resolved: ResolvedConfig) -> ResolvedConfig:
     """The same run in one process."""
     if sharing_of(resolved.config) is None:
         return resolved
@@ -28,7 +28,7 @@ def alone(resolved: Resolved) -> Resolved:
     return replace(resolved, config=with_changes(resolved.config, one))
 
 
-def not_simulated(sharing: Sharing, model: ModelFacts) -> str | None:
+def simulation_obstacle(sharing: ShardingLayout, model: ModelFacts) -> str | None:
     """Why a shared step is calculated; None where its engine runs on tensors without data."""
     if MODES[sharing.mode].deepspeed:
         return "DeepSpeed reads the values of its tensors, so it cannot run without them"
@@ -39,7 +39,9 @@ def not_simulated(sharing: Sharing, model: ModelFacts) -> str | None:
     return None
 
 
-def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, length: int) -> dict[str, Any] | None:
+def summarize_ranks(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
+) -> dict[str, Any] | None:
     """`ranks` of plan.json; None for one process.
 
     Args:
@@ -48,7 +50,7 @@ def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
     sharing = sharing_of(resolved.config)
     if sharing is None:
         return None
-    found = exchange(resolved, model, hardware, length)
+    found = estimate_step_communication(resolved, model, hardware, length)
     rank = 0
     shared_tokens = f", and {MODES['cp'].holds}" if sharing.mode == "fsdp" and sharing.tokens > 1 else ""
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
@@ -58,7 +60,7 @@ def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
         "processes": sharing.processes,
         "share": MODES[sharing.mode].holds + shared_tokens,
         "rank": rank,
-        "which": _which(sharing, model, rank),
+        "which": _describe_simulated_rank(sharing, model, rank),
         "held": None,
         "exchanged_bytes_per_step": found.bytes if found else None,
         "exchanged": found.what if found else None,
@@ -66,15 +68,15 @@ def of_ranks(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, len
         "link": found.source if found else None,
     }
     if model.architecture in LLAMA_LIKE and resolved.config.model.quantization == "none" and model.parameters:
-        mine = held(resolved, model, sharing, rank)
+        mine = model_state_bytes(resolved, model, sharing, rank)
         document["held"] = {
             "parameters_bytes": mine.parameters, "gradients_bytes": mine.gradients, "optimizer_bytes": mine.optimizer
         }  # fmt: skip
     return document
 
 
-def _which(sharing: Sharing, model: ModelFacts, rank: int) -> str:
+def _describe_simulated_rank(sharing: ShardingLayout, model: ModelFacts, rank: int) -> str:
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
-        layers = stages(model, sharing.size)[rank]
+        layers = pipeline_stages(model, sharing.size)[rank]
         return f"rank {rank}, the stage that needs most: {plural(len(layers), 'layer')}, {layers[0]} to {layers[-1]}"
     return "rank 0; the others need as much, or a few bytes less"

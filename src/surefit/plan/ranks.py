@@ -29,10 +29,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from surefit.config.modes import MODES
 from surefit.config.schema import ParallelSection
 from surefit.core.errors import MachineError
-from surefit.facts.sharding import Sharing
-from surefit.model.varlen import Documents, Share
+from surefit.facts.sharding import ShardingLayout
+from surefit.model.varlen import ContextShard, PackedDocuments
 from surefit.parallel import context_parallel, ddp, pipeline_parallel, tensor_parallel
-from surefit.parallel.engine import Engine, engine_of
+from surefit.parallel.engine import Engine, build_engine
 from surefit.parallel.process_group import World
 from surefit.plan.trace import HOST, Recorder
 
@@ -56,10 +56,10 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def tag(self, tensors: Any, what: str) -> None:
-        super().tag(map(_here, tensors), what)
+        super().tag(map(_to_local_tensor, tensors), what)
 
     def _note(self, tensor: torch.Tensor, op: str, module: str) -> None:
-        super()._note(_here(tensor), op, module)
+        super()._note(_to_local_tensor(tensor), op, module)
 
     def _allocate(self, *arguments: Any) -> int:
         number = super()._allocate(*arguments)
@@ -88,7 +88,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
     def on_device(self, model: torch.nn.Module) -> None:
         """What the model still holds is on the device."""
         for held in (*model.parameters(), *model.buffers()):
-            number = self._live.get(_here(held).untyped_storage()._cdata)
+            number = self._live.get(_to_local_tensor(held).untyped_storage()._cdata)
             if number is not None and self.trace.tags.get(number) == HOST:
                 del self.trace.tags[number]
 
@@ -103,12 +103,12 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             self._note(tensor, "gather", "")
 
 
-def _here(tensor: torch.Tensor | None) -> Any:
+def _to_local_tensor(tensor: torch.Tensor | None) -> Any:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @contextmanager
-def pretended(sharing: Sharing) -> Iterator[Engine]:
+def fake_process_group_engine(sharing: ShardingLayout) -> Iterator[Engine]:
     """The engine of one process of a world of others that do not exist.
 
     Raises:
@@ -125,7 +125,7 @@ def pretended(sharing: Sharing) -> Iterator[Engine]:
         dist.destroy_process_group()
 
 
-def _engine(sharing: Sharing) -> Engine:
+def _engine(sharing: ShardingLayout) -> Engine:
     mode = MODES[sharing.mode]
     if mode.deepspeed:
         raise MachineError(
@@ -134,10 +134,10 @@ def _engine(sharing: Sharing) -> Engine:
         )
     sizes = {sharing.mode: sharing.size} if mode.grouped else {"dp_replicate": sharing.processes // sharing.size}
     section = ParallelSection.model_validate({"mode": sharing.mode, "cp": sharing.tokens} | sizes)
-    return engine_of(section, World(sharing.rank, sharing.processes, sharing.rank, sharing.processes))
+    return build_engine(section, World(sharing.rank, sharing.processes, sharing.rank, sharing.processes))
 
 
-def wrapped(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch.nn.Module:
+def wrap_without_comparing(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch.nn.Module:
     """`engine.wrap`, without what compares values."""
     if engine.world.size == 1:
         return engine.wrap(model)
@@ -187,20 +187,20 @@ class _Reducer:
 
 
 @contextmanager
-def among_others(recorder: Recorder, engine: Engine) -> Iterator[None]:
+def patch_collectives(recorder: Recorder, engine: Engine) -> Iterator[None]:
     """While a shared step runs: what the fake group leaves out, and what the recorder would not see."""
     assert isinstance(recorder, RankRecorder)
     if engine.name == "pp":
         recorder.number_is_zero()
     with ExitStack() as stack:
         for owner, name, instead in (
-            (ddp, "_sum", _summed),
-            (context_parallel, "part_of", _part_of),
-            (fsdp_param, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
-            (fsdp_group, "alloc_storage", _resizing(fsdp_param.alloc_storage, recorder, GATHERED)),
-            (fsdp_param, "free_storage", _resizing(fsdp_param.free_storage, recorder, GATHERED)),
+            (ddp, "_sum", _return_bucket),
+            (context_parallel, "shard_micro_batch", _fake_context_shard),
+            (fsdp_param, "alloc_storage", _with_recorded_resize(fsdp_param.alloc_storage, recorder, GATHERED)),
+            (fsdp_group, "alloc_storage", _with_recorded_resize(fsdp_param.alloc_storage, recorder, GATHERED)),
+            (fsdp_param, "free_storage", _with_recorded_resize(fsdp_param.free_storage, recorder, GATHERED)),
             *(
-                (owner, name, _for(getattr(owner, name), recorder, purpose))
+                (owner, name, _with_purpose(getattr(owner, name), recorder, purpose))
                 for owner, name, purpose in (
                     (fsdp_group.FSDPParamGroup, "unshard", GATHERED),
                     (fsdp_group.FSDPParamGroup, "wait_for_unshard", GATHERED),
@@ -216,7 +216,7 @@ def among_others(recorder: Recorder, engine: Engine) -> Iterator[None]:
         yield
 
 
-def _resizing(resize: Callable[[torch.Tensor], None], recorder: RankRecorder, purpose: str) -> Any:
+def _with_recorded_resize(resize: Callable[[torch.Tensor], None], recorder: RankRecorder, purpose: str) -> Any:
     def resized(tensor: torch.Tensor) -> None:
         before = tensor.untyped_storage().nbytes()
         resize(tensor)
@@ -227,7 +227,7 @@ def _resizing(resize: Callable[[torch.Tensor], None], recorder: RankRecorder, pu
     return resized
 
 
-def _for(function: Callable[..., Any], recorder: RankRecorder, purpose: str) -> Any:
+def _with_purpose(function: Callable[..., Any], recorder: RankRecorder, purpose: str) -> Any:
     def called(*arguments: Any, **keywords: Any) -> Any:
         with recorder.doing(purpose):
             return function(*arguments, **keywords)
@@ -235,22 +235,22 @@ def _for(function: Callable[..., Any], recorder: RankRecorder, purpose: str) -> 
     return called
 
 
-def _summed(state: Any, bucket: Any) -> Any:
+def _return_bucket(state: Any, bucket: Any) -> Any:
     done: Any = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
-_summed.__annotations__ = ddp._sum.__annotations__  # DDP compares types, not their names
+_return_bucket.__annotations__ = ddp._sum.__annotations__  # DDP compares types, not their names
 
 
-def _part_of(
+def _fake_context_shard(
     batch: Any, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
-) -> tuple[dict[str, torch.Tensor], Share]:
-    """`context.part_of` of documents that are supervised like the whole batch, by their lengths alone."""
+) -> tuple[dict[str, torch.Tensor], ContextShard]:
+    """Shard a micro batch as context parallelism does, by the lengths of its documents alone."""
     rows, length = batch["input_ids"].shape
     lengths = batch["document_lengths"] if "document_lengths" in tuple(batch) else (length,) * rows
-    pieces = context_parallel.divided(lengths, size)
+    pieces = context_parallel.split_documents_across_ranks(lengths, size)
     held = [sum(piece.last - piece.first for piece in part) for part in pieces]
     count = 1 + max(held)
     read = [piece.last - piece.document for piece in pieces[rank]]
@@ -262,8 +262,8 @@ def _part_of(
     filling = count - held[rank]
     queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling])
     order = torch.zeros(sum(read) + filling, dtype=torch.int64)
-    return part, Share(queries, _documents([*read, filling]), order, gather)
+    return part, ContextShard(queries, _documents([*read, filling]), order, gather)
 
 
-def _documents(lengths: list[int]) -> Documents:
-    return Documents(torch.zeros(len(lengths) + 1, dtype=torch.int32), tuple(lengths), max(lengths))
+def _documents(lengths: list[int]) -> PackedDocuments:
+    return PackedDocuments(torch.zeros(len(lengths) + 1, dtype=torch.int32), tuple(lengths), max(lengths))

@@ -6,17 +6,17 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from surefit.config.resolve import Resolved
-from surefit.core.gc_pause import uncollected
-from surefit.facts.eval_prompts import ScoredFacts
+from surefit.config.resolve import ResolvedConfig
+from surefit.core.gc_pause import pause_gc
+from surefit.facts.eval_prompts import EvalPromptFacts
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.plan.loading import import_libraries
-from surefit.plan.step_time_cache import rates_for
+from surefit.plan.step_time_cache import device_rates_for
 
 
-def planned_scoring(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts, usual: int
+def build_scoring_plan(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts, usual: int
 ) -> dict[str, Any] | None:
     """The entry "scoring"; None where the device's speed or the number of prompts is not known, where a server answers,
     and where the model's own code does not run on tensors without data.
@@ -24,15 +24,15 @@ def planned_scoring(
     Args:
         usual: tokens of a prompt where they are not known.
     """
-    rates = rates_for(hardware)
+    rates = device_rates_for(hardware)
     if rates is None:
         return None
-    with uncollected():
+    with pause_gc():
         import_libraries()
-        from surefit.plan.scoring_time import scoring_time
+        from surefit.plan.scoring_time import estimate_scoring_time
 
         try:
-            found = scoring_time(resolved, model, hardware, scored, usual, rates)
+            found = estimate_scoring_time(resolved, model, hardware, scored, usual, rates)
         except Exception:  # a model's own code may do anything with tensors that hold no data
             return None
     if found is None:
@@ -53,7 +53,7 @@ def planned_scoring(
     }
 
 
-def _in_training(resolved: Resolved, found: Any) -> dict[str, Any] | None:
+def _in_training(resolved: ResolvedConfig, found: Any) -> dict[str, Any] | None:
     """What one checkpoint takes, and all of them; None where none is scored, or the steps are not known."""
     every, each = resolved.config.checkpoint.save_steps, found.in_training
     if each is None or resolved.total_steps is None:

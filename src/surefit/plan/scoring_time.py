@@ -25,17 +25,17 @@ from typing import Any
 
 import torch
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.evaluate.variants import VARIANTS
-from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
+from surefit.facts.eval_prompts import EvalPromptFacts, EvalPromptSet
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
-from surefit.plan.building import build
-from surefit.plan.operations import Operations, Tally, extended
-from surefit.plan.profile import Rates
+from surefit.plan.building import build_model
+from surefit.plan.operations import Operations, OperatorCounter, extrapolate_operations
+from surefit.plan.profile import DeviceRates
 from surefit.plan.simulate import DEEP, record_run
-from surefit.plan.step_config import Setting, setting_of
+from surefit.plan.step_config import StepConfig, build_step_config
 from surefit.plan.time import DISK_BYTES_PER_SECOND, SHALLOW, START_SECONDS, roofline
 from surefit.plan.trace import Recorder
 
@@ -45,21 +45,21 @@ ROUNDING = 16
 
 
 @dataclass(frozen=True)
-class Span:
+class ValueRange:
     """Seconds if every answer is as long as a right one, and if every answer is as long as it may be."""
 
     low: float
     high: float
 
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.high + other.high)
+    def __add__(self, other: ValueRange) -> ValueRange:
+        return ValueRange(self.low + other.low, self.high + other.high)
 
-    def __mul__(self, times: float) -> Span:
-        return Span(self.low * times, self.high * times)
+    def __mul__(self, times: float) -> ValueRange:
+        return ValueRange(self.low * times, self.high * times)
 
 
 @dataclass(frozen=True)
-class Scoring:
+class ScoringTime:
     """What it takes to score one model after the other, in one process.
 
     Attributes:
@@ -75,16 +75,21 @@ class Scoring:
     variants: tuple[str, ...]
     ways: int
     answers: int
-    tokens: Span
+    tokens: ValueRange
     loading: float
-    answering: Span
-    in_training: Span | None
+    answering: ValueRange
+    in_training: ValueRange | None
     source: str
 
 
-def scoring_time(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts, usual: int, rates: Rates
-) -> Scoring | None:
+def estimate_scoring_time(
+    resolved: ResolvedConfig,
+    model: ModelFacts,
+    hardware: HardwareFacts,
+    scored: EvalPromptFacts,
+    usual: int,
+    rates: DeviceRates,
+) -> ScoringTime | None:
     """The time of `surefit evaluate`; None where not all prompts are counted, and where a server answers.
 
     Each end of a span is moved outwards by what the rates may be off. Grammars, judging and programs that are run in
@@ -100,22 +105,24 @@ def scoring_time(
     variants = VARIANTS[config.train.method]
     ways = 2 if config.evaluate.constrained == "both" else 1
     samples = config.evaluate.samples
-    base = replace(setting_of(resolved, model, hardware, length=usual), sharing=None, packed=False, attention=None)
+    base = replace(
+        build_step_config(resolved, model, hardware, length=usual), sharing=None, packed=False, attention=None
+    )
 
-    def answers(each: ScoredSet, variant: str) -> Span:
+    def answers(each: EvalPromptSet, variant: str) -> ValueRange:
         adapted = variant == "adapter"
-        return _set(config, model, base, each, scored.ranked, usual, rates, adapted=adapted)
+        return _seconds_of_set(config, model, base, each, scored.ranked, usual, rates, adapted=adapted)
 
-    total = sum((answers(each, variant) for each in scored.sets for variant in variants), Span(0, 0)) * ways
+    total = sum((answers(each, variant) for each in scored.sets for variant in variants), ValueRange(0, 0)) * ways
     checkpoint = answers(scored.held_out, "adapter" if "adapter" in variants else "model")
     loads = 2  # the base, which answers with the adapter too; and the merged or fully trained model
     prompts = sum(each.prompts or 0 for each in scored.sets)
     tokens = [_tokens(config, model, each, scored.ranked, usual) for each in scored.sets]
-    return Scoring(
+    return ScoringTime(
         variants,
         ways,
         prompts * samples * len(variants) * ways,
-        Span(min(each.low for each in tokens), max(each.high for each in tokens)),
+        ValueRange(min(each.low for each in tokens), max(each.high for each in tokens)),
         START_SECONDS + loads * (model.weight_bytes or 0) / DISK_BYTES_PER_SECOND,
         total,
         checkpoint if config.evaluate.in_training else None,
@@ -123,24 +130,24 @@ def scoring_time(
     )
 
 
-def _set(
+def _seconds_of_set(
     config: Config,
     model: ModelFacts,
-    base: Setting,
-    each: ScoredSet,
+    base: StepConfig,
+    each: EvalPromptSet,
     ranked: bool,
     usual: int,
-    rates: Rates,
+    rates: DeviceRates,
     *,
     adapted: bool,
-) -> Span:
+) -> ValueRange:
     """Seconds of a set's answers by one model in one way."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)
     prompt, tokens = _prompt(model, each, usual), _tokens(config, model, each, ranked, usual)
     asked = (each.prompts or 0) * section.samples
     if not asked:
-        return Span(0, 0)
+        return ValueRange(0, 0)
     # As many batches as there are, all of the same size: the last one is smaller, and time is a line over the rows.
     batches = -(-asked // section.batch_size)
     rows = -(-asked // batches) * section.num_beams
@@ -148,60 +155,60 @@ def _set(
     low, high = (0.0, 0.0) if ranked else (max(0.0, tokens.low - 1), tokens.high - 1)
     reading, writing = _passes(base, rows, prompt, prompt + math.ceil(high / 2), adapted)
     read, write = roofline(reading, rates)[0], roofline(writing, rates)[0]
-    return Span((read + low * write) * (1 - rates.margin), (read + high * write) * (1 + rates.margin)) * batches
+    return ValueRange((read + low * write) * (1 - rates.margin), (read + high * write) * (1 + rates.margin)) * batches
 
 
-def _prompt(model: ModelFacts, each: ScoredSet, usual: int) -> int:
+def _prompt(model: ModelFacts, each: EvalPromptSet, usual: int) -> int:
     """Tokens that a prompt has on average, rounded up."""
     tokens = math.ceil(each.mean if each.mean is not None else min(usual, each.longest or usual))
     rounded = -(-max(1, tokens) // ROUNDING) * ROUNDING
     return min(rounded, model.max_position_embeddings or rounded)
 
 
-def _tokens(config: Config, model: ModelFacts, each: ScoredSet, ranked: bool, usual: int) -> Span:
+def _tokens(config: Config, model: ModelFacts, each: EvalPromptSet, ranked: bool, usual: int) -> ValueRange:
     """Of an answer: as many as a right one has, and as many as there may be; a label that is ranked is one."""
     if ranked:
-        return Span(1, 1)
+        return ValueRange(1, 1)
     most = config.evaluate.max_new_tokens
     if model.max_position_embeddings:
         most = max(1, min(most, model.max_position_embeddings - _prompt(model, each, usual)))
-    return Span(min(most, each.answer or 1), most)
+    return ValueRange(min(most, each.answer or 1), most)
 
 
-def _passes(base: Setting, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:
+def _passes(base: StepConfig, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:
     """The operators of reading prompts of so many tokens, and of writing a token behind `middle` others."""
     adapter = base.adapter if adapted else None
     setting = replace(base, adapter=adapter, rows=rows, length=prompt, padded=rows > 1)
     text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r} {middle}"  # type: ignore[arg-type]
-    return _known(_Known(text, setting, middle))
+    return _count_operations_cached(_CacheKey(text, setting, middle))
 
 
-class _Known:
+class _CacheKey:
     """A setting by what is written in it: a PretrainedConfig has no hash."""
 
-    def __init__(self, text: str, setting: Setting, middle: int) -> None:
+    def __init__(self, text: str, setting: StepConfig, middle: int) -> None:
         self.text, self.setting, self.middle = text, setting, middle
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.text == other.text
+        return isinstance(other, _CacheKey) and self.text == other.text
 
     def __hash__(self) -> int:
         return hash(self.text)
 
 
 @lru_cache(maxsize=64)
-def _known(known: _Known) -> tuple[Operations, Operations]:
+def _count_operations_cached(known: _CacheKey) -> tuple[Operations, Operations]:
     setting, middle = known.setting, known.middle
     layers = setting.layers
     if layers <= DEEP or not setting.uniform:
-        return _counted(setting, middle)
-    few, more = (_counted(setting.with_layers(depth), middle) for depth in SHALLOW)
-    return tuple(extended(a, b, layers - SHALLOW[1]) for a, b in zip(few, more, strict=True))  # type: ignore[return-value]
+        return _count_operations(setting, middle)
+    few, more = (_count_operations(setting.with_layers(depth), middle) for depth in SHALLOW)
+    return tuple(extrapolate_operations(a, b, layers - SHALLOW[1]) for a, b in zip(few, more, strict=True))  # type: ignore[return-value]
 
 
-def _counted(setting: Setting, middle: int) -> tuple[Operations, Operations]:
+def _count_operations(setting: StepConfig, middle: int) -> tuple[Operations, Operations]:
     """Of a model that is run whole."""
-    reading, writing = Tally({READ}), Tally({WRITE})
+    reading, writing = OperatorCounter({READ}), OperatorCounter({WRITE})
 
     def watch(phase: str, *call: Any) -> Any:
         return (writing if phase == WRITE else reading).note(phase, *call)
@@ -217,7 +224,9 @@ def _counted(setting: Setting, middle: int) -> tuple[Operations, Operations]:
             recorder.start(WRITE)
             _forward(model, setting.rows, 1, middle + 1, cache)
 
-    record_run(build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability)
+    record_run(
+        build_model(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability
+    )
     return reading.operations, writing.operations
 
 

@@ -14,44 +14,44 @@ from importlib.util import find_spec
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from surefit.config.capabilities import conflicts, obstacle, traits
+from surefit.config.capabilities import conflict_with_trait, conflicts, traits
 from surefit.config.memory import RECOMPUTED
 from surefit.config.modes import ZERO
 from surefit.config.optimizers import OPTIMIZERS
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, own_batch, processes, require_shareable
+from surefit.config.world import count_accumulation_steps, count_processes, examples_per_data_rank, require_shareable
 from surefit.core.errors import ConfigError, ModelError
-from surefit.facts.activations import covered
+from surefit.facts.activations import has_closed_form
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts, catalogue, model_facts
 from surefit.facts.sharding import sharing_obstacle
 from surefit.facts.vocabulary import with_new_tokens
-from surefit.plan.memory_interval import Need, Verdict, need, require_plannable, verdict
+from surefit.plan.memory_interval import MemoryEstimate, Verdict, build_memory_estimate, judge_fit, require_plannable
 from surefit.plan.planner import Planner
-from surefit.plan.process import process_bytes
+from surefit.plan.process import process_overhead_bytes
 
 if TYPE_CHECKING:
     from surefit.plan.time import StepTime
 
-Field = Literal["max_length", "batch", "rank", "model"]
-FIELDS: tuple[Field, ...] = get_args(Field)
+SolvableField = Literal["max_length", "batch", "rank", "model"]
+FIELDS: tuple[SolvableField, ...] = get_args(SolvableField)
 SIMULATED = 3
 """How many of the fastest candidates are simulated, the fastest first, until one fits."""
 RESOLUTION = 0.01
 """The share of a step's time below which two estimates tell nothing apart: the config then stays as it is."""
 LENGTH_STEP = 64
-"""Tokens between two lengths that `solve` tells apart."""
+"""Tokens between two lengths that `find_largest` tells apart."""
 LONGEST = 2**20
 """Tokens up to which a length is looked for where the model states no context length."""
 
 
 @dataclass(frozen=True)
-class Machine:
+class DeviceConfig:
     """A device, and the config with every "auto" decided for it."""
 
     hardware: HardwareFacts
-    resolved: Resolved
+    resolved: ResolvedConfig
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Candidate:
         step: seconds of an optimizer step; None on a device whose speed is not known.
     """
 
-    place: Machine
-    need: Need
+    place: DeviceConfig
+    need: MemoryEstimate
     verdict: Verdict
     step: StepTime | None
 
@@ -100,7 +100,7 @@ class Candidate:
 
     @property
     def processes(self) -> int:
-        return processes(self.place.resolved.config)
+        return count_processes(self.place.resolved.config)
 
     @property
     def speed(self) -> tuple[float, int, bool, int]:
@@ -110,7 +110,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SearchResult:
     """What the search found.
 
     Attributes:
@@ -129,7 +129,9 @@ class Choice:
     simulated: tuple[Candidate, ...]
 
 
-def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[str] = ()) -> list[Candidate]:
+def enumerate_candidates(
+    planner: Planner, places: Sequence[DeviceConfig], allowed: Sequence[str] = ()
+) -> list[Candidate]:
     """Every device × way in which several processes share the run × micro batch that divides the global batch × what is
     recomputed × tiles × packing, and what is allowed, judged by the closed form.
 
@@ -144,27 +146,29 @@ def candidates(planner: Planner, places: Sequence[Machine], allowed: Sequence[st
         ModelError: the model's layers are not known.
     """
     return [
-        _judge(planner, Machine(place.hardware, _with(changed, micro, checkpointing, tiled)))
+        _estimate_candidate(
+            planner, DeviceConfig(place.hardware, _with_batch_settings(changed, micro, checkpointing, tiled))
+        )
         for place in places
         for changed in _variants(place, planner.model, allowed)
         for micro in _divisors(place.resolved.config.train.global_batch_size)
-        if micro <= own_batch(changed.config)
+        if micro <= examples_per_data_rank(changed.config)
         for checkpointing in RECOMPUTED
         for tiled in (False, True)
     ]
 
 
-def _variants(place: Machine, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
+def _variants(place: DeviceConfig, model: ModelFacts, allowed: Sequence[str]) -> Iterator[ResolvedConfig]:
     """The config in ways that have nothing to do with how its batch is cut."""
     deepspeed = place.hardware.is_another_machine or find_spec("deepspeed") is not None
     for changed in _unshared_variants(place.resolved, model, allowed):
         yield from shared_variants(changed, model, deepspeed)
 
 
-def shared_variants(resolved: Resolved, model: ModelFacts, deepspeed: bool) -> Iterator[Resolved]:
+def shared_variants(resolved: ResolvedConfig, model: ModelFacts, deepspeed: bool) -> Iterator[ResolvedConfig]:
     """The config with each way in which its processes can share it; as it is where there is one. `deepspeed`: whether
     its modes are among them."""
-    config, count = resolved.config, processes(resolved.config)
+    config, count = resolved.config, count_processes(resolved.config)
     if count == 1:
         yield resolved
         return
@@ -180,29 +184,29 @@ def shared_variants(resolved: Resolved, model: ModelFacts, deepspeed: bool) -> I
     if mine not in ways:
         ways.insert(0, mine)
     for way in ways:
-        changed = _set(resolved, parallel=way)
-        if obstacle(changed.config, "fused LoRA"):
-            changed = _set(changed, speed={"fused_lora": False})
-        if obstacle(changed.config, "fused kernels"):
-            changed = _set(changed, speed={"kernels": False})
+        changed = _with_sections(resolved, parallel=way)
+        if conflict_with_trait(changed.config, "fused LoRA"):
+            changed = _with_sections(changed, speed={"fused_lora": False})
+        if conflict_with_trait(changed.config, "fused kernels"):
+            changed = _with_sections(changed, speed={"kernels": False})
         if changed.config.parallel.cp > 1:
-            changed = _set(changed, speed={"attention": "torch_varlen"})
+            changed = _with_sections(changed, speed={"attention": "torch_varlen"})
         if _possible(changed, model):
             yield changed
 
 
-def _possible(resolved: Resolved, model: ModelFacts) -> bool:
+def _possible(resolved: ResolvedConfig, model: ModelFacts) -> bool:
     """Whether `train` takes this way of sharing."""
     config = resolved.config
     if conflicts(traits(config)) or sharing_obstacle(config, model):
         return False
     with contextlib.suppress(ConfigError):
         require_shareable(config)
-        return config.parallel.mode != "tp" or covered(model)
+        return config.parallel.mode != "tp" or has_closed_form(model)
     return False
 
 
-def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[str]) -> Iterator[Resolved]:
+def _unshared_variants(resolved: ResolvedConfig, model: ModelFacts, allowed: Sequence[str]) -> Iterator[ResolvedConfig]:
     config = resolved.config
     packings = [config.data.packing]
     if config.data.packing is False and model.packing_obstacle is None:
@@ -212,7 +216,7 @@ def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[
         quantizations += [kind for kind in ("nf4", "fp8") if kind in allowed and kind not in quantizations]
     optimizers = [config.train.optim, *(name for name in allowed if name in OPTIMIZERS)]
     for packing, quantization, optimizer in product(packings, quantizations, dict.fromkeys(optimizers)):
-        yield _set(
+        yield _with_sections(
             resolved,
             data={"packing": packing},
             model={"quantization": quantization},
@@ -221,14 +225,16 @@ def _unshared_variants(resolved: Resolved, model: ModelFacts, allowed: Sequence[
         )
 
 
-def optimize(planner: Planner, places: Sequence[Machine], given: Machine, allowed: Sequence[str] = ()) -> Choice:
+def find_fastest(
+    planner: Planner, places: Sequence[DeviceConfig], given: DeviceConfig, allowed: Sequence[str] = ()
+) -> SearchResult:
     """The fastest candidate that fits on any of the places.
 
     Args:
         planner: of the model.
         places: where to look.
         given: the config as it is.
-        allowed: as `candidates` takes it.
+        allowed: as `enumerate_candidates` takes it.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -236,7 +242,7 @@ def optimize(planner: Planner, places: Sequence[Machine], given: Machine, allowe
     """
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
-    every = candidates(planner, places, allowed)
+    every = enumerate_candidates(planner, places, allowed)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
     hopeful = sorted((one for one in every if one.verdict != "does not fit"), key=lambda one: one.speed)
     simulated: list[Candidate] = []
@@ -251,10 +257,10 @@ def optimize(planner: Planner, places: Sequence[Machine], given: Machine, allowe
         if len(simulated) == 2 * SIMULATED:
             break
     fitting = sum(one.verdict == "fits" for one in every)
-    mine = _simulate(planner, _judge(planner, given))
+    mine = _simulate(planner, _estimate_candidate(planner, given))
     if best and mine.verdict == best.verdict and given.hardware in [place.hardware for place in places]:
         best = best if _faster(best, mine) else mine
-    return Choice(best, mine, len(every), fitting, tuple(simulated))
+    return SearchResult(best, mine, len(every), fitting, tuple(simulated))
 
 
 def _faster(one: Candidate, other: Candidate) -> bool:
@@ -264,15 +270,15 @@ def _faster(one: Candidate, other: Candidate) -> bool:
     return one.step.seconds < (1 - RESOLUTION) * other.step.seconds
 
 
-def on_each(planner: Planner, places: Sequence[Machine]) -> list[Candidate]:
+def simulate_on_devices(planner: Planner, places: Sequence[DeviceConfig]) -> list[Candidate]:
     """The config on each device as it would run there, simulated."""
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
-    return [_simulate(planner, _judge(planner, place)) for place in places]
+    return [_simulate(planner, _estimate_candidate(planner, place)) for place in places]
 
 
 @dataclass(frozen=True)
-class Solution:
+class SolveResult:
     """How far one setting can go.
 
     Attributes:
@@ -284,16 +290,16 @@ class Solution:
         simulations: how many were run.
     """
 
-    field: Field
+    field: SolvableField
     value: int | str | None
-    need: Need | None
+    need: MemoryEstimate | None
     beyond: int | str | None
-    beyond_need: Need | None
+    beyond_need: MemoryEstimate | None
     limit: str
     simulations: int
 
 
-def solve(field: Field, planner: Planner, place: Machine) -> Solution:
+def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) -> SolveResult:
     """The largest value of one setting that fits, everything else as it is.
 
     The closed form is bisected; its answer and the value one step beyond are simulated, and the answer is moved until
@@ -317,25 +323,27 @@ def solve(field: Field, planner: Planner, place: Machine) -> Solution:
             help="name a GPU: --gpu h100",
         )
     scale = _scale(field, planner, place)
-    needs: dict[int, Need] = {}
-    process = process_bytes()
+    needs: dict[int, MemoryEstimate] = {}
+    process = process_overhead_bytes()
 
     def fits(index: int) -> bool:
         if index not in needs:
             needs[index] = scale.simulated(index)
-        return verdict(needs[index], place.hardware.memory_bytes) == "fits"
+        return judge_fit(needs[index], place.hardware.memory_bytes) == "fits"
 
     def about(index: int, ratio: float) -> bool:
         estimate = round(scale.closed_form(index).bytes * ratio)
-        needed = need(estimate, place.hardware.kind, "simulation", process=process)
-        return verdict(needed, place.hardware.memory_bytes) == "fits"
+        needed = build_memory_estimate(estimate, place.hardware.kind, "simulation", process=process)
+        return judge_fit(needed, place.hardware.memory_bytes) == "fits"
 
-    first = max(0, bisect(lambda index: about(index, 1.0), scale.count))
+    first = max(0, largest_fitting_index(lambda index: about(index, 1.0), scale.count))
     fits(first)
     ratio = needs[first].bytes / scale.closed_form(first).bytes
-    found = _correct(fits, max(0, bisect(lambda index: about(index, ratio), scale.count)), scale.count)
+    found = _refine_guess(
+        fits, max(0, largest_fitting_index(lambda index: about(index, ratio), scale.count)), scale.count
+    )
     after = found + 1 if found + 1 < scale.count else None
-    return Solution(
+    return SolveResult(
         field,
         scale.value(found) if found >= 0 else None,
         needs.get(found),
@@ -352,42 +360,42 @@ class _Scale:
 
     count: int
     value: Callable[[int], int | str]
-    closed_form: Callable[[int], Need]
-    simulated: Callable[[int], Need]
+    closed_form: Callable[[int], MemoryEstimate]
+    simulated: Callable[[int], MemoryEstimate]
     limit: str
 
 
-def _scale(field: Field, planner: Planner, place: Machine) -> _Scale:
+def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scale:
     resolved, hardware = place.resolved, place.hardware
     values, limit = _values(field, planner.model, resolved.config)
 
-    def at(index: int) -> tuple[Planner, Resolved]:
+    def at(index: int) -> tuple[Planner, ResolvedConfig]:
         value = values[index]
         match field:
             case "max_length":
-                return replace(planner, lengths=replace(planner.lengths, longest=None)), _set(
+                return replace(planner, lengths=replace(planner.lengths, longest=None)), _with_sections(
                     resolved, data={"max_length": value}
                 )
             case "batch":
-                return planner, _with(resolved, int(value))
+                return planner, _with_batch_settings(resolved, int(value))
             case "rank":
-                return planner, _set(resolved, lora={"r": value})
+                return planner, _with_sections(resolved, lora={"r": value})
             case "model":
                 other = with_new_tokens(model_facts(str(value)), resolved.config.model.add_tokens, None)
                 return Planner(other, planner.lengths), resolved
 
-    def closed(index: int) -> Need:
+    def closed(index: int) -> MemoryEstimate:
         one, changed = at(index)
-        return _closed(one, changed, hardware)
+        return _closed_form_or_error(one, changed, hardware)
 
-    def simulated(index: int) -> Need:
+    def simulated(index: int) -> MemoryEstimate:
         one, changed = at(index)
         return one.simulated(changed, hardware)
 
     return _Scale(len(values), lambda index: values[index], closed, simulated, limit)
 
 
-def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[int] | Sequence[str], str]:
+def _values(field: SolvableField, model: ModelFacts, config: Config) -> tuple[Sequence[int] | Sequence[str], str]:
     """The values to look among, least demanding first, and why they end."""
     match field:
         case "max_length":
@@ -408,7 +416,7 @@ def _values(field: Field, model: ModelFacts, config: Config) -> tuple[Sequence[i
             raise ConfigError(f"{field!r} cannot be solved for", code="E8008", help=f"one of {', '.join(FIELDS)}")
 
 
-def bisect(fits: Callable[[int], bool], count: int) -> int:
+def largest_fitting_index(fits: Callable[[int], bool], count: int) -> int:
     """The largest index below `count` that fits, -1 where none does; whatever fits, all before it do."""
     low, high = -1, count
     while high - low > 1:
@@ -417,10 +425,10 @@ def bisect(fits: Callable[[int], bool], count: int) -> int:
     return low
 
 
-def _correct(fits: Callable[[int], bool], guess: int, count: int) -> int:
+def _refine_guess(fits: Callable[[int], bool], guess: int, count: int) -> int:
     """The same, from a guess near it: steps that double until the answer is bracketed, then bisection.
 
-    >>> [_correct(lambda index: index < 40, guess, 100) for guess in (0, 39, 40, 99)]
+    >>> [_refine_guess(lambda index: index < 40, guess, 100) for guess in (0, 39, 40, 99)]
     [39, 39, 39, 39]
     """
     low, high, stride, probe = -1, count, max(1, guess // 64), guess
@@ -434,15 +442,15 @@ def _correct(fits: Callable[[int], bool], guess: int, count: int) -> int:
     return low
 
 
-def _judge(planner: Planner, place: Machine) -> Candidate:
+def _estimate_candidate(planner: Planner, place: DeviceConfig) -> Candidate:
     """By the closed form; the time only of what may fit, and near enough to sort by."""
-    needed = _closed(planner, place.resolved, place.hardware)
-    said = verdict(needed, place.hardware.memory_bytes)
+    needed = _closed_form_or_error(planner, place.resolved, place.hardware)
+    said = judge_fit(needed, place.hardware.memory_bytes)
     step = None if said == "does not fit" else planner.step(place.resolved, place.hardware, near=True)
     return Candidate(place, needed, said, step)
 
 
-def _closed(planner: Planner, resolved: Resolved, hardware: HardwareFacts) -> Need:
+def _closed_form_or_error(planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate:
     found = planner.closed_form(resolved, hardware)
     if found is None:
         raise ModelError(
@@ -458,17 +466,19 @@ def _simulate(planner: Planner, candidate: Candidate) -> Candidate:
     place = candidate.place
     needed = planner.simulated(place.resolved, place.hardware)
     step = planner.step(place.resolved, place.hardware)
-    return replace(candidate, need=needed, verdict=verdict(needed, place.hardware.memory_bytes), step=step)
+    return replace(candidate, need=needed, verdict=judge_fit(needed, place.hardware.memory_bytes), step=step)
 
 
 def _divisors(whole: int) -> list[int]:
     return [size for size in range(1, whole + 1) if whole % size == 0]
 
 
-def _with(resolved: Resolved, micro: int, checkpointing: Any = None, tiled: bool | None = None) -> Resolved:
+def _with_batch_settings(
+    resolved: ResolvedConfig, micro: int, checkpointing: Any = None, tiled: bool | None = None
+) -> ResolvedConfig:
     """The same optimisation in other parts; None leaves what there is."""
     train, speed = resolved.config.train, resolved.config.speed
-    changed = _set(
+    changed = _with_sections(
         resolved,
         train={
             "per_device_train_batch_size": micro,
@@ -476,10 +486,10 @@ def _with(resolved: Resolved, micro: int, checkpointing: Any = None, tiled: bool
         },
         speed={"tiled_mlp": speed.tiled_mlp if tiled is None else tiled},
     )
-    return replace(changed, gradient_accumulation_steps=accumulation(changed.config))
+    return replace(changed, gradient_accumulation_steps=count_accumulation_steps(changed.config))
 
 
-def _set(resolved: Resolved, **sections: dict[str, Any]) -> Resolved:
+def _with_sections(resolved: ResolvedConfig, **sections: dict[str, Any]) -> ResolvedConfig:
     config = resolved.config
     changes = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     return replace(resolved, config=config.model_copy(update=changes))

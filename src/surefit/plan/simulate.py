@@ -19,20 +19,27 @@ import torch
 
 from surefit.config.schema import TrainSection
 from surefit.core.malloc import SMALL_THRESHOLD, SMALL_TRIM, THRESHOLD, TRIM
-from surefit.model.attention import disagreement
+from surefit.model.attention import packing_disagreement
 from surefit.model.compat import reads_masks_of_fake_tensors
 from surefit.model.quantize import hidden_tensors
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.plan.allocator import CachingAllocator
-from surefit.plan.building import build, materialise, micro_batch, switch
-from surefit.plan.cuda import HIDDEN, MATMULS, context_bytes, cuda_operators, page_states, workspace_bytes
-from surefit.plan.extrapolate_layers import SHALLOW, deepen
+from surefit.plan.building import apply_training_options, build_micro_batch, build_model, materialize_parameters
+from surefit.plan.cuda import (
+    HIDDEN_TEMPORARIES,
+    MATMULS,
+    cublas_thread_workspace_bytes,
+    cuda_context_bytes,
+    emulate_cuda_operators,
+    page_optimizer_states,
+)
+from surefit.plan.extrapolate_layers import SHALLOW, extrapolate_trace
 from surefit.plan.fake import FakeMode
 from surefit.plan.malloc import Malloc
-from surefit.plan.merging import from_files, run_merge
-from surefit.plan.ranks import RankRecorder, among_others, pretended, wrapped
-from surefit.plan.step_config import Known, Setting, require_sizes
-from surefit.plan.trace import HOST, Allocation, Recorder, Trace, Watch
+from surefit.plan.merging import merge_reads_files, run_merge
+from surefit.plan.ranks import RankRecorder, fake_process_group_engine, patch_collectives, wrap_without_comparing
+from surefit.plan.step_config import CacheKey, StepConfig, require_sizes
+from surefit.plan.trace import HOST, Allocation, OperatorWatch, Recorder, Trace
 from surefit.train import loss
 from surefit.train.optim import MasterOptimizer, make_optimizer
 from surefit.train.scaling import LossScale
@@ -46,7 +53,7 @@ DEEP = 8
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhasePeak:
     """The fullest moment of a phase: bytes in tensors, and bytes the allocator holds from the driver, or on a CPU from
     the system."""
 
@@ -61,7 +68,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Memory:
+class SimulatedMemory:
     """What a run needs on one device.
 
     Attributes:
@@ -74,12 +81,12 @@ class Memory:
         kept: the phases on a CPU where malloc keeps what is freed, as in a small process (`core.malloc`); else empty.
     """
 
-    phases: tuple[Phase, ...]
+    phases: tuple[PhasePeak, ...]
     terms: dict[str, int]
     peak: Allocation
     layers_simulated: int
     context: int = 0
-    kept: tuple[Phase, ...] = ()
+    kept: tuple[PhasePeak, ...] = ()
 
     @property
     def allocated(self) -> int:
@@ -95,7 +102,9 @@ class Memory:
         return self.reserved - self.allocated
 
 
-def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = True, merge: bool = True) -> Memory:
+def simulate_memory(
+    setting: StepConfig, expandable: bool = False, extrapolate: bool = True, merge: bool = True
+) -> SimulatedMemory:
     """The memory of every phase.
 
     Args:
@@ -108,8 +117,8 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
         ConfigError, ModelError: numbers that no run can have.
     """
     require_sizes(setting)
-    training, layers = _trace(setting, record, extrapolate)
-    replay: Callable[[Trace], list[Phase]] = _replay_on_cpu
+    training, layers = _trace(setting, record_training, extrapolate)
+    replay: Callable[[Trace], list[PhasePeak]] = _replay_on_cpu
     if setting.cuda:
         replay = partial(_replay, expandable=expandable)
     phases = [phase for phase in replay(training) if phase.name != "end"]
@@ -124,32 +133,32 @@ def simulate(setting: Setting, expandable: bool = False, extrapolate: bool = Tru
     terms = dict(training.by_term(at, _term))
     if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
         terms["unsplit"] = unsplit
-    return Memory(
+    return SimulatedMemory(
         tuple(phases),
         terms,
         training.allocations[training.events[at - 1] - 1],
         layers,
-        context_bytes(setting.capability) if setting.cuda else 0,
+        cuda_context_bytes(setting.capability) if setting.cuda else 0,
         tuple(kept),
     )
 
 
 @lru_cache(maxsize=256)
-def remembered(known: Known) -> Memory:
-    """`simulate`, once for settings that need the same memory: a run plans, trains and resumes in one process."""
-    return simulate(known.setting)
+def simulate_memory_cached(known: CacheKey) -> SimulatedMemory:
+    """`simulate_memory`, once for settings that need the same memory."""
+    return simulate_memory(known.setting)
 
 
-def _trace(setting: Setting, run: Callable[[Setting], Trace], extrapolate: bool) -> tuple[Trace, int]:
+def _trace(setting: StepConfig, run: Callable[[StepConfig], Trace], extrapolate: bool) -> tuple[Trace, int]:
     """The trace of the whole model, and the layers it was taken from."""
     if extrapolate and setting.layers > DEEP and setting.uniform:
-        deep = deepen(run(setting.with_layers(SHALLOW)), setting.layers)
+        deep = extrapolate_trace(run(setting.with_layers(SHALLOW)), setting.layers)
         if deep is not None:
             return deep, SHALLOW
     return run(setting), setting.layers
 
 
-def record(setting: Setting, watch: Watch | None = None) -> Trace:
+def record_training(setting: StepConfig, watch: OperatorWatch | None = None) -> Trace:
     """The allocations of loading, two steps, a checkpoint and one held-out batch; on a CPU the checkpoint comes between
     the steps if `setting.saves_between`, because its copy stays.
 
@@ -165,25 +174,25 @@ def record(setting: Setting, watch: Watch | None = None) -> Trace:
         return _record(setting, run)
 
     def run_shared(model: torch.nn.Module, recorder: Recorder) -> None:
-        with among_others(recorder, engine):
+        with patch_collectives(recorder, engine):
             run(model, recorder, engine)
 
     # Outside of the tensors without data: who is who is read from real ones.
-    with pretended(setting.sharing) as engine:
+    with fake_process_group_engine(setting.sharing) as engine:
         return _record(setting, run_shared)
 
 
-def record_merge(setting: Setting) -> Trace:
+def record_merge(setting: StepConfig) -> Trace:
     """The allocations of merge.merge, which one process runs, alone; the rows it reads differ in length."""
     setting = replace(setting, packed=False, padded=True, sharing=None)
-    load = partial(materialise, weights=not from_files(setting), quantises=setting.cuda)
+    load = partial(materialize_parameters, weights=not merge_reads_files(setting), quantises=setting.cuda)
     return _record(setting, lambda model, recorder: run_merge(model, setting, recorder), load)
 
 
-def _record(setting: Setting, run: OnModel, load: OnModel | None = None) -> Trace:
-    load = load or partial(materialise, quantises=setting.cuda)
+def _record(setting: StepConfig, run: OnModel, load: OnModel | None = None) -> Trace:
+    load = load or partial(materialize_parameters, quantises=setting.cuda)
     return record_run(
-        build(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability,
+        build_model(setting, "meta"), run, padded=setting.padded, cuda=setting.cuda, capability=setting.capability,
         kind=Recorder if setting.sharing is None else RankRecorder, load=load,
     )  # fmt: skip
 
@@ -196,7 +205,7 @@ def record_run(
     cuda: bool,
     capability: tuple[int, int] = (8, 0),
     kind: type[Recorder] = Recorder,
-    load: OnModel = materialise,
+    load: OnModel = materialize_parameters,
 ) -> Trace:
     """The allocations of any code that trains a model on the meta device; its parameters are made in phase "load".
 
@@ -208,12 +217,16 @@ def record_run(
         kind: of recorder.
         load: makes its parameters.
     """
-    recorder = kind(_Scalar(padded), HIDDEN, MATMULS, workspace_bytes(capability)) if cuda else kind(_Scalar(padded))
+    recorder = (
+        kind(_Scalar(padded), HIDDEN_TEMPORARIES, MATMULS, cublas_thread_workspace_bytes(capability))
+        if cuda
+        else kind(_Scalar(padded))
+    )
     with ExitStack() as stack:
         stack.enter_context(FakeMode(allow_non_fake_inputs=True))
         stack.enter_context(reads_masks_of_fake_tensors())
         if cuda:
-            stack.enter_context(cuda_operators(capability))
+            stack.enter_context(emulate_cuda_operators(capability))
         stack.enter_context(_repeated_chunks(recorder))
         stack.enter_context(recorder)
         recorder.start("load")
@@ -244,7 +257,7 @@ def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
 
 
 def run_training(
-    model: torch.nn.Module, setting: Setting, recorder: Recorder, whole: bool = True, engine: Engine = SINGLE
+    model: torch.nn.Module, setting: StepConfig, recorder: Recorder, whole: bool = True, engine: Engine = SINGLE
 ) -> None:
     """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also the first step
     and a checkpoint."""
@@ -255,14 +268,14 @@ def run_training(
     if whole and setting.cuda and setting.packed and engine.loading_device("cuda") == "cuda":
         _prove_packable(model, recorder)
     model.train()
-    switch(model, setting)
-    model = wrapped(engine, model, recorder)
+    apply_training_options(model, setting)
+    model = wrap_without_comparing(engine, model, recorder)
     trained = [p for p in model.parameters() if p.requires_grad]
     recorder.tag(trained, "weights" if setting.adapter is None else "adapter")
     recorder.tag((p for p in model.parameters() if not p.requires_grad), "weights")
     optimizer = engine.optimizer(model, partial(make_optimizer, train=TrainSection(optim=setting.optimizer)))  # type: ignore[arg-type]
     if setting.cuda:
-        page_states(optimizer, recorder)
+        page_optimizer_states(optimizer, recorder)
     recorder.tag(optimizer.tensors().values(), "optimizer")
     for parameter in trained:
         parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -277,16 +290,16 @@ def run_training(
         for phase in (("first step", "save", "step") if between else TRAINED) if whole else ("step",):
             recorder.start(phase)
             if phase == "save":
-                copies = _saved(setting, [*trained, *optimizer.tensors().values()], recorder)
+                copies = _copy_for_checkpoint(setting, [*trained, *optimizer.tensors().values()], recorder)
                 continue
-            batches = [micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
+            batches = [build_micro_batch(setting, recorder) for _ in range(setting.micro_batches)]
             train_step(model, batches, optimizer, 1.0, chunked=setting.chunked, scaling=scaling, engine=engine)
             recorder.tag(optimizer.tensors().values(), "optimizer")
             del batches
         if setting.evaluates:
             recorder.start("eval")
             rows, length = setting.eval_shape or (setting.rows, setting.length)
-            held_out = micro_batch(replace(setting, rows=rows, length=length), recorder)
+            held_out = build_micro_batch(replace(setting, rows=rows, length=length), recorder)
             mean_loss(model, [held_out], chunked=setting.chunked, engine=engine)
         del copies
 
@@ -295,10 +308,10 @@ def _prove_packable(model: Any, recorder: Recorder) -> None:
     """What `model.prepare` runs before packed batches are trained on: two short documents, through products that open
     the forward pass's cuBLAS workspace. A model that it refuses has its message from there."""
     with recorder.naming(model), suppress(TypeError, ValueError, LookupError, AttributeError, RuntimeError):
-        disagreement(model)
+        packing_disagreement(model)
 
 
-def _saved(setting: Setting, tensors: list[torch.Tensor], recorder: Recorder) -> list[torch.Tensor]:
+def _copy_for_checkpoint(setting: StepConfig, tensors: list[torch.Tensor], recorder: Recorder) -> list[torch.Tensor]:
     """What a checkpoint takes of the device: on a GPU it is copied to the host, on a CPU `checkpoint.snapshot` keeps
     its copy for the next."""
     copies = [tensor.detach().contiguous() if setting.cuda else tensor.detach().clone() for tensor in tensors]
@@ -331,7 +344,7 @@ class _Scalar:
         return op in ("gt", "ge") or not self.padded
 
 
-def _replay(trace: Trace, expandable: bool) -> list[Phase]:
+def _replay(trace: Trace, expandable: bool) -> list[PhasePeak]:
     """The allocator's totals of each phase, one after the other."""
     allocator = CachingAllocator(expandable)
     blocks: dict[int, Any] = {}
@@ -343,16 +356,16 @@ def _replay(trace: Trace, expandable: bool) -> list[Phase]:
                 blocks[event] = allocator.allocate(trace.allocations[event - 1].bytes)
             else:
                 allocator.release(blocks.pop(-event))
-        phases.append(Phase(name, allocator.totals.peak_allocated, allocator.totals.reserved))
+        phases.append(PhasePeak(name, allocator.totals.peak_allocated, allocator.totals.reserved))
     return phases
 
 
-def _replay_kept(trace: Trace) -> list[Phase]:
+def _replay_kept(trace: Trace) -> list[PhasePeak]:
     """The same on a CPU in a process that keeps small blocks when they are freed."""
     return _replay_on_cpu(trace, SMALL_THRESHOLD, SMALL_TRIM)
 
 
-def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -> list[Phase]:
+def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -> list[PhasePeak]:
     """The same on a CPU, where what is freed goes back: `reserved` is the most of the phase, not of all before it."""
     malloc, live = Malloc(threshold, trim), 0
     blocks: dict[int, Any] = {}
@@ -367,7 +380,7 @@ def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -
                 blocks[event] = malloc.allocate(size)
             else:
                 malloc.release(blocks.pop(-event))
-        phases.append(Phase(name, highest, malloc.peak))
+        phases.append(PhasePeak(name, highest, malloc.peak))
     return phases
 
 

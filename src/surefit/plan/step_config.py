@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from transformers import AutoConfig, PretrainedConfig
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.facts.activations import AMPERE
@@ -18,18 +18,18 @@ from surefit.facts.gguf import read_gguf
 from surefit.facts.gguf_model import config_of
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.hub import fetch
-from surefit.facts.low_bits import plain
-from surefit.facts.model import ModelFacts, catalogue, known_model, read_config
-from surefit.facts.sharding import Sharing, sharing_of
+from surefit.facts.low_bits import dequantized_config
+from surefit.facts.model import ModelFacts, catalogue, known_model, read_model_config
+from surefit.facts.sharding import ShardingLayout, sharing_of
 from surefit.facts.step_shape import micro_batch_shape
-from surefit.plan.cpu import mapped_bytes, product_bytes, saves_between
+from surefit.plan.cpu import mapped_file_bytes, onednn_scratch_bytes, saves_before_last_step
 
 FIELD = "model.name_or_path"
 Checkpointing = bool | Literal["selective", "offload"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepConfig:
     """What decides the memory of a training step.
 
     Attributes:
@@ -85,7 +85,7 @@ class Setting:
     eval_shape: tuple[int, int] | None = None
     mapped: int = 0
     products: int = 0
-    sharing: Sharing | None = None
+    sharing: ShardingLayout | None = None
 
     @property
     def tokens(self) -> int:
@@ -108,12 +108,12 @@ class Setting:
         return kinds is None or len(set(kinds)) == 1
 
     @property
-    def known(self) -> Known:
+    def known(self) -> CacheKey:
         """What tells it from others, for a cache."""
         nameless = replace(self, config=None)  # type: ignore[arg-type]
-        return Known(f"{type(self.config).__name__} {self.config.to_json_string()} {nameless!r}", self)
+        return CacheKey(f"{type(self.config).__name__} {self.config.to_json_string()} {nameless!r}", self)
 
-    def with_layers(self, layers: int) -> Setting:
+    def with_layers(self, layers: int) -> StepConfig:
         """The same with the first few layers alone."""
         config = copy.deepcopy(self.config)
         text = config.get_text_config()
@@ -124,22 +124,22 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Known:
+class CacheKey:
     """A setting by what is written in it: a PretrainedConfig has no hash."""
 
     text: str
-    setting: Setting = field(compare=False)
+    setting: StepConfig = field(compare=False)
 
 
-def setting_of(
-    resolved: Resolved,
+def build_step_config(
+    resolved: ResolvedConfig,
     model: ModelFacts,
     hardware: HardwareFacts,
     length: int | None = None,
     eval_length: int | None = None,
     padded: bool | None = None,
     supervised: float = 1.0,
-) -> Setting:
+) -> StepConfig:
     """The setting of a run.
 
     Args:
@@ -161,8 +161,8 @@ def setting_of(
     assert packed != "auto"
     shape = micro_batch_shape(resolved, length)
     eval_shape = micro_batch_shape(resolved, eval_length) if eval_length else None
-    setting = Setting(
-        config=pretrained_config(model, config.model.revision),
+    setting = StepConfig(
+        config=load_pretrained_config(model, config.model.revision),
         dtype=config.model.dtype,
         adapter=config.adapter,
         rows=shape.rows,
@@ -184,18 +184,18 @@ def setting_of(
         # Every flash attention takes what torch's own does.
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
-        saves_between=saves_between(resolved),
+        saves_between=saves_before_last_step(resolved),
         evaluates=not config.data.holds_nothing_out,
         eval_shape=(eval_shape.rows, eval_shape.length) if eval_shape else None,
-        mapped=mapped_bytes(resolved, model) if hardware.kind == "cpu" else 0,
-        products=product_bytes(resolved, model) if hardware.kind == "cpu" else 0,
+        mapped=mapped_file_bytes(resolved, model) if hardware.kind == "cpu" else 0,
+        products=onednn_scratch_bytes(resolved, model) if hardware.kind == "cpu" else 0,
         sharing=sharing_of(config),
     )
     require_sizes(setting)
     return setting
 
 
-def pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
+def load_pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
     """The model's config.json as transformers reads it: from its folder, the packaged catalogue or the hub.
 
     Raises:
@@ -237,7 +237,7 @@ def _with_floats(value: Any) -> Any:
 
 def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
     if model.path is not None:
-        return plain(read_config(model.path))
+        return dequantized_config(read_model_config(model.path))
     if model.gguf is not None:
         return config_of(read_gguf(model.gguf))
     known = known_model(model.name)
@@ -247,7 +247,7 @@ def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
     return fetch(model.name, revision, known=list(catalogue())).config
 
 
-def require_sizes(setting: Setting) -> None:
+def require_sizes(setting: StepConfig) -> None:
     """Refuse numbers that no run can have.
 
     Raises:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.core.errors import MachineError
-from surefit.core.gc_pause import uncollected
-from surefit.facts.flops import work_of
+from surefit.core.gc_pause import pause_gc
+from surefit.facts.flops import training_flops
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.plan.loading import import_libraries
 
 if TYPE_CHECKING:
     from surefit.plan.operations import Operations
-    from surefit.plan.profile import Rates
-    from surefit.plan.step_config import Setting
-    from surefit.plan.time import Spent, StepTime
+    from surefit.plan.profile import DeviceRates
+    from surefit.plan.step_config import StepConfig
+    from surefit.plan.time import OperatorTime, StepTime
 
 FEW, MANY = 2, 16
 """Rows of the two padded micro batches through which the time of others is interpolated: one row alone needs no mask.
@@ -35,7 +35,7 @@ UPDATE_LENGTH = 16
 
 
 @dataclass
-class Pace:
+class StepTimeCache:
     """Step times of one model; what was simulated once is not simulated again."""
 
     model: ModelFacts
@@ -43,7 +43,7 @@ class Pace:
 
     def step(
         self,
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         hardware: HardwareFacts,
         length: int,
         supervised: float = 1.0,
@@ -61,31 +61,31 @@ class Pace:
             rows: examples of a micro batch at most: what processes that share a step put into theirs.
             near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
         """
-        rates = rates_for(hardware)
+        rates = device_rates_for(hardware)
         if rates is None:
             return None
-        with uncollected():
+        with pause_gc():
             return self._step(resolved, hardware, rates, length, supervised, rows, near)
 
     def _step(
         self,
-        resolved: Resolved,
+        resolved: ResolvedConfig,
         hardware: HardwareFacts,
-        rates: Rates,
+        rates: DeviceRates,
         length: int,
         supervised: float,
         rows: int | None,
         near: bool,
     ) -> StepTime:
         import_libraries()
-        from surefit.plan.step_config import setting_of
-        from surefit.plan.time import Spent, StepTime, roofline
+        from surefit.plan.step_config import build_step_config
+        from surefit.plan.time import OperatorTime, StepTime, roofline
 
-        setting = setting_of(resolved, self.model, hardware, length=length, supervised=supervised)
+        setting = build_step_config(resolved, self.model, hardware, length=length, supervised=supervised)
         if rows is not None and rows < setting.rows:
             setting = replace(setting, rows=rows, length=min(length, resolved.config.data.max_length))
         # Many GPUs run the same operators, so they share what was simulated.
-        setting = replace(setting, micro_batches=1, capability=_like(setting))
+        setting = replace(setting, micro_batches=1, capability=_oldest_equivalent_capability(setting))
         # Packed, a step has no whole number of equal micro batches; what is left over is as good as its share.
         parts = resolved.config.train.global_batch_size / setting.rows
         extra = 1.0
@@ -94,7 +94,7 @@ class Pace:
         if near and setting.checkpointing == "offload":
             setting = replace(setting, checkpointing=True)
         micro, update = self._near(setting, rates, near), self._update(setting, rates)
-        whole = Spent(overlaps=rates.overlaps).plus(micro, extra * parts).plus(update, -max(0.0, parts - 1))
+        whole = OperatorTime(overlaps=rates.overlaps).plus(micro, extra * parts).plus(update, -max(0.0, parts - 1))
         seconds = whole.seconds
         peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
         few = _few(setting)
@@ -115,7 +115,7 @@ class Pace:
             source=rates.source,
         )
 
-    def _near(self, setting: Setting, rates: Rates, near: bool) -> Spent:
+    def _near(self, setting: StepConfig, rates: DeviceRates, near: bool) -> OperatorTime:
         """What a step of one micro batch takes, interpolated or not."""
         least = _few(setting)
         if not near or setting.rows <= least:
@@ -124,39 +124,39 @@ class Pace:
         further = (setting.rows - least) / (MANY - least)
         return few.plus(many, further).plus(few, -further)
 
-    def _micro(self, setting: Setting, rates: Rates) -> Spent:
+    def _micro(self, setting: StepConfig, rates: DeviceRates) -> OperatorTime:
         """What a step of one micro batch takes, its update included."""
-        from surefit.plan.time import spent
+        from surefit.plan.time import operator_time
 
-        return spent(self._operations(setting)[0], rates)
+        return operator_time(self._operations(setting)[0], rates)
 
-    def _update(self, setting: Setting, rates: Rates) -> Spent:
-        from surefit.plan.time import Spent
+    def _update(self, setting: StepConfig, rates: DeviceRates) -> OperatorTime:
+        from surefit.plan.time import OperatorTime
 
         if setting.adapter is not None:
-            return Spent(overlaps=rates.overlaps)
+            return OperatorTime(overlaps=rates.overlaps)
         short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
         one, two = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
         return one.plus(one).plus(two, -1.0)
 
-    def _needed(self, resolved: Resolved, setting: Setting) -> float:
+    def _needed(self, resolved: ResolvedConfig, setting: StepConfig) -> float:
         """Operations that the mathematics of a micro batch asks for, as training counts them; where there is no such
         count for the architecture, those of its step, what is computed twice included."""
-        work = work_of(self.model, resolved.config)
+        work = training_flops(self.model, resolved.config)
         if work is None:
             return _sum(self._operations(setting)[0], "flops")
         return work.of([setting.length] * setting.rows, setting.targets)
 
-    def _operations(self, setting: Setting) -> tuple[Operations, Operations]:
-        from surefit.plan.time import operations
+    def _operations(self, setting: StepConfig) -> tuple[Operations, Operations]:
+        from surefit.plan.time import count_step_operations
 
         key = tuple(repr(value) for name, value in vars(setting).items() if name != "config")
         if key not in self._counted:
-            self._counted[key] = operations(setting)
+            self._counted[key] = count_step_operations(setting)
         return self._counted[key]
 
 
-def _few(setting: Setting) -> int:
+def _few(setting: StepConfig) -> int:
     return 1 if setting.packed else FEW
 
 
@@ -164,19 +164,19 @@ def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> flo
     return sum(times * float(getattr(operation, what)) for operation, times in counted.items())
 
 
-def rates_for(hardware: HardwareFacts) -> Rates | None:
+def device_rates_for(hardware: HardwareFacts) -> DeviceRates | None:
     """How fast the device is: as it was measured, else as its data sheet says."""
-    from surefit.plan.profile import device_of, rates_of
+    from surefit.plan.profile import find_device_speed, to_device_rates
 
-    device = device_of(hardware)
+    device = find_device_speed(hardware)
     if device is None:
         return None
     try:
-        return rates_of(device)
+        return to_device_rates(device)
     except MachineError:
         return None
 
 
-def _like(setting: Setting) -> tuple[int, int]:
+def _oldest_equivalent_capability(setting: StepConfig) -> tuple[int, int]:
     """The oldest GPU that runs the same operators: float8 products begin with Ada, flash attention with Ampere."""
     return min(setting.capability, (8, 9) if setting.quantization == "fp8" else (8, 0))

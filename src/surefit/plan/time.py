@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from surefit.core.errors import ConfigError
-from surefit.plan.operations import Operation, Operations, Tally, extended
-from surefit.plan.profile import Rates, speed_at
-from surefit.plan.simulate import DEEP, record
-from surefit.plan.step_config import Known, Setting
-from surefit.plan.trace import Again
+from surefit.plan.operations import Operation, Operations, OperatorCounter, extrapolate_operations
+from surefit.plan.profile import DeviceRates, interpolate_speed
+from surefit.plan.simulate import DEEP, record_training
+from surefit.plan.step_config import CacheKey, StepConfig
+from surefit.plan.trace import ReplayCallback
 
 SHALLOW = (2, 3)
 """Layers of the two models whose operators are counted, to continue the line through them."""
@@ -132,13 +132,13 @@ def run_time(
     )
 
 
-def operations(setting: Setting) -> tuple[Operations, Operations]:
+def count_step_operations(setting: StepConfig) -> tuple[Operations, Operations]:
     """The operators of one optimizer step, and of one held-out micro batch. Known settings are answered at once."""
     return _operations(setting.known)
 
 
 @dataclass(frozen=True)
-class Spent:
+class OperatorTime:
     """Where the time of operators goes, in seconds.
 
     Attributes:
@@ -152,7 +152,7 @@ class Spent:
     launches: float = 0.0
     overlaps: bool = True
 
-    def plus(self, other: Spent, times: float = 1.0) -> Spent:
+    def plus(self, other: OperatorTime, times: float = 1.0) -> OperatorTime:
         """With so many times the other as well; never less than nothing of anything."""
         parts = ("arithmetic", "movement", "launches")
         added = {name: max(0.0, getattr(self, name) + times * getattr(other, name)) for name in parts}
@@ -176,26 +176,29 @@ class Spent:
         return "kernel launches" if self.launches > largest else work
 
 
-def spent(counted: Operations, rates: Rates) -> Spent:
+def operator_time(counted: Operations, rates: DeviceRates) -> OperatorTime:
     """Where the time of these operators goes, one after the other."""
     arithmetic = movement = launches = 0.0
     for operation, times in counted.items():
-        computed, moved = _arithmetic(operation, rates), operation.bytes / speed_at(rates.copy, operation.bytes)
+        computed, moved = (
+            _arithmetic(operation, rates),
+            operation.bytes / interpolate_speed(rates.copy, operation.bytes),
+        )
         if computed > moved:
             arithmetic += times * computed
         else:
             movement += times * moved
         launches += times * operation.kernels * rates.launch
-    return Spent(arithmetic, movement, launches, rates.overlaps)
+    return OperatorTime(arithmetic, movement, launches, rates.overlaps)
 
 
-def roofline(counted: Operations, rates: Rates) -> tuple[float, Limit]:
+def roofline(counted: Operations, rates: DeviceRates) -> tuple[float, Limit]:
     """(seconds, what takes most of them) of these operators, one after the other."""
-    found = spent(counted, rates)
+    found = operator_time(counted, rates)
     return found.seconds, found.limit
 
 
-def _arithmetic(operation: Operation, rates: Rates) -> float:
+def _arithmetic(operation: Operation, rates: DeviceRates) -> float:
     """Seconds of the matrix products, or of attention's, which has rates of its own."""
     if not operation.flops:
         return 0.0
@@ -207,29 +210,29 @@ def _arithmetic(operation: Operation, rates: Rates) -> float:
 
 
 @lru_cache(maxsize=256)
-def _operations(known: Known) -> tuple[Operations, Operations]:
+def _operations(known: CacheKey) -> tuple[Operations, Operations]:
     """Of many micro batches one and two are run: every further one costs what the second does."""
     setting = known.setting
     if setting.micro_batches <= 2:
         return _all_layers(setting)
     (one, _), (two, evaluation) = (_all_layers(replace(setting, micro_batches=count)) for count in (1, 2))
-    return extended(one, two, setting.micro_batches - 2), evaluation
+    return extrapolate_operations(one, two, setting.micro_batches - 2), evaluation
 
 
-def _all_layers(setting: Setting) -> tuple[Operations, Operations]:
+def _all_layers(setting: StepConfig) -> tuple[Operations, Operations]:
     layers = setting.layers
     if layers <= DEEP or not setting.uniform:
         return _count(setting)
     (step2, evaluation2), (step3, evaluation3) = (_count(setting.with_layers(depth)) for depth in SHALLOW)
     further = layers - SHALLOW[1]
-    return extended(step2, step3, further), extended(evaluation2, evaluation3, further)
+    return extrapolate_operations(step2, step3, further), extrapolate_operations(evaluation2, evaluation3, further)
 
 
-def _count(setting: Setting) -> tuple[Operations, Operations]:
-    step, evaluation = Tally({"step"}), Tally({"eval"})
+def _count(setting: StepConfig) -> tuple[Operations, Operations]:
+    step, evaluation = OperatorCounter({"step"}), OperatorCounter({"eval"})
 
-    def watch(phase: str, *call: Any) -> Again | None:
+    def watch(phase: str, *call: Any) -> ReplayCallback | None:
         return (evaluation if phase == "eval" else step).note(phase, *call)
 
-    record(replace(setting, evaluates=True), watch)
+    record_training(replace(setting, evaluates=True), watch)
     return step.operations, evaluation.operations

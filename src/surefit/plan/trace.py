@@ -24,10 +24,10 @@ from surefit.plan.allocator import ROUNDING
 HOST = "meta"
 """The device, and the tag of tensors, that stand for the host's memory where a GPU is simulated on fake CPU tensors."""
 
-Hidden = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
+HiddenTemporaries = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
 """(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
-Again = Callable[[], object]
-Watch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], Again | None]
+ReplayCallback = Callable[[], object]
+OperatorWatch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], ReplayCallback | None]
 """(phase, operator, args, kwargs, result): called after every operator; what it gives is called wherever that operator
 is repeated (`Recorder.repeating`)."""
 
@@ -55,7 +55,7 @@ class _Part:
     module: str
     first: int
     events: list[int]
-    again: list[Again]
+    again: list[ReplayCallback]
 
 
 @dataclass
@@ -134,13 +134,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         scalar: Callable[[torch.dtype, str], Any] | None = None,
-        hidden: dict[str, Hidden] | None = None,
+        hidden: dict[str, HiddenTemporaries] | None = None,
         matmuls: frozenset[str] = frozenset(),
         workspace: int = 0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self.watch: Watch | None = None
+        self.watch: OperatorWatch | None = None
         self.phase = ""
         self._module: list[str] = []
         self._forward_of: dict[int, str] = {}
@@ -150,7 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live: dict[int, int] = {}
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._repeated: dict[Hashable, _Part] = {}
-        self._again: list[Again] = []
+        self._again: list[ReplayCallback] = []
 
     def start(self, phase: str) -> None:
         """From here on allocations belong to this phase."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.facts.disk import TOKENIZER_FILES, copies_at_once
@@ -20,7 +20,7 @@ KEPT_TERMS = ("weights", "adapter", "optimizer")
 
 
 @dataclass(frozen=True)
-class Compared:
+class PlannedVersusActual:
     """One quantity: None where it was not planned, or not measured."""
 
     what: str
@@ -41,7 +41,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Against:
+class PlanDeviations:
     """A plan beside a run.
 
     Attributes:
@@ -49,17 +49,17 @@ class Against:
         notes: what could not be compared, and why; what differs between the two.
     """
 
-    rows: tuple[Compared, ...]
+    rows: tuple[PlannedVersusActual, ...]
     notes: tuple[str, ...]
 
     @property
-    def widest(self) -> Compared | None:
+    def widest(self) -> PlannedVersusActual | None:
         """Where plan and run part most."""
         known = [row for row in self.rows if row.error is not None]
         return max(known, key=lambda row: abs(row.error or 0.0), default=None)
 
 
-def against(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Against:
+def measure_plan_deviations(planned: dict[str, Any], resolved: ResolvedConfig, run: RunDir) -> PlanDeviations:
     """Compare a plan with a run.
 
     Args:
@@ -78,7 +78,7 @@ def against(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Against
         )
     phases = _measured_phases(run)
     rows = [*_memory(planned, phases), *_time(planned, steps), *_disk(planned, resolved, run)]
-    return Against(tuple(rows), tuple(_notes(planned, run, phases)))
+    return PlanDeviations(tuple(rows), tuple(_notes(planned, run, phases)))
 
 
 def _measured_phases(run: RunDir) -> dict[str, dict[str, int]]:
@@ -91,41 +91,45 @@ def _measured_phases(run: RunDir) -> dict[str, dict[str, int]]:
     return found
 
 
-def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Iterator[Compared]:
+def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Iterator[PlannedVersusActual]:
     estimate = planned.get("estimate") or {}
     for phase in estimate.get("phases", []):
         actual = phases.get(phase["name"], {})
         for key in ("allocated", "reserved"):
             if key in actual:
-                yield Compared(f"{phase['name']}: {key}", phase[f"{key}_bytes"], actual[key], "bytes")
+                yield PlannedVersusActual(f"{phase['name']}: {key}", phase[f"{key}_bytes"], actual[key], "bytes")
     resident = max((figures.get("resident", 0) for figures in phases.values()), default=0)
     if resident and "training" in estimate:
-        yield Compared("the process's RAM", estimate["training"]["likely_bytes"], resident, "bytes")
+        yield PlannedVersusActual("the process's RAM", estimate["training"]["likely_bytes"], resident, "bytes")
     kept = next((phases[name]["held"] for name in ("step", "first step") if "held" in phases.get(name, {})), None)
     if kept is not None and estimate.get("peak"):
         terms = {term["term"]: term["bytes"] for term in estimate["peak"]["terms"]}
         expected = sum(terms.get(name, 0) for name in KEPT_TERMS)
-        yield Compared("between steps: weights, adapter, optimizer", expected, kept, "bytes")
+        yield PlannedVersusActual("between steps: weights, adapter, optimizer", expected, kept, "bytes")
 
 
-def _time(planned: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[Compared]:
+def _time(planned: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[PlannedVersusActual]:
     time = planned.get("time") or {}
     # The first step of a process also warms up kernels and allocator; a median leaves it out.
     seconds = [line["seconds"] for line in steps]
-    yield Compared("optimizer steps", planned["steps"]["total_steps"], steps[-1]["step"], "steps")
-    yield Compared("seconds per step (median)", time.get("seconds_per_step"), statistics.median(seconds), "seconds")
+    yield PlannedVersusActual("optimizer steps", planned["steps"]["total_steps"], steps[-1]["step"], "steps")
+    yield PlannedVersusActual(
+        "seconds per step (median)", time.get("seconds_per_step"), statistics.median(seconds), "seconds"
+    )
     parts = time.get("parts") or {}
-    yield Compared("seconds in all steps", parts.get("steps"), sum(seconds), "seconds")
+    yield PlannedVersusActual("seconds in all steps", parts.get("steps"), sum(seconds), "seconds")
 
 
-def _disk(planned: dict[str, Any], resolved: Resolved, run: RunDir) -> Iterator[Compared]:
+def _disk(planned: dict[str, Any], resolved: ResolvedConfig, run: RunDir) -> Iterator[PlannedVersusActual]:
     terms = {term["term"]: term["bytes"] for term in planned["disk"]}
     saved = sorted(run.checkpoints.glob("step-*"), key=lambda path: path.stat().st_mtime)
     if "checkpoints" in terms and saved:
-        yield Compared("one checkpoint", terms["checkpoints"] // copies_at_once(resolved), _size(saved[-1]), "bytes")
+        yield PlannedVersusActual(
+            "one checkpoint", terms["checkpoints"] // copies_at_once(resolved), _size(saved[-1]), "bytes"
+        )
     for term, directory in (("adapter", run.adapter), ("model", run.model), ("merged", run.merged)):
         if term in terms and directory.is_dir():
-            yield Compared(f"{term} on disk", terms[term], _size(directory), "bytes")
+            yield PlannedVersusActual(f"{term} on disk", terms[term], _size(directory), "bytes")
 
 
 def _size(directory: Path) -> int:

@@ -10,8 +10,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from surefit.core.errors import ConfigError, did_you_mean
-from surefit.recipes.answering import final_answers
-from surefit.recipes.guard import guarded
+from surefit.recipes.answering import judge_final_answers
+from surefit.recipes.guard import wrap_recipe_errors
 from surefit.task import TaskRecipe
 
 _RECIPES = {
@@ -30,12 +30,12 @@ _RECIPES = {
 ENTRY_POINT_GROUP = "surefit.recipes"
 
 
-def names() -> list[str]:
-    """Every name that `get` knows, SureFit's own first; imports no recipe."""
+def list_recipes() -> list[str]:
+    """Every name that `get_recipe` knows, SureFit's own first; imports no recipe."""
     return [*_RECIPES, *sorted(_outside().keys() - _RECIPES.keys())]
 
 
-def get(name: str) -> TaskRecipe:
+def get_recipe(name: str) -> TaskRecipe:
     """The recipe of that name, imported now; of several names joined by +, the recipe that mixes them. SureFit's own
     names cannot be taken by another package.
 
@@ -44,15 +44,15 @@ def get(name: str) -> TaskRecipe:
             the recipes cannot be mixed.
     """
     if "+" in name:
-        from surefit.recipes.mixed import mixed
+        from surefit.recipes.mixed import mix_recipes
 
-        return mixed([get(part.strip()) for part in name.split("+")])
+        return mix_recipes([get_recipe(part.strip()) for part in name.split("+")])
     if name in _RECIPES:
         return _own(name)
     outside = _outside()
     if name in outside:
         return _load(outside[name])
-    known = names()
+    known = list_recipes()
     raise ConfigError(
         f"there is no recipe {name!r}{did_you_mean(name, known)}",
         code="E7083",
@@ -69,7 +69,7 @@ def is_own(name: str) -> bool:
 @cache
 def _own(name: str) -> TaskRecipe:
     module, _, attribute = _RECIPES[name].partition(":")
-    return final_answers(guarded(getattr(import_module(module), attribute), ours=True))
+    return judge_final_answers(wrap_recipe_errors(getattr(import_module(module), attribute), ours=True))
 
 
 def _outside() -> dict[str, EntryPoint]:
@@ -94,4 +94,4 @@ def _load(point: EntryPoint) -> TaskRecipe:
             field="recipe",
             help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
         )
-    return final_answers(guarded(recipe, ours=False))
+    return judge_final_answers(wrap_recipe_errors(recipe, ours=False))

@@ -16,12 +16,12 @@ from operator import itemgetter
 import numpy as np
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
-from surefit.metrics.amr_phenomena import PHENOMENA, phenomena
+from surefit.core.units import truncate_text
+from surefit.metrics.amr_phenomena import PHENOMENA, count_phenomena
 from surefit.metrics.assignment import Floats
-from surefit.metrics.penman_text import one_line, repair, well_formed, with_concepts
-from surefit.metrics.penman_tree import skeleton, without_coreference, without_role
-from surefit.metrics.smatch import Graph, align, f_score, match, read_graph
+from surefit.metrics.penman_text import is_well_formed, one_line, repair_graph, with_concepts
+from surefit.metrics.penman_tree import concept_skeleton, without_coreference, without_role
+from surefit.metrics.smatch import Graph, align, count_matches, f_score, read_graph
 from surefit.recipes.amr_grammar import GRAPH_RULES, SKELETON_RULES
 from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, TaskRecipe
 
@@ -62,7 +62,7 @@ _MARK = re.compile(rf"(?:^|\n)[ \t]*(?:{'|'.join(words.graph.strip() for words i
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldGraph:
     """The gold graph as text and as triples."""
 
     text: str
@@ -95,7 +95,7 @@ def _example(row: Row, instruction: str, answer: str) -> Example:
         return Example(messages=tuple(messages))
     gold = _gold(row)
     line = one_line(gold.text)
-    completion = answer.replace("{skeleton}", skeleton(line)).replace("{graph}", line)
+    completion = answer.replace("{skeleton}", concept_skeleton(line)).replace("{graph}", line)
     return Example((*messages, {"role": "assistant", "content": completion}), completion=completion, reference=gold)
 
 
@@ -105,13 +105,13 @@ def to_gold(row: Row) -> Example:
     graph = read_graph(text)
     if graph is None:
         raise _not_penman(text)
-    return Example(reference=Gold(text, graph))
+    return Example(reference=GoldGraph(text, graph))
 
 
 def _sentence(row: Row) -> str:
     sentence = row.get("sentence")
     if not isinstance(sentence, str) or not sentence.strip():
-        problem = f"sentence is {shortened(repr(sentence))}" if "sentence" in row else _missing("sentence", row)
+        problem = f"sentence is {truncate_text(repr(sentence))}" if "sentence" in row else _missing("sentence", row)
         raise DataError(problem, code="E7086", field="sentence", help=_COLUMNS_HELP)
     return " ".join(sentence.split())
 
@@ -126,7 +126,7 @@ def _words(row: Row) -> _Words:
         return _WORDS["vi" if _VIETNAMESE.search(_sentence(row)) else "en"]
     if language not in _WORDS:
         raise DataError(
-            f"language is {shortened(repr(language))}, not vi or en",
+            f"language is {truncate_text(repr(language))}, not vi or en",
             code="E7087",
             field="language",
             help="leave the column out: Vietnamese is known by its letters",
@@ -148,27 +148,27 @@ def _refuse_misspelt_graph(row: Row) -> None:
 def _graph_text(row: Row) -> str:
     text = row.get("graph")
     if not isinstance(text, str) or not text.strip():
-        problem = f"graph is {shortened(repr(text))}" if "graph" in row else _missing("graph", row)
+        problem = f"graph is {truncate_text(repr(text))}" if "graph" in row else _missing("graph", row)
         raise DataError(problem, code="E7089", field="graph", help=_COLUMNS_HELP)
     return text
 
 
-def _gold(row: Row) -> Gold:
+def _gold(row: Row) -> GoldGraph:
     """A graph to train on: concepts of several words are as the corpus has them, but it must be whole."""
     text = _graph_text(row)
     graph = read_graph(text)
-    if graph is not None and well_formed(text):
-        return Gold(text, graph)
-    repaired = repair(text)
+    if graph is not None and is_well_formed(text):
+        return GoldGraph(text, graph)
+    repaired = repair_graph(text)
     if graph is None or repaired is None or _HARMFUL & set(repaired.kinds):
         raise _not_penman(text)
-    return Gold(text, graph)
+    return GoldGraph(text, graph)
 
 
 def _not_penman(text: str) -> DataError:
-    repaired = repair(text)
+    repaired = repair_graph(text)
     return DataError(
-        f"the graph is not PENMAN: {shortened(one_line(text))}",
+        f"the graph is not PENMAN: {truncate_text(one_line(text))}",
         code="E7090",
         field="graph",
         help=f"if it means this, write it so: {repaired.text}" if repaired else "correct it, or drop the row",
@@ -189,15 +189,15 @@ def parse_two_task(text: str) -> str | None:
 def score(example: Example, prediction: Prediction) -> Scores:
     """The row's own Smatch and the counts that `aggregate` adds up."""
     gold = example.reference
-    if not isinstance(gold, Gold):
+    if not isinstance(gold, GoldGraph):
         raise DataError("the row has no graph to score against", code="E7091", field="graph", help=_COLUMNS_HELP)
     graph = read_graph(prediction.parsed) if prediction.parsed is not None else None
     alignment = align(graph, gold.graph) if graph else None
     matched, size, whole = alignment.worth if alignment else 0, len(graph or ()), len(gold.graph)
     answer, needed = _repaired(prediction)
     fixed = read_graph(answer)
-    fixed_match = matched if fixed == graph else match(fixed, gold.graph).match if fixed else 0
-    plain = match(_glued(graph), _glued(gold.graph)).match if graph else 0
+    fixed_match = matched if fixed == graph else count_matches(fixed, gold.graph).match if fixed else 0
+    plain = count_matches(_glued(graph), _glued(gold.graph)).match if graph else 0
     fixed_size = len(fixed or ())
     counts = {
         "_match": matched,
@@ -208,7 +208,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
         "_test_repaired": fixed_size,
         "_match_normalised": plain,
     }
-    for name, parts in phenomena(graph, gold.graph, alignment).items():
+    for name, parts in count_phenomena(graph, gold.graph, alignment).items():
         counts |= zip((f"_match_{name}", f"_test_{name}", f"_gold_{name}"), parts, strict=True)
     return {
         "smatch": f_score(matched, size, whole)[2],
@@ -216,7 +216,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
         "smatch_normalised": f_score(plain, size, whole)[2],
         "exact_match": float(matched == size == whole),
         "valid": float(graph is not None),
-        "well_formed": float(graph is not None and well_formed(prediction.parsed)),
+        "well_formed": float(graph is not None and is_well_formed(prediction.parsed)),
         "repaired": float(needed and fixed is not None),
         "proven": float(alignment is None or alignment.proven),
     } | {name: float(count) for name, count in counts.items()}
@@ -226,9 +226,9 @@ def _repaired(prediction: Prediction) -> tuple[str, bool]:
     """The graph in the answer, cut off or not, and whether it had to be repaired."""
     marks = list(_MARK.finditer(prediction.text))
     text = prediction.parsed or prediction.text[marks[-1].end() if marks else 0 :]
-    if well_formed(text) and read_graph(text):
+    if is_well_formed(text) and read_graph(text):
         return text, False
-    found = repair(text)
+    found = repair_graph(text)
     return (found.text, True) if found else (text, False)
 
 
@@ -305,7 +305,7 @@ def _oracle(text: str) -> Prediction:
 
 
 def _gold_text(example: Example) -> str:
-    assert isinstance(example.reference, Gold)
+    assert isinstance(example.reference, GoldGraph)
     return one_line(example.reference.text)
 
 

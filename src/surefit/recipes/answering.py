@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import wraps
 
-from surefit.facts.thinking import answer_of
+from surefit.facts.thinking import strip_reasoning
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 
-def final_answers(recipe: TaskRecipe) -> TaskRecipe:
+def judge_final_answers(recipe: TaskRecipe) -> TaskRecipe:
     """The same recipe, which sees the answer behind a model's reasoning; as it is where it asks for the reasoning too.
 
     A thought that never ends has no answer behind it: the recipe is given an empty text.
@@ -21,24 +21,24 @@ def final_answers(recipe: TaskRecipe) -> TaskRecipe:
 
     @wraps(scorer)
     def score(example: Example, prediction: Prediction) -> Scores:
-        return scorer(example, _answered(prediction))
+        return scorer(example, _strip_reasoning(prediction))
 
     def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
         assert samples is not None
-        return samples(example, [_answered(one) for one in predictions])
+        return samples(example, [_strip_reasoning(one) for one in predictions])
 
     def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
         assert many is not None
-        return many([(example, _answered(one)) for example, one in rows])
+        return many([(example, _strip_reasoning(one)) for example, one in rows])
 
     return replace(
         recipe,
-        parse=lambda text: recipe.parse(answer_of(text)),
+        parse=lambda text: recipe.parse(strip_reasoning(text)),
         score=score,
         score_samples=score_samples if samples else None,
         score_many=score_many if many else None,
     )
 
 
-def _answered(prediction: Prediction) -> Prediction:
-    return replace(prediction, text=answer_of(prediction.text))
+def _strip_reasoning(prediction: Prediction) -> Prediction:
+    return replace(prediction, text=strip_reasoning(prediction.text))

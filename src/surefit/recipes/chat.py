@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.facts.thinking import split_thoughts
+from surefit.facts.thinking import split_think_tags
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Row, Scores, TaskRecipe
 
@@ -81,7 +81,7 @@ def _score(example: Example, prediction: Prediction) -> Scores:
 
 def _parse(text: str) -> str:
     """The answer without the reasoning before it."""
-    return split_thoughts(text)[1].strip()
+    return split_think_tags(text)[1].strip()
 
 
 RECIPE = TaskRecipe(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.evaluate.sandbox import MAX_SOURCE, TIMEOUT_S, Program, SandboxResult, require_sandbox, run_many
 from surefit.metrics.pass_at_k import pass_at_k
 from surefit.metrics.strict_json import json_kind
@@ -59,7 +59,7 @@ class GoldTests:
         if not self.prefix:
             return level
         if self.entry_point in _defined(level):
-            return f"{_whole(self.prefix)}\n{level}"
+            return f"{_complete_program(self.prefix)}\n{level}"
         return self.prefix + code
 
     def job(self, code: str) -> Program:
@@ -92,9 +92,9 @@ def _humaneval(row: Row) -> tuple[GoldTests, str, str | None]:
     assert prompt is not None
     assert entry is not None
     assert test is not None
-    _parsed(_whole(prompt), "prompt")
+    _parsed(_complete_program(prompt), "prompt")
     _parsed(test, "test")
-    gold = GoldTests(f"{test}\ncheck({entry})", (entry,), _whole(prompt), prompt, entry)
+    gold = GoldTests(f"{test}\ncheck({entry})", (entry,), _complete_program(prompt), prompt, entry)
     body = _text(row, "canonical_solution", needed=False)
     asked = f"{_COMPLETE}```python\n{prompt.rstrip()}\n```"
     if body is None:
@@ -192,7 +192,7 @@ def _unix(source: str) -> str:
     return source.replace("\r\n", "\n")
 
 
-def _whole(prompt: str) -> str:
+def _complete_program(prompt: str) -> str:
     """The prompt as a program of its own: a head without a docstring gets a body."""
     return prompt if _tree(prompt) else f"{prompt.rstrip()}\n    pass\n"
 
@@ -208,7 +208,9 @@ def _tree(source: str) -> ast.Module | None:
 def _parsed(source: str, column: str) -> ast.Module:
     tree = _tree(source)
     if tree is None:
-        raise DataError(f"{column} is not Python: {shortened(repr(source))}", code="E7094", field=column, help=_HELP)
+        raise DataError(
+            f"{column} is not Python: {truncate_text(repr(source))}", code="E7094", field=column, help=_HELP
+        )
     return tree
 
 

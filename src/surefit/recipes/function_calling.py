@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.metrics.strict_json import strict_json
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call, parse_calls, score_calls
 from surefit.metrics.tool_grammar import calls_grammar
@@ -134,7 +134,7 @@ def _refuse_merged_arguments(call: ToolCall, parameters: Mapping[str, Any], wher
 
 
 def _shortened(value: Any) -> str:
-    return "null" if value is None else shortened(repr(value))
+    return "null" if value is None else truncate_text(repr(value))
 
 
 def _score(example: Example, prediction: Prediction) -> Scores:

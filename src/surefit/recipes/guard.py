@@ -14,36 +14,37 @@ from pathlib import Path
 from typing import Any
 
 from surefit.core.errors import EXIT_BUG, RecipeError, SureFitError
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.task import Example, Prediction, TaskRecipe, mean_scores
 
-MADE: dict[str, type] = {
+RETURN_TYPES: dict[str, type] = {
     "to_example": Example, "to_gold": Example, "score": Mapping, "score_samples": Mapping, "aggregate": Mapping,
     "parse": object, "grammar": object, "choices": object, "score_many": object,
 }  # fmt: skip
 """Function of a recipe → what it has to return."""
 
 
-def guarded(recipe: TaskRecipe, ours: bool) -> TaskRecipe:
+def wrap_recipe_errors(recipe: TaskRecipe, ours: bool) -> TaskRecipe:
     """The same recipe, whose functions raise `RecipeError` in place of whatever else escapes them.
 
     Args:
         ours: it comes with SureFit, so that a failure is a bug of SureFit and not the user's to fix.
     """
     changed: dict[str, Any] = {
-        name: _guarded(getattr(recipe, name), recipe.name, name, ours)
-        for name in MADE
+        name: _wrap_errors(getattr(recipe, name), recipe.name, name, ours)
+        for name in RETURN_TYPES
         # Who compares recipes asks whether their scores are averaged.
         if getattr(recipe, name) not in (None, mean_scores)
     }
     changed["baselines"] = {
-        name: _guarded(answer, recipe.name, f"baselines[{name!r}]", ours) for name, answer in recipe.baselines.items()
+        name: _wrap_errors(answer, recipe.name, f"baselines[{name!r}]", ours)
+        for name, answer in recipe.baselines.items()
     }
     return replace(recipe, **changed)
 
 
-def _guarded(function: Callable[..., Any], recipe: str, name: str, ours: bool) -> Callable[..., Any]:
-    wanted = MADE.get(name, Prediction)
+def _wrap_errors(function: Callable[..., Any], recipe: str, name: str, ours: bool) -> Callable[..., Any]:
+    wanted = RETURN_TYPES.get(name, Prediction)
 
     @wraps(function)
     def call(*arguments: Any) -> Any:
@@ -52,7 +53,7 @@ def _guarded(function: Callable[..., Any], recipe: str, name: str, ours: bool) -
         except (SureFitError, MemoryError):
             raise
         except Exception as error:
-            given = _alone(function, *arguments) if name == "score_many" else arguments
+            given = _first_failing_row(function, *arguments) if name == "score_many" else arguments
             raise _failure(recipe, name, error, given, ours) from error
         if not isinstance(made, wanted):
             code = getattr(function, "__code__", None)
@@ -64,7 +65,7 @@ def _guarded(function: Callable[..., Any], recipe: str, name: str, ours: bool) -
     return call
 
 
-def _alone(score_many: Callable[..., Any], pairs: Sequence[Any]) -> Sequence[Any]:
+def _first_failing_row(score_many: Callable[..., Any], pairs: Sequence[Any]) -> Sequence[Any]:
     """The first of these rows that fails by itself; all of them where none does."""
     for pair in pairs:
         try:
@@ -84,7 +85,7 @@ def _failure(recipe: str, name: str, error: Exception, arguments: Sequence[Any],
 
 
 def _error(problem: str, arguments: Sequence[Any], ours: bool) -> RecipeError:
-    what = _handed(arguments)
+    what = _describe_arguments(arguments)
     found = RecipeError(
         f"{problem}{f'; it was given {what}' if what else ''}",
         code="E7108",
@@ -99,12 +100,12 @@ def _error(problem: str, arguments: Sequence[Any], ours: bool) -> RecipeError:
     return found
 
 
-def _handed(arguments: Sequence[Any]) -> str:
+def _describe_arguments(arguments: Sequence[Any]) -> str:
     """The row, or the answer to it, in a few words."""
     given = arguments[-1] if arguments else None
     match given:
         case Prediction(text=text) | [Prediction(text=text), *_] | str(text):
-            return f"the answer {shortened(text)!r}"
+            return f"the answer {truncate_text(text)!r}"
         case Mapping():
             return f"a row with {', '.join(map(str, list(given)[:8]))}"
         case Sequence():

@@ -15,12 +15,12 @@ from itertools import islice
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
-from surefit.facts.thinking import split_thoughts
+from surefit.core.units import truncate_text
+from surefit.facts.thinking import split_think_tags
 from surefit.metrics.extractiveness import coverage_and_density, novelty
-from surefit.metrics.many import map_many
-from surefit.metrics.rouge import KINDS, Rouge, rouge, seconds
-from surefit.metrics.words import sentences, words
+from surefit.metrics.many import map_in_processes
+from surefit.metrics.rouge import KINDS, Rouge, estimate_rouge_seconds, rouge
+from surefit.metrics.words import split_sentences, split_words
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
 
 INSTRUCTION = "Summarise the text."
@@ -38,7 +38,7 @@ _COLUMNS_HELP = (
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldSummary:
     """What a summary is judged by.
 
     Attributes:
@@ -81,10 +81,10 @@ def to_gold(row: Row) -> Example:
     return Example(reference=_gold(row, _text(row, column) if column in row else None))
 
 
-def _gold(row: Row, document: str | None) -> Gold:
+def _gold(row: Row, document: str | None) -> GoldSummary:
     written = _text(row, _column("summary", row))
-    summary = split_thoughts(written)[1] or written
-    return Gold(summary, document, _letters_matter(row, summary))
+    summary = split_think_tags(written)[1] or written
+    return GoldSummary(summary, document, _letters_matter(row, summary))
 
 
 def _column(name: str, row: Row) -> str:
@@ -104,7 +104,7 @@ def _text(row: Row, column: str) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
-        problem = f"{column} is {'null' if value is None else shortened(repr(value))}, not one text"
+        problem = f"{column} is {'null' if value is None else truncate_text(repr(value))}, not one text"
         raise DataError(problem, code="E7110", field=column, help=_COLUMNS_HELP)
     if not value.strip():
         raise DataError(f"{column} is empty", code="E7111", field=column, help="fill it in, or drop the row")
@@ -140,10 +140,10 @@ def parse(text: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _ScoringJob:
     """One answer to be judged, with all that another process needs for it."""
 
-    gold: Gold
+    gold: GoldSummary
     text: str
     letters: bool
 
@@ -151,37 +151,37 @@ class _Asked:
     def seconds(self) -> float:
         """What judging it takes, about."""
         document = 1e-6 * len(self.gold.document or "")
-        return document + (3 if self.letters else 2) * seconds(self.gold.summary, self.text)
+        return document + (3 if self.letters else 2) * estimate_rouge_seconds(self.gold.summary, self.text)
 
 
 def score(example: Example, prediction: Prediction, always_letters: bool = False) -> Scores:
     """ROUGE, the length and how much is copied. A summary that was cut off is scored as it stands."""
-    return _judged(_asked(example, prediction, always_letters))
+    return _score_job(_asked(example, prediction, always_letters))
 
 
 def score_many(rows: Sequence[tuple[Example, Prediction]], always_letters: bool = False) -> list[Scores]:
     """`score` of many rows, in several processes where that is worth it."""
     asked = [_asked(*row, always_letters) for row in rows]
-    return map_many(_judged, asked, sum(one.seconds for one in asked))
+    return map_in_processes(_score_job, asked, sum(one.seconds for one in asked))
 
 
-def _asked(example: Example, prediction: Prediction, always_letters: bool) -> _Asked:
+def _asked(example: Example, prediction: Prediction, always_letters: bool) -> _ScoringJob:
     gold = _reference(example)
-    return _Asked(gold, prediction.text, always_letters or gold.letters)
+    return _ScoringJob(gold, prediction.text, always_letters or gold.letters)
 
 
-def _judged(asked: _Asked) -> Scores:
+def _score_job(asked: _ScoringJob) -> Scores:
     gold, text = asked.gold, asked.text
     plain = rouge(gold.summary, text, "plain")
     scores = _shown(rouge(gold.summary, text)) | {f"{kind}_plain": plain[kind].f for kind in KINDS}
     if asked.letters:
         letters = rouge(gold.summary, text, "letters")
         scores |= {f"{kind}_letters": letters[kind].f for kind in KINDS}
-    return scores | _form(gold, words(text))
+    return scores | _form(gold, split_words(text))
 
 
-def _reference(example: Example) -> Gold:
-    if not isinstance(example.reference, Gold):
+def _reference(example: Example) -> GoldSummary:
+    if not isinstance(example.reference, GoldSummary):
         raise DataError("the row has no summary to score against", code="E7113", field="summary", help=_COLUMNS_HELP)
     return example.reference
 
@@ -193,11 +193,11 @@ def _shown(found: Mapping[str, Rouge]) -> Scores:
     return scores
 
 
-def _form(gold: Gold, said: Sequence[str]) -> Scores:
-    scores = {"length_ratio": len(said) / max(1, len(words(gold.summary)))}
+def _form(gold: GoldSummary, said: Sequence[str]) -> Scores:
+    scores = {"length_ratio": len(said) / max(1, len(split_words(gold.summary)))}
     if gold.document is None:
         return scores
-    document = words(gold.document)
+    document = split_words(gold.document)
     coverage, density = coverage_and_density(document, said)
     grams = {name: novelty(document, said, n) for name, n in _GRAMS.items()}
     return {**scores, **grams, "coverage": coverage, "density": density}
@@ -216,7 +216,7 @@ def _document(example: Example) -> str:
 
 def lead_sentences(count: int, example: Example) -> Prediction:
     """The document's first sentences, one per line."""
-    return _leading(sentences(_document(example))[:count], "\n")
+    return _leading(split_sentences(_document(example))[:count], "\n")
 
 
 def lead_words(count: int, example: Example) -> Prediction:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import shortened
-from surefit.facts.thinking import split_thoughts
+from surefit.core.units import truncate_text
+from surefit.facts.thinking import split_think_tags
 from surefit.metrics.exact_match import INVALID, final_answer, last_boxed, last_number, same_answer
 from surefit.metrics.math_equivalence import is_equivalent, same_value
 from surefit.metrics.strict_json import json_kind
@@ -114,7 +114,7 @@ def _example(
     solution = row[answer]
     if not isinstance(solution, str) or not solution.strip():
         raise DataError(_problem(answer, row), code="E7118", field=answer, help=help)
-    reference = gold(split_thoughts(solution)[1] or solution)
+    reference = gold(split_think_tags(solution)[1] or solution)
     completion = cleaned(solution.strip())
     messages.append({"role": "assistant", "content": completion})
     return Example(messages=tuple(messages), completion=completion, reference=reference)
@@ -131,7 +131,7 @@ def _problem(column: str, row: Row) -> str:
 def _number(solution: str) -> GoldAnswer:
     answer = final_answer(solution)
     if answer == INVALID:
-        end = shortened(repr(solution.strip().splitlines()[-1]))
+        end = truncate_text(repr(solution.strip().splitlines()[-1]))
         raise DataError(
             f"the answer has no final line '#### …'; it ends with {end}",
             code="E7119",

@@ -11,13 +11,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from surefit.core.errors import ConfigError
-from surefit.task import Example, Grammar, Prediction, Row, Scores, TaskRecipe, behind, part_of, rows_of
+from surefit.task import (
+    Example,
+    Grammar,
+    Prediction,
+    Row,
+    Scores,
+    TaskRecipe,
+    add_task_prefix,
+    select_task_rows,
+    task_of,
+)
 
 MEAN = "mean_of_tasks"
 FIELD = "recipe"
 
 
-def mixed(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
+def mix_recipes(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
     """One recipe of several.
 
     Raises:
@@ -27,17 +37,17 @@ def mixed(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
     _require_mixable(recipes, parts)
 
     def to_example(row: Row) -> Example:
-        part = part_of(list(row), parts)
+        part = task_of(list(row), parts)
         return replace(part.to_example(row), part=part.name)
 
     def score(example: Example, prediction: Prediction) -> Scores:
         part = parts[_part(example)]
-        return _named(part, part.score(example, prediction))
+        return _prefix_scores(part, part.score(example, prediction))
 
     def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
         part = parts[_part(example)]
         assert part.score_samples is not None
-        return _named(part, part.score_samples(example, predictions))
+        return _prefix_scores(part, part.score_samples(example, predictions))
 
     def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
         found: list[Scores] = [{}] * len(rows)
@@ -46,16 +56,16 @@ def mixed(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
             pairs = [rows[number] for number in own]
             scores = part.score_many(pairs) if part.score_many else [part.score(*pair) for pair in pairs]
             for number, one in zip(own, scores, strict=True):
-                found[number] = _named(part, one)
+                found[number] = _prefix_scores(part, one)
         return found
 
     def aggregate(rows: Sequence[Scores]) -> Scores:
         found: Scores = {}
         primary = []
         for name, part in parts.items():
-            if own := rows_of(name, rows):
+            if own := select_task_rows(name, rows):
                 scores = part.aggregate(own)
-                found |= behind(name, scores)
+                found |= add_task_prefix(name, scores)
                 primary.append(scores[part.primary_metric])
         return {MEAN: math.fsum(primary) / len(primary), **found}
 
@@ -105,10 +115,10 @@ def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskReci
             )
 
 
-def _named(part: TaskRecipe, scores: Scores) -> Scores:
+def _prefix_scores(part: TaskRecipe, scores: Scores) -> Scores:
     """A row's scores, and what it adds to the mean of the tasks."""
     own = {MEAN: scores[part.primary_metric]} if part.primary_metric in scores else {}
-    return own | behind(part.name, scores)
+    return own | add_task_prefix(part.name, scores)
 
 
 def _part(example: Example) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, truncate_text
 from surefit.metrics.ranking import ranking_scores
 from surefit.task import Example, Message, Prediction, Row, Scores, TaskRecipe
 
@@ -29,7 +29,7 @@ _METRICS = tuple(ranking_scores(None))
 
 
 @dataclass(frozen=True)
-class Gold:
+class GoldRanking:
     """What a row is judged by.
 
     Attributes:
@@ -66,7 +66,7 @@ def to_example(row: Row) -> Example:
         "content": f"{_INSTRUCTION}\n\nUser history: {watched}; \n Candidate pool: {offered}",
     }
     if "answer" not in row:
-        return Example(messages=(prompt,), reference=Gold(letters, None))
+        return Example(messages=(prompt,), reference=GoldRanking(letters, None))
     gold = _gold(row, letters)
     if gold.answer is None:
         return Example(messages=(prompt,), reference=gold)
@@ -92,36 +92,36 @@ def _titles(column: str, row: Row) -> list[str]:
         )
     if not isinstance(value, list) or not value:
         raise DataError(
-            f"{column} is {shortened(repr(value))}, not a list of titles",
+            f"{column} is {truncate_text(repr(value))}, not a list of titles",
             code="E7128",
             field=column,
             help=_COLUMNS_HELP,
         )
     for place, title in enumerate(value):
         if not isinstance(title, str) or not title.strip():
-            problem = f"a title is {shortened(repr(title))}, not a text"
+            problem = f"a title is {truncate_text(repr(title))}, not a text"
             raise DataError(problem, code="E7129", field=f"{column}[{place}]", help=_COLUMNS_HELP)
     return value
 
 
-def _gold(row: Row, letters: str) -> Gold:
+def _gold(row: Row, letters: str) -> GoldRanking:
     answer, rank = row.get("answer"), row.get("rank")
     if not isinstance(answer, str) or (answer and answer not in list(letters)):
-        what = "null" if answer is None else shortened(repr(answer))
+        what = "null" if answer is None else truncate_text(repr(answer))
         raise DataError(
             f"answer is {what}, not a letter from A to {letters[-1]}", code="E7130", field="answer", help=_COLUMNS_HELP
         )
     if answer:
-        return Gold(letters, answer)
+        return GoldRanking(letters, answer)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
-        what = "null or not there" if rank is None else shortened(repr(rank))
+        what = "null or not there" if rank is None else truncate_text(repr(rank))
         raise DataError(
             f"the right item is not among the candidates (answer is ''), and rank is {what}",
             code="E7131",
             field="rank",
             help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",
         )
-    return Gold(letters, None, rank)
+    return GoldRanking(letters, None, rank)
 
 
 def parse(text: str) -> dict[str, float] | None:
@@ -143,7 +143,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
     an answer leaves out, or that are none of the row's, come after all others: the right one among them is not found.
     """
     gold = example.reference
-    if not isinstance(gold, Gold) or (gold.answer is None and gold.rank is None):
+    if not isinstance(gold, GoldRanking) or (gold.answer is None and gold.rank is None):
         raise DataError("the row has no answer to score against", code="E7132", field="answer", help=_COLUMNS_HELP)
     if gold.answer is None:
         return ranking_scores(gold.rank)
@@ -151,7 +151,7 @@ def score(example: Example, prediction: Prediction) -> Scores:
     return scores | {f"valid/{name}": value for name, value in scores.items()}
 
 
-def _rank(gold: Gold, parsed: Any) -> int | None:
+def _rank(gold: GoldRanking, parsed: Any) -> int | None:
     if not isinstance(parsed, dict) or gold.answer not in parsed:
         return None
     # Of equal ones the retriever's order decides.

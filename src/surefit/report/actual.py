@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from surefit.config.load import load_config
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.core.errors import SureFitError
 from surefit.core.rundir import RunDir
-from surefit.plan.verify import Compared, against
+from surefit.plan.verify import PlannedVersusActual, measure_plan_deviations
 from surefit.report.artefacts import Artefacts
-from surefit.report.curves import Training
+from surefit.report.curves import TrainingCurves
 from surefit.report.shapes import PlannedMemory
-from surefit.report.text import MINUS, NBSP, clean, shorten
+from surefit.report.text import MINUS, NBSP, drop_surrogates, shorten_text
 from surefit.report.timeline import Attempt
 
 MAX_PHASES = 20
@@ -23,7 +23,7 @@ FOLDERS = ("checkpoints", "adapter", "model", "merged", "eval", "rejected")
 
 
 @dataclass(frozen=True)
-class Phase:
+class MemoryPhase:
     """The memory of one part of training, in bytes; None where it was not planned, or not measured.
 
     Attributes:
@@ -41,11 +41,11 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Actual:
+class PlanComparison:
     """What the page shows of the plan beside the run: quantities, memory by phase, folders, remarks."""
 
-    rows: list[Compared]
-    phases: list[Phase]
+    rows: list[PlannedVersusActual]
+    phases: list[MemoryPhase]
     folders: list[tuple[str, int]]
     notes: list[str]
 
@@ -60,52 +60,56 @@ class Actual:
         return max((phase.resident for phase in self.phases if phase.resident is not None), default=None)
 
 
-def plan_against_actual(found: Artefacts, trained: Training | None, tries: Sequence[Attempt]) -> Actual:
+def compare_plan_with_run(found: Artefacts, trained: TrainingCurves | None, tries: Sequence[Attempt]) -> PlanComparison:
     """Everything that can be compared; a damaged file takes away its own part only."""
     rows, notes = _verified(found)
     phases = _phases(found.plan.estimate if found.plan else None, found)
-    return Actual([*_whole_run(found, trained, tries, phases), *rows], phases, _folders(found.run), notes)
+    return PlanComparison([*_whole_run(found, trained, tries, phases), *rows], phases, _folders(found.run), notes)
 
 
-def _verified(found: Artefacts) -> tuple[list[Compared], list[str]]:
+def _verified(found: Artefacts) -> tuple[list[PlannedVersusActual], list[str]]:
     """What `surefit plan --against` says of time and disk."""
     if found.plan is None or not found.metrics:
         return [], []
     try:
-        resolved = Resolved(load_config(found.run.resolved).config, {}, 1, found.plan.steps.total_steps)
-        compared = against(found.documents[found.run.plan], resolved, found.run)
+        resolved = ResolvedConfig(load_config(found.run.resolved).config, {}, 1, found.plan.steps.total_steps)
+        compared = measure_plan_deviations(found.documents[found.run.plan], resolved, found.run)
     except (SureFitError, LookupError, TypeError, ValueError, AttributeError, AssertionError, OSError):
         return [], []  # some file is not as it was written; those that are damaged are named in the verdict
     rows = [row for row in compared.rows if ":" not in row.what and row.what not in ("optimizer steps", STEPS)]
-    return rows, [shorten(clean(note), 400) for note in compared.notes if not note.startswith("memory by phase:")]
+    return rows, [
+        shorten_text(drop_surrogates(note), 400) for note in compared.notes if not note.startswith("memory by phase:")
+    ]
 
 
 def _whole_run(
-    found: Artefacts, trained: Training | None, tries: Sequence[Attempt], phases: Sequence[Phase]
-) -> list[Compared]:
+    found: Artefacts, trained: TrainingCurves | None, tries: Sequence[Attempt], phases: Sequence[MemoryPhase]
+) -> list[PlannedVersusActual]:
     plan = found.plan
     estimate, time = (plan.estimate, plan.time) if plan else (None, None)
     peak = estimate.peak_bytes if estimate else plan.memory_total_bytes if plan else None
     parts = (time.parts or {}) if time else {}
     spent = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
     return [
-        Compared("Peak memory", peak, _peak(trained, phases), "bytes"),
-        Compared(
+        PlannedVersusActual("Peak memory", peak, _peak(trained, phases), "bytes"),
+        PlannedVersusActual(
             "Optimizer steps", plan.steps.total_steps if plan else None, trained.last_step if trained else None, "steps"
         ),
-        Compared("Time in training steps", parts.get("steps"), trained.seconds if trained else None, "seconds"),
-        Compared("Time of all of training", time.seconds if time else None, sum(spent) or None, "seconds"),
+        PlannedVersusActual(
+            "Time in training steps", parts.get("steps"), trained.seconds if trained else None, "seconds"
+        ),
+        PlannedVersusActual("Time of all of training", time.seconds if time else None, sum(spent) or None, "seconds"),
     ]
 
 
-def _peak(trained: Training | None, phases: Sequence[Phase]) -> float | None:
+def _peak(trained: TrainingCurves | None, phases: Sequence[MemoryPhase]) -> float | None:
     """What a GPU's tensors took at most; on a CPU there is only the whole process, which is another quantity."""
     if trained and trained.peak_memory is not None:
         return trained.peak_memory
     return max((phase.measured for phase in phases if phase.measured is not None), default=None)
 
 
-def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[Phase]:
+def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[MemoryPhase]:
     """Planned phases in their order, then those that were only measured."""
     planned = {phase.name: phase for phase in estimate.phases} if estimate else {}
     measured = _most([found.dry_pass.phases] if found.dry_pass else [])
@@ -115,7 +119,7 @@ def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[Phase]:
     for name in list(names)[:MAX_PHASES]:
         figures, forecast = measured.get(name, {}), planned.get(name)
         phases.append(
-            Phase(
+            MemoryPhase(
                 name,
                 forecast.allocated_bytes if forecast else None,
                 forecast.reserved_bytes if forecast else None,
@@ -155,11 +159,11 @@ def _bytes(path: Path) -> int:
         return 0
 
 
-def off_by(row: Compared) -> str:
+def percent_off(row: PlannedVersusActual) -> str:
     """How far the plan is off, in per cent of what was measured; empty where that cannot be said.
 
-    >>> off_by(Compared("x", 110.0, 100.0, "bytes")), off_by(Compared("x", 99.9, 100.0, "bytes"))
-    ('+10\xa0%', '0\xa0%')
+    >>> [percent_off(PlannedVersusActual("x", planned, 100.0, "bytes")) for planned in (110.0, 99.9)]
+    ['+10\xa0%', '0\xa0%']
     """
     if row.error is None:
         return ""

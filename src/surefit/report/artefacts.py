@@ -22,24 +22,24 @@ from surefit.core.env import redact
 from surefit.core.errors import ConfigError
 from surefit.core.reading import open_file, parse_json, read_bytes
 from surefit.core.rundir import RunDir
-from surefit.evaluate.answers import step_of
+from surefit.evaluate.answers import checkpoint_step
 from surefit.report.shapes import (
     Artefact,
     BatchAudit,
-    Certificate,
-    Check,
+    CertificateRecord,
     CheckpointScores,
-    DryPass,
-    Environment,
+    CheckRecord,
+    DryPassRecord,
+    EnvironmentRecord,
     Evaluation,
     Event,
     Metrics,
     Passport,
-    Plan,
-    Prediction,
+    PlanRecord,
+    PredictionRecord,
     Summary,
 )
-from surefit.report.text import clean, shorten
+from surefit.report.text import drop_surrogates, shorten_text
 
 SETTINGS_BYTES = 4 * 1024**2
 TEXT_LIMIT = 600
@@ -55,7 +55,7 @@ ShapeT = TypeVar("ShapeT", bound=Artefact)
 
 
 @dataclass(frozen=True)
-class Setting:
+class ResolvedSetting:
     """One value of resolved.yaml.
 
     Attributes:
@@ -83,14 +83,14 @@ class Artefacts:
     """
 
     run: RunDir
-    settings: list[Setting] | None = None
-    check: Check | None = None
-    plan: Plan | None = None
+    settings: list[ResolvedSetting] | None = None
+    check: CheckRecord | None = None
+    plan: PlanRecord | None = None
     passport: Passport | None = None
     batch_audit: BatchAudit | None = None
-    dry_pass: DryPass | None = None
-    environment: Environment | None = None
-    certificate: Certificate | None = None
+    dry_pass: DryPassRecord | None = None
+    environment: EnvironmentRecord | None = None
+    certificate: CertificateRecord | None = None
     summary: Summary | None = None
     checkpoints: CheckpointScores | None = None
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -108,12 +108,12 @@ class Artefacts:
         """Whether the switch at a dotted key is on. `value` gives a text, and the text "false" is true."""
         return self.value(key) == "true"
 
-    def predictions(self, set_name: str, variant: str) -> list[Prediction]:
+    def predictions(self, set_name: str, variant: str) -> list[PredictionRecord]:
         """What `variant` answered to the prompts of a set, in the order of the file."""
         if not set_name.replace("_", "").replace("-", "").isalnum():
             return []  # no set has such a name, and a path made of it might lead anywhere
         path = self.run.eval / set_name / f"{variant}.predictions.jsonl"
-        return self._lines(path, Prediction, ANSWER_LIMIT)
+        return self._lines(path, PredictionRecord, ANSWER_LIMIT)
 
     def _json(self, path: Path, shape: type[ShapeT]) -> ShapeT | None:
         try:
@@ -147,7 +147,7 @@ class Artefacts:
             self._damaged(path, bad[0] + (f"; {len(bad) - 1} more lines are left out" if len(bad) > 1 else ""))
         return records
 
-    def _settings(self) -> list[Setting] | None:
+    def _settings(self) -> list[ResolvedSetting] | None:
         path = self.run.resolved
         try:
             return list(
@@ -160,26 +160,28 @@ class Artefacts:
             return None
 
     def _evaluations(self) -> list[Evaluation]:
-        paths = sorted(path for path in self.run.eval.glob("*/*.json") if step_of(path.stem) is None)
+        paths = sorted(path for path in self.run.eval.glob("*/*.json") if checkpoint_step(path.stem) is None)
         read = [self._json(path, Evaluation) for path in paths]
         return [evaluation for evaluation in read if evaluation is not None]
 
     def _damaged(self, path: Path, error: Exception | str) -> None:
-        name = clean(path.relative_to(self.run.path).as_posix())
-        self.problems[name] = shorten(clean(error if isinstance(error, str) else _reason(error)), TEXT_LIMIT)
+        name = drop_surrogates(path.relative_to(self.run.path).as_posix())
+        self.problems[name] = shorten_text(
+            drop_surrogates(error if isinstance(error, str) else _reason(error)), TEXT_LIMIT
+        )
 
 
 def read_artefacts(run: RunDir) -> Artefacts:
     """Read everything but the predictions, which are large and read when they are needed."""
     found = Artefacts(run)
     found.settings = found._settings()
-    found.check = found._json(run.check, Check)
-    found.plan = found._json(run.plan, Plan)
+    found.check = found._json(run.check, CheckRecord)
+    found.plan = found._json(run.plan, PlanRecord)
     found.passport = found._json(run.passport, Passport)
     found.batch_audit = found._json(run.batch_audit, BatchAudit)
-    found.dry_pass = found._json(run.dry_pass, DryPass)
-    found.environment = found._json(run.environment, Environment)
-    found.certificate = found._json(run.certificate, Certificate)
+    found.dry_pass = found._json(run.dry_pass, DryPassRecord)
+    found.environment = found._json(run.environment, EnvironmentRecord)
+    found.certificate = found._json(run.certificate, CertificateRecord)
     found.summary = found._json(run.eval_summary, Summary)
     found.checkpoints = found._json(run.eval / "checkpoints.json", CheckpointScores)
     found.evaluations = found._evaluations()
@@ -188,7 +190,7 @@ def read_artefacts(run: RunDir) -> Artefacts:
     return found
 
 
-def read_settings(text: str) -> Iterator[Setting]:
+def read_settings(text: str) -> Iterator[ResolvedSetting]:
     """The values of a resolved.yaml, each with the comment at the end of its line.
 
     >>> [str((s.key, s.value, s.origin, s.detail)) for s in read_settings("train:\\n  seed: 7  # user run.yaml:3")]
@@ -198,7 +200,7 @@ def read_settings(text: str) -> Iterator[Setting]:
     if not isinstance(root, yaml.MappingNode):
         raise ValueError("holds no settings")
 
-    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[Setting]:
+    def walk(node: yaml.MappingNode, prefix: str) -> Iterator[ResolvedSetting]:
         for key, value in node.value:
             dotted = f"{prefix}{key.value}"
             if isinstance(value, yaml.MappingNode) and not value.flow_style:
@@ -208,8 +210,10 @@ def read_settings(text: str) -> Iterator[Setting]:
             raw = text[value.start_mark.index : end]
             plain = value.value if isinstance(value, yaml.ScalarNode) else raw
             origin, detail = _origin(text[end:].partition("\n")[0].partition("#")[2].strip())
-            dotted, raw, plain, detail = (shorten(clean(part), 200) for part in (dotted, raw, plain, detail))
-            yield Setting(dotted, raw, plain, origin, detail)
+            dotted, raw, plain, detail = (
+                shorten_text(drop_surrogates(part), 200) for part in (dotted, raw, plain, detail)
+            )
+            yield ResolvedSetting(dotted, raw, plain, origin, detail)
 
     return walk(root, "")
 
@@ -227,11 +231,11 @@ def _cut(value: Any, limit: int) -> Any:
     """`value` as JSON gave it, every text in it cleaned and shortened."""
     match value:
         case str():
-            return shorten(clean(value), limit)
+            return shorten_text(drop_surrogates(value), limit)
         case list():
             return [_cut(item, limit) for item in value]
         case dict():
-            return {shorten(clean(key), NAME_LIMIT): _cut(item, limit) for key, item in value.items()}
+            return {shorten_text(drop_surrogates(key), NAME_LIMIT): _cut(item, limit) for key, item in value.items()}
         case _:
             return value
 

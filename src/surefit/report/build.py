@@ -24,17 +24,17 @@ from surefit import __version__
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.report import scores, text
-from surefit.report.actual import Actual, off_by, plan_against_actual
-from surefit.report.artefacts import Artefacts, Setting, read_artefacts
-from surefit.report.certified import Group, groups, sentences
-from surefit.report.checkpoints import Checkpoints, checkpoints
-from surefit.report.curves import Chart, Mark, Training, training
-from surefit.report.examples import KINDS, Examples, examples
+from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
+from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
+from surefit.report.certified import CheckGroup, describe_certificate, group_checks
+from surefit.report.checkpoints import CheckpointsView, build_checkpoints_view
+from surefit.report.curves import Chart, Mark, TrainingCurves, build_training_curves
+from surefit.report.examples import KINDS, ComparedSet, select_compared_sets
 from surefit.report.reproduce import Reproduction, reproduction
-from surefit.report.shapes import Finding
-from surefit.report.ship import Ship, may_it_ship
+from surefit.report.shapes import FindingRecord
+from surefit.report.ship import ShipDecision, decide_shipping
 from surefit.report.timeline import STAGES, Attempt, attempts, last_attempt
-from surefit.report.verdict import Effect, Verdict, effects, judge, trained_facts
+from surefit.report.verdict import Effect, Verdict, describe_training, judge_run, measure_effects
 
 HERE = Path(__file__).parent
 ARTEFACT_OF = {
@@ -55,20 +55,20 @@ class Page:
     written: float
     found: Artefacts
     verdict: Verdict
-    ship: Ship
+    ship: ShipDecision
     facts: list[tuple[str, str]]
     effects: list[Effect]
     sets: list[scores.SetScores]
-    checkpoints: Checkpoints | None
-    examples: list[Examples]
-    certified: list[Group]
+    checkpoints: CheckpointsView | None
+    examples: list[ComparedSet]
+    certified: list[CheckGroup]
     certificate: list[str]
-    actual: Actual
-    training: Training | None
-    findings: list[Finding]
+    actual: PlanComparison
+    training: TrainingCurves | None
+    findings: list[FindingRecord]
     origins: dict[str, int]
-    chosen: list[Setting]
-    defaults: list[Setting]
+    chosen: list[ResolvedSetting]
+    defaults: list[ResolvedSetting]
     attempts: list[Attempt]
     absent: dict[str, str]
     reproduction: Reproduction
@@ -80,31 +80,31 @@ def build_report(run: RunDir) -> Path:
     Raises:
         MachineError: the page cannot be written.
     """
-    write_atomic(run.report, render(view(read_artefacts(run))))
+    write_atomic(run.report, render_page(build_page(read_artefacts(run))))
     return run.report
 
 
-def view(found: Artefacts) -> Page:
+def build_page(found: Artefacts) -> Page:
     """The artefacts as the template draws them."""
-    trained = training(found.metrics, found.events)
+    trained = build_training_curves(found.metrics, found.events)
     tries = attempts(found.events)
     sets = scores.set_scores(found)
-    changes = effects(sets)
+    changes = measure_effects(sets)
     settings = found.settings or []
     return Page(
-        name=text.clean(Path(found.value("output_dir") or found.run.path).name) or "run",
+        name=text.drop_surrogates(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
-        verdict=judge(found, trained, changes, tries),
-        ship=may_it_ship(found, changes, sets),
-        facts=trained_facts(found, trained, sets),
+        verdict=judge_run(found, trained, changes, tries),
+        ship=decide_shipping(found, changes, sets),
+        facts=describe_training(found, trained, sets),
         effects=changes,
         sets=sets,
-        checkpoints=checkpoints(found),
-        examples=examples(found, sets),
-        certified=groups(found.certificate) if found.certificate else [],
-        certificate=sentences(found.certificate) if found.certificate else [],
-        actual=plan_against_actual(found, trained, tries),
+        checkpoints=build_checkpoints_view(found),
+        examples=select_compared_sets(found, sets),
+        certified=group_checks(found.certificate) if found.certificate else [],
+        certificate=describe_certificate(found.certificate) if found.certificate else [],
+        actual=compare_plan_with_run(found, trained, tries),
         training=trained,
         findings=sorted(found.check.findings, key=lambda f: SEVERITIES.index(f.severity)) if found.check else [],
         origins=Counter(setting.origin for setting in settings),
@@ -135,16 +135,16 @@ def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
             return f"The {stage} stage was started; no end is recorded: it is still running, or it was killed."
 
 
-def render(page: Page) -> str:
+def render_page(page: Page) -> str:
     """The page as HTML."""
     scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.training else []
     scripts += ["examples.js"] if page.examples else []
     training = page.training
     data = chart_data(training.charts, training.marks) if training else None
-    return fill("page.html.j2", scripts, data, page=page, found=page.found, kinds=KINDS)
+    return render_template("page.html.j2", scripts, data, page=page, found=page.found, kinds=KINDS)
 
 
-def fill(template: str, scripts: Sequence[str], data: object, **values: object) -> str:
+def render_template(template: str, scripts: Sequence[str], data: object, **values: object) -> str:
     """A template of this folder with our styles, and only these of our scripts, in it.
 
     Args:
@@ -186,15 +186,15 @@ def environment() -> Environment:
         percent=text.percent,
         points=text.points,
         signed=text.signed,
-        words=text.words,
+        words=text.readable_metric,
         ticked=text.ticked,
         utc=text.utc,
         evidence=_evidence,
         place=_place,
-        value=text.value,
+        value=text.format_value,
         embed=embed_json,
-        look=scores.look_of,
-        off_by=off_by,
+        look=scores.variant_style,
+        off_by=percent_off,
         quantity=text.quantity,
     )
     return found
@@ -231,10 +231,10 @@ def asset(name: str) -> Markup:
 
 def _evidence(value: object) -> str:
     """A finding's evidence as one short text."""
-    return text.shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
+    return text.shorten_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
 
 
-def _place(finding: Finding) -> str:
+def _place(finding: FindingRecord) -> str:
     """`file:line field`, with whatever of the three is known."""
     place = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
     return " ".join(part for part in (place, finding.field) if part)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefit.report.shapes import Certificate, CertificateCheck
-from surefit.report.text import percent, value, words
+from surefit.report.shapes import CertificateCheck, CertificateRecord
+from surefit.report.text import format_value, percent, readable_metric
 
 MAX_CHECKS = 40
 IDENTITY = "Is it the right adapter, on the right base?"
@@ -38,7 +38,7 @@ WHERE = {"reloaded_": "read back from disk", "in_memory_": "before it was writte
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckQuestion:
     """A check as a question a person would ask; `where` says which of the models it was asked of."""
 
     question: str
@@ -47,33 +47,35 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Group:
+class CheckGroup:
     """Checks that answer one larger question."""
 
     title: str
-    asked: list[Asked]
+    asked: list[CheckQuestion]
 
     @property
     def failed(self) -> int:
         return sum(not asked.check.passed for asked in self.asked)
 
 
-def groups(certificate: Certificate) -> list[Group]:
+def group_checks(certificate: CertificateRecord) -> list[CheckGroup]:
     """The checks by what they are about, those that failed first."""
-    found: dict[str, list[Asked]] = {IDENTITY: [], WEIGHTS: [], ANSWERS: [], OTHERS: []}
+    found: dict[str, list[CheckQuestion]] = {IDENTITY: [], WEIGHTS: [], ANSWERS: [], OTHERS: []}
     for check in certificate.checks[:MAX_CHECKS]:
         title, asked = _asked(check)
         found[title].append(asked)
-    return [Group(title, sorted(asked, key=lambda one: one.check.passed)) for title, asked in found.items() if asked]
+    return [
+        CheckGroup(title, sorted(asked, key=lambda one: one.check.passed)) for title, asked in found.items() if asked
+    ]
 
 
-def _asked(check: CertificateCheck) -> tuple[str, Asked]:
+def _asked(check: CertificateCheck) -> tuple[str, CheckQuestion]:
     prefix = next((prefix for prefix in WHERE if check.name.startswith(prefix)), "")
-    title, question = QUESTIONS.get(check.name.removeprefix(prefix), (OTHERS, words(check.name)))
-    return title, Asked(question, WHERE.get(prefix, ""), check)
+    title, question = QUESTIONS.get(check.name.removeprefix(prefix), (OTHERS, readable_metric(check.name)))
+    return title, CheckQuestion(question, WHERE.get(prefix, ""), check)
 
 
-def sentences(certificate: Certificate) -> list[str]:
+def describe_certificate(certificate: CertificateRecord) -> list[str]:
     """What a reader who is no engineer should know of it."""
     failed = [check for check in certificate.checks if not check.passed]
     if not certificate.passed:
@@ -82,7 +84,7 @@ def sentences(certificate: Certificate) -> list[str]:
     return [*_same_answers(certificate), *_into(certificate)]
 
 
-def _same_answers(certificate: Certificate) -> list[str]:
+def _same_answers(certificate: CertificateRecord) -> list[str]:
     agreement = _of_disk(certificate.checks, "top1_agreement")
     worst, largest = _of_disk(certificate.checks, "logit_error_worst"), _of_disk(certificate.checks, "logit_error_max")
     said = []
@@ -95,13 +97,13 @@ def _same_answers(certificate: Certificate) -> list[str]:
         )
     if worst is not None:
         said.append(
-            f"Place by place it is off by {value(worst.value)} times what rounding does; "
-            f"{value(worst.threshold)} times would be allowed."
+            f"Place by place it is off by {format_value(worst.value)} times what rounding does; "
+            f"{format_value(worst.threshold)} times would be allowed."
         )
     elif largest is not None:
         said.append(
-            f"The largest difference of a prediction (logit) is {value(largest.value)}; rounding alone would allow "
-            f"{value(largest.threshold)}."
+            f"The largest difference of a prediction (logit) is {format_value(largest.value)}; "
+            f"rounding alone would allow {format_value(largest.threshold)}."
         )
     return said
 
@@ -110,7 +112,7 @@ def _of_disk(checks: Sequence[CertificateCheck], name: str) -> CertificateCheck 
     return next((check for check in checks if check.name in (f"reloaded_{name}", f"on_disk_{name}")), None)
 
 
-def _into(certificate: Certificate) -> list[str]:
+def _into(certificate: CertificateRecord) -> list[str]:
     """What the adapter was folded into, where that is not the plain base."""
     said = []
     if certificate.quantization != "none":

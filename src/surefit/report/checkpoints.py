@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from surefit.evaluate.curve import in_words, svg
+from surefit.evaluate.curve import describe_best_checkpoint, draw_checkpoint_curve
 from surefit.report.artefacts import Artefacts
 from surefit.report.shapes import CheckpointScores
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointsView:
     """What the page draws: the numbers, the picture made of them, and which checkpoint is the best."""
 
     scores: CheckpointScores
@@ -20,11 +20,11 @@ class Checkpoints:
     sentence: str
 
 
-def checkpoints(found: Artefacts) -> Checkpoints | None:
+def build_checkpoints_view(found: Artefacts) -> CheckpointsView | None:
     """None where no checkpoint has been scored."""
     scores = found.checkpoints
     if scores is None or scores.best is None or not scores.checkpoints:
         return None
     values = scores.model_dump()
     # The picture escapes every text in it, and all else is a number of ours.
-    return Checkpoints(scores, Markup(svg(values)), in_words(values["best"]))
+    return CheckpointsView(scores, Markup(draw_checkpoint_curve(values)), describe_best_checkpoint(values["best"]))

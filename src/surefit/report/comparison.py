@@ -19,14 +19,25 @@ from surefit.core.units import bytes_text, count_text, duration_text
 from surefit.evaluate.answers import Answers, read_run
 from surefit.evaluate.compare import compare_answers
 from surefit.report import scores
-from surefit.report.actual import Actual, off_by, plan_against_actual
-from surefit.report.artefacts import Artefacts, Setting, read_artefacts
-from surefit.report.build import chart_data, fill
-from surefit.report.curves import GIB, SERIES, Chart, Curve, Point, Training, in_order, points_of, thin, training
-from surefit.report.ship import Ship, may_it_ship
-from surefit.report.text import NBSP, clean, interval, percent, points, shorten, words
+from surefit.report.actual import PlanComparison, compare_plan_with_run, percent_off
+from surefit.report.artefacts import Artefacts, ResolvedSetting, read_artefacts
+from surefit.report.build import chart_data, render_template
+from surefit.report.curves import (
+    GIB,
+    SERIES,
+    Chart,
+    ChartCurve,
+    Point,
+    TrainingCurves,
+    build_training_curves,
+    extract_points,
+    split_metrics,
+    thin_points,
+)
+from surefit.report.ship import ShipDecision, decide_shipping
+from surefit.report.text import NBSP, drop_surrogates, interval, percent, points, readable_metric, shorten_text
 from surefit.report.timeline import attempts
-from surefit.report.verdict import Effect, Tone, Verdict, effects, judge
+from surefit.report.verdict import Effect, Tone, Verdict, judge_run, measure_effects
 from surefit.task import TaskRecipe
 
 MAX_RUNS = len(SERIES)
@@ -44,7 +55,7 @@ CURVES = {
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """One of the runs.
 
     Attributes:
@@ -57,16 +68,16 @@ class Run:
     colour: str
     link: str | None
     found: Artefacts
-    training: Training | None
-    actual: Actual
+    training: TrainingCurves | None
+    actual: PlanComparison
     sets: list[scores.SetScores]
     effects: list[Effect]
     verdict: Verdict
-    ship: Ship
+    ship: ShipDecision
 
 
 @dataclass(frozen=True)
-class Paired:
+class PairedRuns:
     """A run against the first one on a set: per metric the difference, or why there is none."""
 
     set: str
@@ -82,7 +93,7 @@ class ComparisonPage:
     """What the template draws. `differences`: (dotted key, each run's value); `facts`: (what, each run's text)."""
 
     written: float
-    runs: list[Run]
+    runs: list[ComparedRun]
     headline: str
     tone: Tone
     sentences: list[str]
@@ -91,7 +102,7 @@ class ComparisonPage:
     differences_left_out: int
     same: int
     packages: list[tuple[str, list[str]]]
-    paired: list[Paired]
+    paired: list[PairedRuns]
     charts: list[Chart]
 
 
@@ -111,7 +122,7 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
     page = comparison_page(runs, output.parent, recipe_of)
     scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.charts else []
     data = chart_data(page.charts, []) if page.charts else None
-    write_atomic(output, fill("compare.html.j2", scripts, data, page=page, many=True))
+    write_atomic(output, render_template("compare.html.j2", scripts, data, page=page, many=True))
     return output
 
 
@@ -151,65 +162,76 @@ def _names(runs: Sequence[RunDir]) -> list[str]:
     places = [run.path.resolve() for run in runs]
     names: list[str] = []
     for depth in range(1, max(len(place.parts) for place in places) + 1):
-        names = [clean("/".join(place.parts[-depth:])) for place in places]
+        names = [drop_surrogates("/".join(place.parts[-depth:])) for place in places]
         if len(set(names)) == len(names):
             break
-    return [shorten(name, 120) for name in names]
+    return [shorten_text(name, 120) for name in names]
 
 
-def _look(run: RunDir, name: str, colour: str, beside: Path) -> Run:
+def _look(run: RunDir, name: str, colour: str, beside: Path) -> ComparedRun:
     found = read_artefacts(run)
-    trained, tries = training(found.metrics, found.events), attempts(found.events)
+    trained, tries = build_training_curves(found.metrics, found.events), attempts(found.events)
     sets = scores.set_scores(found)
-    changes = effects(sets)
+    changes = measure_effects(sets)
     link = quote(os.path.relpath(run.report, beside)) if run.report.exists() else None
-    return Run(
+    return ComparedRun(
         name,
         colour,
         link,
         found,
         trained,
-        plan_against_actual(found, trained, tries),
+        compare_plan_with_run(found, trained, tries),
         sets,
         changes,
-        judge(found, trained, changes, tries),
-        may_it_ship(found, changes, sets),
+        judge_run(found, trained, changes, tries),
+        decide_shipping(found, changes, sets),
     )
 
 
-def _paired(first: Run, other: Run, recipe_of: Callable[[str], TaskRecipe]) -> list[Paired]:
+def _paired(first: ComparedRun, other: ComparedRun, recipe_of: Callable[[str], TaskRecipe]) -> list[PairedRuns]:
     """`other` against `first` on every set that both have scores of."""
     names = [one.name for one in other.sets if one.name in {mine.name for mine in first.sets}]
     return [_paired_set(first, other, name, recipe_of) for name in names]
 
 
-def _paired_set(first: Run, other: Run, name: str, recipe_of: Callable[[str], TaskRecipe]) -> Paired:
+def _paired_set(
+    first: ComparedRun, other: ComparedRun, name: str, recipe_of: Callable[[str], TaskRecipe]
+) -> PairedRuns:
     try:
         sides = [_answers(run, name) for run in (first, other)]
         if sides[0].judged_by != sides[1].judged_by or sides[0].recipe is None:
             raise ConfigError(f"they were judged by {_judge(sides[0])} and by {_judge(sides[1])}", code="E1066")
         compared = compare_answers(sides[0], sides[1], recipe_of(sides[0].recipe))
     except SureFitError as error:
-        return Paired(name, other.name, "neutral", f"Not compared: {shorten(clean(error.message), 300)}.", [])
+        return PairedRuns(
+            name, other.name, "neutral", f"Not compared: {shorten_text(drop_surrogates(error.message), 300)}.", []
+        )
     metric = compared["metric"]
     main = compared["metrics"][metric]
     tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
     said = {"better": "is better than", "worse": "is worse than", "undecided": "cannot be told from"}
     sentence = (
-        f"{other.name} {said[compared['verdict']]} {first.name}: {points(main['difference'])} {words(metric)} "
-        f"(95{NBSP}% interval {interval(*main['ci95'])}), {main['wins']:,} rows won, {main['losses']:,} lost, "
-        f"{main['ties']:,} equal."
+        f"{other.name} {said[compared['verdict']]} {first.name}: {points(main['difference'])} "
+        f"{readable_metric(metric)} (95{NBSP}% interval {interval(*main['ci95'])}), "
+        f"{main['wins']:,} rows won, {main['losses']:,} lost, {main['ties']:,} equal."
     )
     lines = [
-        (words(key), points(line["difference"]), interval(*line["ci95"]), line["wins"], line["losses"], line["ties"])
+        (
+            readable_metric(key),
+            points(line["difference"]),
+            interval(*line["ci95"]),
+            line["wins"],
+            line["losses"],
+            line["ties"],
+        )
         for key, line in list(compared["metrics"].items())[: scores.MAX_METRICS]
     ]
     tone = tones[compared["verdict"]]
     detectable = f"A true difference of {100 * main['detectable']:.1f} points would be found four times in five."
-    return Paired(name, other.name, tone, sentence, lines, detectable)
+    return PairedRuns(name, other.name, tone, sentence, lines, detectable)
 
 
-def _answers(run: Run, name: str) -> Answers:
+def _answers(run: ComparedRun, name: str) -> Answers:
     """The answers of what the run ships."""
     return read_run(str(run.found.run.path), name)
 
@@ -218,7 +240,7 @@ def _judge(answers: Answers) -> str:
     return f"{answers.recipe or 'an unknown recipe'} version {answers.version}"
 
 
-def _conclusion(runs: Sequence[Run], paired: Sequence[Paired]) -> tuple[Tone, str, list[str]]:
+def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[Tone, str, list[str]]:
     """What the held-out rows say of all runs, in one line and one sentence for each."""
     first = runs[0].name
     held_out = [found for found in paired if found.set == scores.HELD_OUT]
@@ -236,9 +258,9 @@ def _conclusion(runs: Sequence[Run], paired: Sequence[Paired]) -> tuple[Tone, st
     return "neutral", f"No run is surely better than {first}", sentences
 
 
-def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """What each run is, took and reached; a line that no run has something to say to is left out."""
-    lines: list[tuple[str, Callable[[Run], str | None]]] = [
+    lines: list[tuple[str, Callable[[ComparedRun], str | None]]] = [
         ("Verdict", lambda run: run.verdict.headline),
         ("May it ship?", lambda run: run.ship.answer),
         ("Base model", lambda run: run.found.value("model.name_or_path")),
@@ -260,21 +282,21 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 MEASURED = {0: "Peak memory", 2: "Time in training steps", 3: "Time of all of training"}
-"""Rows that `plan_against_actual` begins with."""
+"""Rows that `compare_plan_with_run` begins with."""
 
 
-def _row(run: Run, number: int) -> str | None:
+def _row(run: ComparedRun, number: int) -> str | None:
     row = run.actual.rows[number]
     if row.actual is None:
         return None
     return bytes_text(row.actual) if row.unit == "bytes" else duration_text(row.actual)
 
 
-def _off(run: Run, number: int) -> str | None:
-    return off_by(run.actual.rows[number]) or None
+def _off(run: ComparedRun, number: int) -> str | None:
+    return percent_off(run.actual.rows[number]) or None
 
 
-def _set_names(runs: Sequence[Run]) -> list[str]:
+def _set_names(runs: Sequence[ComparedRun]) -> list[str]:
     return list(dict.fromkeys(one.name for run in runs for one in run.sets))[: scores.MAX_SETS]
 
 
@@ -282,42 +304,42 @@ def _title(name: str) -> str:
     return "held-out rows" if name == scores.HELD_OUT else name
 
 
-def _score(run: Run, name: str) -> str | None:
+def _score(run: ComparedRun, name: str) -> str | None:
     """The primary metric of what the run ships, with its interval."""
     found = next((one for one in run.sets if one.name == name), None)
     if found is None or found.primary is None or found.tuned not in found.primary.scores:
         return None
     score = found.primary.scores[found.tuned]
     ends = f" [{percent(score.ci95[0])}, {percent(score.ci95[1])}]" if score.ci95 else ""
-    return f"{percent(score.mean)}{ends} {words(found.primary.metric)}"
+    return f"{percent(score.mean)}{ends} {readable_metric(found.primary.metric)}"
 
 
-def _trained(run: Run) -> str | None:
+def _trained(run: ComparedRun) -> str | None:
     plan = run.found.plan
     return count_text(plan.model.trainable) if plan and plan.model.trainable else None
 
 
-def _lowest_loss(run: Run) -> str | None:
-    measured = points_of(in_order(run.found.metrics)[1], "eval_loss")
+def _lowest_loss(run: ComparedRun) -> str | None:
+    measured = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
     if not measured:
         return None
     step, loss = min(measured, key=lambda point: point[1])
     return f"{loss:.4g} at step {step:,}"
 
 
-def _speed(run: Run) -> str | None:
+def _speed(run: ComparedRun) -> str | None:
     found = run.training
     if not found or not found.tokens or not found.seconds:
         return None
     return f"{found.tokens / found.seconds:,.0f} tokens per second"
 
 
-def _certificate(run: Run) -> str | None:
+def _certificate(run: ComparedRun) -> str | None:
     certificate = run.found.certificate
     return None if certificate is None else "passed" if certificate.passed else "failed"
 
 
-def _differences(runs: Sequence[Run]) -> tuple[list[tuple[str, list[str]]], int]:
+def _differences(runs: Sequence[ComparedRun]) -> tuple[list[tuple[str, list[str]]], int]:
     """The settings that are not the same in all runs, and how many are.
 
     A setting that an older version did not have counts as the same where the others left it as it comes.
@@ -330,13 +352,13 @@ def _differences(runs: Sequence[Run]) -> tuple[list[tuple[str, list[str]]], int]
     return texts, len(table) - len(differing)
 
 
-def _differ(settings: Sequence[Setting | None]) -> bool:
+def _differ(settings: Sequence[ResolvedSetting | None]) -> bool:
     there = [setting for setting in settings if setting is not None]
     chosen = any(setting.origin in ("user", "--set") for setting in there)
     return len({setting.value for setting in there}) > 1 or (len(there) < len(settings) and chosen)
 
 
-def _packages(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def _packages(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """Versions that are not the same in all runs whose environment is known."""
     known = [run.found.environment for run in runs]
     found = [{"python": e.python or "–", "surefit": e.surefit or "–", **e.packages} if e else {} for e in known]
@@ -345,11 +367,13 @@ def _packages(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in table if len(set(values)) > 1][:MAX_DIFFERENCES]
 
 
-def _charts(runs: Sequence[Run]) -> list[Chart]:
+def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     """Each quantity of all runs in one chart; one that no run has logged is left out."""
     charts = []
     for name, (title, key, scale) in CURVES.items():
-        curves = [Curve(run.name, run.colour, thin(_points(run, key, scale)), name == "held_out") for run in runs]
+        curves = [
+            ChartCurve(run.name, run.colour, thin_points(_points(run, key, scale)), name == "held_out") for run in runs
+        ]
         drawn = [curve for curve in curves if curve.points]
         ends = "; ".join(f"{curve.label} ends at {curve.points[-1][1]:.4g}" for curve in drawn)
         if drawn:
@@ -357,6 +381,6 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
-def _points(run: Run, key: str, scale: float) -> list[Point]:
-    steps, held_out = in_order(run.found.metrics)
-    return [(step, scale * value) for step, value in points_of(held_out if key == "eval_loss" else steps, key)]
+def _points(run: ComparedRun, key: str, scale: float) -> list[Point]:
+    steps, held_out = split_metrics(run.found.metrics)
+    return [(step, scale * value) for step, value in extract_points(held_out if key == "eval_loss" else steps, key)]

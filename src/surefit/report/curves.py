@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surefit.report.expert_use import Experts, experts
+from surefit.report.expert_use import ExpertLoad, measure_expert_load
 from surefit.report.shapes import Event, Metrics
-from surefit.report.text import words
+from surefit.report.text import readable_metric
 
 MAX_POINTS = 2_000
 """Points per curve; longer curves keep the lowest and the highest point of every stretch."""
@@ -23,7 +23,7 @@ Point = tuple[int, float]
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartCurve:
     """One line of a chart: its points in step order and the CSS colour variable it is drawn in."""
 
     label: str
@@ -39,7 +39,7 @@ class Chart:
     name: str
     title: str
     caption: str
-    curves: list[Curve]
+    curves: list[ChartCurve]
 
     def data(self) -> dict[str, object]:
         """What the page's script draws: all steps, and for each curve a value or null at every one of them."""
@@ -61,7 +61,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCurves:
     """What happened while training: totals, charts, marks and some steps as a table.
 
     Attributes:
@@ -85,18 +85,18 @@ class Training:
     charts: list[Chart]
     marks: list[Mark]
     table: list[Metrics]
-    experts: Experts | None = None
+    experts: ExpertLoad | None = None
 
 
-def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | None:
+def build_training_curves(lines: Sequence[Metrics], events: Sequence[Event]) -> TrainingCurves | None:
     """The view of metrics.jsonl; None where no optimizer step is logged."""
-    steps, held_out = in_order(lines)
+    steps, held_out = split_metrics(lines)
     if not steps:
         return None
     rejected = [line.step for line in steps if line.rejected]
     resumed = [event.step for event in events if event.event == "resumed" and event.step is not None]
     marks = [Mark(step, "rejected") for step in rejected] + [Mark(step, "resumed") for step in resumed]
-    return Training(
+    return TrainingCurves(
         steps=len(steps),
         last_step=steps[-1].step,
         seconds=_total([line.seconds for line in steps]),
@@ -107,12 +107,12 @@ def training(lines: Sequence[Metrics], events: Sequence[Event]) -> Training | No
         charts=[chart for chart in _charts(steps, held_out) if any(curve.points for curve in chart.curves)],
         marks=sorted(marks[-MAX_MARKS:], key=lambda mark: mark.step),
         table=_sample(steps, held_out),
-        experts=experts(steps),
+        experts=measure_expert_load(steps),
     )
 
 
 def _in_gib(lines: Sequence[Metrics], name: str) -> list[Point]:
-    return [(step, value / GIB) for step, value in points_of(lines, name)]
+    return [(step, value / GIB) for step, value in extract_points(lines, name)]
 
 
 def _by_step(lines: Sequence[Metrics]) -> list[Metrics]:
@@ -126,14 +126,14 @@ def _total(values: Sequence[float | None]) -> float | None:
 
 
 def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart]:
-    loss, held = points_of(steps, "loss"), points_of(held_out, "eval_loss")
+    loss, held = extract_points(steps, "loss"), extract_points(held_out, "eval_loss")
     rate, norm, speed, busy = (
-        points_of(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second", "mfu")
+        extract_points(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second", "mfu")
     )
     memory, free = (_in_gib(steps, name) for name in ("memory_bytes", "disk_free_bytes"))
     losses = [
-        Curve("training loss", SERIES[0], thin(loss)),
-        Curve("held-out loss", SERIES[1], thin(held), dots=True),
+        ChartCurve("training loss", SERIES[0], thin_points(loss)),
+        ChartCurve("held-out loss", SERIES[1], thin_points(held), dots=True),
     ]
     captions = " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held)]).strip()
     return [
@@ -149,26 +149,30 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
 
 
 def _single(name: str, title: str, caption: str, points: list[Point]) -> Chart:
-    return Chart(name, title, caption, [Curve(title.lower().partition(",")[0], SERIES[0], thin(points))])
+    return Chart(name, title, caption, [ChartCurve(title.lower().partition(",")[0], SERIES[0], thin_points(points))])
 
 
 def _scores(held_out: Sequence[Metrics]) -> list[Chart]:
     """The task's scores at every measurement, where they were taken while training."""
     names = dict.fromkeys(name for line in held_out for name in line.model_extra or ())
-    curves = [(words(name), points_of(held_out, name)) for name in names if not name.startswith(("eval_", "_"))]
+    curves = [
+        (readable_metric(name), extract_points(held_out, name)) for name in names if not name.startswith(("eval_", "_"))
+    ]
     known = [(name, points) for name, points in curves if points and name not in ("epoch", "time")][:MAX_SCORES]
     caption = " ".join(f"{name}: highest {max(value for _, value in points):.4g}." for name, points in known)
-    lines = [Curve(name, SERIES[number], thin(points), dots=True) for number, (name, points) in enumerate(known)]
+    lines = [
+        ChartCurve(name, SERIES[number], thin_points(points), dots=True) for number, (name, points) in enumerate(known)
+    ]
     return [Chart("scores", "Scores while training", caption, lines)] if lines else []
 
 
-def points_of(lines: Sequence[Metrics], name: str) -> list[Point]:
+def extract_points(lines: Sequence[Metrics], name: str) -> list[Point]:
     """(step, value) of every line that has a finite number under `name`."""
     values = [(line.step, getattr(line, name, None)) for line in lines]
     return [(step, value) for step, value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def in_order(lines: Sequence[Metrics]) -> tuple[list[Metrics], list[Metrics]]:
+def split_metrics(lines: Sequence[Metrics]) -> tuple[list[Metrics], list[Metrics]]:
     """The optimizer steps, and the measurements of the held-out loss, each in step order."""
     steps = _by_step([line for line in lines if line.eval_loss is None])
     return steps, _by_step([line for line in lines if line.eval_loss is not None])
@@ -211,10 +215,10 @@ def _sample(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Metri
     return [steps[i].model_copy(update={"eval_loss": measured.get(steps[i].step)}) for i in chosen]
 
 
-def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     """At most `limit` points: the first, the last, and the lowest and highest of equal stretches between them.
 
-    >>> thin([(0, 0.0), (1, 9.0), (2, 1.0), (3, -5.0), (4, 1.0), (5, 2.0)], limit=4)
+    >>> thin_points([(0, 0.0), (1, 9.0), (2, 1.0), (3, -5.0), (4, 1.0), (5, 2.0)], limit=4)
     [(0, 0.0), (1, 9.0), (3, -5.0), (5, 2.0)]
     """
     if len(points) <= limit:

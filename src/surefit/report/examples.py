@@ -10,12 +10,12 @@ from typing import Literal
 
 from markupsafe import escape
 
-from surefit.core.sampling import evenly
-from surefit.evaluate.answers import base_of
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.evaluate.answers import base_variant
 from surefit.report.artefacts import Artefacts
 from surefit.report.scores import SetScores, primary_metric
-from surefit.report.shapes import Prediction
-from surefit.report.text import shorten
+from surefit.report.shapes import PredictionRecord
+from surefit.report.text import shorten_text
 
 Kind = Literal["won", "lost", "wrong", "right"]
 KINDS: dict[Kind, str] = {"won": "Won", "lost": "Lost", "wrong": "Still not right", "right": "Still right"}
@@ -38,7 +38,7 @@ ROLE = re.compile(r"^(user|assistant|system|model)\b ?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Example:
+class ComparedAnswers:
     """A prompt and what base and tuned model made of it; scores are those of the primary metric."""
 
     kind: Kind
@@ -62,13 +62,13 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Examples:
+class ComparedSet:
     """Examples of one set. `totals` counts all rows of each kind, shown or not."""
 
     set: str
     base: str
     tuned: str
-    shown: list[Example]
+    shown: list[ComparedAnswers]
     totals: dict[Kind, int]
 
     @property
@@ -76,7 +76,7 @@ class Examples:
         return self.totals["wrong"] + self.totals["right"]
 
 
-def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
+def select_compared_sets(found: Artefacts, sets: Sequence[SetScores]) -> list[ComparedSet]:
     """Of the first sets that have answers of the base and of a tuned variant: what fits, every kind and set alike."""
     metric = primary_metric(found)
     named = ((scores.name, scores.tuned) for scores in sets if scores.tuned and metric)
@@ -85,8 +85,8 @@ def examples(found: Artefacts, sets: Sequence[SetScores]) -> list[Examples]:
     return _within_budget(candidates)
 
 
-def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Examples | None:
-    base = {p.index: p for p in found.predictions(name, base_of(tuned)) if metric in p.scores}
+def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> ComparedSet | None:
+    base = {p.index: p for p in found.predictions(name, base_variant(tuned)) if metric in p.scores}
     pairs = [
         (base[after.index], after)
         for after in found.predictions(name, tuned)
@@ -95,15 +95,15 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Exampl
     if not pairs:
         return None
     best = max(1.0, *(max(before.scores[metric], after.scores[metric]) for before, after in pairs))
-    by_kind: dict[Kind, list[tuple[Prediction, Prediction]]] = {kind: [] for kind in KINDS}
+    by_kind: dict[Kind, list[tuple[PredictionRecord, PredictionRecord]]] = {kind: [] for kind in KINDS}
     for before, after in pairs:
         by_kind[_kind(before.scores[metric], after.scores[metric], best)].append((before, after))
     chosen = [
-        [_example(kind, *of_kind[i], metric) for i in evenly(len(of_kind), SHOWN[kind])]
+        [_example(kind, *of_kind[i], metric) for i in evenly_spaced_indices(len(of_kind), SHOWN[kind])]
         for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}
-    return Examples(name, base_of(tuned), tuned, list(_in_turn(chosen)), totals)
+    return ComparedSet(name, base_variant(tuned), tuned, list(_in_turn(chosen)), totals)
 
 
 def _kind(base: float, tuned: float, best: float) -> Kind:
@@ -112,12 +112,12 @@ def _kind(base: float, tuned: float, best: float) -> Kind:
     return "right" if tuned >= best else "wrong"
 
 
-def _in_turn(lists: Sequence[Sequence[Example]]) -> Iterator[Example]:
+def _in_turn(lists: Sequence[Sequence[ComparedAnswers]]) -> Iterator[ComparedAnswers]:
     for column in itertools.zip_longest(*lists):
         yield from (item for item in column if item is not None)
 
 
-def _within_budget(groups: Sequence[Examples]) -> list[Examples]:
+def _within_budget(groups: Sequence[ComparedSet]) -> list[ComparedSet]:
     """The same groups without the examples that no longer fit, each having the same share; kinds in order."""
     kept = []
     for group in groups:
@@ -129,23 +129,23 @@ def _within_budget(groups: Sequence[Examples]) -> list[Examples]:
                 break
             shown.append(example)
         shown.sort(key=lambda example: list(KINDS).index(example.kind))
-        kept.append(Examples(group.set, group.base, group.tuned, shown, group.totals))
+        kept.append(ComparedSet(group.set, group.base, group.tuned, shown, group.totals))
     return kept
 
 
-def _example(kind: Kind, base: Prediction, tuned: Prediction, metric: str) -> Example:
+def _example(kind: Kind, base: PredictionRecord, tuned: PredictionRecord, metric: str) -> ComparedAnswers:
     gold = tuned.gold if tuned.gold is not None else base.gold
-    return Example(
+    return ComparedAnswers(
         kind=kind,
         where=tuned.where or f"row {tuned.index}",
         prompt=tuned.prompt,
         tail=_tail(tuned.prompt),
         headline=last_turn(tuned.prompt),
-        gold=None if gold is None else shorten(gold, SHOWN_ANSWER),
-        base=shorten(base.text, SHOWN_ANSWER),
+        gold=None if gold is None else shorten_text(gold, SHOWN_ANSWER),
+        base=shorten_text(base.text, SHOWN_ANSWER),
         base_truncated=base.truncated,
         base_score=base.scores[metric],
-        tuned=shorten(tuned.text, SHOWN_ANSWER),
+        tuned=shorten_text(tuned.text, SHOWN_ANSWER),
         tuned_truncated=tuned.truncated,
         tuned_score=tuned.scores[metric],
     )

@@ -17,7 +17,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerLoad:
     """A layer: the mean of the largest shares of each stretch of steps; None where a stretch has no such step."""
 
     layer: int
@@ -25,7 +25,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertLoad:
     """The heat map.
 
     Attributes:
@@ -35,14 +35,14 @@ class Experts:
         sentences: what it says, in words.
     """
 
-    rows: list[Row]
+    rows: list[LayerLoad]
     first: int
     last: int
     most: float
     sentences: list[str]
 
 
-def experts(lines: Sequence[Metrics]) -> Experts | None:
+def measure_expert_load(lines: Sequence[Metrics]) -> ExpertLoad | None:
     """The view of the steps that logged `expert_use`; None where none did."""
     steps = [(line.step, line.expert_use) for line in lines if line.expert_use]
     if not steps:
@@ -53,9 +53,11 @@ def experts(lines: Sequence[Metrics]) -> Experts | None:
         for use in layers:
             stretches = found.setdefault(use.layer, [[] for _ in range(columns)])
             stretches[place * columns // len(steps)].append(use.max_share)
-    rows = [Row(layer, [fmean(each) if each else None for each in found[layer]]) for layer in sorted(found)]
+    rows = [LayerLoad(layer, [fmean(each) if each else None for each in found[layer]]) for layer in sorted(found)]
     most = max(share for row in rows for share in row.shares if share is not None)
-    return Experts(rows, steps[0][0], steps[-1][0], most, [_largest(steps), _dead([use for _, use in steps[-LAST:]])])
+    return ExpertLoad(
+        rows, steps[0][0], steps[-1][0], most, [_largest(steps), _dead([use for _, use in steps[-LAST:]])]
+    )
 
 
 def _largest(steps: Sequence[tuple[int, Sequence[LayerUse]]]) -> str:

@@ -20,16 +20,16 @@ from surefit.core.env import redact
 from surefit.core.rundir import RunDir
 from surefit.core.units import bytes_text, count_text, duration_text, plural, without_paths
 from surefit.evaluate.answers import BASELINE
-from surefit.merge.origin import Gguf
+from surefit.merge.origin import GgufOrigin
 from surefit.merge.serving import card_commands
 from surefit.report import scores
 from surefit.report.artefacts import Artefacts, read_artefacts
-from surefit.report.curves import Training, training
+from surefit.report.curves import TrainingCurves, build_training_curves
 from surefit.report.scores import HELD_OUT, SetScores
-from surefit.report.shapes import Certificate, Evaluation
-from surefit.report.text import words
+from surefit.report.shapes import CertificateRecord, Evaluation
+from surefit.report.text import readable_metric
 from surefit.report.timeline import attempts
-from surefit.report.verdict import Verdict, effects, judge
+from surefit.report.verdict import Verdict, judge_run, measure_effects
 from surefit.task import TaskRecipe
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ RELATIONS, LIBRARIES = {"hub": "finetune", "adapter": "adapter"}, {"gguf": "gguf
 
 
 @dataclass(frozen=True)
-class About:
+class CardContext:
     """What the run directory does not tell.
 
     Attributes:
@@ -63,21 +63,21 @@ class About:
     datasets: list[str]
     format: str
     score: Mapping[str, Any] | None = None
-    gguf: Gguf | None = None
+    gguf: GgufOrigin | None = None
 
 
 @dataclass(frozen=True)
-class Card:
+class ModelCard:
     """What the template draws."""
 
-    about: About
+    about: CardContext
     front: str
     found: Artefacts
     verdict: Verdict
     sets: list[SetScores]
-    training: Training | None
+    training: TrainingCurves | None
     compared: list[tuple[str, str, str]]
-    certificate: Certificate
+    certificate: CertificateRecord
     own: Mapping[str, Any] | None
     limitations: list[str]
     settings: list[tuple[str, str]]
@@ -87,7 +87,7 @@ class Card:
     version: str = __version__
 
 
-def model_card(run: RunDir, about: About, certificate: Mapping[str, Any], directory: Path) -> str:
+def render_model_card(run: RunDir, about: CardContext, certificate: Mapping[str, Any], directory: Path) -> str:
     """The card as Markdown with YAML front matter.
 
     Args:
@@ -98,16 +98,16 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any], direct
     commands, notes = card_commands(directory, about.base if about.base and not about.gguf else "BASE")
     own = certificate if certificate.get("against") == "merged" else None
     sets = scores.set_scores(found)
-    trained = training(found.metrics, found.events)
-    card = Card(
+    trained = build_training_curves(found.metrics, found.events)
+    card = ModelCard(
         about=about,
         front=yaml.safe_dump(front_matter(found, about, sets), sort_keys=False, allow_unicode=True, width=110),
         found=found,
-        verdict=judge(found, trained, effects(sets), attempts(found.events)),
+        verdict=judge_run(found, trained, measure_effects(sets), attempts(found.events)),
         sets=sets,
         training=trained,
-        compared=plan_against_actual(found, trained),
-        certificate=Certificate.model_validate(certificate["merge"] if own else certificate),
+        compared=list_planned_and_actual(found, trained),
+        certificate=CertificateRecord.model_validate(certificate["merge"] if own else certificate),
         own=own,
         limitations=limitations(found, about, sets, own),
         settings=[(s.key, _name(s.value)) for s in found.settings or [] if not s.key.startswith(PRIVATE)],
@@ -124,9 +124,15 @@ def model_card(run: RunDir, about: About, certificate: Mapping[str, Any], direct
         keep_trailing_newline=True,
         finalize=_without_tags,
     )
-    environment.filters |= {"figure": _figure, "cell": _cell, "bytes_text": bytes_text, "words": words, "name": _name}
+    environment.filters |= {
+        "figure": _figure,
+        "cell": _cell,
+        "bytes_text": bytes_text,
+        "words": readable_metric,
+        "name": _name,
+    }
     environment.globals["BASELINE"] = BASELINE
-    return clean(environment.get_template("model_card.md.j2").render(card=card))
+    return redact_text(environment.get_template("model_card.md.j2").render(card=card))
 
 
 def _without_tags(value: Any) -> Any:
@@ -134,7 +140,7 @@ def _without_tags(value: Any) -> Any:
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", value) if isinstance(value, str) else value
 
 
-def clean(text: str) -> str:
+def redact_text(text: str) -> str:
     """Without secrets, and without the directories of this machine."""
     for place in (Path.cwd(), Path.home()):
         if len(place.parts) > 1:
@@ -142,7 +148,7 @@ def clean(text: str) -> str:
     return redact(without_paths(text))
 
 
-def front_matter(found: Artefacts, about: About, sets: list[SetScores]) -> dict[str, Any]:
+def front_matter(found: Artefacts, about: CardContext, sets: list[SetScores]) -> dict[str, Any]:
     """The metadata that the hub reads: https://huggingface.co/docs/hub/model-cards."""
     front: dict[str, Any] = {}
     if about.base:
@@ -163,7 +169,7 @@ def front_matter(found: Artefacts, about: About, sets: list[SetScores]) -> dict[
     return front
 
 
-def _result(about: About, each: SetScores) -> dict[str, Any]:
+def _result(about: CardContext, each: SetScores) -> dict[str, Any]:
     """One set of model-index, which has no field for an interval: it stands in the metric's name."""
     found = []
     for row in each.rows:
@@ -180,7 +186,7 @@ def _result(about: About, each: SetScores) -> dict[str, Any]:
     }
 
 
-def plan_against_actual(found: Artefacts, trained: Training | None) -> list[tuple[str, str, str]]:
+def list_planned_and_actual(found: Artefacts, trained: TrainingCurves | None) -> list[tuple[str, str, str]]:
     """(what, as planned, as it was), of everything that is known of both."""
     lines: list[tuple[str, str, str]] = []
     plan, steps = found.plan, [line for line in found.metrics if line.eval_loss is None]
@@ -200,12 +206,14 @@ def plan_against_actual(found: Artefacts, trained: Training | None) -> list[tupl
     return lines
 
 
-def limitations(found: Artefacts, about: About, sets: list[SetScores], own: Mapping[str, Any] | None) -> list[str]:
+def limitations(
+    found: Artefacts, about: CardContext, sets: list[SetScores], own: Mapping[str, Any] | None
+) -> list[str]:
     """What the facts say against the model."""
     lines = []
     for each in sets:
         lines += _about_answers(each)
-    for change in effects(sets):
+    for change in measure_effects(sets):
         if change.comparison and change.comparison.ci95[1] < 0:
             low, high = change.comparison.ci95
             lines.append(

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from surefit.report.artefacts import Artefacts
-from surefit.report.text import clean
+from surefit.report.text import drop_surrogates
 
 INSTALLED = ("torch", "transformers", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "numpy")
 """The packages that numbers depend on."""
@@ -29,7 +29,7 @@ def reproduction(found: Artefacts) -> Reproduction:
 def _commands(found: Artefacts) -> list[tuple[str, str]]:
     if found.settings is None:
         return []
-    output = (found.value("output_dir") or clean(str(found.run.path))).rstrip("/")
+    output = (found.value("output_dir") or drop_surrogates(str(found.run.path))).rstrip("/")
     run, again = shlex.quote(output), shlex.quote(f"{output}-again")
     resolved = shlex.quote(f"{output}/resolved.yaml")
     commands = [(f"The same training, in {output}-again:", f"surefit run {resolved} --set output_dir={again}")]

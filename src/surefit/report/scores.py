@@ -6,9 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from surefit.evaluate.answers import BASELINE, GRAMMAR, MODELS, base_of, shipped, step_of, training_order
+from surefit.evaluate.answers import (
+    BASELINE,
+    GRAMMAR,
+    MODELS,
+    base_variant,
+    checkpoint_step,
+    select_tuned_variant,
+    variant_sort_key,
+)
 from surefit.report.artefacts import Artefacts
-from surefit.report.shapes import Comparison, Decoding, Evaluation, Score, SetSummary
+from surefit.report.shapes import ComparisonRecord, DecodingRecord, Evaluation, ScoreRecord, SetSummary
 
 HELD_OUT = "eval"
 MAX_SETS = 8
@@ -21,13 +29,13 @@ ALSO = "Better or worse here than the base?"
 
 
 @dataclass(frozen=True)
-class Row:
+class MetricRow:
     """One metric of a set: its score for every variant and the paired comparison of base and tuned model."""
 
     metric: str
     primary: bool
-    scores: dict[str, Score]
-    comparison: Comparison | None
+    scores: dict[str, ScoreRecord]
+    comparison: ComparisonRecord | None
 
     @property
     def drawable(self) -> bool:
@@ -40,11 +48,11 @@ class Contest:
     """What the primary metric says of two variants that a reader would ask about; `question` is what they ask."""
 
     question: str
-    comparison: Comparison
+    comparison: ComparisonRecord
 
     @property
     def tone(self) -> Literal["good", "bad", "neutral"]:
-        return tone_of(self.comparison)
+        return comparison_tone(self.comparison)
 
     @property
     def outcome(self) -> str:
@@ -52,7 +60,7 @@ class Contest:
         return {"good": "better", "bad": "worse", "neutral": "cannot be told apart"}[self.tone]
 
 
-def tone_of(comparison: Comparison) -> Literal["good", "bad", "neutral"]:
+def comparison_tone(comparison: ComparisonRecord) -> Literal["good", "bad", "neutral"]:
     """By the 95 % interval of the difference: above zero, below it, or around it."""
     low, high = comparison.ci95
     if low > 0:
@@ -77,8 +85,8 @@ class SetScores:
     name: str
     n: int | None
     variants: list[str]
-    rows: list[Row]
-    comparisons: list[Comparison]
+    rows: list[MetricRow]
+    comparisons: list[ComparisonRecord]
     contests: list[Contest]
     evaluations: dict[str, Evaluation]
     left_out: list[str]
@@ -86,10 +94,10 @@ class SetScores:
 
     @property
     def tuned(self) -> str | None:
-        return tuned_of(self.variants)
+        return find_tuned_variant(self.variants)
 
     @property
-    def primary(self) -> Row | None:
+    def primary(self) -> MetricRow | None:
         return next((row for row in self.rows if row.primary), None)
 
     @property
@@ -136,12 +144,12 @@ def primary_metric(found: Artefacts) -> str | None:
 
 def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
     metrics = summary.variants
-    variants = sorted((variant for variant in metrics if step_of(variant) is None), key=training_order)
-    tuned = tuned_of(variants)
+    variants = sorted((variant for variant in metrics if checkpoint_step(variant) is None), key=variant_sort_key)
+    tuned = find_tuned_variant(variants)
     primary = primary_metric(found)
     names = sorted(dict.fromkeys(m for variant in variants for m in metrics[variant]), key=lambda m: m != primary)
     rows = [
-        Row(
+        MetricRow(
             metric,
             metric == primary,
             {variant: metrics[variant][metric] for variant in variants if metric in metrics[variant]},
@@ -150,7 +158,7 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         for metric in names[:MAX_METRICS]
     ]
     kept = _with_tuned(variants, tuned)
-    compared = [c for c in summary.comparisons if step_of(c.a) is None and step_of(c.b) is None]
+    compared = [c for c in summary.comparisons if checkpoint_step(c.a) is None and checkpoint_step(c.b) is None]
     return SetScores(
         name,
         summary.n,
@@ -178,11 +186,11 @@ def _with_tuned(variants: Sequence[str], tuned: str | None) -> list[str]:
     return [*kept[:-1], tuned] if tuned and tuned not in kept else kept
 
 
-def _contests(compared: Sequence[Comparison], metric: str, tuned: str, helped: str) -> Iterator[Contest]:
+def _contests(compared: Sequence[ComparisonRecord], metric: str, tuned: str, helped: str) -> Iterator[Contest]:
     """What a reader asks first: better than the base, than no model at all, and than without the grammar?"""
     found = {(c.a, c.b): c for c in compared if c.metric == metric}
     plain, grammar = tuned.removesuffix(GRAMMAR), tuned.removesuffix(GRAMMAR) + GRAMMAR
-    asked = [(helped, base_of(tuned), tuned)]
+    asked = [(helped, base_variant(tuned), tuned)]
     asked += [(_question(a), a, b) for a, b in found if b == tuned and is_baseline(a)]
     if tuned != grammar:
         asked += [(f"{helped.rstrip('?')} where a grammar holds both to the format?", "base" + GRAMMAR, grammar)]
@@ -207,14 +215,14 @@ def is_baseline(variant: str) -> bool:
     return variant.startswith(BASELINE)
 
 
-def look_of(variant: str) -> tuple[str, bool]:
+def variant_style(variant: str) -> tuple[str, bool]:
     """How a variant is drawn: the kind that decides its shape and colour, and whether it is hollow, for a grammar."""
     plain = variant.removesuffix(GRAMMAR)
     kind = "baseline" if is_baseline(variant) else plain if plain in ("base", "adapter") else "tuned"
     return kind, variant.endswith(GRAMMAR)
 
 
-def _decoding(way: Decoding) -> str:
+def _decoding(way: DecodingRecord) -> str:
     if way.strategy is None:
         return ""
     beams = "" if way.num_beams is None else f" with {way.num_beams} beams"
@@ -224,12 +232,14 @@ def _decoding(way: Decoding) -> str:
     return f"{way.strategy}{beams}{drawn}{grammar}{limit}"
 
 
-def tuned_of(variants: Iterable[str]) -> str | None:
+def find_tuned_variant(variants: Iterable[str]) -> str | None:
     """What ships, of the variants that a run can have: a name that someone else wrote into a summary is no path."""
     known = (variant for variant in variants if variant.removesuffix(GRAMMAR) in MODELS)
-    return shipped(sorted(known, key=training_order))
+    return select_tuned_variant(sorted(known, key=variant_sort_key))
 
 
-def find_comparison(comparisons: Sequence[Comparison], metric: str, tuned: str | None) -> Comparison | None:
+def find_comparison(comparisons: Sequence[ComparisonRecord], metric: str, tuned: str | None) -> ComparisonRecord | None:
     """The comparison of the base with the tuned variant on `metric`."""
-    return next((c for c in comparisons if tuned and (c.a, c.b, c.metric) == (base_of(tuned), tuned, metric)), None)
+    return next(
+        (c for c in comparisons if tuned and (c.a, c.b, c.metric) == (base_variant(tuned), tuned, metric)), None
+    )

@@ -22,7 +22,7 @@ class Artefact(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Finding(Artefact):
+class FindingRecord(Artefact):
     code: str
     severity: Literal["error", "warning", "info"]
     message: str
@@ -34,21 +34,21 @@ class Finding(Artefact):
     evidence: Any = None
 
 
-class Suppressed(Finding):
+class SuppressedRecord(FindingRecord):
     """A finding that the config accepts."""
 
     reason: str = ""
 
 
-class Check(Artefact):
+class CheckRecord(Artefact):
     """check.json"""
 
-    findings: list[Finding]
-    suppressed: list[Suppressed] = []
+    findings: list[FindingRecord]
+    suppressed: list[SuppressedRecord] = []
     rules: Count | None = None
 
 
-class Histogram(Artefact):
+class HistogramRecord(Artefact):
     """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
 
     width: Annotated[int, Field(ge=1, le=10**12)] = 1
@@ -56,7 +56,7 @@ class Histogram(Artefact):
     over: Annotated[int, Field(ge=0, le=10**15)] = 0
 
 
-class Lengths(Artefact):
+class LengthsRecord(Artefact):
     """The lengths of one part of the examples."""
 
     total: Count = 0
@@ -65,7 +65,7 @@ class Lengths(Artefact):
     p95: Count | None = None
     p99: Count | None = None
     max: Count | None = None
-    histogram: Histogram = Histogram()
+    histogram: HistogramRecord = HistogramRecord()
 
 
 class Observed(Artefact):
@@ -86,10 +86,10 @@ class Passport(Artefact):
     audited: Count
     usable: Count | None = None
     unit: str = "tokens"
-    lengths: dict[str, Lengths] = {}
+    lengths: dict[str, LengthsRecord] = {}
     supervised_share: Number | None = None
     observations: dict[str, Observed] = {}
-    findings: list[Finding] = []
+    findings: list[FindingRecord] = []
 
 
 class ShownExample(Artefact):
@@ -113,11 +113,11 @@ class BatchAudit(Artefact):
     longest: Count | None = None
     observations: dict[str, Observed] = {}
     shown: list[ShownExample] = []
-    findings: list[Finding] = []
-    suppressed: list[Suppressed] = []
+    findings: list[FindingRecord] = []
+    suppressed: list[SuppressedRecord] = []
 
 
-class DryPass(Artefact):
+class DryPassRecord(Artefact):
     """dry_pass.json"""
 
     tokens: Count
@@ -132,7 +132,7 @@ class DryPass(Artefact):
     rank: Count | None = None
 
 
-class Term(Artefact):
+class TermRecord(Artefact):
     term: str
     bytes: Number
     why: str = ""
@@ -187,7 +187,7 @@ class PlannedTime(Artefact):
     high: Number | None = None
 
 
-class Plan(Artefact):
+class PlanRecord(Artefact):
     """plan.json"""
 
     estimate: PlannedMemory | None = None
@@ -195,11 +195,11 @@ class Plan(Artefact):
 
     device: Device | None = None
     model: PlannedModel = PlannedModel()
-    memory: list[Term] = []
+    memory: list[TermRecord] = []
     memory_total_bytes: Number | None = None
     left_out: list[str] = []
     does_not_fit: list[str] = []
-    disk: list[Term] = []
+    disk: list[TermRecord] = []
     disk_total_bytes: Number | None = None
     disk_free_bytes: Number | None = None
     steps: PlannedSteps = PlannedSteps()
@@ -249,7 +249,7 @@ class Metrics(Artefact):
     eval_tokens: Number | None = None
 
 
-class Environment(Artefact):
+class EnvironmentRecord(Artefact):
     """environment.json"""
 
     python: str | None = None
@@ -290,7 +290,7 @@ class CertifiedBase(Artefact):
     gguf: CertifiedGguf | None = None
 
 
-class Certificate(Artefact):
+class CertificateRecord(Artefact):
     """certificate.json"""
 
     passed: bool
@@ -308,13 +308,13 @@ class Certificate(Artefact):
     base_recorded: bool | None = None
 
 
-class Score(Artefact):
+class ScoreRecord(Artefact):
     mean: Number
     ci95: Interval | None = None
     n: Count | None = None
 
 
-class Decoding(Artefact):
+class DecodingRecord(Artefact):
     strategy: str | None = None
     max_new_tokens: Count | None = None
     batch_size: Count | None = None
@@ -329,7 +329,7 @@ class Evaluation(Artefact):
 
     set: str
     variant: str
-    metrics: dict[str, Score]
+    metrics: dict[str, ScoreRecord]
     recipe: str | None = None
     recipe_version: Count | None = None
     n: Count | None = None
@@ -338,10 +338,10 @@ class Evaluation(Artefact):
     unparsed: Count | None = None
     seconds: Number | None = None
     tokens_per_second: Number | None = None
-    decoding: Decoding = Decoding()
+    decoding: DecodingRecord = DecodingRecord()
 
 
-class Comparison(Artefact):
+class ComparisonRecord(Artefact):
     a: str
     b: str
     metric: str
@@ -355,8 +355,8 @@ class Comparison(Artefact):
 class SetSummary(Artefact):
     n: Count | None = None
     unanswered: Count = 0
-    variants: dict[str, dict[str, Score]] = {}
-    comparisons: list[Comparison] = []
+    variants: dict[str, dict[str, ScoreRecord]] = {}
+    comparisons: list[ComparisonRecord] = []
 
 
 class Gate(Artefact):
@@ -379,7 +379,7 @@ class Summary(Artefact):
     left_out: list[str] = []
 
 
-class Prediction(Artefact):
+class PredictionRecord(Artefact):
     """A line of eval/SET/VARIANT.predictions.jsonl."""
 
     index: Count
@@ -417,7 +417,7 @@ class BestCheckpoint(Artefact):
     more_than_chance: bool | None = None
 
 
-class Ends(Artefact):
+class MeanRecord(Artefact):
     """A mean with its interval."""
 
     mean: Number
@@ -430,5 +430,5 @@ class CheckpointScores(Artefact):
     metric: str
     n: Count
     checkpoints: Annotated[list[CheckpointScore], Field(max_length=500)]
-    base: Ends | None = None
+    base: MeanRecord | None = None
     best: BestCheckpoint | None = None

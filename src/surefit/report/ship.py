@@ -8,15 +8,15 @@ from typing import Literal
 
 from surefit.core.units import plural
 from surefit.report.artefacts import Artefacts
-from surefit.report.scores import HELD_OUT, Contest, SetScores, is_baseline, is_ceiling, tone_of
-from surefit.report.text import NBSP, interval, percent, points, words
+from surefit.report.scores import HELD_OUT, Contest, SetScores, comparison_tone, is_baseline, is_ceiling
+from surefit.report.text import NBSP, interval, percent, points, readable_metric
 from surefit.report.verdict import Effect, Tone
 
 State = Literal["yes", "no", "unknown", "note"]
 
 
 @dataclass(frozen=True)
-class Condition:
+class ShipCondition:
     """One thing that shipping depends on: yes and no decide, unknown keeps it open, a note is only to be known."""
 
     state: State
@@ -33,15 +33,15 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class Ship:
+class ShipDecision:
     """The answer in a few words, and what it rests on."""
 
     tone: Tone
     answer: str
-    conditions: list[Condition]
+    conditions: list[ShipCondition]
 
 
-def may_it_ship(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetScores]) -> Ship:
+def decide_shipping(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetScores]) -> ShipDecision:
     """By the artefacts alone: nothing that was not measured counts in its favour."""
     conditions = [
         _certificate(found),
@@ -53,57 +53,58 @@ def may_it_ship(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetS
     ]
     states = {condition.state for condition in conditions}
     if "no" in states:
-        return Ship("bad", "No", conditions)
+        return ShipDecision("bad", "No", conditions)
     if "unknown" in states:
-        return Ship("neutral", "Not yet: something is not known", conditions)
+        return ShipDecision("neutral", "Not yet: something is not known", conditions)
     if "note" in states:
-        return Ship("warning", "Yes, if the notes are acceptable", conditions)
-    return Ship("good", "Yes", conditions)
+        return ShipDecision("warning", "Yes, if the notes are acceptable", conditions)
+    return ShipDecision("good", "Yes", conditions)
 
 
-def _certificate(found: Artefacts) -> Condition:
+def _certificate(found: Artefacts) -> ShipCondition:
     certificate = found.certificate
     if certificate is None:
-        return Condition("unknown", "The weights have no certificate: the merge stage has not vouched for them.")
+        return ShipCondition("unknown", "The weights have no certificate: the merge stage has not vouched for them.")
     if certificate.passed:
-        return Condition(
+        return ShipCondition(
             "yes",
             "The weights were written as they were trained: the certificate passed. They are not read again here.",
         )
-    return Condition("no", f"The weights failed their certificate: {certificate.reason.rstrip('.')}.")
+    return ShipCondition("no", f"The weights failed their certificate: {certificate.reason.rstrip('.')}.")
 
 
-def _helped(changes: Sequence[Effect]) -> Condition:
+def _helped(changes: Sequence[Effect]) -> ShipCondition:
     main = next((change for change in changes if change.set == HELD_OUT), None)
     if main is None or main.comparison is None:
-        return Condition("unknown", "Whether it is better than the base was not measured on held-out prompts.")
+        return ShipCondition("unknown", "Whether it is better than the base was not measured on held-out prompts.")
     low, high = main.comparison.ci95
-    text = f"{points(main.comparison.difference)} {words(main.metric)} (95{NBSP}% interval {interval(low, high)})"
+    text = f"{points(main.comparison.difference)} {readable_metric(main.metric)}"
+    text += f" (95{NBSP}% interval {interval(low, high)})"
     match main.tone:
         case "good":
-            return Condition("yes", f"It is better than the base on held-out prompts: {text}.")
+            return ShipCondition("yes", f"It is better than the base on held-out prompts: {text}.")
         case "bad":
-            return Condition("no", f"It is worse than the base on held-out prompts: {text}.")
+            return ShipCondition("no", f"It is worse than the base on held-out prompts: {text}.")
         case _:
-            return Condition("note", f"It cannot be told from the base on held-out prompts: {text}.")
+            return ShipCondition("note", f"It cannot be told from the base on held-out prompts: {text}.")
 
 
-def _gate(found: Artefacts) -> Iterator[Condition]:
+def _gate(found: Artefacts) -> Iterator[ShipCondition]:
     gate = found.summary.gate if found.summary else None
     if gate is not None:
         answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
         about = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
-        yield Condition(answer, f"{about}: {gate.reason.rstrip('.')}.")
+        yield ShipCondition(answer, f"{about}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
-        yield Condition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
+        yield ShipCondition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
 
 
-def _baselines(sets: Sequence[SetScores]) -> Iterator[Condition]:
+def _baselines(sets: Sequence[SetScores]) -> Iterator[ShipCondition]:
     """A model that does not beat what needs no model was not worth its price."""
     held_out = next((scores for scores in sets if scores.name == HELD_OUT), None)
     for contest in held_out.contests if held_out else ():
         if is_baseline(contest.comparison.a) and not is_ceiling(contest.comparison.a) and contest.tone != "good":
-            yield Condition("note", f"It does not beat {_against(contest)}.")
+            yield ShipCondition("note", f"It does not beat {_against(contest)}.")
 
 
 def _against(contest: Contest) -> str:
@@ -112,29 +113,35 @@ def _against(contest: Contest) -> str:
     return f"the {contest.comparison.a.replace(':', ' ', 1)}: {difference} (interval {interval(low, high)})"
 
 
-def _damage(changes: Sequence[Effect]) -> Iterator[Condition]:
+def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
     others = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
-    lost = [change for change in others if change.comparison is not None and tone_of(change.comparison) == "bad"]
+    lost = [
+        change for change in others if change.comparison is not None and comparison_tone(change.comparison) == "bad"
+    ]
     for change in lost:
         base = "" if change.base is None else f" from {percent(change.base)}"
-        yield Condition(
-            "note", f"Damage elsewhere: {words(change.metric)} on {change.set} fell{base} to {percent(change.tuned)}."
+        yield ShipCondition(
+            "note",
+            f"Damage elsewhere: {readable_metric(change.metric)} on {change.set} fell{base} to "
+            f"{percent(change.tuned)}.",
         )
     if others and not lost:
         names = ", ".join(change.set for change in others)
-        yield Condition("yes", f"No damage that can be told from chance on {names}.")
+        yield ShipCondition("yes", f"No damage that can be told from chance on {names}.")
     elif not others:
-        yield Condition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
+        yield ShipCondition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
 
 
-def _findings(found: Artefacts) -> Iterator[Condition]:
+def _findings(found: Artefacts) -> Iterator[ShipCondition]:
     if found.check is None:
         return
     errors = sum(finding.severity == "error" for finding in found.check.findings)
     if errors:
-        yield Condition("note", f"The check found {plural(errors, 'error')} in config or data, listed under Findings.")
+        yield ShipCondition(
+            "note", f"The check found {plural(errors, 'error')} in config or data, listed under Findings."
+        )
     accepted = sum(finding.severity == "error" for finding in found.check.suppressed)
     if accepted:
-        yield Condition(
+        yield ShipCondition(
             "note", f"{plural(accepted, 'error')} of the check was suppressed by the config, with a reason."
         )

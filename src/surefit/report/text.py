@@ -14,7 +14,7 @@ MINUS = "\N{MINUS SIGN}"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def clean(text: str) -> str:
+def drop_surrogates(text: str) -> str:
     """`text` without lone surrogates, which JSON and file names can hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -28,14 +28,14 @@ def ticked(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def shorten(text: str, limit: int) -> str:
+def shorten_text(text: str, limit: int) -> str:
     """`text`, or its beginning and its end with the number of characters left out between them.
 
     Args:
         text: any text.
         limit: how many bytes it may take in the page, where `&` is five and a Chinese character three.
 
-    >>> shorten("abcdefghij", 4), shorten("\'" * 9, 20)
+    >>> shorten_text("abcdefghij", 4), shorten_text("\'" * 9, 20)
     ('ab [\u2026 6 characters left out \u2026] ij', "\'\' [\u2026 5 characters left out \u2026] \'\'")
     """
     if len(text) <= limit and _page_bytes(text) <= limit:
@@ -53,7 +53,7 @@ def _page_bytes(text: str) -> int:
     return len(escape(text).encode())
 
 
-def words(name: str) -> str:
+def readable_metric(name: str) -> str:
     """A metric's name as one reads it: exact_match is exact match, math_reasoning.answered math reasoning: answered."""
     return name.replace("_", " ").replace(".", ": ", 1)
 
@@ -91,10 +91,10 @@ def signed(value: float) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
 
 
-def value(measured: object) -> str:
+def format_value(measured: object) -> str:
     """A measured number in at least four digits, a dash for none, the beginning of a hash; anything else as it is.
 
-    >>> value(3.8123e-06), value(73112.4), value(1), value(None)
+    >>> format_value(3.8123e-06), format_value(73112.4), format_value(1), format_value(None)
     ('3.812e-06', '73,112', '1', '\u2013')
     """
     if measured is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from surefit.report.shapes import Event
-from surefit.report.text import shorten
+from surefit.report.text import shorten_text
 
 Outcome = Literal["finished", "failed", "interrupted", "stopped without a word", "no end recorded"]
 EVENTS = ("started", "resumed", "finished", "failed", "interrupted", "invalid")
@@ -46,7 +46,7 @@ def attempts(events: Sequence[Event]) -> list[Attempt]:
     for event in events:
         attempt = open_now.get(event.stage)
         if event.event == "adapted" and (latest := attempt or last_attempt(found, event.stage)):
-            latest.adapted = shorten(json.dumps(event.changes, ensure_ascii=False), 300)
+            latest.adapted = shorten_text(json.dumps(event.changes, ensure_ascii=False), 300)
         if event.stage == "report" or event.event not in EVENTS:
             continue
         if event.event == "started" or attempt is None:
@@ -69,7 +69,7 @@ def _end(event: Event, attempt: Attempt) -> None:
             attempt.outcome = outcome
     attempt.seconds = event.seconds if event.seconds is not None else event.time - attempt.start
     if event.error is not None:
-        attempt.detail = shorten(str(event.error), 300)
+        attempt.detail = shorten_text(str(event.error), 300)
     elif event.step is not None:
         attempt.detail = f"Ended at step {event.step:,}."
 

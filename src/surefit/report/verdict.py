@@ -8,10 +8,10 @@ from typing import Literal
 
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.report.artefacts import Artefacts
-from surefit.report.curves import Training
-from surefit.report.scores import HELD_OUT, SetScores, tone_of
-from surefit.report.shapes import Comparison
-from surefit.report.text import NBSP, interval, percent, points, words
+from surefit.report.curves import TrainingCurves
+from surefit.report.scores import HELD_OUT, SetScores, comparison_tone
+from surefit.report.shapes import ComparisonRecord
+from surefit.report.text import NBSP, interval, percent, points, readable_metric
 from surefit.report.timeline import Attempt, last_attempt
 
 Tone = Literal["good", "warning", "bad", "neutral"]
@@ -35,11 +35,11 @@ class Effect:
     metric: str
     base: float | None
     tuned: float
-    comparison: Comparison | None
+    comparison: ComparisonRecord | None
 
     @property
     def tone(self) -> Tone:
-        return "neutral" if self.comparison is None else tone_of(self.comparison)
+        return "neutral" if self.comparison is None else comparison_tone(self.comparison)
 
     @property
     def kept(self) -> float | None:
@@ -47,7 +47,7 @@ class Effect:
         return self.tuned / self.base if self.base else None
 
 
-def effects(sets: Sequence[SetScores]) -> list[Effect]:
+def measure_effects(sets: Sequence[SetScores]) -> list[Effect]:
     """The primary metric's change on every set that has a tuned variant."""
     found = []
     for scores in sets:
@@ -59,7 +59,9 @@ def effects(sets: Sequence[SetScores]) -> list[Effect]:
     return found
 
 
-def judge(found: Artefacts, training: Training | None, changes: Sequence[Effect], tries: Sequence[Attempt]) -> Verdict:
+def judge_run(
+    found: Artefacts, training: TrainingCurves | None, changes: Sequence[Effect], tries: Sequence[Attempt]
+) -> Verdict:
     """Judge the run by its artefacts alone; what is not known is said to be unknown."""
     main = next((change for change in changes if change.set == HELD_OUT), None)
     if main is None:
@@ -101,8 +103,8 @@ def _helped(main: Effect) -> tuple[Tone, str]:
 def _change_sentence(main: Effect) -> str:
     where = f"On {main.n:,} held-out prompts" if main.n is not None else "On the held-out prompts"
     if main.base is None:
-        return f"{where}, the tuned model's {words(main.metric)} is {percent(main.tuned)}."
-    text = f"{where}, {words(main.metric)} went from {percent(main.base)} to {percent(main.tuned)}"
+        return f"{where}, the tuned model's {readable_metric(main.metric)} is {percent(main.tuned)}."
+    text = f"{where}, {readable_metric(main.metric)} went from {percent(main.base)} to {percent(main.tuned)}"
     if main.comparison is None:
         return f"{text}."
     low, high = main.comparison.ci95
@@ -112,20 +114,20 @@ def _change_sentence(main: Effect) -> str:
 
 def _span(change: Effect) -> str:
     base = "unknown" if change.base is None else percent(change.base)
-    return f"{words(change.metric)} {base} before, {percent(change.tuned)} after"
+    return f"{readable_metric(change.metric)} {base} before, {percent(change.tuned)} after"
 
 
-def _without_scores(found: Artefacts, training: Training | None, tries: Sequence[Attempt]) -> Verdict:
+def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Sequence[Attempt]) -> Verdict:
     scoring, train = last_attempt(tries, "evaluate"), last_attempt(tries, "train")
     finished = train is not None and train.outcome == "finished"
     trained = finished or found.run.adapter.is_dir() or found.run.model.is_dir()
     unknown = "Whether it helped is not known: there are no scores of the held-out set to compare."
-    if nothing_held_out(found):
+    if has_no_held_out(found):
         unknown = "Whether it helped is not known: nothing was held out to score it on (data.eval is 0)."
     if trained and scoring is not None and scoring.outcome == "failed":
         return Verdict("bad", "Trained; scoring failed", [unknown])
     if trained:
-        headline = "Trained on all rows" if nothing_held_out(found) else "Trained, not yet scored"
+        headline = "Trained on all rows" if has_no_held_out(found) else "Trained, not yet scored"
         return Verdict("neutral", headline, [unknown])
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
@@ -137,12 +139,14 @@ def _without_scores(found: Artefacts, training: Training | None, tries: Sequence
     )
 
 
-def nothing_held_out(found: Artefacts) -> bool:
+def has_no_held_out(found: Artefacts) -> bool:
     """Whether the run trained on all rows and has no held-out ones."""
     return found.value("data.eval") in ("0", "0.0")
 
 
-def trained_facts(found: Artefacts, training: Training | None, scores: Sequence[SetScores]) -> list[tuple[str, str]]:
+def describe_training(
+    found: Artefacts, training: TrainingCurves | None, scores: Sequence[SetScores]
+) -> list[tuple[str, str]]:
     """What was trained, as pairs of a name and a text; what is not known is left out."""
     plan, value = found.plan, found.value
     rows: list[tuple[str, str | None]] = [
@@ -176,7 +180,7 @@ def _data(found: Artefacts) -> str | None:
     parts = [found.value("data.train"), f"{rows:,} rows" if rows is not None else None]
     mixed = [setting.key.removeprefix("data.mix.") for setting in found.settings or [] if "data.mix." in setting.key]
     parts += [f"with {source}" for source in mixed]
-    parts += ["nothing held out"] if nothing_held_out(found) else []
+    parts += ["nothing held out"] if has_no_held_out(found) else []
     return ", ".join(part for part in parts if part) or None
 
 
@@ -187,7 +191,7 @@ def _recipe(found: Artefacts, scores: Sequence[SetScores]) -> str | None:
     return found.value("recipe")
 
 
-def _steps(found: Artefacts, training: Training | None) -> str | None:
+def _steps(found: Artefacts, training: TrainingCurves | None) -> str | None:
     planned = found.plan.steps.total_steps if found.plan else None
     batch = found.value("train.global_batch_size")
     size = f", {batch} examples each" if batch else ""
@@ -198,7 +202,7 @@ def _steps(found: Artefacts, training: Training | None) -> str | None:
     return f"{training.last_step:,}{of}{size}{rejected}"
 
 
-def _time(training: Training | None) -> str | None:
+def _time(training: TrainingCurves | None) -> str | None:
     if training is None or training.seconds is None:
         return None
     text = f"{duration_text(training.seconds)} in training steps"

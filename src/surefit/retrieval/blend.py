@@ -10,7 +10,7 @@ import numpy as np
 
 from surefit.metrics.ranking import mean_ranking
 from surefit.retrieval.interactions import Interactions
-from surefit.retrieval.ranking import AT_ONCE, Floats, Histories, Retriever, ranked
+from surefit.retrieval.ranking import AT_ONCE, Floats, Histories, Retriever, ranking_from_scores
 
 SHARES = tuple(n / 10 for n in range(11))
 _NEVER = 1e-5
@@ -41,7 +41,7 @@ def _blended(logits: Floats, counts: Floats, share: float) -> Floats:
     return scores
 
 
-def select(interactions: Interactions, model: Retriever, counts: Retriever) -> tuple[Blend, dict[float, float]]:
+def select_blend(interactions: Interactions, model: Retriever, counts: Retriever) -> tuple[Blend, dict[float, float]]:
     """The blend with the best NDCG@10 on the validation items, and what each share had there."""
     histories, targets = interactions.questions("valid")
     ranks: dict[float, list[int]] = {share: [] for share in SHARES}
@@ -49,6 +49,6 @@ def select(interactions: Interactions, model: Retriever, counts: Retriever) -> t
         asked, right = histories[start : start + AT_ONCE], targets[start : start + AT_ONCE]
         logits, counted = model.scores(asked), counts.scores(asked)
         for share, found in ranks.items():
-            found += ranked(_blended(logits, counted, share), asked, right, 1).ranks.tolist()
+            found += ranking_from_scores(_blended(logits, counted, share), asked, right, 1).ranks.tolist()
     tried = {share: mean_ranking(found)["ndcg@10"] for share, found in ranks.items()}
     return Blend(model, counts, max(tried, key=lambda share: tried[share])), tried

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.retrieval.interactions import Interactions
 from surefit.retrieval.ranking import Ranking
 
@@ -85,8 +85,8 @@ def cut_title(title: str, limit: int = TITLE) -> str:
     """
     if len(title) <= limit:
         return title
-    words = shortened(title, limit)[:-1].rpartition(" ")[0]
-    return f"{words}…" if len(words) > limit // 2 else shortened(title, limit)
+    words = truncate_text(title, limit)[:-1].rpartition(" ")[0]
+    return f"{words}…" if len(words) > limit // 2 else truncate_text(title, limit)
 
 
 def candidate_lines(

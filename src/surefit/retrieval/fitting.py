@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from surefit.core.errors import MachineError, ModelError
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import write_atomic
 from surefit.metrics.ranking import mean_ranking
 from surefit.retrieval.interactions import Interactions
-from surefit.retrieval.lrurec import PAD, LRURec, Size, next_item_loss
-from surefit.retrieval.ranking import RECENT, Floats, Histories, rank
+from surefit.retrieval.lrurec import PAD, LRURec, LRURecSize, next_item_loss
+from surefit.retrieval.ranking import RECENT, Floats, Histories, rank_items
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitSettings:
     """How LRURec is trained.
 
     Attributes:
@@ -51,7 +51,7 @@ class Fitting:
     seed: int = 0
 
 
-class Trained:
+class LRURecRetriever:
     """A retriever made of a trained model; `device` is where it computes."""
 
     def __init__(self, model: LRURec, device: str = "cpu") -> None:
@@ -61,32 +61,32 @@ class Trained:
     def scores(self, histories: Histories) -> Floats:
         recent = [history[-RECENT:] or (PAD,) for history in histories]
         last = torch.tensor([len(history) - 1 for history in recent], device=self.device)
-        vectors = self.model(padded(recent).to(self.device))[torch.arange(len(recent), device=self.device), last]
+        vectors = self.model(pad_histories(recent).to(self.device))[torch.arange(len(recent), device=self.device), last]
         scores: Floats = self.model.logits(vectors).float().cpu().numpy()
         return scores
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """What came of it: `steps` of the best validation, its scores, all validations and the seconds it took."""
 
-    retriever: Trained
-    fitting: Fitting
-    shape: Size
+    retriever: LRURecRetriever
+    fitting: FitSettings
+    shape: LRURecSize
     steps: int
     valid: dict[str, float]
     log: list[dict[str, float]]
     seconds: float
 
 
-def fit(
+def fit_lrurec(
     interactions: Interactions,
-    fitting: Fitting = Fitting(),
-    shape: Size | None = None,
+    fitting: FitSettings = FitSettings(),
+    shape: LRURecSize | None = None,
     device: str = "cpu",
     checkpoint: Path | None = None,
-    on_progress: OnProgress = silent,
-) -> Fitted:
+    on_progress: OnProgress = ignore_progress,
+) -> FitResult:
     """Train until the validation no longer improves; the best weights are returned.
 
     Args:
@@ -99,7 +99,7 @@ def fit(
         MachineError: the checkpoint cannot be read.
         ModelError: the loss is no number any more.
     """
-    shape = shape or Size(len(interactions.items))
+    shape = shape or LRURecSize(len(interactions.items))
     with torch.random.fork_rng(devices=[] if device == "cpu" else None):
         torch.manual_seed(fitting.seed)
         run = _Run(interactions, fitting, shape, device, checkpoint)
@@ -108,7 +108,7 @@ def fit(
     return run.fitted()
 
 
-def padded(histories: Sequence[Sequence[int]]) -> Tensor:
+def pad_histories(histories: Sequence[Sequence[int]]) -> Tensor:
     """(histories, longest), filled up on the right."""
     items = torch.full((len(histories), max(map(len, histories))), PAD)
     for row, history in zip(items, histories, strict=True):
@@ -126,7 +126,7 @@ def pieces(history: Sequence[int], length: int = RECENT) -> Iterator[tuple[int, 
 
 class _Run:
     def __init__(
-        self, interactions: Interactions, fitting: Fitting, shape: Size, device: str, checkpoint: Path | None
+        self, interactions: Interactions, fitting: FitSettings, shape: LRURecSize, device: str, checkpoint: Path | None
     ) -> None:
         self.fitting, self.device, self.checkpoint = fitting, device, checkpoint
         self.pieces = [piece for history in interactions.trained for piece in pieces(history)]
@@ -165,7 +165,7 @@ class _Run:
         epoch, place = divmod(self.step, each)
         order = np.random.default_rng((self.fitting.seed, epoch)).permutation(len(self.pieces))
         chosen = order[place * self.fitting.batch : (place + 1) * self.fitting.batch]
-        return padded([self.pieces[n] for n in chosen]).to(self.device)
+        return pad_histories([self.pieces[n] for n in chosen]).to(self.device)
 
     def _one_step(self, items: Tensor) -> float:
         self.model.train()
@@ -190,7 +190,7 @@ class _Run:
 
     def _validate(self, loss: float) -> None:
         histories, targets = self.asked
-        ranks = rank(Trained(self.average, self.device), histories, targets).ranks
+        ranks = rank_items(LRURecRetriever(self.average, self.device), histories, targets).ranks
         scores = mean_ranking(ranks.tolist())
         self.log.append({"step": self.step, "loss": round(loss, 4), **scores})
         if scores["ndcg@10"] >= max(line["ndcg@10"] for line in self.log):
@@ -252,16 +252,16 @@ class _Run:
             torch.cuda.set_rng_state(state["random_cuda"])
         self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
 
-    def fitted(self) -> Fitted:
+    def fitted(self) -> FitResult:
         best = self._best_line()
         valid = {name: value for name, value in best.items() if name not in ("step", "loss")}
-        return Fitted(
-            Trained(self.best, self.device), self.fitting, self.best.shape, int(best["step"]), valid, self.log,
+        return FitResult(
+            LRURecRetriever(self.best, self.device), self.fitting, self.best.shape, int(best["step"]), valid, self.log,
             round(self.seconds, 1),
         )  # fmt: skip
 
 
-def settings_of(fitted: Fitted) -> dict[str, Any]:
+def build_manifest_settings(fitted: FitResult) -> dict[str, Any]:
     """How a model was made, for a manifest."""
     return {
         **asdict(fitted.shape),
@@ -272,7 +272,7 @@ def settings_of(fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def _identity(interactions: Interactions, fitting: Fitting, shape: Size) -> str:
+def _identity(interactions: Interactions, fitting: FitSettings, shape: LRURecSize) -> str:
     """A hash of all that the result depends on."""
     text = json.dumps([asdict(fitting), asdict(shape), interactions.histories], default=str)
     return hashlib.sha256(text.encode()).hexdigest()

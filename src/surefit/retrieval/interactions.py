@@ -94,7 +94,7 @@ class Interactions:
         }
 
 
-def build(events: Events, core: int = 5, numbering: Numbering = "sorted") -> Interactions:
+def build_interactions(events: Events, core: int = 5, numbering: Numbering = "sorted") -> Interactions:
     """Events → histories, after the protocol above. Where there are titles, items without one are dropped first.
 
     Raises:

@@ -22,7 +22,7 @@ PAD = 0
 
 
 @dataclass(frozen=True)
-class Size:
+class LRURecSize:
     """The size of the model.
 
     Attributes:
@@ -79,7 +79,7 @@ def scan(real: Tensor, imaginary: Tensor, decay_real: Tensor, decay_imaginary: T
 class LinearRecurrentUnit(nn.Module):
     """The recurrence, dropout, the residual connection, layer norm."""
 
-    def __init__(self, shape: Size) -> None:
+    def __init__(self, shape: LRURecSize) -> None:
         super().__init__()
         state = 2 * shape.width
         low, high = shape.ring
@@ -117,7 +117,7 @@ class LinearRecurrentUnit(nn.Module):
 class PositionWise(nn.Module):
     """Two layers for each token alone, the residual connection, layer norm."""
 
-    def __init__(self, shape: Size) -> None:
+    def __init__(self, shape: LRURecSize) -> None:
         super().__init__()
         self.wide = nn.Linear(shape.width, 4 * shape.width)
         self.narrow = nn.Linear(4 * shape.width, shape.width)
@@ -137,7 +137,7 @@ class LRURec(nn.Module):
     is predicted too, from nothing; the recurrence carries nothing over from there.
     """
 
-    def __init__(self, shape: Size) -> None:
+    def __init__(self, shape: LRURecSize) -> None:
         super().__init__()
         self.shape = shape
         self.item = nn.Embedding(shape.items + 1, shape.width)

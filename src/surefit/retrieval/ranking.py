@@ -40,10 +40,10 @@ class Ranking:
     scores: Floats
 
 
-def rank(retriever: Retriever, histories: Histories, targets: Sequence[int], k: int = 20) -> Ranking:
+def rank_items(retriever: Retriever, histories: Histories, targets: Sequence[int], k: int = 20) -> Ranking:
     """Rank all items for every user; what they took recently is left out. Of equal scores the lower number wins."""
     parts = [
-        ranked(retriever.scores(histories[start : start + AT_ONCE]), histories[start : start + AT_ONCE],
+        ranking_from_scores(retriever.scores(histories[start : start + AT_ONCE]), histories[start : start + AT_ONCE],
                targets[start : start + AT_ONCE], k)
         for start in range(0, len(targets), AT_ONCE)
     ]  # fmt: skip
@@ -54,7 +54,7 @@ def rank(retriever: Retriever, histories: Histories, targets: Sequence[int], k: 
     )
 
 
-def ranked(scores: Floats, histories: Histories, targets: Sequence[int], k: int) -> Ranking:
+def ranking_from_scores(scores: Floats, histories: Histories, targets: Sequence[int], k: int) -> Ranking:
     """The same, of scores that a retriever has given to these histories."""
     scores, right = scores.copy(), np.asarray(targets, dtype=np.int64)[:, None]
     scores[:, 0] = -np.inf

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefit.core.progress import OnProgress, silent
-from surefit.retrieval.blend import select
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.retrieval.blend import select_blend
 from surefit.retrieval.interactions import Interactions
 from surefit.retrieval.markov import CoOccurrence, Popularity
 from surefit.retrieval.ranking import Retriever
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedRetriever:
     """A retriever, and what is to be known of how it was made."""
 
     retriever: Retriever
@@ -49,13 +49,13 @@ BLENDED = "window5"
 """The counts that `blend` joins to LRURec."""
 
 
-def make(
+def build_retriever(
     name: str,
     interactions: Interactions,
     seed: int = 0,
     checkpoint: Path | None = None,
-    on_progress: OnProgress = silent,
-) -> Made:
+    on_progress: OnProgress = ignore_progress,
+) -> TrainedRetriever:
     """A retriever for these interactions.
 
     Args:
@@ -64,15 +64,17 @@ def make(
         checkpoint: where a trained one is kept, and taken up again.
     """
     if name in BASELINES:
-        return Made(BASELINES[name](interactions))
+        return TrainedRetriever(BASELINES[name](interactions))
     import torch
 
-    from surefit.retrieval.fitting import Fitting, fit, settings_of
+    from surefit.retrieval.fitting import FitSettings, build_manifest_settings, fit_lrurec
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fitted = fit(interactions, Fitting(seed=seed), device=device, checkpoint=checkpoint, on_progress=on_progress)
+    fitted = fit_lrurec(
+        interactions, FitSettings(seed=seed), device=device, checkpoint=checkpoint, on_progress=on_progress
+    )
     if name == "lrurec":
-        return Made(fitted.retriever, settings_of(fitted), fitted.seconds)
-    retriever, tried = select(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
+        return TrainedRetriever(fitted.retriever, build_manifest_settings(fitted), fitted.seconds)
+    retriever, tried = select_blend(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
     blended = {"share_of_counts": retriever.share, "valid_ndcg@10_by_share": tried}
-    return Made(retriever, settings_of(fitted) | blended, fitted.seconds)
+    return TrainedRetriever(retriever, build_manifest_settings(fitted) | blended, fitted.seconds)

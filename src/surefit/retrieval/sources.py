@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from surefit.core.errors import DataError, did_you_mean
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, truncate_text
 from surefit.data.audit.detectors.vintage import MovieLens
 from surefit.retrieval.interactions import Events, Key
 
@@ -59,7 +59,7 @@ def read_events(data: Path) -> Events:
     return Events(events.name, events.users, events.items, events.times, events.titles, events.files, tuple(notes))
 
 
-def vintage(data: Path) -> str | None:
+def detect_movielens_release(data: Path) -> str | None:
     """Which MovieLens this is, by its counts and its first row; None for other data."""
     found = MovieLens().look_at(_events_file(data)).get("movielens")
     return found.detail if found else None
@@ -293,14 +293,14 @@ def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
     found = [name.strip().lower().replace("_", "") for name in header]
     if found[: len(wanted)] != wanted:
         raise DataError(
-            f"the first line is {shortened(','.join(header))!r}", code="E7153", path=path, line=1,
+            f"the first line is {truncate_text(','.join(header))!r}", code="E7153", path=path, line=1,
             help=f"MovieLens' own first line begins with {','.join(wanted)}: was it cut off?",
         )  # fmt: skip
 
 
 def _bad_row(problem: str, row: Any, path: Path, line: int) -> DataError:
     return DataError(
-        f"{problem}: {shortened(row if isinstance(row, str) else repr(row))}",
+        f"{problem}: {truncate_text(row if isinstance(row, str) else repr(row))}",
         code="E7154",
         path=path,
         line=line,

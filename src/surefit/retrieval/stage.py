@@ -10,21 +10,21 @@ from typing import Any, Literal
 
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.core.output import json_with, output_file
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.rundir import file_sha256, write_atomic, write_json
 from surefit.metrics.ranking import mean_ranking
 from surefit.retrieval.candidates import RankerRows, candidate_lines
-from surefit.retrieval.interactions import Interactions, Numbering, build
-from surefit.retrieval.ranking import Ranking, Retriever, rank
-from surefit.retrieval.retrievers import BASELINES, DEFAULT, NAMES, make
-from surefit.retrieval.sources import read_events, vintage
+from surefit.retrieval.interactions import Interactions, Numbering, build_interactions
+from surefit.retrieval.ranking import Ranking, Retriever, rank_items
+from surefit.retrieval.retrievers import BASELINES, DEFAULT, NAMES, build_retriever
+from surefit.retrieval.sources import detect_movielens_release, read_events
 
 SPLITS: tuple[Literal["valid", "test"], ...] = ("valid", "test")
 WRITTEN = ("candidates.jsonl", "train.jsonl", "valid.jsonl", "test.jsonl", "manifest.json", "retriever.pt")
 
 
 @dataclass(frozen=True)
-class Retrieval:
+class RetrievalOptions:
     """What `surefit retrieve` is asked for.
 
     Attributes:
@@ -62,7 +62,7 @@ class Retrieval:
             raise ConfigError(problem, code="E7156", field="candidates", help="use 2 to 26")
 
 
-def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, Any]:
+def run_retrieval(asked: RetrievalOptions, on_progress: OnProgress = ignore_progress) -> dict[str, Any]:
     """Do all of it.
 
     Writes candidates.jsonl (what was retrieved, by the data set's keys), train.jsonl, valid.jsonl and test.jsonl (rows
@@ -75,10 +75,10 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     Raises:
         ConfigError, DataError, MachineError: what was asked for, the data set, or the machine is not usable.
     """
-    require_place(asked)
+    require_retrieval_directory(asked)
     events = read_events(asked.data)
-    interactions = build(events, asked.core, asked.numbering)
-    made = make(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
+    interactions = build_interactions(events, asked.core, asked.numbering)
+    made = build_retriever(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
     rankings = {split: _ranked(made.retriever, interactions, split, asked.candidates) for split in SPLITS}
     rows = RankerRows(interactions, asked.candidates, asked.history, asked.seed)
     written: dict[str, list[dict[str, Any]]] = {
@@ -90,7 +90,7 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     manifest = {
         "data": {
             "name": events.name,
-            "vintage": vintage(asked.data),
+            "vintage": detect_movielens_release(asked.data),
             "notes": list(events.notes),
             "files": {path.name: file_sha256(path) for path in events.files},
             "events": len(events.users),
@@ -108,7 +108,7 @@ def retrieve(asked: Retrieval, on_progress: OnProgress = silent) -> dict[str, An
     return manifest
 
 
-def require_place(asked: Retrieval) -> None:
+def require_retrieval_directory(asked: RetrievalOptions) -> None:
     """Raises:
     ConfigError: a file that would be written is there, and is not from an earlier call; or it is the data set.
     """
@@ -124,7 +124,7 @@ def require_place(asked: Retrieval) -> None:
 def _ranked(
     retriever: Retriever, interactions: Interactions, split: Literal["valid", "test"], candidates: int
 ) -> Ranking:
-    return rank(retriever, *interactions.questions(split), k=candidates)
+    return rank_items(retriever, *interactions.questions(split), k=candidates)
 
 
 def baseline_scores(interactions: Interactions) -> dict[str, dict[str, float]]:

@@ -14,19 +14,19 @@ from surefit.core.units import plural
 from surefit.stages.eval_prompts import (
     SAMPLED_ROWS,
     SAMPLED_TEXT,
-    divided_rows,
-    scored_facts,
-    scored_sources,
+    list_eval_sources,
+    load_eval_prompt_facts,
+    rows_to_split,
     tasks_without_rows,
 )
-from surefit.stages.run_context import Gathered, row_counts
+from surefit.stages.run_context import RunContext, count_training_rows
 
 if TYPE_CHECKING:
-    from surefit.config.load import Loaded
+    from surefit.config.load import LoadedConfig
     from surefit.config.schema import Config
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
-    from surefit.data.rows.template_checks import SharedLook
+    from surefit.data.rows.template_checks import TimedTemplateCheck
     from surefit.facts.audit import AuditFacts, Observation
     from surefit.facts.dataset import DatasetFacts
     from surefit.facts.examples import ExampleFacts
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 
-def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
+def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
     """The content of check.json, by these rules or by all."""
     from surefit.data.rows.special_tokens import SPECIAL
-    from surefit.data.rows.template_checks import SharedLook
+    from surefit.data.rows.template_checks import TimedTemplateCheck
     from surefit.facts.audit import AuditFacts
     from surefit.facts.environment import environment_facts
     from surefit.facts.setup import setup_of
@@ -49,19 +49,19 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
-    tokenizer, damaged = tokenizer_of(found)
+    tokenizer, damaged = load_tokenizer_facts(found)
     sample, unusable = _sample(found)
     sampled = len(sample or ())
-    shared = SharedLook(tokenizer, loaded.config, 1 + len(found.mixed) + len(scored_sources(loaded.config)))
-    sample, rendered, refused = _rendered(found, sample, tokenizer, shared)
+    shared = TimedTemplateCheck(tokenizer, loaded.config, 1 + len(found.mixed) + len(list_eval_sources(loaded.config)))
+    sample, rendered, refused = _render_sample(found, sample, tokenizer, shared)
     unusable += refused
     examples, more = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
         unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
-    mixed = mixed_problems(found, tokenizer, SAMPLED_ROWS, shared)
+    mixed = check_mixed_rows(found, tokenizer, SAMPLED_ROWS, shared)
     counted = loaded.config.evaluate.in_training
     others: dict[str, Rows] = {f"data.mix.{source}": more for source, more in found.mixed.items()}
-    scored, unread = scored_facts(
+    scored, unread = load_eval_prompt_facts(
         loaded.config,
         recipe,
         rows,
@@ -104,13 +104,13 @@ def checked(found: Gathered, rules: Sequence[Rule] | None = None) -> dict[str, A
     )
     result = run_rules(context, rules)
     report = result.as_dict()
-    report["findings"] = [_where_it_is_said(finding, loaded) for finding in report["findings"]]
+    report["findings"] = [_point_at_tool_file(finding, loaded) for finding in report["findings"]]
     if SPECIAL in rendered:
         report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sampled}
     return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
 
 
-def _where_it_is_said(finding: dict[str, Any], loaded: Loaded) -> dict[str, Any]:
+def _point_at_tool_file(finding: dict[str, Any], loaded: LoadedConfig) -> dict[str, Any]:
     """Point a finding about a value that another tool's file brings in at that file: the config cannot mend it."""
     place = loaded.adopted.get(finding["field"] or "")
     if place is None:
@@ -127,25 +127,25 @@ def _where_it_is_said(finding: dict[str, Any], loaded: Loaded) -> dict[str, Any]
 def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
     """A sample of the training rows as an audit sees them, and how the other sources are written: not where there are
     several tasks, each of which has ways of its own."""
-    from surefit.data.audit.sample import conventions_of, sample_audit
+    from surefit.data.audit.sample import audit_sample, observe_conventions
 
     several = recipe is not None and recipe.parts
-    written = {} if several else {key: conventions_of(each, config.recipe) for key, each in others.items()}
-    return replace(sample_audit(rows, config.recipe), conventions=written)
+    written = {} if several else {key: observe_conventions(each, config.recipe) for key, each in others.items()}
+    return replace(audit_sample(rows, config.recipe), conventions=written)
 
 
-def _leaks(found: Gathered, others: Mapping[str, Rows]) -> dict[str, Observation]:
+def _leaks(found: RunContext, others: Mapping[str, Rows]) -> dict[str, Observation]:
     """Scored rows whose prompt is in the training rows, where both were read whole."""
-    from surefit.data.audit.leaks import LEAK, leaks
+    from surefit.data.audit.leaks import LEAK, find_leaks
 
     if found.rows is None or found.recipe is None:
         return {}
     scored = {key: rows for key, rows in others.items() if not key.startswith("data.mix.")}
-    seen = leaks(found.rows, scored, found.recipe, found.loaded.config.data.format)
+    seen = find_leaks(found.rows, scored, found.recipe, found.loaded.config.data.format)
     return {} if seen is None else {LEAK: seen}
 
 
-def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
+def _dataset(found: RunContext, columns: Sequence[str]) -> DatasetFacts | None:
     """The training rows in numbers, and how many there are with those of `data.mix`."""
     from surefit.facts.dataset import dataset_facts
 
@@ -153,8 +153,8 @@ def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
     if not rows:
         return None
     facts = dataset_facts(rows.source, rows, rows.where, expected=None if recipe and recipe.parts else columns)
-    count, added = row_counts(config, rows, found.mixed)
-    divided = divided_rows(config, recipe, rows, found.mixed)
+    count, added = count_training_rows(config, rows, found.mixed)
+    divided = rows_to_split(config, recipe, rows, found.mixed)
     return replace(
         facts,
         rows=rows.total,
@@ -163,7 +163,7 @@ def _dataset(found: Gathered, columns: Sequence[str]) -> DatasetFacts | None:
     )
 
 
-def tokenizer_of(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitError]]:
+def load_tokenizer_facts(found: RunContext) -> tuple[TokenizerFacts | None, list[SureFitError]]:
     """The tokenizer of a model that is on this machine, and what reading it runs into."""
     from surefit.facts.chat_template import require_tokens
     from surefit.facts.tokenizer import facts_of_tokenizer
@@ -181,10 +181,10 @@ def tokenizer_of(found: Gathered) -> tuple[TokenizerFacts | None, list[SureFitEr
     return facts, []
 
 
-def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
+def _sample(found: RunContext) -> tuple[Examples | None, list[SureFitError]]:
     """What a sample of the rows becomes, and what converting it runs into."""
     from surefit.data.rows.layouts import to_examples
-    from surefit.data.rows.reasoning import with_thinking
+    from surefit.data.rows.reasoning import apply_reasoning_mode
 
     if found.rows is None or found.recipe is None:
         return None, []
@@ -193,46 +193,51 @@ def _sample(found: Gathered) -> tuple[Examples | None, list[SureFitError]]:
         sample = to_examples(
             found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), found.recipe, section.format, section.bad_rows
         )
-        return with_thinking(sample, section.thinking), []
+        return apply_reasoning_mode(sample, section.thinking), []
     except SureFitError as error:
         _name_the_recipe(error, found.rows.columns, found.recipe)
         return None, [error]
 
 
-def _rendered(
-    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None, shared: SharedLook
+def _render_sample(
+    found: RunContext, sample: Examples | None, tokenizer: TokenizerFacts | None, shared: TimedTemplateCheck
 ) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
     """The sample without the rows that the chat template does not take, what is seen of the others once they are
     rendered, and those rows as an error, where they are not to be left out."""
-    from surefit.data.rows.layouts import WAY_OUT
-    from surefit.data.rows.template_checks import left_out, refused_rows, without_refused
-    from surefit.data.rows.unread_fields import unread_columns
+    from surefit.data.rows.layouts import SKIP_ROWS_HELP
+    from surefit.data.rows.template_checks import build_template_error, drop_unrenderable, observe_skipped_rows
+    from surefit.data.rows.unread_fields import find_unread_columns
 
     if sample is None or found.rows is None or found.recipe is None:
         return sample, {}, []
     config = found.loaded.config
     looked = shared.at(sample)
-    seen = {**looked.observations, **unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
-    kept = without_refused(sample, looked)
-    problem = refused_rows(looked, sample, found.rows.source, WAY_OUT)
+    seen = {**looked.observations, **find_unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
+    kept = drop_unrenderable(sample, looked)
+    problem = build_template_error(looked, sample, found.rows.source, SKIP_ROWS_HELP)
     if config.data.bad_rows == "skip" and kept:
-        return kept, seen | left_out(kept), []
+        return kept, seen | observe_skipped_rows(kept), []
     return kept or None, seen, [problem] if problem else []
 
 
 def _examples(
-    found: Gathered, sample: Examples | None, tokenizer: TokenizerFacts | None
+    found: RunContext, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
     """That sample in numbers, and what is wrong with it."""
-    from surefit.data.rows.sample_checks import documents_missing, example_facts, not_divisible, tokens_missing
+    from surefit.data.rows.sample_checks import (
+        example_facts,
+        find_missing_documents,
+        find_split_problems,
+        find_unknown_tokens,
+    )
 
     if sample is None:
         return None, []
     config = found.loaded.config
     problems: list[SureFitError] = [
-        *documents_missing(config.data, sample),
-        *(not_divisible(config, sample, found.rows.total) if found.rows is not None else ()),
-        *tokens_missing(config, "data.train", config.data.train, sample, tokenizer),
+        *find_missing_documents(config.data, sample),
+        *(find_split_problems(config, sample, found.rows.total) if found.rows is not None else ()),
+        *find_unknown_tokens(config, "data.train", config.data.train, sample, tokenizer),
     ]
     return example_facts(sample, tokenizer, config.data.max_length), problems
 
@@ -240,35 +245,35 @@ def _examples(
 def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
     """Where the columns are another recipe's, not this one's, the advice begins with that."""
     own = recipe.columns_in(columns)
-    fits = fitting_recipe(columns)
+    fits = find_fitting_recipe(columns)
     if fits not in (None, recipe.name, *recipe.parts) and not (own and all(column in columns for column in own)):
         advice = f"these are the columns of another recipe: write recipe: {fits}"
         error.help = f"{advice}; {error.help}" if error.help else advice
 
 
-def fitting_recipe(columns: Sequence[str]) -> str | None:
+def find_fitting_recipe(columns: Sequence[str]) -> str | None:
     """The recipe whose own columns are all there, or the general one where they fit a known layout."""
     from surefit import recipes
     from surefit.data.rows.layouts import LAYOUTS
 
-    for name in recipes.names():
-        own = recipes.get(name).columns_in(columns)
+    for name in recipes.list_recipes():
+        own = recipes.get_recipe(name).columns_in(columns)
         if own and all(column in columns for column in own):
             return name
     known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
     return "chat" if known else None
 
 
-def mixed_problems(
-    found: Gathered,
+def check_mixed_rows(
+    found: RunContext,
     tokenizer: TokenizerFacts | None = None,
     limit: int | None = None,
-    shared: SharedLook | None = None,
+    shared: TimedTemplateCheck | None = None,
 ) -> list[SureFitError]:
     """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
     to `limit` of each source, of which `shared` renders some."""
     from surefit.data.rows.layouts import to_examples
-    from surefit.data.rows.sample_checks import template_missing, tokens_missing
+    from surefit.data.rows.sample_checks import find_missing_template, find_unknown_tokens
 
     problems: list[SureFitError] = []
     section = found.loaded.config.data
@@ -288,21 +293,21 @@ def mixed_problems(
             _name_the_mixed_recipe(error, rows.columns, found.recipe)
             problems.append(error)
         else:
-            problems += tokens_missing(found.loaded.config, key, source, examples, tokenizer)
-            problems += template_missing(key, source, examples, tokenizer)
+            problems += find_unknown_tokens(found.loaded.config, key, source, examples, tokenizer)
+            problems += find_missing_template(key, source, examples, tokenizer)
             problems += shared.problems(key, source, examples) if shared else []
             if len(examples) + len(examples.skipped) == rows.total:
-                problems += _none_taken(source, examples, found.loaded.config)
+                problems += _check_mix_share(source, examples, found.loaded.config)
     return problems
 
 
-def _none_taken(source: str, examples: Examples, config: Config) -> list[SureFitError]:
+def _check_mix_share(source: str, examples: Examples, config: Config) -> list[SureFitError]:
     """What is wrong where the share of a source takes none of its rows: known once all of them are."""
-    from surefit.data.rows.layouts import mix_in
+    from surefit.data.rows.layouts import add_mixed_source
 
     nothing = examples.subset([])
     try:
-        mix_in(nothing, examples, source, config.data.mix[source], nothing, config.train.seed)
+        add_mixed_source(nothing, examples, source, config.data.mix[source], nothing, config.train.seed)
     except SureFitError as error:
         return [error]
     return []
@@ -310,12 +315,12 @@ def _none_taken(source: str, examples: Examples, config: Config) -> list[SureFit
 
 def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
     """Rows of another task are mixed in by naming both."""
-    fits = fitting_recipe(columns)
+    fits = find_fitting_recipe(columns)
     if fits not in (None, recipe.name, *recipe.parts):
         error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fits}"
 
 
-class Refused(GateError):
+class CheckFailed(GateError):
     """Findings of severity error: nothing was started.
 
     Attributes:
@@ -340,7 +345,7 @@ def require_no_errors(report: dict[str, Any]) -> None:
     Refused: the report of a check has findings of severity error.
     """
     if any(finding["severity"] == "error" for finding in report["findings"]):
-        raise Refused(report["findings"])
+        raise CheckFailed(report["findings"])
 
 
 def _as_error(finding: dict[str, Any]) -> GateError:

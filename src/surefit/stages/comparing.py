@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def compared(
+def compare_answer_sets(
     a: str,
     b: str,
     set_name: str = "eval",
@@ -31,5 +31,5 @@ def compared(
     from surefit.evaluate.compare import compare_answers, judging_recipe, read_pair
 
     before, after = read_pair(a, b, set_name, variant)
-    recipe = recipes.get(judging_recipe(before, after, recipe_name))
+    recipe = recipes.get_recipe(judging_recipe(before, after, recipe_name))
     return compare_answers(before, after, recipe, metric)

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from surefit.config.load import load_config
-from surefit.config.trackers import TelemetrySection, switched_on
+from surefit.config.trackers import TelemetrySection, enabled_trackers
 from surefit.core.env import first_line, redact
 from surefit.core.errors import GateError, SureFitError
 from surefit.core.rundir import RunDir, read_json
-from surefit.core.sampling import evenly
-from surefit.core.units import quoted, shortened
-from surefit.evaluate.answers import base_of, read_variant, same_rows, shipped
-from surefit.stages.events import trained
-from surefit.stages.progress_listener import Watcher
-from surefit.telemetry.conclusion import Conclusion, send
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.units import shell_quote, truncate_text
+from surefit.evaluate.answers import align_answers, base_variant, read_variant, select_tuned_variant
+from surefit.stages.events import is_trained
+from surefit.stages.progress_listener import ProgressListener
+from surefit.telemetry.conclusion import FinalReport, send_final_report
 from surefit.telemetry.numbers import numbers_of
 
 ROWS = 20
@@ -31,8 +31,8 @@ LONGEST = 500
 
 
 @contextlib.contextmanager
-def concluded(
-    run: RunDir, stage: str, watcher: Watcher, section: TelemetrySection | None = None, first: bool = True
+def report_stage_to_trackers(
+    run: RunDir, stage: str, watcher: ProgressListener, section: TelemetrySection | None = None, first: bool = True
 ) -> Iterator[None]:
     """Send what is known to the run's trackers when the stage has ended, and when its result did not pass.
 
@@ -45,17 +45,19 @@ def concluded(
     try:
         yield
     except GateError:
-        _conclude(run, stage, watcher, section, first)
+        _send_report(run, stage, watcher, section, first)
         raise
-    _conclude(run, stage, watcher, section, first)
+    _send_report(run, stage, watcher, section, first)
 
 
-def _conclude(run: RunDir, stage: str, watcher: Watcher, section: TelemetrySection | None, first: bool) -> None:
-    if not first or not trained(run):
+def _send_report(
+    run: RunDir, stage: str, watcher: ProgressListener, section: TelemetrySection | None, first: bool
+) -> None:
+    if not first or not is_trained(run):
         return
-    written = _written(run)
+    written = _saved_tracker_section(run)
     section = section or written
-    if section is None or not switched_on(section):
+    if section is None or not enabled_trackers(section):
         return
     try:
         faults = _send(run, section)
@@ -64,12 +66,12 @@ def _conclude(run: RunDir, stage: str, watcher: Watcher, section: TelemetrySecti
     if faults:
         lacking = "; ".join(f"{tracker} ({why})" for tracker, why in faults.items())
         # A tracker that was given with --set is not in resolved.yaml, which is all that `report` reads.
-        report = f"`surefit report {quoted(run.path)}`"
+        report = f"`surefit report {shell_quote(run.path)}`"
         again = report if section == written else f"`surefit {stage}`, called as before,"
         watcher.note(f"the results did not reach {lacking}. They are in the run directory: {again} sends them again")
 
 
-def _written(run: RunDir) -> TelemetrySection | None:
+def _saved_tracker_section(run: RunDir) -> TelemetrySection | None:
     """The trackers of resolved.yaml; None where it cannot be read, which is for others to say."""
     try:
         return load_config(run.resolved).config.telemetry
@@ -82,22 +84,22 @@ def _send(run: RunDir, section: TelemetrySection) -> dict[str, str]:
     numbers: dict[str, float] = {}
     rows: list[dict[str, str]] = []
     if run.certificate.exists():
-        numbers |= certificate_numbers(read_json(run.certificate))
+        numbers |= certificate_metrics(read_json(run.certificate))
     if run.eval_summary.exists():
         summary = read_json(run.eval_summary)
-        numbers |= score_numbers(summary)
-        rows = examples(run, summary)
-    return send(Conclusion(numbers, files, rows), section, run) if files else {}
+        numbers |= score_metrics(summary)
+        rows = select_example_rows(run, summary)
+    return send_final_report(FinalReport(numbers, files, rows), section, run) if files else {}
 
 
-def certificate_numbers(certificate: Mapping[str, Any]) -> dict[str, float]:
+def certificate_metrics(certificate: Mapping[str, Any]) -> dict[str, float]:
     """`certificate/passed`, and what was measured for it: `certificate/` and the name of the check."""
     measured = {check["name"]: check["value"] for check in certificate["checks"]}
     told = numbers_of({"passed": certificate["passed"], **measured})
     return {f"certificate/{name}": value for name, value in told.items()}
 
 
-def score_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+def score_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """`SET/VARIANT/METRIC`, with `_low` and `_high` for the ends of its 95 % interval; likewise the paired difference
     of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if a gate passed or failed."""
     found: dict[str, float] = {}
@@ -105,9 +107,9 @@ def score_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
         for variant, metrics in scored["variants"].items():
             for metric, estimate in metrics.items():
                 found |= _with_interval(f"{name}/{variant}/{metric}", estimate["mean"], estimate["ci95"])
-        tuned = shipped(scored["variants"])
+        tuned = select_tuned_variant(scored["variants"])
         for pair in scored["comparisons"]:
-            if tuned and (pair["a"], pair["b"]) == (base_of(tuned), tuned):
+            if tuned and (pair["a"], pair["b"]) == (base_variant(tuned), tuned):
                 key = f"{name}/{tuned}_minus_{pair['a']}/{pair['metric']}"
                 found |= _with_interval(key, pair["difference"], pair["ci95"])
     if summary["gate"] and summary["gate"].get("outcome") != "cannot tell":
@@ -120,7 +122,7 @@ def _with_interval(name: str, value: float, interval: Sequence[float]) -> dict[s
     return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
-def examples(run: RunDir, summary: Mapping[str, Any]) -> list[dict[str, str]]:
+def select_example_rows(run: RunDir, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Rows that base and tuned model answered, of the first set that has both; evenly chosen from all of them, not
     from the best. Without secrets, and long texts cut.
 
@@ -128,17 +130,17 @@ def examples(run: RunDir, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     recipe has no such score of a single row.
     """
     for name, scored in summary["sets"].items():
-        tuned = shipped(scored["variants"])
-        if tuned and base_of(tuned) in scored["variants"]:
+        tuned = select_tuned_variant(scored["variants"])
+        if tuned and base_variant(tuned) in scored["variants"]:
             with contextlib.suppress(SureFitError):  # answers that are gone, or to other rows
                 return _side_by_side(run, name, tuned, summary["primary_metric"])
     return []
 
 
 def _side_by_side(run: RunDir, set_name: str, tuned: str, metric: str) -> list[dict[str, str]]:
-    before, after = (read_variant(run, set_name, variant) for variant in (base_of(tuned), tuned))
-    pairs = list(zip(same_rows(before, after), after.lines, strict=True))
-    return [_row(*pairs[i], metric) for i in evenly(len(pairs), ROWS)]
+    before, after = (read_variant(run, set_name, variant) for variant in (base_variant(tuned), tuned))
+    pairs = list(zip(align_answers(before, after), after.lines, strict=True))
+    return [_row(*pairs[i], metric) for i in evenly_spaced_indices(len(pairs), ROWS)]
 
 
 def _row(before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> dict[str, str]:
@@ -146,9 +148,9 @@ def _row(before: Mapping[str, Any], after: Mapping[str, Any], metric: str) -> di
 
     return {
         "question": last_turn(_safe(after.get("prompt")), LONGEST),
-        "expected": shortened(_safe(after.get("gold")), LONGEST),
-        "base": shortened(_safe(before.get("text")), LONGEST),
-        "tuned": shortened(_safe(after.get("text")), LONGEST),
+        "expected": truncate_text(_safe(after.get("gold")), LONGEST),
+        "base": truncate_text(_safe(before.get("text")), LONGEST),
+        "tuned": truncate_text(_safe(after.get("text")), LONGEST),
         "outcome": _outcome(before["scores"].get(metric), after["scores"].get(metric)),
     }
 
@@ -161,8 +163,8 @@ def _outcome(old: float | None, new: float | None) -> str:
 
 def _safe(value: Any) -> str:
     """As text that may leave this machine, before it is cut: the half of a key would no longer look like one."""
-    from surefit.report.text import clean
+    from surefit.report.text import drop_surrogates
 
     if value is None:
         return ""
-    return clean(redact(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
+    return drop_surrogates(redact(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))

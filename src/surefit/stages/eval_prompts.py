@@ -8,14 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
-from surefit.task import part_of
+from surefit.task import task_of
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
     from surefit.data.read.load import Rows
     from surefit.data.rows.layouts import Examples
-    from surefit.data.rows.template_checks import SharedLook
-    from surefit.facts.eval_prompts import ScoredFacts
+    from surefit.data.rows.template_checks import TimedTemplateCheck
+    from surefit.facts.eval_prompts import EvalPromptFacts
     from surefit.facts.tokenizer import TokenizerFacts
     from surefit.task import Example, TaskRecipe
 
@@ -23,13 +23,13 @@ SAMPLED_ROWS, SAMPLED_TEXT = 500, 6_000_000
 """Rows that are converted, and their characters: enough for a systematic fault, and little of a check's two seconds."""
 
 
-def scored_sources(config: Config) -> dict[str, str]:
+def list_eval_sources(config: Config) -> dict[str, str]:
     """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.extra_sets`."""
     held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
     return held_out | {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
 
 
-def scored_facts(
+def load_eval_prompt_facts(
     config: Config,
     recipe: TaskRecipe | None,
     rows: Rows | None,
@@ -40,8 +40,8 @@ def scored_facts(
     counted: bool = False,
     look: bool = False,
     kept: dict[str, Rows] | None = None,
-    shared: SharedLook | None = None,
-) -> tuple[ScoredFacts | None, list[SureFitError]]:
+    shared: TimedTemplateCheck | None = None,
+) -> tuple[EvalPromptFacts | None, list[SureFitError]]:
     """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
     converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
     recipe, or where something is wrong.
@@ -54,19 +54,23 @@ def scored_facts(
         kept: gets the rows of each set that was read, by config key.
         shared: renders a sample of each set.
     """
-    from surefit.data.rows.eval_prompts import scored_set
-    from surefit.data.rows.sample_checks import template_missing, tokens_missing
-    from surefit.facts.eval_prompts import ScoredFacts
+    from surefit.data.rows.eval_prompts import measure_eval_prompts
+    from surefit.data.rows.sample_checks import find_missing_template, find_unknown_tokens
+    from surefit.facts.eval_prompts import EvalPromptFacts
 
     problems: list[SureFitError] = []
     sets = []
     if config.data.share:
-        divided = divided_rows(config, recipe, rows, mixed or {})
+        divided = rows_to_split(config, recipe, rows, mixed or {})
         total = sum(one.total for one in divided) if divided else 0
         held_out = max(1, round(config.data.share * total)) if total else None
-        examples = train if divided is None or recipe is None or len(divided) == 1 else _some(config, recipe, divided)
-        sets.append(scored_set("eval", held_out, examples, config, tokenizer, counted=counted))
-    for key, source in scored_sources(config).items():
+        examples = (
+            train
+            if divided is None or recipe is None or len(divided) == 1
+            else _sample_examples(config, recipe, divided)
+        )
+        sets.append(measure_eval_prompts("eval", held_out, examples, config, tokenizer, counted=counted))
+    for key, source in list_eval_sources(config).items():
         try:
             read, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
         except SureFitError as error:
@@ -77,17 +81,17 @@ def scored_facts(
             kept[key] = read
         count = None if read is None else read.total
         if examples is not None:
-            problems += tokens_missing(config, key, source, examples, tokenizer)
-            problems += template_missing(key, source, examples, tokenizer)
+            problems += find_unknown_tokens(config, key, source, examples, tokenizer)
+            problems += find_missing_template(key, source, examples, tokenizer)
             problems += shared.problems(key, source, examples) if shared else []
         name = "eval" if key == "data.eval" else key.removeprefix("evaluate.extra_sets.")
-        sets.append(scored_set(name, count, examples, config, tokenizer, counted=counted))
+        sets.append(measure_eval_prompts(name, count, examples, config, tokenizer, counted=counted))
     if recipe is None or problems:
         return None, problems
-    return ScoredFacts(tuple(sets), recipe.choices is not None), problems
+    return EvalPromptFacts(tuple(sets), recipe.choices is not None), problems
 
 
-def divided_rows(
+def rows_to_split(
     config: Config, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
 ) -> list[Rows] | None:
     """What a share `data.eval` is held out of: the training rows and, with several tasks in one run, each source of
@@ -98,7 +102,7 @@ def divided_rows(
     return [rows, *mixed.values()] if several else [rows]
 
 
-def _some(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
+def _sample_examples(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
     """A sample of all sources, of each by its size; None where it cannot be converted, which others report."""
     from surefit.data.rows.layouts import to_examples
 
@@ -115,8 +119,8 @@ def _read(
     config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
 ) -> tuple[Rows | None, Examples | None]:
     """(rows, a sample of the examples they become); nothing of what the hub has."""
-    from surefit.data.read.load import require_other_rows
-    from surefit.data.read.quick_sample import glance
+    from surefit.data.read.load import require_distinct_rows
+    from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.read.sources import is_local
     from surefit.data.rows.layouts import load_held_out, to_examples
 
@@ -124,10 +128,10 @@ def _read(
     if not is_local(source):
         return None, None
     load = partial(load_held_out, source, section.split, train)
-    rows = glance(source, section.split, load) if look else load()
+    rows = read_quick_sample(source, section.split, load) if look else load()
     if rows is None:
         return None, None
-    require_other_rows(rows, train, source)
+    require_distinct_rows(rows, train, source)
     if recipe is None:
         return rows, None
     if key == "data.eval" and (missing := tasks_without_rows(recipe, key, [rows])):
@@ -147,7 +151,7 @@ def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) ->
         if layout not in layouts:
             layouts.add(layout)
             with contextlib.suppress(DataError):  # told by who converts the row
-                seen.add(part_of(layout, recipe.parts).name)
+                seen.add(task_of(layout, recipe.parts).name)
     what = "to train on" if key == "data.train" else "held out"
     help_text = "name its rows in data.mix, or a directory that holds them too"
     if key == "data.eval":

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import ConfigError
-from surefit.stages.concluding import concluded
-from surefit.stages.events import at_work, require_trained
+from surefit.stages.concluding import report_stage_to_trackers
+from surefit.stages.events import lock_and_record_stage, require_trained
 from surefit.stages.placing import require_inputs_apart
-from surefit.stages.progress_listener import Watcher
-from surefit.stages.run_context import Prepared
+from surefit.stages.progress_listener import ProgressListener
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from surefit.config.schema import Config
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from surefit.parallel.process_group import World
 
 
-def evaluate(
-    run: Prepared, watcher: Watcher, variants: Sequence[str] | None = None, world: World | None = None
+def evaluate_run(
+    run: CheckedRun, watcher: ProgressListener, variants: Sequence[str] | None = None, world: World | None = None
 ) -> dict[str, Any] | None:
     """Score the variants on the held-out rows and on the sets of `evaluate.extra_sets`.
 
@@ -35,21 +35,21 @@ def evaluate(
         ConfigError: nothing is trained yet, and what is trained was asked for; or there is no row to score.
     """
     from surefit.evaluate.runner import score_variants
-    from surefit.parallel.process_group import World, by_first
+    from surefit.parallel.process_group import World, run_on_rank0
 
     world = world or World()
     config = run.resolved.config
-    by_first(world, lambda: require_inputs_apart(run, run.run.eval))
-    if asks_the_result(variants):
-        by_first(world, lambda: require_trained(run.run))
+    run_on_rank0(world, lambda: require_inputs_apart(run, run.run.eval))
+    if is_trained_model_scored(variants):
+        run_on_rank0(world, lambda: require_trained(run.run))
     elif not _has_scored_result(run.run):  # there is nothing that a gate could judge
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     with (
-        concluded(run.run, "evaluate", watcher, config.telemetry, world.is_first),
-        at_work(watcher, run.run, "evaluate", world.is_first),
+        report_stage_to_trackers(run.run, "evaluate", watcher, config.telemetry, world.is_first),
+        lock_and_record_stage(watcher, run.run, "evaluate", world.is_first),
         watcher.progress("evaluating") as on_progress,
     ):
-        sets = by_first(world, lambda: held_out_sets(run))
+        sets = run_on_rank0(world, lambda: load_eval_sets(run))
         summary = score_variants(config, run.recipe, run.hardware, run.run, sets, variants or None, on_progress, world)
     return summary if world.is_first else None
 
@@ -59,11 +59,11 @@ def _has_scored_result(run: RunDir) -> bool:
     return any((run.eval / "eval" / f"{name}.predictions.jsonl").exists() for name in ("adapter", "merged", "model"))
 
 
-def asks_the_result(variants: Sequence[str] | None) -> bool:
+def is_trained_model_scored(variants: Sequence[str] | None) -> bool:
     """Whether what training results in is to be scored; the base is there before, and checkpoints come on the way."""
-    from surefit.evaluate.answers import step_of
+    from surefit.evaluate.answers import checkpoint_step
 
-    return not variants or any(name != "base" and step_of(name) is None for name in variants)
+    return not variants or any(name != "base" and checkpoint_step(name) is None for name in variants)
 
 
 def require_held_out(config: Config, what: str) -> None:
@@ -79,7 +79,7 @@ def require_held_out(config: Config, what: str) -> None:
         )
 
 
-def held_out_sets(run: Prepared) -> dict[str, Examples]:
+def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
     """The rows to be scored on: "eval", where any are held out, and those of `evaluate.extra_sets`.
 
     Raises:
@@ -87,8 +87,8 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     """
     from surefit.data.read.load import load_rows
     from surefit.data.rows.layouts import read_splits, to_examples
-    from surefit.data.rows.reasoning import with_thinking
-    from surefit.data.tokens.dataset import eval_key, takes_all
+    from surefit.data.rows.reasoning import apply_reasoning_mode
+    from surefit.data.tokens.dataset import drop_untokenizable, eval_key
     from surefit.model.tokenizer import load_tokenizer
 
     config = run.resolved.config
@@ -101,8 +101,8 @@ def held_out_sets(run: Prepared) -> dict[str, Examples]:
     for name, source in config.evaluate.extra_sets.items():
         rows = load_rows(source, split=config.data.split)
         examples = to_examples(rows, run.recipe, config.data.format, config.data.bad_rows)
-        sets[name] = with_thinking(examples, config.data.thinking)
+        sets[name] = apply_reasoning_mode(examples, config.data.thinking)
     if tokenizer is None:
         return sets
     keys = {name: f"evaluate.extra_sets.{name}" for name in sets} | {"eval": eval_key(config.data)}
-    return {name: takes_all(each, tokenizer, config.data.bad_rows, keys[name]) for name, each in sets.items()}
+    return {name: drop_untokenizable(each, tokenizer, config.data.bad_rows, keys[name]) for name, each in sets.items()}

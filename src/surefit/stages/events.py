@@ -10,15 +10,15 @@ from typing import Any
 from surefit.core.env import redact
 from surefit.core.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError, DataError, SureFitError
 from surefit.core.rundir import RunDir
-from surefit.stages.progress_listener import Watcher
+from surefit.stages.progress_listener import ProgressListener
 
 
 @contextlib.contextmanager
-def noted(run: RunDir, stage: str) -> Iterator[None]:
+def record_stage(run: RunDir, stage: str) -> Iterator[None]:
     """Write into events.jsonl when a stage started and how it ended.
 
     A later stage that was asked for something unusable, such as columns that are not in the rows, has done nothing to
-    the run: that is "invalid", and the run's state is what it was before (`latest`).
+    the run: that is "invalid", and the run's state is what it was before (`latest_event`).
     """
     start = time.monotonic()
     run.create()
@@ -39,12 +39,12 @@ def _unusable(stage: str, error: BaseException) -> bool:
     return stage != "train" and isinstance(error, ConfigError | DataError) and error.exit_code == EXIT_USAGE
 
 
-def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dict[str, Any] | None:
+def latest_event(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dict[str, Any] | None:
     """The last event that says something of the run, or of one stage: without calls that were invalid, and their start.
 
     >>> events = [{"stage": stage, "event": event} for stage, event in (
     ...     ("train", "finished"), ("evaluate", "started"), ("evaluate", "invalid"))]
-    >>> latest(events), latest(events, "evaluate")
+    >>> latest_event(events), latest_event(events, "evaluate")
     ({'stage': 'train', 'event': 'finished'}, None)
     """
     invalid: set[str] = set()
@@ -60,17 +60,17 @@ def latest(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dic
 
 
 @contextlib.contextmanager
-def at_work(watcher: Watcher, run: RunDir, stage: str, first: bool) -> Iterator[None]:
+def lock_and_record_stage(watcher: ProgressListener, run: RunDir, stage: str, first: bool) -> Iterator[None]:
     """Hold the run directory and note the stage; of several processes that work together, the first does it for all."""
     if not first:
         yield
         return
-    with run.locked(stage, watcher.note), noted(run, stage):
+    with run.locked(stage, watcher.note), record_stage(run, stage):
         watcher.log_to(run.log)
         yield
 
 
-def trained(directory: RunDir) -> bool:
+def is_trained(directory: RunDir) -> bool:
     """Whether there is a result of training."""
     return directory.adapter.exists() or directory.model.exists()
 
@@ -79,7 +79,7 @@ def require_trained(directory: RunDir) -> None:
     """Raises:
     ConfigError: nothing is trained yet.
     """
-    if not trained(directory):
+    if not is_trained(directory):
         raise ConfigError(
             "nothing is trained yet in this run", code="E8021", path=directory.path, help="`surefit train` comes first"
         )

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from surefit.core.errors import ConfigError, ModelError, SureFitError, did_you_mean
 from surefit.core.output import json_with, output_file
 from surefit.core.rundir import RunDir, read_json
-from surefit.facts.lora_settings import adapters_below, found_below
-from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_config
+from surefit.facts.lora_settings import adapters_below, describe_nested_adapters
+from surefit.facts.model import DTYPE_BYTES, ModelFacts, directory_facts, original_of, read_model_config
 from surefit.facts.validate_model_files import require_sound_adapter
-from surefit.stages.concluding import concluded
-from surefit.stages.events import noted, require_trained
+from surefit.stages.concluding import report_stage_to_trackers
+from surefit.stages.events import record_stage, require_trained
 from surefit.stages.placing import require_inputs_apart
-from surefit.stages.progress_listener import Watcher
-from surefit.stages.run_context import Prepared
+from surefit.stages.progress_listener import ProgressListener
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from surefit.merge.merge import MergeJob
 
 ADAPTER_CONFIG = "adapter_config.json"
-Trained = Literal["none", "nf4", "fp8"]
+TrainedOnQuantization = Literal["none", "nf4", "fp8"]
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class AdapterOptions:
 
     base: str | None = None
     output: Path | None = None
-    trained_on: Trained = "none"
+    trained_on: TrainedOnQuantization = "none"
     prompts: Path | None = None
     others: Sequence[str] = ()
     combine: str = "cat"
 
 
-def is_adapter(target: Path) -> bool:
+def is_adapter_directory(target: Path) -> bool:
     """Whether the target is an adapter's directory and not a run's or a config file."""
     return (target / ADAPTER_CONFIG).is_file()
 
 
-def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, Any]:
+def merge_run(run: CheckedRun, watcher: ProgressListener, into: str = "auto") -> dict[str, Any]:
     """Merge and certify a run's adapter, or certify what a full fine-tune saved.
 
     Returns:
@@ -69,7 +69,7 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
         ConfigError: nothing is trained yet.
         GateError: the result is not base + adapter.
     """
-    from surefit.merge.merge import merge
+    from surefit.merge.merge import merge_and_certify
     from surefit.model.saved import load_run_tokenizer
 
     config = run.resolved.config
@@ -78,29 +78,29 @@ def merge_run(run: Prepared, watcher: Watcher, into: str = "auto") -> dict[str, 
     if config.train.method == "lora":
         _require_matrices(run.model)
     with (
-        concluded(run.run, "merge", watcher, config.telemetry),
+        report_stage_to_trackers(run.run, "merge", watcher, config.telemetry),
         run.run.locked("merge", watcher.note),
-        noted(run.run, "merge"),
+        record_stage(run.run, "merge"),
         watcher.progress("merging") as on_progress,
     ):
         watcher.log_to(run.run.log)
         tokenizer = load_run_tokenizer(config.model, run.run)
-        sequences = compared_rows(run, tokenizer)
-        return merge(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
+        sequences = load_comparison_tokens(run, tokenizer)
+        return merge_and_certify(config, run.hardware, run.run, sequences, on_progress, into)  # type: ignore[arg-type]
 
 
-COMPARED = 256
+COMPARED_ROWS = 256
 """Training rows that are tokenized for a comparison where no rows are held out; it takes some of them."""
 
 
-def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def load_comparison_tokens(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return token ids, prompt and answer, on which models are compared: the held-out rows or, where nothing is held
     out, training rows. Whether two models compute the same does not depend on what they have seen.
 
     Raises:
         DataError: no row can be used.
     """
-    from surefit.core.sampling import evenly
+    from surefit.core.sampling import evenly_spaced_indices
     from surefit.data.rows.layouts import read_splits
     from surefit.data.tokens.dataset import build_dataset, eval_key
     from surefit.data.tokens.shard_manifest import ShardedTokens
@@ -109,10 +109,10 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
     data = config.data
     if data.holds_nothing_out and data.tokenized is not None:
         shards = ShardedTokens(Path(data.tokenized), run.gathered.prepared)
-        return [shards[index][0].tolist() for index in evenly(len(shards), COMPARED)]
+        return [shards[index][0].tolist() for index in evenly_spaced_indices(len(shards), COMPARED_ROWS)]
     train, rows = read_splits(data, run.recipe, config.train.seed, run.rows, run.mixed)
     if data.holds_nothing_out:
-        rows = train.subset(evenly(len(train), COMPARED))
+        rows = train.subset(evenly_spaced_indices(len(train), COMPARED_ROWS))
     dataset = build_dataset(
         rows,
         tokenizer,
@@ -124,9 +124,11 @@ def compared_rows(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> list[lis
     return [dataset[index][0].tolist() for index in range(len(dataset))]
 
 
-def merge_adapter(target: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:
+def merge_external_adapter(
+    target: Path, watcher: ProgressListener, into: str, options: AdapterOptions
+) -> dict[str, Any]:
     """Merge and certify an adapter of any tool; the certificate."""
-    from surefit.merge.merge import merge_adapter as merge
+    from surefit.merge.merge import merge_adapter_job as merge
 
     output = RunDir(options.output or target)
     _require_place(target, output, options)
@@ -155,7 +157,9 @@ def _require_place(target: Path, output: RunDir, options: AdapterOptions) -> Non
     output_file(output.certificate, inputs, earlier=lambda _: made_here, option=option)
 
 
-def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: AdapterOptions) -> dict[str, Any]:
+def certify_merge(
+    target: Path, merged: Path, watcher: ProgressListener, into: str, options: AdapterOptions
+) -> dict[str, Any]:
     """The certificate of a merged model that exists, whoever made it: whether it is base + adapter."""
     from surefit.merge.merge import certify_merged
 
@@ -179,15 +183,15 @@ def certify(target: Path, merged: Path, watcher: Watcher, into: str, options: Ad
 def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
     """What to merge, with several adapters made one in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
-    from surefit.merge.combine import WAYS, Combined, combine
+    from surefit.merge.combine import COMBINATION_TYPES, AdapterCombination, combine_adapters
     from surefit.merge.merge import MergeJob
     from surefit.model.identity import base_directory
-    from surefit.model.layerwise_forward import FromFiles
+    from surefit.model.layerwise_forward import LayerwiseModel
 
-    if not is_adapter(target):
+    if not is_adapter_directory(target):
         below = adapters_below(target)
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{found_below(below)}",
+            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(below)}",
             code="E8023",
             path=target,
             help=f"name {below[0]}" if below else "name a run, or an adapter's folder",
@@ -197,16 +201,19 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     own_tokenizer = str(target) if (target / "tokenizer_config.json").is_file() else None
     with tempfile.TemporaryDirectory() as folder:
         adapter, combined = target, None
-        if options.combine not in WAYS:
+        if options.combine not in COMBINATION_TYPES:
             raise ConfigError(
-                f"there is no way {options.combine!r} to combine adapters{did_you_mean(options.combine, WAYS)}",
+                f"there is no way {options.combine!r} to combine adapters"
+                f"{did_you_mean(options.combine, COMBINATION_TYPES)}",
                 code="E8043",
                 field="--combine",
-                help=f"choose from {', '.join(WAYS)}",
+                help=f"choose from {', '.join(COMBINATION_TYPES)}",
             )
         if options.others:
-            combined = Combined(options.combine, ((target, 1.0), *map(_weighted, options.others)))
-            adapter = combine(FromFiles(base, base_directory(base), hardware.kind), combined, Path(folder))
+            combined = AdapterCombination(options.combine, ((target, 1.0), *map(_weighted, options.others)))
+            adapter = combine_adapters(
+                LayerwiseModel(base, base_directory(base), hardware.kind), combined, Path(folder)
+            )
         yield (
             MergeJob(
                 base, adapter, output.merged, output.certificate, None, into, own_tokenizer, combined  # type: ignore[arg-type]
@@ -259,7 +266,7 @@ def _require_matrices(model: ModelFacts) -> None:
 
 
 def _stored_dtype(directory: Path) -> str:
-    settings = read_config(directory)
+    settings = read_model_config(directory)
     stated = str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     if stated not in DTYPE_BYTES:
         known = ", ".join(DTYPE_BYTES)
@@ -270,7 +277,7 @@ def _stored_dtype(directory: Path) -> str:
 
 def _weighted(text: str) -> tuple[Path, float]:
     path, separator, weight = text.rpartition(":")
-    if not separator or not is_adapter(Path(path)):
+    if not separator or not is_adapter_directory(Path(path)):
         path, weight = text, "1"
     try:
         found = (Path(path), float(weight))
@@ -278,10 +285,10 @@ def _weighted(text: str) -> tuple[Path, float]:
         found = (Path(path), math.nan)
     if not math.isfinite(found[1]) or not found[1]:
         raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
-    if not is_adapter(found[0]):
+    if not is_adapter_directory(found[0]):
         below = adapters_below(found[0])
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{found_below(below)}",
+            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(below)}",
             code="E8028",
             path=path,
             field="--with",
@@ -307,18 +314,18 @@ def _prompts(file: Path) -> list[str]:
     return texts
 
 
-def _sequences(watcher: Watcher, job: MergeJob, prompts: Path | None) -> list[list[int]]:
+def _sequences(watcher: ProgressListener, job: MergeJob, prompts: Path | None) -> list[list[int]]:
     """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
     from surefit.core.rundir import read_jsonl
     from surefit.model.tokenizer import load_tokenizer
-    from surefit.samples import resolve
+    from surefit.samples import find_sample
 
     named = job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
     tokenizer = load_tokenizer(named)
     if prompts is not None:
         texts = _prompts(prompts)
     else:
-        sample = resolve("surefit/function-calling-eval")
+        sample = find_sample("surefit/function-calling-eval")
         assert sample is not None
         texts = [row["query"] for row in read_jsonl(sample)[:64]]
         watcher.note("compared on sentences that come with SureFit; your own prompts: --prompts FILE, one per line")

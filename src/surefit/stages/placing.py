@@ -10,10 +10,10 @@ from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.output import output_file
 from surefit.core.rundir import RunDir
-from surefit.stages.run_context import Prepared
+from surefit.stages.run_context import CheckedRun
 
 
-def require_inputs_apart(run: Prepared, *written: Path) -> None:
+def require_inputs_apart(run: CheckedRun, *written: Path) -> None:
     """Require that a stage writes over nothing that the config reads, and deletes none of it with --overwrite.
 
     Args:

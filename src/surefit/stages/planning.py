@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError, SureFitError
-from surefit.stages.run_context import Prepared, examples_per_row, lengths_of
+from surefit.stages.run_context import CheckedRun, examples_per_row, load_example_lengths
 
 if TYPE_CHECKING:
-    from surefit.facts.eval_prompts import ScoredFacts
-    from surefit.plan.planner import Lengths
+    from surefit.facts.eval_prompts import EvalPromptFacts
+    from surefit.plan.planner import ExampleLengths
 
 
-def planned_run(run: Prepared, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
+def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
     """The content of plan.json.
 
     Args:
@@ -22,21 +22,21 @@ def planned_run(run: Prepared, *, quick: bool = False, needs_rows: bool = False)
     Raises:
         DataError: they are.
     """
-    from surefit.plan.build_plan import planned
+    from surefit.plan.build_plan import build_plan
 
     each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(each * run.row_count)
-    lengths, scored = kept_lengths(run) if needs_rows else lengths_of(run), scored_of(run)
-    return planned(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
+    lengths, scored = require_rows_left(run) if needs_rows else load_example_lengths(run), load_run_eval_prompts(run)
+    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
 
 
-def kept_lengths(run: Prepared) -> Lengths:
+def require_rows_left(run: CheckedRun) -> ExampleLengths:
     """The lengths of the rows.
 
     Raises:
         DataError: no row remains, as all that were looked at are longer than `data.max_length`.
     """
-    lengths, data = lengths_of(run), run.resolved.config.data
+    lengths, data = load_example_lengths(run), run.resolved.config.data
     if lengths.shortest is not None and lengths.shortest > data.max_length and not data.cuts:
         raise DataError(
             f"no row remains to train on: they have {lengths.shortest:,} to {lengths.longest:,} tokens "
@@ -48,11 +48,11 @@ def kept_lengths(run: Prepared) -> Lengths:
     return lengths
 
 
-def scored_of(run: Prepared) -> ScoredFacts | None:
+def load_run_eval_prompts(run: CheckedRun) -> EvalPromptFacts | None:
     """What the model will be asked; None where that cannot be read, which the check says."""
     from surefit.data.rows.layouts import to_examples
     from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, scored_facts
+    from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, load_eval_prompt_facts
 
     section = run.resolved.config.data
     try:
@@ -62,6 +62,8 @@ def scored_of(run: Prepared) -> ScoredFacts | None:
                 run.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT), run.recipe, section.format, section.bad_rows
             )
         tokenizer = facts_of_tokenizer(run.model)
-        return scored_facts(run.resolved.config, run.recipe, run.rows, train, tokenizer, run.mixed, counted=True)[0]
+        return load_eval_prompt_facts(
+            run.resolved.config, run.recipe, run.rows, train, tokenizer, run.mixed, counted=True
+        )[0]
     except SureFitError:
         return None

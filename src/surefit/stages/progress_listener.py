@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from surefit.core.env import redact
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.core.run_log import RunLog
 from surefit.core.units import duration_text, printable
-from surefit.train.progress import OnStep, Progress
+from surefit.train.progress import OnStep, TrainingProgress
 
 PLAIN_SECONDS = 10.0
 """Where progress is lines, at most one in this many seconds."""
 
 
-class Watcher:
+class ProgressListener:
     """Hears nothing; `cli.render.Output` shows it on a terminal."""
 
     def note(self, text: str) -> None:
@@ -29,7 +29,7 @@ class Watcher:
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
         """Yields `on_progress(done, total, text)` for a piece of work with this name."""
-        yield silent
+        yield ignore_progress
 
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[OnStep]:
@@ -37,7 +37,7 @@ class Watcher:
         yield lambda state: None
 
 
-class Lines(Watcher):
+class LineListener(ProgressListener):
     """Says everything in lines, which the run directory keeps too.
 
     Args:
@@ -47,7 +47,7 @@ class Lines(Watcher):
     """
 
     def __init__(
-        self, say: Callable[[str], None], callbacks: tuple[Callable[[Progress], bool | None], ...] = ()
+        self, say: Callable[[str], None], callbacks: tuple[Callable[[TrainingProgress], bool | None], ...] = ()
     ) -> None:
         self._tell, self.callbacks, self.log = say, callbacks, RunLog()
 
@@ -70,7 +70,7 @@ class Lines(Watcher):
     def training_progress(self) -> Iterator[OnStep]:
         line = PlainProgress("training", self.say, with_eta=False)
 
-        def on_step(state: Progress) -> bool:
+        def on_step(state: TrainingProgress) -> bool:
             line(state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}")
             answers = [callback(state) for callback in self.callbacks]  # all of them are called
             return True in answers

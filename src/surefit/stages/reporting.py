@@ -7,23 +7,23 @@ from pathlib import Path
 
 from surefit.core.output import output_file, text_with
 from surefit.core.rundir import RunDir
-from surefit.stages.concluding import concluded
-from surefit.stages.events import noted
-from surefit.stages.progress_listener import Watcher
+from surefit.stages.concluding import report_stage_to_trackers
+from surefit.stages.events import record_stage
+from surefit.stages.progress_listener import ProgressListener
 
 COMPARISON = "compare.html"
 
 
-def report(directory: RunDir, watcher: Watcher) -> Path:
+def write_run_report(directory: RunDir, watcher: ProgressListener) -> Path:
     """Write the run's report.html."""
     from surefit.report.build import build_report
 
-    with concluded(directory, "report", watcher), noted(directory, "report"):
+    with report_stage_to_trackers(directory, "report", watcher), record_stage(directory, "report"):
         watcher.log_to(directory.log)
         return build_report(directory)
 
 
-def report_on_several(runs: Sequence[RunDir], watcher: Watcher, output: Path | None = None) -> Path:
+def write_comparison_report(runs: Sequence[RunDir], watcher: ProgressListener, output: Path | None = None) -> Path:
     """Write a page that compares runs, beside the first or at `output`, and the pages of those that have none."""
     from surefit import recipes
     from surefit.report.comparison import build_comparison
@@ -33,5 +33,5 @@ def report_on_several(runs: Sequence[RunDir], watcher: Watcher, output: Path | N
     output_file(page, {str(run.path): run.path for run in runs}, earlier=mark)
     for run in runs:
         if not run.report.exists():
-            report(run, watcher)
-    return build_comparison(runs, page, recipes.get)
+            write_run_report(run, watcher)
+    return build_comparison(runs, page, recipes.get_recipe)

@@ -7,30 +7,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from surefit.config.load import Loaded, load_config
-from surefit.config.resolve import Resolved, resolve
-from surefit.config.world import Started
+from surefit.config.load import LoadedConfig, load_config
+from surefit.config.resolve import ResolvedConfig, resolve_config
+from surefit.config.world import LaunchedProcesses
 from surefit.core import env
 from surefit.core.errors import ConfigError, SureFitError
 from surefit.core.rundir import RunDir, read_json
 
 if TYPE_CHECKING:
-    from surefit.config.schema import Config
+    from surefit.config.schema import Config, ModelSection
     from surefit.data.read.load import Rows
-    from surefit.data.tokens.shard_manifest import Manifest
+    from surefit.data.tokens.shard_manifest import ShardManifest
     from surefit.facts.hardware import HardwareFacts
     from surefit.facts.model import ModelFacts
-    from surefit.importers.adopt import Adopted
-    from surefit.plan.planner import Lengths
+    from surefit.importers.adopt import AdoptedConfig
+    from surefit.plan.planner import ExampleLengths
     from surefit.task import TaskRecipe
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RunContext:
     """Everything known about a run; what could not be known is None, with the reason among the problems.
 
     Attributes:
@@ -42,22 +42,22 @@ class Gathered:
         looked: the rows are some of them where there are many (`Rows.total`).
     """
 
-    loaded: Loaded
+    loaded: LoadedConfig
     run: RunDir
     recipe: TaskRecipe | None
     model: ModelFacts | None
     hardware: HardwareFacts | None
     rows: Rows | None
     mixed: dict[str, Rows]
-    resolved: Resolved | None
+    resolved: ResolvedConfig | None
     problems: tuple[SureFitError, ...]
-    adopted: Adopted
-    prepared: Manifest | None = None
+    adopted: AdoptedConfig
+    prepared: ShardManifest | None = None
     looked: bool = False
 
 
 @dataclass(frozen=True)
-class Prepared:
+class CheckedRun:
     """A run that any stage can work on.
 
     Attributes:
@@ -65,15 +65,15 @@ class Prepared:
         verb: what trains it, and with --resume goes on.
     """
 
-    loaded: Loaded
+    loaded: LoadedConfig
     run: RunDir
     recipe: TaskRecipe
     model: ModelFacts
     hardware: HardwareFacts
     rows: Rows | None
     mixed: dict[str, Rows]
-    resolved: Resolved
-    gathered: Gathered
+    resolved: ResolvedConfig
+    gathered: RunContext
     verb: Literal["train", "run"] = "train"
 
     @property
@@ -84,14 +84,14 @@ class Prepared:
         return len(self.rows) if self.rows is not None else None
 
 
-def gather(
-    target: Path | Loaded,
+def load_run_context(
+    target: Path | LoadedConfig,
     overrides: Sequence[str] | None = None,
     *,
     training: bool = True,
     patience: float | None = None,
     look: bool = False,
-) -> Gathered:
+) -> RunContext:
     """Read a config file, or the resolved config of a run directory, and look at all it names.
 
     Args:
@@ -105,19 +105,16 @@ def gather(
     """
     from surefit import recipes
     from surefit.data.read.sources import is_local
-    from surefit.data.tokens.shard_settings import opened
-    from surefit.evaluate.settings import require_settings
-    from surefit.facts.chat_template import chosen_templates
-    from surefit.facts.generation import fitting_prompts
+    from surefit.data.tokens.shard_settings import open_prepared_data
+    from surefit.evaluate.settings import require_evaluation_settings
+    from surefit.facts.generation import eval_batch_chooser
     from surefit.facts.hardware import hardware_facts
-    from surefit.facts.model import model_facts
-    from surefit.facts.named_templates import DEFAULT, TOOL_USE
-    from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.facts.vocabulary import with_new_tokens
-    from surefit.importers.adopt import adopt
-    from surefit.plan.memory_interval import upper_end
+    from surefit.importers.adopt import apply_launcher_files
+    from surefit.plan.memory_interval import closed_form_upper_bound
 
-    adopted = adopt(target if isinstance(target, Loaded) else load_config(config_file(target), overrides or ()))
+    adopted = apply_launcher_files(
+        target if isinstance(target, LoadedConfig) else load_config(find_config_file(target), overrides or ())
+    )
     loaded = adopted.loaded
     config = loaded.config
     run = RunDir(target if isinstance(target, Path) and target.is_dir() else Path(config.output_dir))
@@ -130,27 +127,14 @@ def gather(
             problems.append(error)
             return None
 
-    recipe = attempt(lambda: recipes.get(config.recipe))
+    recipe = attempt(lambda: recipes.get_recipe(config.recipe))
     if recipe is not None:
-        attempt(lambda: require_settings(config.evaluate, recipe))
-    model = attempt(lambda: model_facts(config.model.name_or_path, config.model.revision, patience))
-    if model is not None and (chosen := config.model.chat_template) is not None:
-        texts = attempt(lambda: chosen_templates(chosen)) or {}
-        model = replace(
-            model,
-            chat_template=texts.get(DEFAULT),
-            tool_template=texts.get(TOOL_USE),
-            has_chat_template=True,
-            other_template=model.chat_template,
-        )
-    if model is not None and (tokens := config.model.add_tokens):
-        found = model
-        tokenizer = attempt(lambda: facts_of_tokenizer(found))
-        model = with_new_tokens(found, tokens, tokenizer)
+        attempt(lambda: require_evaluation_settings(config.evaluate, recipe))
+    model = _configured_model(config.model, patience, attempt)
     hardware = attempt(lambda: hardware_facts(config.hardware.gpu, run.path, config.hardware.disk))
     shards = None
     if config.data.tokenized is not None and recipe is not None:
-        shards = attempt(partial(opened, config, recipe))
+        shards = attempt(partial(open_prepared_data, config, recipe))
     unread = config.data.tokenized is None
     rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
     if unread:
@@ -159,18 +143,49 @@ def gather(
     read = {source: attempt(partial(_mixed_rows, source, config, look)) for source in here}
     mixed = {source: more for source, more in read.items() if more is not None}
     # An epoch of shards is what it is: none of it is held out any more.
-    count, added = (0, shards.stats.kept) if shards else row_counts(config, rows, mixed)
+    count, added = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
     each = examples_per_row(config, recipe, model, rows)
     count, added = count and round(count * each), added * each
     resolved = None
     if model and hardware:
-        needed, fitting = upper_end(model, hardware), fitting_prompts(model, hardware)
-        started = _started() if training else None
-        resolved = attempt(lambda: resolve(loaded, model, hardware, count, added, needed, started, fitting))
+        needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
+        started = _read_started_processes() if training else None
+        resolved = attempt(lambda: resolve_config(loaded, model, hardware, count, added, needed, started, fitting))
         if resolved is None:
             with contextlib.suppress(ConfigError):  # it is among the problems already
-                resolved = resolve(dividing(loaded), model, hardware, count, added, needed, started, fitting)
-    return Gathered(loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look)
+                resolved = resolve_config(
+                    with_auto_micro_batch(loaded), model, hardware, count, added, needed, started, fitting
+                )
+    return RunContext(
+        loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look
+    )
+
+
+def _configured_model(
+    section: ModelSection, patience: float | None, attempt: Callable[[Callable[[], Any]], Any]
+) -> ModelFacts | None:
+    """Read the model's facts, then put the config's chat template and new tokens in place of its own."""
+    from surefit.facts.chat_template import load_chat_templates
+    from surefit.facts.model import model_facts
+    from surefit.facts.named_templates import DEFAULT, TOOL_USE
+    from surefit.facts.tokenizer import facts_of_tokenizer
+    from surefit.facts.vocabulary import with_new_tokens
+
+    model: ModelFacts | None = attempt(lambda: model_facts(section.name_or_path, section.revision, patience))
+    if model is None:
+        return None
+    if (chosen := section.chat_template) is not None:
+        texts = attempt(lambda: load_chat_templates(chosen)) or {}
+        model = replace(
+            model,
+            chat_template=texts.get(DEFAULT),
+            tool_template=texts.get(TOOL_USE),
+            has_chat_template=True,
+            other_template=model.chat_template,
+        )
+    if section.add_tokens:
+        model = with_new_tokens(model, section.add_tokens, attempt(partial(facts_of_tokenizer, model)))
+    return model
 
 
 def _unreadable_urls(config: Config) -> list[SureFitError]:
@@ -194,36 +209,36 @@ def _unreadable_urls(config: Config) -> list[SureFitError]:
 
 
 def _training_rows(config: Config, look: bool) -> Rows | None:
-    from surefit.data.read.quick_sample import glance
-    from surefit.data.rows.layouts import training_rows
+    from surefit.data.read.quick_sample import read_quick_sample
+    from surefit.data.rows.layouts import load_training_rows
 
     section = config.data
     if not look:
-        return training_rows(section)
-    rows = glance(section.train, section.split, partial(training_rows, section))
+        return load_training_rows(section)
+    rows = read_quick_sample(section.train, section.split, partial(load_training_rows, section))
     return rows if rows is None or section.limit is None else rows.sample(section.limit)
 
 
 def _mixed_rows(source: str, config: Config, look: bool) -> Rows | None:
-    from surefit.data.read.quick_sample import glance
+    from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.rows.layouts import load_mixed
 
     load = partial(load_mixed, source, config.data)
     if not look or source == config.data.eval:
         return load()
     try:
-        return glance(source, config.data.split, load)
+        return read_quick_sample(source, config.data.split, load)
     except SureFitError as error:
         error.about(f"data.mix.{source}")
         raise
 
 
-def _started() -> Started | None:
-    _, size, _, each = env.process_place()
-    return Started(each, -(-size // each)) if size > 1 else None
+def _read_started_processes() -> LaunchedProcesses | None:
+    _, size, _, each = env.distributed_env()
+    return LaunchedProcesses(each, -(-size // each)) if size > 1 else None
 
 
-def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
+def count_training_rows(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
     """(rows of `data.train`, rows that an epoch sees of `data.mix`); (None, 0) while not all of them are counted."""
     if rows is None or len(mixed) < len(config.data.mix):
         return None, 0
@@ -233,8 +248,8 @@ def row_counts(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> 
 def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
     """Examples that a row of `data.train` makes, by a sample; 1 where that cannot be told."""
     from surefit.data.rows.layouts import to_examples
-    from surefit.data.rows.reasoning import with_thinking
-    from surefit.data.rows.sample_checks import DIVIDED, token_examples
+    from surefit.data.rows.reasoning import apply_reasoning_mode
+    from surefit.data.rows.sample_checks import DIVIDED, mean_token_examples
     from surefit.data.tokens.light_template import LightTemplate
     from surefit.facts.chat_template import SPECIAL
     from surefit.facts.tokenizer import TokenizerFacts
@@ -253,16 +268,18 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         tool_template=model.tool_template,
     )
     template = LightTemplate(facts, config.model.chat_template_kwargs)
-    return token_examples(with_thinking(sample, config.data.thinking), template)
+    return mean_token_examples(apply_reasoning_mode(sample, config.data.thinking), template)
 
 
-def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, training: bool = True) -> Prepared:
-    """`gather`, and stop at what is missing.
+def load_checked_run(
+    target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True
+) -> CheckedRun:
+    """`load_run_context`, and stop at what is missing.
 
     Raises:
         SureFitError: the first problem, the others behind it.
     """
-    found = gather(target, overrides, training=training)
+    found = load_run_context(target, overrides, training=training)
     if found.problems:
         first, *rest = found.problems
         first.also = (*first.also, *rest)
@@ -272,7 +289,7 @@ def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, tr
     assert found.model
     assert found.hardware
     assert found.resolved
-    return Prepared(
+    return CheckedRun(
         found.loaded,
         found.run,
         found.recipe,
@@ -285,7 +302,7 @@ def prepare(target: Path | Loaded, overrides: Sequence[str] | None = None, *, tr
     )
 
 
-def lengths_of(run: Prepared) -> Lengths:
+def load_example_lengths(run: CheckedRun) -> ExampleLengths:
     """The lengths of the rows: those that `surefit audit` wrote into the run directory, if it was for these very rows;
     of prepared data those in its manifest; else those of some rows, the largest among them. With them the longest of a
     file of held-out rows, whose loss is measured between the steps."""
@@ -293,31 +310,33 @@ def lengths_of(run: Prepared) -> Lengths:
     return replace(lengths, held_out=_longest_held_out(run)) if lengths.longest is not None else lengths
 
 
-def _training_lengths(run: Prepared) -> Lengths:
-    from surefit.plan.planner import Lengths
+def _training_lengths(run: CheckedRun) -> ExampleLengths:
+    from surefit.plan.planner import ExampleLengths
 
     if run.gathered.prepared is not None:
         stats = run.gathered.prepared.stats
         supervised = stats.supervised_tokens / stats.tokens
         source = "the prepared rows', as their manifest has them"
-        return Lengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
+        return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
     if run.run.passport.is_file() and run.rows is not None:
         passport = read_json(run.run.passport)
         whole = passport.get("lengths", {}).get("whole", {})
         if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
             source = "the real rows', as passport.json has them"
-            short = _sampled(run) if whole["max"] > run.resolved.config.data.max_length else None
+            short = _sample_lengths(run) if whole["max"] > run.resolved.config.data.max_length else None
             supervised = passport.get("supervised_share") or 1.0
-            return Lengths(whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None)
-    return _sampled(run) or Lengths()
+            return ExampleLengths(
+                whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None
+            )
+    return _sample_lengths(run) or ExampleLengths()
 
 
-def _longest_held_out(run: Prepared) -> int | None:
+def _longest_held_out(run: CheckedRun) -> int | None:
     """Tokens of the longest held-out row that was looked at; None where these are a share of the training rows, not on
     this machine, or not readable, which the check says."""
     from surefit.data.read.sources import is_local
     from surefit.data.rows.layouts import load_held_out
-    from surefit.data.tokens.lengths import sampled_lengths
+    from surefit.data.tokens.lengths import sample_lengths
     from surefit.facts.tokenizer import facts_of_tokenizer
 
     config = run.resolved.config
@@ -325,17 +344,17 @@ def _longest_held_out(run: Prepared) -> int | None:
         return None
     try:
         rows = load_held_out(config.data.eval, config.data.split, run.rows)
-        lengths = sampled_lengths(rows, run.recipe, config, facts_of_tokenizer(run.model))
+        lengths = sample_lengths(rows, run.recipe, config, facts_of_tokenizer(run.model))
     except SureFitError:
         return None
     return None if lengths is None else lengths.longest
 
 
-def _sampled(run: Prepared) -> Lengths | None:
+def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     """The lengths of some rows of each source; None where one is not on this machine, or its tokenizer."""
-    from surefit.data.tokens.lengths import sampled_lengths
+    from surefit.data.tokens.lengths import sample_lengths
     from surefit.facts.tokenizer import facts_of_tokenizer
-    from surefit.plan.planner import Lengths
+    from surefit.plan.planner import ExampleLengths
 
     config, sources = run.resolved.config, [(run.rows, 1.0)]
     if run.rows is None or len(run.mixed) < len(config.data.mix):
@@ -345,7 +364,7 @@ def _sampled(run: Prepared) -> Lengths | None:
         tokenizer = facts_of_tokenizer(run.model)
     except SureFitError:  # the check says so
         return None
-    found = [(sampled_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows]
+    found = [(sample_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows]
     sampled = [(lengths, lengths.total * passes) for lengths, passes in found if lengths is not None]
     if not sampled or len(sampled) < len(sources):
         return None
@@ -360,10 +379,10 @@ def _sampled(run: Prepared) -> Lengths | None:
     least = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
     shortest = min(least) if len(least) == len(sampled) else None
     known: Literal["all", "sample"] = "all" if looked_at >= total else "sample"
-    return Lengths(longest, mean, source, known=known, shortest=shortest, left_out=left_out)
+    return ExampleLengths(longest, mean, source, known=known, shortest=shortest, left_out=left_out)
 
 
-def run_directory(target: Path) -> RunDir:
+def find_run_directory(target: Path) -> RunDir:
     """The run directory that a config file names, or `target` itself; nothing else that the config names is looked at.
 
     Raises:
@@ -374,13 +393,13 @@ def run_directory(target: Path) -> RunDir:
     return run
 
 
-def dividing(loaded: Loaded) -> Loaded:
+def with_auto_micro_batch(loaded: LoadedConfig) -> LoadedConfig:
     """The config with a micro batch that divides the global batch, so that one wrong number hides no other finding."""
     train = loaded.config.train.model_copy(update={"per_device_train_batch_size": "auto"})
     return replace(loaded, config=loaded.config.model_copy(update={"train": train}))
 
 
-def config_file(target: Path) -> Path:
+def find_config_file(target: Path) -> Path:
     """A config file itself; of a run directory, the resolved one.
 
     Raises:

@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefit.core.lock import locked
-from surefit.core.rundir import sweep
-from surefit.stages.progress_listener import Watcher
+from surefit.core.lock import hold_lock
+from surefit.core.rundir import remove_leftovers
+from surefit.stages.progress_listener import ProgressListener
 
 
 @contextlib.contextmanager
-def alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> Iterator[None]:
+def lock_shard_directory(directory: Path, group: tuple[int, int] | None, watcher: ProgressListener) -> Iterator[None]:
     """Be the only process that makes these shards; where it makes all of them, clear away what killed ones have left.
 
     Groups of one division work beside each other, and beside nobody else: two that make the same shard would take each
@@ -28,24 +28,24 @@ def alone(directory: Path, group: tuple[int, int] | None, watcher: Watcher) -> I
     held = [directory / ".lock-{}-of-{}".format(*group)] if group else sorted(directory.glob(".lock-*-of-*"))
     with contextlib.ExitStack() as stack:
         for lock in held:
-            stack.enter_context(locked(lock, "prepare", watcher.note))
+            stack.enter_context(hold_lock(lock, "prepare", watcher.note))
         if group is not None:
             _require_one_division(directory, group[1], watcher)
-        stack.enter_context(locked(directory / ".lock", "prepare", watcher.note, shared=group is not None))
+        stack.enter_context(hold_lock(directory / ".lock", "prepare", watcher.note, shared=group is not None))
         if group is not None:
             yield
             return
-        sweep(directory)
+        remove_leftovers(directory)
         yield
-        sweep(directory)  # on a cluster a process may have been killed, and another have done its work
+        remove_leftovers(directory)  # on a cluster a process may have been killed, and another have done its work
 
 
-def _require_one_division(directory: Path, groups: int, watcher: Watcher) -> None:
+def _require_one_division(directory: Path, groups: int, watcher: ProgressListener) -> None:
     """Asked with the own lock held: of two divisions that start at once, one sees the other.
 
     Raises:
         MachineError: a group of another division is at work.
     """
     for lock in sorted({*directory.glob(".lock-*-of-*")} - {*directory.glob(f".lock-*-of-{groups}")}):
-        with locked(lock, "prepare", watcher.note, shared=True):  # other groups ask too, maybe at this moment
+        with hold_lock(lock, "prepare", watcher.note, shared=True):  # other groups ask too, maybe at this moment
             pass

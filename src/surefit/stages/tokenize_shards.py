@@ -21,37 +21,37 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from surefit.core import env
 from surefit.core.errors import ConfigError, DataError, MachineError
-from surefit.core.lock import locked
+from surefit.core.lock import hold_lock
 from surefit.core.processes import pool
 from surefit.core.rundir import machine_errors, read_json, write_json
-from surefit.data.read.file_io import filesystem, is_url, reaching, shown
-from surefit.data.read.sources import files_of, resolve_source
-from surefit.data.read.stream import Range, ranges, stream_rows
+from surefit.data.read.file_io import display_name, filesystem, is_url, remote_file_errors
+from surefit.data.read.sources import list_source_files, resolve_source
+from surefit.data.read.stream import RowRange, split_into_ranges, stream_rows
 from surefit.data.rows.layouts import HELD_OUT
-from surefit.data.tokens.cache import Stats
-from surefit.data.tokens.shard_manifest import MANIFEST, Manifest, held_out_file
+from surefit.data.tokens.cache import TokenizationStats
+from surefit.data.tokens.shard_manifest import MANIFEST, ShardManifest, held_out_file
 from surefit.data.tokens.shard_settings import (
+    build_shard_settings,
     fingerprint,
     refuse_limit,
-    require_settings,
+    require_shard_settings,
     require_tokenizer,
-    settings_of,
 )
 from surefit.data.tokens.shards import (
-    Making,
+    ShardContext,
     ShardTask,
-    complete,
-    damaged,
+    find_damaged_file,
+    read_complete_shard,
     shard_path,
     shard_sha256,
     source_sha256,
     write_shard,
 )
 from surefit.facts.gguf_source import gguf_source
-from surefit.launch.cluster import on_ray
+from surefit.launch.cluster import run_on_ray
 from surefit.stages.placing import require_shards_apart
-from surefit.stages.progress_listener import Watcher
-from surefit.stages.shard_lock import alone
+from surefit.stages.progress_listener import ProgressListener
+from surefit.stages.shard_lock import lock_shard_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 PLAN = "plan.json"
-Engine = Literal["local", "ray"]
+ShardEngine = Literal["local", "ray"]
 LAYOUT_ROWS = 1000
 """Rows of a source whose columns say how it is laid out."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What is to be done.
 
     Attributes:
@@ -83,7 +83,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """One shard, for whatever process makes it."""
 
     config: Config
@@ -93,7 +93,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ShardOptions:
     """What the command line asks for.
 
     Attributes:
@@ -110,10 +110,10 @@ class Wishes:
     overwrite: bool = False
     verify: bool = False
     dry_run: bool = False
-    engine: Engine = "local"
+    engine: ShardEngine = "local"
 
 
-def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str, Any]:
+def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptions) -> dict[str, Any]:
     """Make every shard of `data.tokenized` that is not there yet and, where then all are there, the manifest.
 
     Returns:
@@ -123,27 +123,29 @@ def prepare_shards(config: Config, watcher: Watcher, wishes: Wishes) -> dict[str
         ConfigError: `data.tokenized` is not set, or holds shards of other settings.
         DataError: rows that cannot be used. MachineError: no room; another process makes the same shards.
     """
-    directory = prepared_directory(config)
+    directory = tokenized_directory(config)
     if wishes.dry_run:
-        return _summary(planned(config, directory, wishes.overwrite, write=False), directory, wishes.group)
+        return _summary(build_shard_plan(config, directory, wishes.overwrite, write=False), directory, wishes.group)
     with machine_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    with alone(directory, wishes.group, watcher):
-        with locked(directory / ".lock-plan", "prepare", watcher.note, wait=True):  # one looks at all files, not each
-            plan = planned(config, directory, wishes.overwrite)
+    with lock_shard_directory(directory, wishes.group, watcher):
+        with hold_lock(
+            directory / ".lock-plan", "prepare", watcher.note, wait=True
+        ):  # one looks at all files, not each
+            plan = build_shard_plan(config, directory, wishes.overwrite)
         mine = _of_group(plan.tasks, wishes.group)
         todo = [task for task in mine if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)]
         if len(mine) > len(todo):
             watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are complete already")
         if todo:
             (directory / MANIFEST).unlink(missing_ok=True)
-        _make(todo, [Job(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
+        _make(todo, [ShardJob(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
         if wishes.group is None or _all_there(plan, directory):
             _finish(plan, directory, config)
         return _summary(plan, directory, wishes.group)
 
 
-def prepared_directory(config: Config) -> Path:
+def tokenized_directory(config: Config) -> Path:
     """`data.tokenized`.
 
     Raises:
@@ -157,7 +159,7 @@ def prepared_directory(config: Config) -> Path:
     return Path(config.data.tokenized)
 
 
-def planned(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> Plan:
+def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> ShardPlan:
     """The tasks of a config: those in the directory where nothing has changed, else made anew from the files.
 
     Raises:
@@ -165,14 +167,14 @@ def planned(config: Config, directory: Path, overwrite: bool = False, write: boo
     """
     from surefit import recipes
 
-    recipe = recipes.get(config.recipe)
-    _, digest = loaded_tokenizer(config.model.model_dump_json())
-    settings = settings_of(config, recipe)
+    recipe = recipes.get_recipe(config.recipe)
+    _, digest = load_cached_tokenizer(config.model.model_dump_json())
+    settings = build_shard_settings(config, recipe)
     files = source_files(config)
     before = _read_plan(directory)
     if before is not None and before.fingerprint != fingerprint(settings, digest):
         if not overwrite:
-            require_settings(before.settings, config, recipe, directory)
+            require_shard_settings(before.settings, config, recipe, directory)
             require_tokenizer(before.tokenizer, digest, directory)
         if write:
             _delete(directory)
@@ -182,7 +184,7 @@ def planned(config: Config, directory: Path, overwrite: bool = False, write: boo
     tasks = list(_tasks(config, recipe))
     if before is not None and write:
         _drop_changed(directory, before, files)
-    plan = Plan(settings, fingerprint(settings, digest), digest, files, tasks)
+    plan = ShardPlan(settings, fingerprint(settings, digest), digest, files, tasks)
     if write:
         write_json(directory / PLAN, asdict(plan))
     return plan
@@ -202,7 +204,7 @@ def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
                 name for one in islice(stream_rows(source, split=section.split), LAYOUT_ROWS) for name in one.row
             )
         )
-        for rows in ranges(source, split=section.split):
+        for rows in split_into_ranges(source, split=section.split):
             for place, (repeat, taken) in enumerate(parts):
                 yield ShardTask(number, source, columns, rows, repeat, taken, place == 0, holds_out)
                 number += 1
@@ -220,17 +222,17 @@ def source_files(config: Config) -> list[dict[str, Any]]:
 
 def _files(source: str, split: str) -> list[dict[str, Any]]:
     found = []
-    for file in files_of(resolve_source(source), split):
-        if shown(file) != file:
+    for file in list_source_files(resolve_source(source), split):
+        if display_name(file) != file:
             raise DataError(
                 "the URL holds what looks like a signature or a password, and shards record their source",
                 code="E8034",
-                path=shown(file),
+                path=display_name(file),
                 help="put the credentials in the environment, or download the file",
             )
         if is_url(file):
             system, path = filesystem(file)
-            with reaching(file):
+            with remote_file_errors(file):
                 about = system.info(path)
             version = next((str(about[key]) for key in ("ETag", "LastModified", "mtime") if about.get(key)), None)
             found.append({"path": file, "bytes": about.get("size"), "version": version})
@@ -240,16 +242,16 @@ def _files(source: str, split: str) -> list[dict[str, Any]]:
     return found
 
 
-def _read_plan(directory: Path) -> Plan | None:
+def _read_plan(directory: Path) -> ShardPlan | None:
     if not (directory / PLAN).is_file():
         return None
     try:
         values = read_json(directory / PLAN)
         tasks = [
-            ShardTask(**{**one, "columns": tuple(one["columns"]), "rows": Range(**one["rows"])})
+            ShardTask(**{**one, "columns": tuple(one["columns"]), "rows": RowRange(**one["rows"])})
             for one in values["tasks"]
         ]
-        return Plan(**{**values, "tasks": tasks})
+        return ShardPlan(**{**values, "tasks": tasks})
     except (DataError, TypeError, KeyError):
         help_text = "delete it; complete shards are kept"
         raise DataError("not a plan of shards", code="E8035", path=directory / PLAN, help=help_text) from None
@@ -263,11 +265,11 @@ def _delete(directory: Path) -> None:
         shutil.rmtree(path)
 
 
-def _drop_changed(directory: Path, before: Plan, files: Sequence[Mapping[str, Any]]) -> None:
+def _drop_changed(directory: Path, before: ShardPlan, files: Sequence[Mapping[str, Any]]) -> None:
     """Remove shards of files that have changed, but for those whose own range has not."""
     same = {one["path"] for one in files if one in before.files}
     for task in before.tasks:
-        meta = None if task.rows.file in same else complete(directory, task, before.fingerprint)
+        meta = None if task.rows.file in same else read_complete_shard(directory, task, before.fingerprint)
         if meta is not None and meta["source_sha256"] != source_sha256(task.rows):
             shutil.rmtree(shard_path(directory, task.number))
 
@@ -277,22 +279,22 @@ def _of_group(tasks: Sequence[ShardTask], group: tuple[int, int] | None) -> list
     return list(tasks[first::step])
 
 
-def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: Watcher) -> bool:
-    meta = complete(directory, task, made)
+def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: ProgressListener) -> bool:
+    meta = read_complete_shard(directory, task, made)
     if meta is None or not verify:
         return meta is not None
     path = shard_path(directory, task.number)
-    name = damaged(path, meta)
+    name = find_damaged_file(path, meta)
     if name is not None:
         watcher.note(f"{path / name} is damaged: the shard is rebuilt")
     return name is None
 
 
-def _make(todo: Sequence[ShardTask], jobs: Sequence[Job], watcher: Watcher, wishes: Wishes) -> None:
+def _make(todo: Sequence[ShardTask], jobs: Sequence[ShardJob], watcher: ProgressListener, wishes: ShardOptions) -> None:
     """Make shards, and say how far that is."""
     start, tokens = time.monotonic(), 0
     on_cluster = jobs and wishes.engine == "ray"
-    made = on_ray(make_shard, jobs) if on_cluster else _made(jobs, min(wishes.workers, len(jobs)))
+    made = run_on_ray(make_shard, jobs) if on_cluster else _iterate_made_shards(jobs, min(wishes.workers, len(jobs)))
     with watcher.progress("shards") as on_progress:
         on_progress(0, len(todo), "")
         for done, meta in enumerate(made, start=1):
@@ -301,7 +303,7 @@ def _make(todo: Sequence[ShardTask], jobs: Sequence[Job], watcher: Watcher, wish
             on_progress(done, len(todo), f"{tokens:,} tokens, {pace:,.0f} tokens/s")
 
 
-def _made(jobs: Sequence[Job], workers: int) -> Iterable[dict[str, Any]]:
+def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dict[str, Any]]:
     if workers <= 1:
         yield from map(make_shard, jobs)
         return
@@ -336,7 +338,7 @@ def _start_worker(with_torch: bool) -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
 
 
-def make_shard(job: Job) -> dict[str, Any]:
+def make_shard(job: ShardJob) -> dict[str, Any]:
     """One shard; a function of the job and the files that it names, which any process may call.
 
     Raises:
@@ -346,17 +348,17 @@ def make_shard(job: Job) -> dict[str, Any]:
     from surefit import recipes
 
     config = job.config
-    recipe = recipes.get(config.recipe)
-    tokenizer, digest = loaded_tokenizer(config.model.model_dump_json())
-    if fingerprint(settings_of(config, recipe), digest) != job.fingerprint:
+    recipe = recipes.get_recipe(config.recipe)
+    tokenizer, digest = load_cached_tokenizer(config.model.model_dump_json())
+    if fingerprint(build_shard_settings(config, recipe), digest) != job.fingerprint:
         require_tokenizer("", digest, job.directory)
-    secret = frozenset() if job.task.holds_out else _secret(config, recipe)
-    making = Making(config.data, config.train.seed, recipe, tokenizer, job.fingerprint, secret)
+    secret = frozenset() if job.task.holds_out else _held_out_positions(config, recipe)
+    making = ShardContext(config.data, config.train.seed, recipe, tokenizer, job.fingerprint, secret)
     return write_shard(job.task, making, job.directory)
 
 
 @lru_cache(maxsize=1)
-def loaded_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
+def load_cached_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
     """The tokenizer of a config's `model`, given as JSON, and its digest."""
     from surefit.config.schema import ModelSection
     from surefit.data.tokens.cache import tokenizer_digest
@@ -366,7 +368,7 @@ def loaded_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
     return tokenizer, tokenizer_digest(tokenizer)
 
 
-def _secret(config: Config, recipe: TaskRecipe) -> frozenset[float]:
+def _held_out_positions(config: Config, recipe: TaskRecipe) -> frozenset[float]:
     """Where the prompts of `data.eval` fall, if that is a file."""
     from surefit.data.rows.layouts import load_held_out, prompt_position, to_examples
 
@@ -378,14 +380,16 @@ def _secret(config: Config, recipe: TaskRecipe) -> frozenset[float]:
     return frozenset(prompt_position(example, config.train.seed) for example in examples)
 
 
-def _all_there(plan: Plan, directory: Path) -> bool:
+def _all_there(plan: ShardPlan, directory: Path) -> bool:
     there = set(os.listdir(directory))
     return all(shard_path(directory, task.number).name in there for task in plan.tasks)
 
 
-def _finish(plan: Plan, directory: Path, config: Config) -> None:
+def _finish(plan: ShardPlan, directory: Path, config: Config) -> None:
     """Join what the shards say; the manifest comes last."""
-    metas = [meta for task in plan.tasks if (meta := complete(directory, task, plan.fingerprint)) is not None]
+    metas = [
+        meta for task in plan.tasks if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None
+    ]
     if len(metas) < len(plan.tasks):
         raise DataError(
             f"{len(plan.tasks) - len(metas):,} of {len(plan.tasks):,} shards disappeared while others were made",
@@ -402,7 +406,7 @@ def _finish(plan: Plan, directory: Path, config: Config) -> None:
     lengths: Counter[str] = Counter()
     for task, meta in zip(plan.tasks, metas, strict=True):
         lengths.update({upto: count * task.repeat for upto, count in meta["lengths"].items()})
-    manifest = Manifest(
+    manifest = ShardManifest(
         settings=plan.settings,
         fingerprint=plan.fingerprint,
         tokenizer=plan.tokenizer,
@@ -446,7 +450,7 @@ def _entry(task: ShardTask, meta: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> Stats:
+def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> TokenizationStats:
     """Of all shards, as an epoch sees them; a row that is left out is one, however often it would be seen."""
     total: Counter[str] = Counter()
     for task, meta in zip(tasks, metas, strict=True):
@@ -455,10 +459,10 @@ def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> St
         total.update(used | {"skipped": stats["skipped"]})
         total["rows"] += (stats["rows"] - stats["skipped"]) * task.repeat + stats["skipped"]
     longest = max(meta["stats"]["longest"] for meta in metas)
-    return Stats(**{one.name: total[one.name] for one in fields(Stats)} | {"longest": longest})
+    return TokenizationStats(**{one.name: total[one.name] for one in fields(TokenizationStats)} | {"longest": longest})
 
 
-def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
+def _require_rows(stats: TokenizationStats, held_out: int, config: Config) -> None:
     if not stats.kept:
         raise DataError(
             f"no example is left: of {stats.rows:,}, {stats.dropped_too_long:,} are longer than max_length "
@@ -476,9 +480,9 @@ def _require_rows(stats: Stats, held_out: int, config: Config) -> None:
         )
 
 
-def _summary(plan: Plan, directory: Path, group: tuple[int, int] | None) -> dict[str, Any]:
+def _summary(plan: ShardPlan, directory: Path, group: tuple[int, int] | None) -> dict[str, Any]:
     mine = _of_group(plan.tasks, group)
-    metas = [meta for task in mine if (meta := complete(directory, task, plan.fingerprint)) is not None]
+    metas = [meta for task in mine if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None]
     return {
         "directory": str(directory),
         "shards": len(mine),

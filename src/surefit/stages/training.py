@@ -13,35 +13,35 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefit.config.oom_ladder import adaptations, as_arguments
-from surefit.config.oom_ladder import adapted as adapted_config
+from surefit.config.oom_ladder import as_arguments, oom_changes
+from surefit.config.oom_ladder import with_oom_changes as adapted_config
 from surefit.config.resolve import write_resolved
 from surefit.config.trackers import TRACKERS
 from surefit.core.errors import ConfigError, DataError, ShortOfMemory
-from surefit.core.malloc import freed_given_back, keep_what_is_freed
+from surefit.core.malloc import keep_what_is_freed, return_freed_memory
 from surefit.core.rundir import RunDir, write_json
-from surefit.core.units import count_text, quoted
-from surefit.stages.checking import checked, require_no_errors
-from surefit.stages.events import noted, trained
+from surefit.core.units import count_text, shell_quote
+from surefit.stages.checking import require_no_errors, run_check
+from surefit.stages.events import is_trained, record_stage
 from surefit.stages.placing import require_inputs_apart, require_new_or_run
-from surefit.stages.planning import planned_run
-from surefit.stages.progress_listener import Watcher
-from surefit.stages.run_context import Prepared
+from surefit.stages.planning import build_run_plan
+from surefit.stages.progress_listener import ProgressListener
+from surefit.stages.run_context import CheckedRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from surefit.data.rows.layouts import Examples
     from surefit.data.tokens.cache import TokenDataset
-    from surefit.data.tokens.dataset_index_cache import Start
+    from surefit.data.tokens.dataset_index_cache import CachedTrainingData
     from surefit.data.tokens.shard_manifest import ShardedTokens
     from surefit.parallel.process_group import World
     from surefit.train.inputs import TrainingData
 
 
-def train(
-    run: Prepared,
-    watcher: Watcher,
+def train_run(
+    run: CheckedRun,
+    watcher: ProgressListener,
     *,
     resume: bool = False,
     overwrite: bool = False,
@@ -67,13 +67,13 @@ def train(
     Raises:
         Refused: the check has findings of severity error.
     """
-    wishes = _Wishes(resume, dry_run, adapt)
-    with freed_given_back():
+    wishes = _TrainOptions(resume, dry_run, adapt)
+    with return_freed_memory():
         if world is not None and not world.is_first:
             return _train(watcher, run, wishes, planned, world)
         for line in run.gathered.adopted.lines():
             watcher.note(line)
-        report = checked(run.gathered)
+        report = run_check(run.gathered)
         require_no_errors(report)
         if dry_run:
             return _train(watcher, run, wishes, planned, world)
@@ -85,14 +85,14 @@ def train(
             load_tokenizer(run.resolved.config.model)
             _open_run(run, report, resume, overwrite)
             watcher.log_to(run.run.log)
-            planned = planned or planned_run(run)
+            planned = planned or build_run_plan(run)
             write_json(run.run.plan, planned)
-            with noted(run.run, "train"):
+            with record_stage(run.run, "train"):
                 return _train(watcher, run, wishes, planned, world)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wishes:
+class _TrainOptions:
     """What was asked of a training, as `train` has it."""
 
     resume: bool
@@ -100,7 +100,7 @@ class _Wishes:
     adapt: bool
 
 
-def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bool) -> None:
+def _open_run(run: CheckedRun, report: dict[str, Any], resume: bool, overwrite: bool) -> None:
     """Make the run directory, or take over the one that is there, and write what the run starts from."""
     from surefit.facts.record import environment_record
 
@@ -108,7 +108,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
     require_inputs_apart(run)
     if overwrite and not resume:
         _delete_run(directory)
-    elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or trained(directory)):
+    elif not resume and directory.resolved.exists() and (directory.checkpoints.exists() or is_trained(directory)):
         raise ConfigError(
             "there is a run here already",
             code="E8040",
@@ -118,7 +118,7 @@ def _open_run(run: Prepared, report: dict[str, Any], resume: bool, overwrite: bo
         )
     require_new_or_run(directory)
     directory.create()
-    if run.loaded.path != directory.resolved or adaptations(run.resolved):
+    if run.loaded.path != directory.resolved or oom_changes(run.resolved):
         write_resolved(run.resolved, directory.resolved)
     write_json(directory.check, report)
     write_json(directory.environment, environment_record(run.hardware, run.model.parameters))
@@ -144,7 +144,7 @@ def _delete_run(directory: RunDir) -> None:
             path.unlink(missing_ok=True)
 
 
-def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingData:
+def tokenize_dataset(watcher: ProgressListener, run: CheckedRun, world: World | None) -> TrainingData:
     """The rows, which do not change when a run is adapted.
 
     Of several processes the first tokenises, and the others read what it has written; prepared data all read alike.
@@ -155,27 +155,27 @@ def tokenised(watcher: Watcher, run: Prepared, world: World | None) -> TrainingD
     from surefit.train.inputs import TrainingData
 
     if world is None:
-        return _tokenise(watcher, run)
-    from surefit.parallel.process_group import from_first
+        return _tokenize_all_rows(watcher, run)
+    from surefit.parallel.process_group import broadcast_from_rank0
 
-    own = _tokenise(watcher, run) if world.is_first else None
+    own = _tokenize_all_rows(watcher, run) if world.is_first else None
     parts = [(type(rows), rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
-    places, conversations = from_first((parts, own.conversations) if own else None, world)
+    places, conversations = broadcast_from_rank0((parts, own.conversations) if own else None, world)
     rows, eval_rows = (
         ShardedTokens(path) if kind is ShardedTokens else TokenDataset(path, stats) for kind, path, stats in places
     )
     return own or TrainingData(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
 
 
-def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
+def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingData:
     from surefit.data.rows.layouts import read_splits
-    from surefit.data.tokens.dataset import build_dataset, eval_key, no_rows
+    from surefit.data.tokens.dataset import build_dataset, build_empty_dataset, eval_key
     from surefit.model.tokenizer import load_tokenizer
     from surefit.train.inputs import TrainingData
 
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
-    shards = _prepared(run, tokenizer)
+    shards = _open_token_shards(run, tokenizer)
     with watcher.progress("tokenising") as on_progress:
         build = partial(
             build_dataset,
@@ -187,7 +187,7 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
         )
         rows: TokenDataset | ShardedTokens
         if shards is None:
-            start = _start(run, tokenizer, build)
+            start = _load_or_tokenize(run, tokenizer, build)
             rows, skipped, conversations, held_out = start.rows, start.skipped, start.conversations, start.held_out
         else:
             if uncompared := shards.compare():
@@ -195,7 +195,11 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
             _, held_out = read_splits(config.data, run.recipe, config.train.seed)
             rows, skipped, conversations = shards, shards.manifest.skipped, shards.manifest.conversations
         try:
-            eval_rows = no_rows() if config.data.holds_nothing_out else build(held_out, source=eval_key(config.data))
+            eval_rows = (
+                build_empty_dataset()
+                if config.data.holds_nothing_out
+                else build(held_out, source=eval_key(config.data))
+            )
         except DataError as error:
             error.message = f"the held-out rows: {error.message}"
             raise
@@ -205,31 +209,38 @@ def _tokenise(watcher: Watcher, run: Prepared) -> TrainingData:
     return TrainingData(tokenizer, rows, eval_rows, conversations, held_out)
 
 
-def _start(run: Prepared, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]) -> Start:
+def _load_or_tokenize(
+    run: CheckedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]
+) -> CachedTrainingData:
     """The rows as tokens; those of an earlier start where nothing has changed since."""
     from surefit import recipes
-    from surefit.data.rows.layouts import read_splits, training_rows
-    from surefit.data.tokens.dataset_index_cache import Start, recalled, remember, start_key
+    from surefit.data.rows.layouts import load_training_rows, read_splits
+    from surefit.data.tokens.dataset_index_cache import (
+        CachedTrainingData,
+        load_training_data,
+        start_key,
+        store_training_data,
+    )
 
     config = run.resolved.config
     section, seed = config.data, config.train.seed
-    source = run.rows if run.rows is not None else training_rows(section)
+    source = run.rows if run.rows is not None else load_training_rows(section)
     key = None
     if recipes.is_own(config.recipe) and not section.mix:
         key = start_key(source, section, run.recipe, seed, tokenizer)
-        if (known := recalled(key, source, section, run.recipe)) is not None:
+        if (known := load_training_data(key, source, section, run.recipe)) is not None:
             return known
     examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed)
     tokens = build(examples)
     examples = examples.without(tokens.refused)
     conversations = all(example.text is None for example in examples)
-    start = Start(tokens, held_out, examples.skipped, conversations)
+    start = CachedTrainingData(tokens, held_out, examples.skipped, conversations)
     if key is not None:
-        remember(key, source, section, start)
+        store_training_data(key, source, section, start)
     return start
 
 
-def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
+def _open_token_shards(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
     """The rows of `data.tokenized`, if the config names one.
 
     Raises:
@@ -247,9 +258,9 @@ def _prepared(run: Prepared, tokenizer: PreTrainedTokenizerBase) -> ShardedToken
 
 
 def _train(
-    watcher: Watcher,
-    run: Prepared,
-    wishes: _Wishes,
+    watcher: ProgressListener,
+    run: CheckedRun,
+    wishes: _TrainOptions,
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
@@ -260,7 +271,7 @@ def _train(
     """
     from surefit.train.out_of_memory import OutOfMemory
 
-    data, resume = tokenised(watcher, run, world), wishes.resume
+    data, resume = tokenize_dataset(watcher, run, world), wishes.resume
     while True:
         try:
             result = _train_once(watcher, run, data, wishes.dry_run, resume, planned, world)
@@ -272,7 +283,7 @@ def _train(
                 raise ShortOfMemory(error.message, code=error.code) from error
             watcher.note(f"{error.message}; adapting: {as_arguments(changes)}")
         else:
-            return result | {"adapted": adaptations(run.resolved)}
+            return result | {"adapted": oom_changes(run.resolved)}
         # Outside of the handler: the error's traceback held the tensors that filled the memory.
         _free_memory()
         run, planned = _adapt(run, changes, wishes.dry_run)
@@ -287,12 +298,12 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _adapt(run: Prepared, changes: dict[str, Any], dry_run: bool) -> tuple[Prepared, dict[str, Any] | None]:
+def _adapt(run: CheckedRun, changes: dict[str, Any], dry_run: bool) -> tuple[CheckedRun, dict[str, Any] | None]:
     """The run with other settings, its new plan, and both in the run directory."""
     run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes))
     if dry_run:
         return run, None
-    planned = planned_run(run)
+    planned = build_run_plan(run)
     write_resolved(run.resolved, run.run.resolved)
     write_json(run.run.plan, planned)
     run.run.note("train", "adapted", changes=changes)
@@ -306,8 +317,8 @@ def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
 
 
 def _train_once(
-    watcher: Watcher,
-    run: Prepared,
+    watcher: ProgressListener,
+    run: CheckedRun,
     data: TrainingData,
     dry_run: bool,
     resume: bool,
@@ -319,17 +330,17 @@ def _train_once(
     from surefit.model.identity import base_directory
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
-    from surefit.parallel.engine import engine_of
+    from surefit.parallel.engine import build_engine
     from surefit.parallel.process_group import World
     from surefit.telemetry.memory import reset_peak
     from surefit.telemetry.sinks import make_sinks
-    from surefit.train.inputs import Callbacks, Environment
-    from surefit.train.loop import Training
+    from surefit.train.inputs import Callbacks, TrainingEnvironment
+    from surefit.train.loop import Trainer
 
     config = run.resolved.config
     if _stays_small(planned, run.hardware.kind):
         keep_what_is_freed()
-    engine = engine_of(config.parallel, world or World())
+    engine = build_engine(config.parallel, world or World())
     sinks = make_sinks(config.telemetry, run.run) if engine.world.is_first else ()
     reset_peak()
     base = load_model(config.model, run.hardware, engine.loading_device(run.hardware.kind))
@@ -345,10 +356,10 @@ def _train_once(
     )
     target = run.run.path  # its resolved.yaml also holds what was given with --set
     with watcher.training_progress() as on_step:
-        again = f"surefit {run.verb} {quoted(target)} --resume"
-        place = Environment(engine, run.model, run.hardware, planned, again)
+        again = f"surefit {run.verb} {shell_quote(target)} --resume"
+        place = TrainingEnvironment(engine, run.model, run.hardware, planned, again)
         heard = Callbacks(on_step, watcher.note, _scorer(run, data), sinks)
-        job = Training(model, data, config, run.run, place, heard)
+        job = Trainer(model, data, config, run.run, place, heard)
         stats = dataclasses.asdict(data.rows.stats)  # type: ignore[attr-defined]
         summary = {"rows": stats, "total_steps": job.total_steps, "dry_run": dry_run}
         if dry_run:
@@ -370,16 +381,16 @@ def _train_once(
     }
 
 
-def _scorer(run: Prepared, data: TrainingData) -> Any:
+def _scorer(run: CheckedRun, data: TrainingData) -> Any:
     """What scores the model in training; of several processes the first alone calls it."""
-    from surefit.evaluate.in_training import scorer
+    from surefit.evaluate.in_training import build_scorer
 
     config = run.resolved.config
     scored = config.evaluate.in_training and len(data.eval_rows) > 0
-    return scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
+    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
 
 
-def _say_what_was_left_out(watcher: Watcher, rows: Any, skipped: Sequence[str], which: str = "") -> None:
+def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequence[str], which: str = "") -> None:
     stats = rows.stats
     left_out = (
         (stats.skipped, "rows could not be used"),

@@ -11,20 +11,22 @@ from pathlib import Path
 from surefit.config.trackers import TelemetrySection
 from surefit.core.errors import MachineError
 from surefit.core.rundir import RunDir
-from surefit.telemetry.sink import PATIENCE, Concluding, in_short
-from surefit.telemetry.sinks import concluding_sinks
+from surefit.telemetry.sink import PATIENCE, FinalReportSink, one_line_error
+from surefit.telemetry.sinks import final_report_sinks
 
 
 @dataclass(frozen=True)
-class Conclusion:
-    """What `Concluding.conclude` takes."""
+class FinalReport:
+    """What `FinalReportSink.conclude` takes."""
 
     numbers: Mapping[str, float]
     files: Sequence[Path]
     examples: Sequence[Mapping[str, str]]
 
 
-def send(found: Conclusion, config: TelemetrySection, run: RunDir, patience: float = PATIENCE) -> dict[str, str]:
+def send_final_report(
+    found: FinalReport, config: TelemetrySection, run: RunDir, patience: float = PATIENCE
+) -> dict[str, str]:
     """Hand it to every tracker that takes it, each in a thread of its own.
 
     Args:
@@ -35,7 +37,7 @@ def send(found: Conclusion, config: TelemetrySection, run: RunDir, patience: flo
     """
     faults: dict[str, str] = {}
     threads = []
-    for title, sink in concluding_sinks(config, run):
+    for title, sink in final_report_sinks(config, run):
         if isinstance(sink, MachineError):
             faults[title] = f"{sink.message}: {sink.help}"
             continue
@@ -50,10 +52,10 @@ def send(found: Conclusion, config: TelemetrySection, run: RunDir, patience: flo
     return dict(faults)
 
 
-def _deliver(title: str, sink: Concluding, found: Conclusion, faults: dict[str, str]) -> None:
+def _deliver(title: str, sink: FinalReportSink, found: FinalReport, faults: dict[str, str]) -> None:
     try:
         sink.conclude(found.numbers, found.files, found.examples)
     except Exception as error:
-        faults[title] = in_short(error)
+        faults[title] = one_line_error(error)
     else:
         del faults[title]

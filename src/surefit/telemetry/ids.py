@@ -10,14 +10,14 @@ _LOCK = threading.Lock()
 """Sinks have threads of their own, and share the file."""
 
 
-def remembered(run: RunDir, tracker: str) -> str | None:
+def read_tracker_run_id(run: RunDir, tracker: str) -> str | None:
     """The tracker's id of the run, if it has one."""
     with _LOCK:
         found = read_json(run.telemetry).get(tracker) if run.telemetry.exists() else None
         return found if isinstance(found, str) else None
 
 
-def remember(run: RunDir, tracker: str, name: str) -> None:
+def save_tracker_run_id(run: RunDir, tracker: str, name: str) -> None:
     """Note the tracker's id of the run."""
     with _LOCK:
         known = read_json(run.telemetry) if run.telemetry.exists() else {}

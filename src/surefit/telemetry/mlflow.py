@@ -17,7 +17,7 @@ from typing import Any
 
 from surefit import __version__
 from surefit.core.rundir import RunDir
-from surefit.telemetry.ids import remember, remembered
+from surefit.telemetry.ids import read_tracker_run_id, save_tracker_run_id
 from surefit.telemetry.numbers import FINAL_STEP, numbers_of
 
 METRICS_AT_ONCE, PARAMS_AT_ONCE, TAGS_AT_ONCE = 1_000, 100, 100
@@ -126,14 +126,14 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=self.uri)
         known = self.id or self._known()
         self.id = known or self._made()
-        remember(self.run, "mlflow", self.id)
+        save_tracker_run_id(self.run, "mlflow", self.id)
         return known is None
 
     def _known(self) -> str | None:
         """The remembered run, unless this server does not have it, or somebody deleted it there."""
         from mlflow.exceptions import MlflowException
 
-        name = remembered(self.run, "mlflow")
+        name = read_tracker_run_id(self.run, "mlflow")
         if name is None:
             return None
         try:

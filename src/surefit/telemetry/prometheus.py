@@ -67,7 +67,7 @@ class Prometheus:
             registry=self.registry,
         )  # fmt: skip
         self._rejected = rejected.labels(self.label)
-        self.registry.register(Gpus(self.label))
+        self.registry.register(NvmlCollector(self.label))
         self._server: Any = None
         self._first: Mapping[str, Any] | None = None
         self._total: int | None = None
@@ -143,7 +143,7 @@ class Prometheus:
         return self._gauges[name].labels(self.label)
 
 
-class Gpus:
+class NvmlCollector:
     """What NVML says of the GPUs that this process uses, asked when Prometheus asks. Without NVML there is nothing."""
 
     def __init__(self, label: str) -> None:

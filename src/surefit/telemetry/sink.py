@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from surefit.core.env import redact
 from surefit.core.errors import Interrupted
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 
 QUEUED = 1_000
 """Records that wait for one sink at most."""
@@ -52,7 +52,7 @@ class Sink(Protocol):
         """The run has ended: finished, interrupted or failed. Called once, after a `start` that worked."""
 
 
-class Concluding(Protocol):
+class FinalReportSink(Protocol):
     """A sink that also takes what is known when training is over (telemetry/conclusion.py).
 
     Another process may have trained: `conclude` comes to a new object, without `start`, `log` and `finish`.
@@ -205,19 +205,19 @@ class _Line:
         try:
             call()
         except Exception as error:
-            self.fault = self.fault or in_short(error)
+            self.fault = self.fault or one_line_error(error)
             return False
         return True
 
 
-def in_short(error: BaseException) -> str:
+def one_line_error(error: BaseException) -> str:
     """A fault in one line. A failed connection is told as that: libraries wrap it in a paragraph of their own words."""
     chain = [error]
     while (inner := _reason(chain[-1])) is not None:
         chain.append(inner)
     innermost = [one for one in chain if isinstance(one, ConnectionError | TimeoutError | socket.gaierror)]
     told = (innermost or chain[:1])[-1]
-    return shortened(redact(f"{type(told).__name__}: {told}".splitlines()[0]), LONGEST_FAULT)
+    return truncate_text(redact(f"{type(told).__name__}: {told}".splitlines()[0]), LONGEST_FAULT)
 
 
 def _reason(error: BaseException) -> BaseException | None:

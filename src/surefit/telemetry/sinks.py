@@ -6,12 +6,12 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from surefit.config.trackers import TRACKERS, TelemetrySection, Tracker, switched_on
+from surefit.config.trackers import TRACKERS, TelemetrySection, Tracker, enabled_trackers
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.packaging import install_extra
 from surefit.core.rundir import RunDir
-from surefit.telemetry.sink import Concluding, Sink
+from surefit.telemetry.sink import FinalReportSink, Sink
 
 
 def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
@@ -20,16 +20,16 @@ def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
     Raises:
         MachineError: naming every package that is missing or broken; one would ask who logs, and nobody is logged in.
     """
-    asked = switched_on(config)
+    asked = enabled_trackers(config)
     if problems := [problem for name in asked for problem in _problems(name, config)]:
         first, *rest = problems
         raise MachineError(first.message, code=first.code, field=first.field, help=first.help, also=rest)
     return [_class(tracker)(*tracker.arguments(config), run) for tracker in asked.values()]
 
 
-def concluding_sinks(config: TelemetrySection, run: RunDir) -> Iterator[tuple[str, Concluding | MachineError]]:
+def final_report_sinks(config: TelemetrySection, run: RunDir) -> Iterator[tuple[str, FinalReportSink | MachineError]]:
     """The trackers that take what is known when training is over: their titles, and the sinks or what is in the way."""
-    for name, tracker in switched_on(config).items():
+    for name, tracker in enabled_trackers(config).items():
         if hasattr(_class(tracker), "conclude"):
             problem = next(_problems(name, config), None)
             yield tracker.title, problem or _class(tracker)(*tracker.arguments(config), run)

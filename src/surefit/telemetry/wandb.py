@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from surefit.core.rundir import RunDir, read_jsonl
-from surefit.telemetry.ids import remember, remembered
+from surefit.telemetry.ids import read_tracker_run_id, save_tracker_run_id
 from surefit.telemetry.numbers import numbers_of
 
 PATIENCE = 8.0
@@ -72,8 +72,8 @@ class WeightsAndBiases:
     def _opened(self, params: Mapping[str, Any]) -> Any:
         import wandb
 
-        name = remembered(self.run, "wandb") or uuid.uuid4().hex[:8]
-        remember(self.run, "wandb", name)
+        name = read_tracker_run_id(self.run, "wandb") or uuid.uuid4().hex[:8]
+        save_tracker_run_id(self.run, "wandb", name)
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, disable_job_creation=True,
             finish_timeout=PATIENCE, finish_timeout_raises=True, init_timeout=PATIENCE, login_timeout=PATIENCE,

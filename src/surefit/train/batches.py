@@ -9,10 +9,10 @@ import numpy as np
 from surefit.config.resolve import optimizer_steps
 from surefit.config.schema import Config
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import collate, pack
-from surefit.data.tokens.pack import pack_for, shard
+from surefit.data.tokens.collate import collate, collate_packed
+from surefit.data.tokens.pack import distribute_bins, pack_for
 from surefit.data.tokens.shard_manifest import ShardedLengths
-from surefit.train.sampler import RowLengths, Rows, batch_rows, micro_batches
+from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, micro_batches
 from surefit.train.step import Batch
 
 SCANNED = 5_000
@@ -23,7 +23,7 @@ LOOKED_UP = 2**14
 """Of prepared data, rows whose lengths are looked up for that: each may lie in another file."""
 
 
-class Batches:
+class MicroBatcher:
     """Cuts any rows into micro batches, padded or packed as `data.packing` says.
 
     Padded, a micro batch has `per_device_train_batch_size` rows of similar length. Packed, it has as many rows as fit
@@ -38,7 +38,7 @@ class Batches:
         ranks: processes, or groups of them, that share the rows.
     """
 
-    def __init__(self, rows: Rows, lengths: RowLengths, config: Config, pad_id: int, ranks: int = 1) -> None:
+    def __init__(self, rows: TokenizedRows, lengths: RowLengths, config: Config, pad_id: int, ranks: int = 1) -> None:
         size, packing = config.train.per_device_train_batch_size, config.data.packing
         assert isinstance(size, int)
         assert isinstance(packing, bool)
@@ -66,13 +66,13 @@ class Batches:
         ranks = self.ranks
         if ranks == 1:
             return list(micros)
-        dealt = shard(micros, self.lengths, ranks)[rank] if self.packing else list(micros[rank::ranks])  # type: ignore[arg-type]
+        dealt = distribute_bins(micros, self.lengths, ranks)[rank] if self.packing else list(micros[rank::ranks])  # type: ignore[arg-type]
         return dealt + [[]] * (-(-len(micros) // ranks) - len(dealt))
 
     def make(self, micro: Sequence[int]) -> Batch:
         """The tensors of a micro batch; an empty one is a token that the loss does not count."""
         items = [self.rows[row] for row in micro] or [(np.array([self.pad_id]), np.array([MASKED]))]
-        return pack(items) if self.packing else collate(items, self.pad_id)
+        return collate_packed(items) if self.packing else collate(items, self.pad_id)
 
     def all(self, rank: int = 0) -> Iterator[Batch]:
         """Every row once; of several ranks, one's part, as `share` has it."""

@@ -23,13 +23,13 @@ from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.checkpoint.snapshot import Snapshot
 from surefit.config.schema import CheckpointSection
 from surefit.core.errors import ConfigError, MachineError, ModelError
-from surefit.core.rundir import RunDir, is_full, sweep, write_json
+from surefit.core.rundir import RunDir, is_full, remove_leftovers, write_json
 from surefit.core.units import KIB, MIB
-from surefit.parallel.process_group import World, all_here, by_first
+from surefit.parallel.process_group import World, barrier_with_timeout, run_on_rank0
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.train.progress import OnNote
-from surefit.train.sharded_checkpoint import WritingTogether
+from surefit.train.sharded_checkpoint import ShardedCheckpointWriter
 from surefit.train.signals import StopRequest
 
 BEST = "best.json"
@@ -39,20 +39,22 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _by_the_first(method: Callable[Concatenate[Saving, P], T]) -> Callable[Concatenate[Saving, P], T]:
+def _run_method_on_rank0(
+    method: Callable[Concatenate[CheckpointWriter, P], T],
+) -> Callable[Concatenate[CheckpointWriter, P], T]:
     """Let the first of several processes do it, once all are here and what they write together is complete; the others
     wait, and get what it returned."""
 
     @wraps(method)
-    def call(saving: Saving, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        all_here(saving.world)
+    def call(saving: CheckpointWriter, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        barrier_with_timeout(saving.world)
         saving.together.finish()
-        return by_first(saving.world, lambda: method(saving, *args, **kwargs))
+        return run_on_rank0(saving.world, lambda: method(saving, *args, **kwargs))
 
     return call
 
 
-class Saving:
+class CheckpointWriter:
     """The checkpoints of one run.
 
     Of several processes all call the same methods, and only the first reads and writes, but for a checkpoint in parts,
@@ -89,10 +91,10 @@ class Saving:
         self._measured = measured
         self._snapshot = Snapshot(self.world.local_size)
         self._writing: Thread | None = None
-        self._pending: tuple[int, manager.State] | None = None
+        self._pending: tuple[int, manager.CheckpointState] | None = None
         self._error: BaseException | None = None
         self._stuck: list[Path] = []
-        self.together = WritingTogether(
+        self.together = ShardedCheckpointWriter(
             self.world, run.checkpoints, self.guard, self._make_room, self._require_whole_log, self._complete
         )
 
@@ -111,7 +113,7 @@ class Saving:
             return
         self.guard.stopped = lambda: stop.signal_name
         with self.run.locked("train", self.on_note):
-            sweep(self.run.checkpoints)
+            remove_leftovers(self.run.checkpoints)
             try:
                 with self._writing_finished():
                     yield
@@ -129,7 +131,7 @@ class Saving:
                 if self._writing is not None:
                     self._writing.join()
 
-    @_by_the_first
+    @_run_method_on_rank0
     def require_room(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Compare what a run will write with what is free, before its first step.
 
@@ -142,20 +144,20 @@ class Saving:
         weights = sum(p.nbytes for p in parameters.values())
         # AdamW's two moments, and a master of whatever is not float32 already.
         states = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in parameters.values())
-        checkpoint = manager.nbytes(manager.State(parameters, {}, {})) + states
+        checkpoint = manager.estimate_checkpoint_bytes(manager.CheckpointState(parameters, {}, {})) + states
         kept = self.section.save_total_limit + (
             self.section.best_total_limit if self.section.metric_for_best_model else 0
         )
         self.guard.require(weights, checkpoint, kept + 1, weights + RESULT_FILES)
 
-    @_by_the_first
+    @_run_method_on_rank0
     def await_room(self) -> None:
         """Wait until a run that is resumed has room for another checkpoint like its newest."""
         for _, path in manager.list_steps(self.run.checkpoints)[-1:]:
             needed = sum(file.stat().st_size for file in path.glob("*"))
             self.guard.write("a checkpoint", needed, lambda: None)
 
-    def save(self, step: int, state: manager.State) -> None:
+    def save(self, step: int, state: manager.CheckpointState) -> None:
         """Take a checkpoint; it is complete when the next call of `save` or `wait` returns.
 
         Args:
@@ -173,16 +175,18 @@ class Saving:
             taken = self._snapshot.take(state)
         self.together.start(step, taken)
 
-    @_by_the_first
-    def _save(self, step: int, state: manager.State) -> None:
+    @_run_method_on_rank0
+    def _save(self, step: int, state: manager.CheckpointState) -> None:
         self._wait()
         with self.memory.during("save"):
             self._pending = (step, self._snapshot.take(state))
-        self.guard.write(f"step-{step}", manager.nbytes(state), self._require_whole_log, self._make_room)
+        self.guard.write(
+            f"step-{step}", manager.estimate_checkpoint_bytes(state), self._require_whole_log, self._make_room
+        )
         self._writing = Thread(target=self._write_noting_errors, name=f"step-{step}", daemon=True)
         self._writing.start()
 
-    @_by_the_first
+    @_run_method_on_rank0
     def wait(self) -> None:
         """Return when the checkpoint that is being written is complete; raises as `save` does."""
         self._wait()
@@ -197,10 +201,10 @@ class Saving:
                 raise error
             assert self._pending is not None
             step, state = self._pending
-            self.guard.write(f"step-{step}", manager.nbytes(state), self._write, self._make_room)
+            self.guard.write(f"step-{step}", manager.estimate_checkpoint_bytes(state), self._write, self._make_room)
         self._note_stuck()
 
-    @_by_the_first
+    @_run_method_on_rank0
     def write_result(self, parameters: Mapping[str, torch.nn.Parameter], write: Callable[[], T]) -> T:
         """Write what the run was for, once its last checkpoint is complete and there is room."""
         self._wait()
@@ -224,7 +228,7 @@ class Saving:
     def _write(self) -> None:
         assert self._pending is not None
         step, state = self._pending
-        self._complete(step, lambda: manager.save(self.run.checkpoints, step, state))
+        self._complete(step, lambda: manager.save_checkpoint(self.run.checkpoints, step, state))
 
     def _complete(self, step: int, write: Callable[[], object]) -> None:
         self.log.sync()
@@ -237,10 +241,12 @@ class Saving:
         if self.last_good is None:
             return
         best_steps = [score.step for score in self._best()]
-        self._stuck += manager.prune(self.run.checkpoints, self.section.save_total_limit, self.last_good, best_steps)
+        self._stuck += manager.delete_old_checkpoints(
+            self.run.checkpoints, self.section.save_total_limit, self.last_good, best_steps
+        )
         metric = self.section.metric_for_best_model
         if metric is not None:
-            found = best.scores(self._measured, metric)
+            found = best.eval_points(self._measured, metric)
             write_json(
                 self.run.checkpoints / BEST,
                 {
@@ -255,7 +261,7 @@ class Saving:
         """Delete all checkpoints but the last good one and the best."""
         if self.last_good is not None:
             kept = [score.step for score in self._best()[:1]]
-            self._stuck += manager.prune(self.run.checkpoints, 1, self.last_good, kept)
+            self._stuck += manager.delete_old_checkpoints(self.run.checkpoints, 1, self.last_good, kept)
 
     def _require_whole_log(self) -> None:
         """A resumed run reads its past in the log, so a checkpoint without its lines is not a whole one."""
@@ -263,40 +269,44 @@ class Saving:
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise MachineError("its lines wait for room", code="E5113", path=self.log.path) from full
 
-    def _best(self) -> list[best.Score]:
+    def _best(self) -> list[best.EvalPoint]:
         """The measurements whose checkpoints are kept for their score, the best first."""
         metric = self.section.metric_for_best_model
         if metric is None:
             return []
-        return best.ranked(best.scores(self._measured, metric), metric)[: self.section.best_total_limit]
+        return best.rank_checkpoints(best.eval_points(self._measured, metric), metric)[: self.section.best_total_limit]
 
-    @_by_the_first
-    def best_complete(self) -> tuple[best.Score, Path] | None:
+    @_run_method_on_rank0
+    def best_complete(self) -> tuple[best.EvalPoint, Path] | None:
         """The best-scored checkpoint, hashes checked; damaged ones are named and passed over. None without
         metric_for_best_model, and where nothing has a score."""
         metric = self.section.metric_for_best_model
         self._wait()
-        for score in best.ranked(best.scores(self._measured, metric), metric) if metric else []:
+        for score in best.rank_checkpoints(best.eval_points(self._measured, metric), metric) if metric else []:
             path = self.run.checkpoints / f"step-{score.step}"
-            fault = manager.damage(path, hashes=True) if path.exists() else None
+            fault = manager.find_checkpoint_damage(path, hashes=True) if path.exists() else None
             if fault is not None:
                 self.on_note(f"{path.name} has the best {metric}, but it is damaged and was passed over: {fault}")
             elif path.exists():
                 return score, path
         return None
 
-    @_by_the_first
+    @_run_method_on_rank0
     def newest(self) -> Path | None:
         """The checkpoint that this run would go on from, once it is written."""
         self._wait()
         return None if self.last_good is None else self.run.checkpoints / f"step-{self.last_good}"
 
     def _left_behind(self) -> str:
-        steps = [step for step, path in manager.list_steps(self.run.checkpoints) if not manager.damage(path, False)]
+        steps = [
+            step
+            for step, path in manager.list_steps(self.run.checkpoints)
+            if not manager.find_checkpoint_damage(path, False)
+        ]
         newest = self.last_good or max(steps, default=None)
         return f"the newest complete checkpoint is step-{newest}" if newest else "no checkpoint is complete yet"
 
-    @_by_the_first
+    @_run_method_on_rank0
     def require_none(self) -> None:
         """Refuse to start a run where there is one.
 
@@ -312,8 +322,8 @@ class Saving:
                 help="--resume continues it, --overwrite deletes it first, or choose another output_dir",
             )
 
-    @_by_the_first
-    def latest(self) -> manager.Latest:
+    @_run_method_on_rank0
+    def latest(self) -> manager.LatestCheckpoint:
         """The newest complete checkpoint; damaged ones are named and passed over.
 
         Raises:

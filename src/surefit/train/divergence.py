@@ -16,7 +16,7 @@ MAX_REJECTED_IN_A_ROW = 10
 """After so many steps without a finite gradient nothing will come of the run."""
 
 
-def stopped(
+def build_divergence_error(
     run: RunDir, counters: Counters, batches: Sequence[Batch], result: StepResult, seed: int, newest: Path | None
 ) -> GateError:
     """The error that ends a run, its last batch written down.

@@ -21,26 +21,26 @@ import torch
 from peft import PeftModel
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.shards import Part
-from surefit.checkpoint.snapshot import state_of
+from surefit.checkpoint.shards import CheckpointShard
+from surefit.checkpoint.snapshot import build_checkpoint_state
 from surefit.config.schema import Config
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import RunDir, machine_errors, write_json
 from surefit.core.units import bytes_text, duration_text
-from surefit.data.tokens.collate import tokens_in
-from surefit.model.finite import why_not_finite
+from surefit.data.tokens.collate import count_batch_tokens
+from surefit.model.finite import explain_non_finite
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.process_group import World, by_first, gathered, together
-from surefit.parallel.shard_ranges import Lazy, part_of
+from surefit.parallel.process_group import World, all_gather, barrier, run_on_rank0
+from surefit.parallel.shard_ranges import LazyTensors, read_flat_range
 from surefit.telemetry.memory import PhaseMemory
-from surefit.train.batches import Batches
+from surefit.train.batches import MicroBatcher
 from surefit.train.optim import MasterOptimizer
 from surefit.train.scaling import LossScale
 from surefit.train.step import mean_loss, train_step
 
 
 @dataclass(frozen=True)
-class DryPass:
+class DryPassResult:
     """What the worst case took.
 
     Attributes:
@@ -136,16 +136,16 @@ def planned_range(estimate: Mapping[str, Any], on_gpu: bool) -> tuple[int | None
     return first.get("low_bytes"), first.get("high_bytes")
 
 
-def dry_pass(
+def run_dry_pass(
     model: torch.nn.Module,
     optimizer: MasterOptimizer,
-    batches: Batches,
-    held_out: Batches,
+    batches: MicroBatcher,
+    held_out: MicroBatcher,
     config: Config,
     memory: PhaseMemory,
     checkpoints: Path,
     engine: Engine = SINGLE,
-) -> DryPass:
+) -> DryPassResult:
     """Run the worst case once.
 
     Weights, torch's random numbers and the files are afterwards as they were, bit for bit: the learning rate is 0, and
@@ -170,16 +170,16 @@ def dry_pass(
     with torch.random.fork_rng(devices):
         tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine)
         evaluated = _evaluate(model, held_out, config, memory, engine)
-    state = state_of(engine, optimizer.parameters, optimizer.tensors(), {}, isinstance(model, PeftModel))
+    state = build_checkpoint_state(engine, optimizer.parameters, optimizer.tensors(), {}, isinstance(model, PeftModel))
     saved = _save_and_load(state, memory, checkpoints, engine.world)
     phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
     rank, phases = _fullest(phases, engine)
-    return DryPass(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases, rank)
+    return DryPassResult(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases, rank)
 
 
 def _fullest(phases: dict[str, dict[str, int]], engine: Engine) -> tuple[int | None, dict[str, dict[str, int]]]:
     """The phases of the process that had the most memory in the step, and its rank; None where there is one process."""
-    of_all = gathered(phases, engine.world)
+    of_all = all_gather(phases, engine.world)
     rank = max(range(len(of_all)), key=lambda number: max(of_all[number]["dry step"].values()))
     return (rank if len(of_all) > 1 else None), of_all[rank] | {
         name: figures for name, figures in phases.items() if name not in of_all[rank]
@@ -189,7 +189,7 @@ def _fullest(phases: dict[str, dict[str, int]], engine: Engine) -> tuple[int | N
 def _step(
     model: torch.nn.Module,
     optimizer: MasterOptimizer,
-    batches: Batches,
+    batches: MicroBatcher,
     config: Config,
     memory: PhaseMemory,
     engine: Engine,
@@ -207,18 +207,18 @@ def _step(
             chunked=config.speed.chunked_loss, scaling=scaling, engine=engine,
         )  # fmt: skip
     if not math.isfinite(result.loss):
-        raise _not_finite("fullest batch", tokens_in(batch), result.loss, model, config)
-    return tokens_in(batch), repeated, result.loss, time.perf_counter() - start
+        raise _not_finite("fullest batch", count_batch_tokens(batch), result.loss, model, config)
+    return count_batch_tokens(batch), repeated, result.loss, time.perf_counter() - start
 
 
 def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, config: Config) -> GateError:
-    why = why_not_finite(model, config.model.dtype)
+    why = explain_non_finite(model, config.model.dtype)
     problem = f"the loss of the {what} ({tokens:,} tokens) is {loss} before anything was trained: {why.message}"
     return GateError(problem, code="E5100", field=why.field, help=f"{why.help}; no step was taken")
 
 
 def _evaluate(
-    model: torch.nn.Module, held_out: Batches, config: Config, memory: PhaseMemory, engine: Engine
+    model: torch.nn.Module, held_out: MicroBatcher, config: Config, memory: PhaseMemory, engine: Engine
 ) -> tuple[int, float, int]:
     """(tokens, seconds) of the fullest held-out batch, and how many there are for each process."""
     micros = held_out.cut(range(len(held_out.rows)))
@@ -229,60 +229,67 @@ def _evaluate(
     with memory.during("dry eval"):
         measured = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
     if measured is not None and not math.isfinite(measured[0]):
-        raise _not_finite("fullest held-out batch", tokens_in(batch), measured[0], model, config)
-    return tokens_in(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
+        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), measured[0], model, config)
+    return count_batch_tokens(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 
 def _save_and_load(
-    state: manager.State, memory: PhaseMemory, checkpoints: Path, world: World
+    state: manager.CheckpointState, memory: PhaseMemory, checkpoints: Path, world: World
 ) -> tuple[float, float, int]:
     """(seconds to save, seconds to load, bytes) of a checkpoint; the first process makes it, or each its part."""
     if state.part is None:
-        return by_first(world, lambda: _there_and_back(state, memory, checkpoints))
-    return _parts_there_and_back(state, state.part, memory, checkpoints, world)
+        return run_on_rank0(world, lambda: _save_and_load_whole(state, memory, checkpoints))
+    return _save_and_load_shards(state, state.part, memory, checkpoints, world)
 
 
-def _there_and_back(state: manager.State, memory: PhaseMemory, checkpoints: Path) -> tuple[float, float, int]:
+def _save_and_load_whole(
+    state: manager.CheckpointState, memory: PhaseMemory, checkpoints: Path
+) -> tuple[float, float, int]:
     with _scratch(checkpoints) as directory:
         start = time.perf_counter()
         with memory.during("dry save"):
-            path = manager.save(directory, 0, state)
+            path = manager.save_checkpoint(directory, 0, state)
         saved = time.perf_counter()
         with memory.during("dry load"):
-            loaded = manager.load(path)
+            loaded = manager.load_checkpoint(path)
         seconds = time.perf_counter() - saved
         size = sum(file.stat().st_size for file in path.iterdir())
         _require_same(state, loaded, checkpoints)
     return saved - start, seconds, size
 
 
-def _parts_there_and_back(
-    state: manager.State, part: Part, memory: PhaseMemory, checkpoints: Path, world: World
+def _save_and_load_shards(
+    state: manager.CheckpointState, part: CheckpointShard, memory: PhaseMemory, checkpoints: Path, world: World
 ) -> tuple[float, float, int]:
     with _scratch(checkpoints) if world.is_first else nullcontext() as directory:
-        place = by_first(world, lambda: manager.begin(directory or checkpoints, 0))
+        place = run_on_rank0(world, lambda: manager.begin_sharded_checkpoint(directory or checkpoints, 0))
         start = time.perf_counter()
         with memory.during("dry save"):
             manager.write_part(place, state)
-            together(world)
-            path = by_first(world, lambda: manager.commit(place, 0, state))
+            barrier(world)
+            path = run_on_rank0(world, lambda: manager.commit_sharded_checkpoint(place, 0, state))
         saved = time.perf_counter()
         with memory.during("dry load"):
-            loaded = manager.load(path)
+            loaded = manager.load_checkpoint(path)
         seconds = time.perf_counter() - saved
         size = sum(file.stat().st_size for file in path.iterdir())
-        own = (_own(loaded.weights, state.weights, part), _own(loaded.optimizer, state.optimizer, part))
-        _require_same(state, manager.State(*own, {}), checkpoints)
-        together(world)
+        own = (
+            _local_ranges(loaded.weights, state.weights, part),
+            _local_ranges(loaded.optimizer, state.optimizer, part),
+        )
+        _require_same(state, manager.CheckpointState(*own, {}), checkpoints)
+        barrier(world)
     return saved - start, seconds, size
 
 
-def _own(read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor], part: Part) -> Lazy:
+def _local_ranges(
+    read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor], part: CheckpointShard
+) -> LazyTensors:
     """Of the tensors of a checkpoint in parts, the ranges that this process has written."""
-    return Lazy(written, lambda name: part_of(read, name, part.ranges[name][0], written[name].numel()))
+    return LazyTensors(written, lambda name: read_flat_range(read, name, part.ranges[name][0], written[name].numel()))
 
 
-def _require_same(written: manager.State, read: manager.State, checkpoints: Path) -> None:
+def _require_same(written: manager.CheckpointState, read: manager.CheckpointState, checkpoints: Path) -> None:
     for before, after in ((written.weights, read.weights), (written.optimizer, read.optimizer)):
         if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
             raise MachineError(

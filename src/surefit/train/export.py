@@ -12,11 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefit.config.schema import ModelSection
 from surefit.core.rundir import RunDir, directory_atomic, disk_errors
 from surefit.generate.save import save_model
-from surefit.model.adapter import completeness
+from surefit.model.adapter import require_complete_adapter
 from surefit.model.identity import base_directory, write_record
 
 
-def result_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def tensors_to_save(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """What is to be written of a model: the factors of an adapter, or everything; as the model holds it, so that shared
     tensors can be told."""
     adapter = isinstance(model, PeftModel)
@@ -24,7 +24,7 @@ def result_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.items() if not adapter or tensor.requires_grad}
 
 
-def export(
+def export_trained_model(
     model: torch.nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     base: ModelSection,
@@ -36,7 +36,7 @@ def export(
 
     Args:
         model: this process's part of it is enough.
-        tensors: `result_of` the whole model.
+        tensors: `tensors_to_save` the whole model.
         modules: `lora_modules` of the whole model; empty where all of it was trained.
 
     Raises:
@@ -56,7 +56,7 @@ def export(
             tokenizer.save_pretrained(temporary)
             saved = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
             write_record(temporary, base, saved)
-            completeness(temporary, modules)
+            require_complete_adapter(temporary, modules)
         else:
             save_model(model, tokenizer, base_directory(base), temporary, tensors)
             write_record(temporary, base, tensors)

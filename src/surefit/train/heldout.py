@@ -12,20 +12,20 @@ from surefit.checkpoint import best
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, did_you_mean
 from surefit.parallel.engine import SINGLE, Engine
-from surefit.parallel.process_group import by_first
+from surefit.parallel.process_group import run_on_rank0
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
-from surefit.train.batches import Batches
+from surefit.train.batches import MicroBatcher
 from surefit.train.signals import StopRequest
 from surefit.train.step import mean_loss
 
 BETWEEN = "between_checkpoints"
 """What a line of the log has if the run has no checkpoint there."""
-Score = Callable[[Any], Mapping[str, float]]
+ScoreFunction = Callable[[Any], Mapping[str, float]]
 """The task's scores of the model, by generation: metric → value. May leave the model in evaluation mode."""
 
 
-class HeldOut:
+class HeldOutEvaluation:
     """The held-out loss of a run, measured where its checkpoints are and, if asked for, between them; and the task's
     scores at checkpoints, where they are asked for.
 
@@ -50,11 +50,11 @@ class HeldOut:
     def __init__(
         self,
         model: torch.nn.Module,
-        batches: Batches,
+        batches: MicroBatcher,
         config: Config,
         log: MetricsLog,
         memory: PhaseMemory,
-        score: Score | None = None,
+        score: ScoreFunction | None = None,
         engine: Engine = SINGLE,
     ) -> None:
         self.engine = engine
@@ -79,8 +79,8 @@ class HeldOut:
     @property
     def stopped_improving(self) -> bool:
         """Whether `train.early_stopping_patience` measurements in a row were no better than the best before them."""
-        found = best.scores(self.lines, self.metric)
-        return self.patience is not None and best.without_improvement(found, self.metric) >= self.patience
+        found = best.eval_points(self.lines, self.metric)
+        return self.patience is not None and best.count_evals_since_best(found, self.metric) >= self.patience
 
     def is_measured(self, step: int) -> bool:
         """Whether the log has the measurement after a step."""
@@ -117,7 +117,7 @@ class HeldOut:
     def _scores(self) -> Mapping[str, float]:
         was_training = self.model.training
         score = self.score
-        scores = by_first(self.engine.world, lambda: score(self.model)) if score is not None else {}
+        scores = run_on_rank0(self.engine.world, lambda: score(self.model)) if score is not None else {}
         self.model.train(was_training)  # or the rest of the run would go without dropout
         if self.metric not in {*best.LOSSES, *scores}:
             raise ConfigError(

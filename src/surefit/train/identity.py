@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefit.config.resolve import leaves
+from surefit.config.resolve import iter_config_values
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
-from surefit.train.sampler import Survey
+from surefit.train.sampler import DatasetFingerprint
 
 PARTS = "processes that share the rows"
 FREE_ON_RESUME = (
@@ -26,7 +26,9 @@ SCORING = (
 """Settings of `evaluate` that the scores in training depend on."""
 
 
-def identity(config: Config, survey: Survey, held_out: Survey, total_steps: int) -> dict[str, Any]:
+def build_run_identity(
+    config: Config, survey: DatasetFingerprint, held_out: DatasetFingerprint, total_steps: int
+) -> dict[str, Any]:
     """Return everything that decides what is learnt and which checkpoint is the best, by its config key, as JSON can
     hold it: measurements on other held-out rows cannot be compared with those before the resume.
 
@@ -35,8 +37,8 @@ def identity(config: Config, survey: Survey, held_out: Survey, total_steps: int)
         held_out: of the held-out rows.
         total_steps: optimizer steps of the run.
     """
-    values = {f"lora.{key}": value for key, value in leaves(config.lora)}
-    values |= {f"train.{key}": value for key, value in leaves(config.train) if key not in FREE_ON_RESUME}
+    values = {f"lora.{key}": value for key, value in iter_config_values(config.lora)}
+    values |= {f"train.{key}": value for key, value in iter_config_values(config.train) if key not in FREE_ON_RESUME}
     return (
         values
         | {
@@ -64,10 +66,10 @@ def _scoring(config: Config) -> dict[str, Any]:
     return {f"evaluate.{key}": settings[key] for key in SCORING}
 
 
-def carried_out(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
+def execution_settings(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
     """How the processes share a step, and settings, that a resumed run may change: they change the order of additions,
     so the last bits, and which random numbers fall to which element."""
-    values = {f"speed.{key}": value for key, value in leaves(config.speed)}
+    values = {f"speed.{key}": value for key, value in iter_config_values(config.speed)}
     return values | {
         "data.packing": config.data.packing,
         "train.per_device_train_batch_size": config.train.per_device_train_batch_size,
@@ -78,15 +80,15 @@ def carried_out(config: Config, mode: str = "single", data_size: int = 1) -> dic
     }
 
 
-def what_changed(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
-    """How the settings of `carried_out` differ from those of a checkpoint, as `data.packing: False, now True`.
+def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
+    """How the settings of `execution_settings` differ from those of a checkpoint, as `data.packing: False, now True`.
 
     Args:
         trainer: the checkpoint's trainer.json.
         config: of the run that resumes it.
         mode, data_size: of its engine (parallel/engine.py).
     """
-    before, now = trainer.get("carried_out", {}), carried_out(config, mode, data_size)
+    before, now = trainer.get("carried_out", {}), execution_settings(config, mode, data_size)
     changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
     draws = config.lora.lora_dropout > 0 or config.train.neftune_noise_alpha is not None
     other = draws and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
@@ -113,7 +115,7 @@ LATER = ("data.eval: ", "evaluate.")
 """Keys of which an older checkpoint, or one of a run that measured no scores, says nothing."""
 
 
-def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: Survey, path: Path) -> None:
+def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: DatasetFingerprint, path: Path) -> None:
     """Compare the held-out rows by their supervised tokens, where the checkpoint is too old to hold their hash.
 
     Args:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from surefit.parallel.engine import Engine
     from surefit.telemetry.sink import Sink
-    from surefit.train.heldout import Score
-    from surefit.train.sampler import Rows
+    from surefit.train.heldout import ScoreFunction
+    from surefit.train.sampler import TokenizedRows
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class TrainingData:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    rows: Rows
-    eval_rows: Rows
+    rows: TokenizedRows
+    eval_rows: TokenizedRows
     conversations: bool = False
     held_out: Any = ()
 
 
 @dataclass(frozen=True)
-class Environment:
+class TrainingEnvironment:
     """Where a run trains.
 
     Attributes:
@@ -70,5 +70,5 @@ class Callbacks:
 
     on_progress: OnStep = lambda progress: None
     on_note: OnNote = lambda text: None
-    score: Score | None = None
+    score: ScoreFunction | None = None
     sinks: Sequence[Sink] = ()

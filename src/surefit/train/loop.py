@@ -17,44 +17,44 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from surefit.checkpoint.snapshot import state_of
-from surefit.config.capabilities import require_together
-from surefit.config.resolve import leaves, optimizer_steps
+from surefit.checkpoint.snapshot import build_checkpoint_state
+from surefit.config.capabilities import require_compatible_settings
+from surefit.config.resolve import iter_config_values, optimizer_steps
 from surefit.config.schema import Config
 from surefit.core.errors import Interrupted
-from surefit.core.rundir import RunDir, unless_full
+from surefit.core.rundir import RunDir, skip_if_disk_full
 from surefit.model.adapter import lora_modules
 from surefit.parallel.engine import SINGLE
-from surefit.parallel.process_group import any_of, by_first, together
+from surefit.parallel.process_group import all_reduce_any, barrier, run_on_rank0
 from surefit.telemetry.jsonl import MetricsLog
 from surefit.telemetry.memory import PhaseMemory
 from surefit.telemetry.sink import FanOut
 from surefit.train import resuming
-from surefit.train.batches import Batches
-from surefit.train.checkpointing import Saving
-from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, require_an_update, stopped
-from surefit.train.dry_pass import dry_pass
+from surefit.train.batches import MicroBatcher
+from surefit.train.checkpointing import CheckpointWriter
+from surefit.train.divergence import MAX_REJECTED_IN_A_ROW, build_divergence_error, require_an_update
+from surefit.train.dry_pass import run_dry_pass
 from surefit.train.expert_use import ExpertUse
-from surefit.train.export import export, result_of
-from surefit.train.heldout import HeldOut
-from surefit.train.identity import carried_out, identity
-from surefit.train.inputs import Callbacks, Environment, TrainingData
+from surefit.train.export import export_trained_model, tensors_to_save
+from surefit.train.heldout import HeldOutEvaluation
+from surefit.train.identity import build_run_identity, execution_settings
+from surefit.train.inputs import Callbacks, TrainingData, TrainingEnvironment
 from surefit.train.loss import require_whole_routing
 from surefit.train.optim import MasterOptimizer, make_optimizer
-from surefit.train.out_of_memory import explained
+from surefit.train.out_of_memory import explain_out_of_memory
 from surefit.train.preflight import AUDITED, require_sound_batches
 from surefit.train.progress import Counters, TrainResult
-from surefit.train.reporting import Pace, Reporting, meter_of
-from surefit.train.sampler import dropout_seed, read_all, survey
+from surefit.train.reporting import EtaEstimator, StepReporter, build_mfu_meter
+from surefit.train.sampler import dropout_seed, fingerprint_rows, fingerprint_training_rows
 from surefit.train.scaling import LossScale
 from surefit.train.schedule import learning_rate
 from surefit.train.signals import StopRequest
 from surefit.train.step import Batch, StepResult, train_step
 
-ALONE, UNHEARD = Environment(), Callbacks()
+SINGLE_PROCESS, NO_CALLBACKS = TrainingEnvironment(), Callbacks()
 
 
-class Training:
+class Trainer:
     """One run over tokenised rows.
 
     Args:
@@ -75,10 +75,10 @@ class Training:
         data: TrainingData,
         config: Config,
         run: RunDir,
-        environment: Environment = ALONE,
-        callbacks: Callbacks = UNHEARD,
+        environment: TrainingEnvironment = SINGLE_PROCESS,
+        callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:
-        require_together(config)
+        require_compatible_settings(config)
         require_whole_routing(model, config.parallel)
         rows, tokenizer, facts, hardware = data.rows, data.tokenizer, environment.model, environment.hardware
         self.engine = engine = environment.engine or SINGLE
@@ -87,9 +87,9 @@ class Training:
         self.expert_use = ExpertUse(model)
         self.model, self.data, self.config, self.run = engine.wrap(model), data, config, run
         self.environment, self.callbacks = environment, callbacks
-        self.survey = survey(rows)
+        self.survey = fingerprint_training_rows(rows)
         kind, longest = next(model.parameters()).device.type, int(self.survey.lengths.max())
-        self._explained = partial(explained, config=config, model=facts, kind=kind, longest=longest)
+        self._explained = partial(explain_out_of_memory, config=config, model=facts, kind=kind, longest=longest)
         train = config.train
         self.total_steps = optimizer_steps(len(rows), train.num_train_epochs, train.global_batch_size, train.max_steps)
         self.optimizer = self._new_optimizer()
@@ -100,14 +100,17 @@ class Training:
         self.memory = PhaseMemory()
         pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
         ranks = engine.data_size
-        self.batches = Batches(rows, self.survey.lengths, config, pad, ranks)
-        self.held_out_survey = read_all(data.eval_rows)
-        held_out = Batches(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
-        self.held_out = HeldOut(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
+        self.batches = MicroBatcher(rows, self.survey.lengths, config, pad, ranks)
+        self.held_out_survey = fingerprint_rows(data.eval_rows)
+        held_out = MicroBatcher(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
+        self.held_out = HeldOutEvaluation(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
         lines, every = self.held_out.at_checkpoints, config.checkpoint.save_steps
-        self.saving = Saving(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
+        self.saving = CheckpointWriter(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
         assert isinstance(every, int)
-        self.pace, self.meter = Pace(every, train.eval_steps), meter_of(model, config, facts, hardware, self.world.size)
+        self.pace, self.meter = (
+            EtaEstimator(every, train.eval_steps),
+            build_mfu_meter(model, config, facts, hardware, self.world.size),
+        )
         self.counters = Counters()
         self.loss, self.told_to_end = math.nan, False
         self.notes: list[str] = []
@@ -124,18 +127,20 @@ class Training:
             MachineError: no disk space at the start, no GPU memory; another process is at work in the run directory.
             ConfigError, ModelError: checkpoints are there and not to be resumed, are of other settings, or all damaged.
         """
-        params = dict(leaves(self.config)) | identity(self.config, self.survey, self.held_out_survey, self.total_steps)
+        params = dict(iter_config_values(self.config)) | build_run_identity(
+            self.config, self.survey, self.held_out_survey, self.total_steps
+        )
         sent = self.sinks.during(str(self.run.path), params)
-        stopping = StopRequest(lambda flag: any_of(flag, self.world))
+        stopping = StopRequest(lambda flag: all_reduce_any(flag, self.world))
         with stopping as stop, self.saving.open(stop), self._memory_noted(), sent:
             if resume:
                 self.saving.await_room()
                 self.dry_pass()
-            resumed_from = resuming.resume(self) if resume else None
+            resumed_from = resuming.resume_from_latest(self) if resume else None
             if resumed_from is None:
                 self.saving.require_none()
                 self.saving.require_room(self.optimizer.parameters)
-                by_first(self.world, lambda: self.log.rewind(0))
+                run_on_rank0(self.world, lambda: self.log.rewind(0))
             if self.counters.step < self.total_steps:
                 self.audit()
             if not resume:
@@ -143,12 +148,14 @@ class Training:
             if resumed_from is not None and not self.held_out.is_measured(resumed_from):
                 self._measure_if_due(stop)
             self._run(stop)
-            by_first(self.world, lambda: require_an_update(self.run, self.counters))
-            best_step = resuming.restore_the_best(self)
-            tensors = self.engine.whole(result_of(self.model))
+            run_on_rank0(self.world, lambda: require_an_update(self.run, self.counters))
+            best_step = resuming.load_best_checkpoint(self)
+            tensors = self.engine.whole(tensors_to_save(self.model))
             output = self.saving.write_result(
                 self.optimizer.parameters,
-                lambda: export(self.model, self.data.tokenizer, self.config.model, self.run, tensors, self.adapted),
+                lambda: export_trained_model(
+                    self.model, self.data.tokenizer, self.config.model, self.run, tensors, self.adapted
+                ),
             )
             self._leave_if_asked(stop)
         early = self.counters.step < self.total_steps
@@ -160,7 +167,7 @@ class Training:
         """Look at the next micro batches as the loss will see them; an error found there is a `GateError`."""
         if self.world.is_first:
             self._audit(write)
-        together(self.world)
+        barrier(self.world)
 
     def _audit(self, write: bool) -> None:
         chosen = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
@@ -175,7 +182,7 @@ class Training:
             GateError, MachineError: training would not go well (train/dry_pass.py, train/out_of_memory.py).
         """
         with self._explained("in the dry pass, before the first step"):
-            found = dry_pass(
+            found = run_dry_pass(
                 self.model, self.optimizer, self.batches, self.held_out.batches, self.config, self.memory,
                 self.run.checkpoints, self.engine,
             )  # fmt: skip
@@ -187,7 +194,7 @@ class Training:
             self.note(warning)
             self.run.note("train", "dry pass outside the plan", where=found.against(self.environment.planned))
         if write and self.world.is_first:
-            with unless_full():
+            with skip_if_disk_full():
                 found.write(self.run)
 
     def _new_optimizer(self) -> MasterOptimizer:
@@ -201,7 +208,7 @@ class Training:
         """Step after step to the last."""
         first = self.counters.step
         share = self.config.train.global_batch_size / len(self.data.rows)
-        reporting = Reporting(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
+        reporting = StepReporter(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
         while self.counters.step < self.total_steps and not self._stops_early():
             self.memory.enter("first step" if self.counters.step == first else "step")
             self._step(reporting)
@@ -230,7 +237,7 @@ class Training:
         assert isinstance(every, int)
         return self.told_to_end or step == self.total_steps or (step > 0 and step % every == 0)
 
-    def _step(self, reporting: Reporting) -> None:
+    def _step(self, reporting: StepReporter) -> None:
         """One optimizer step, counted, logged and announced."""
         step, train = self.counters.step, self.config.train
         start = time.perf_counter()
@@ -256,10 +263,10 @@ class Training:
             self.told_to_end = told and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
             newest = self.saving.newest()
-            by_first(self.world, lambda: self._give_up(batches, result, newest))
+            run_on_rank0(self.world, lambda: self._give_up(batches, result, newest))
 
     def _give_up(self, batches: Sequence[Batch], result: StepResult, newest: Path | None) -> None:
-        raise stopped(self.run, self.counters, batches, result, self.config.train.seed, newest)
+        raise build_divergence_error(self.run, self.counters, batches, result, self.config.train.seed, newest)
 
     def _count(self, result: StepResult, seconds: float) -> None:
         counters = self.counters
@@ -285,13 +292,13 @@ class Training:
         return True
 
     def _save(self) -> None:
-        same = identity(self.config, self.survey, self.held_out_survey, self.total_steps)
-        how = carried_out(self.config, self.engine.name, self.engine.data_size)
+        same = build_run_identity(self.config, self.survey, self.held_out_survey, self.total_steps)
+        how = execution_settings(self.config, self.engine.name, self.engine.data_size)
         trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": how}
         if self.scaling is not None:
             trainer["loss_scale"] = self.scaling.state()
         parts = self.optimizer.parameters, self.optimizer.tensors()
-        self.saving.save(self.counters.step, state_of(self.engine, *parts, trainer, bool(self.adapted)))
+        self.saving.save(self.counters.step, build_checkpoint_state(self.engine, *parts, trainer, bool(self.adapted)))
 
     def _leave_if_asked(self, stop: StopRequest) -> None:
         if stop.agreed():

@@ -16,7 +16,7 @@ from surefit.config.schema import ParallelSection
 from surefit.core.errors import ConfigError, ModelError
 from surefit.data.tokens.collate import OWN_KEYS
 from surefit.facts.activations import LOSS_TILE, chunk_rows
-from surefit.model.compat import answering, rows_known
+from surefit.model.compat import avoid_mask_syncs, stub_forward
 from surefit.model.sdpa import capability_of
 
 
@@ -31,7 +31,7 @@ def loss_sum(
 
     Chunked, neither the logits of all tokens nor those of all supervised ones exist at any time: the decoder's hidden
     states of the supervised tokens go through the head a chunk at a time, and each chunk's gradient is taken at once.
-    Where `can_chunk` has a reason against it, the whole logits are computed instead.
+    Where `chunked_loss_obstacle` has a reason against it, the whole logits are computed instead.
 
     Args:
         model: a causal language model, with or without LoRA factors.
@@ -52,16 +52,18 @@ def loss_sum(
     rows, targets = moved["loss_rows"], moved["targets"]
     # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
     inputs = {name: value for name, value in moved.items() if name not in OWN_KEYS} | {"use_cache": False}
-    if not chunked or can_chunk(model) is not None:
-        with rows_known(batch):
+    if not chunked or chunked_loss_obstacle(model) is not None:
+        with avoid_mask_syncs(batch):
             answer = model(**inputs)
         logits = answer.logits.flatten(0, 1).index_select(0, rows)
-        return _balanced(F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance)
-    with rows_known(batch):
+        return _add_router_loss(
+            F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance
+        )
+    with avoid_mask_syncs(batch):
         answer, hidden, head, trained = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
         loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
-        return _balanced(loss, model, answer, targets, balance)
+        return _add_router_loss(loss, model, answer, targets, balance)
     return _through_chunks(head, targets, hidden, [])[0]
 
 
@@ -85,7 +87,7 @@ def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> 
         )
 
 
-def _balanced(
+def _add_router_loss(
     loss: torch.Tensor, model: torch.nn.Module, answer: Any, targets: torch.Tensor, balance: list[torch.Tensor] | None
 ) -> torch.Tensor:
     """`loss` and the router's, which the model has computed with its answer."""
@@ -102,7 +104,7 @@ def _balanced(
     return loss + added
 
 
-def can_chunk(model: torch.nn.Module) -> str | None:
+def chunked_loss_obstacle(model: torch.nn.Module) -> str | None:
     """Why the loss of this model cannot be computed in chunks; None where it can."""
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return "its adapter adds tokens in front of the prompt"
@@ -141,7 +143,7 @@ class _Head:
         # has no function for it, and a copy of the head's arithmetic would have to be kept for every family.
         answer = self.output(last_hidden_state=hidden[None])
         plain = {"output_router_logits": False} if balances_experts(self.causal_lm) else {}
-        with answering(self.decoder, answer):
+        with stub_forward(self.decoder, answer):
             ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
             logits: torch.Tensor = self.causal_lm(input_ids=ids, use_cache=False, **plain).logits
         return logits.squeeze(0)

@@ -21,7 +21,7 @@ from surefit.core.packaging import install_extra
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 
 
 def make_optimizer(model: torch.nn.Module, train: TrainSection, masters: bool = True) -> MasterOptimizer:
@@ -64,7 +64,7 @@ class MasterOptimizer(ABC):
             for name, p in self._parameters.items()
         }
 
-    def _groups(self, weight_decay: float, names: Iterable[str]) -> list[Group]:
+    def _groups(self, weight_decay: float, names: Iterable[str]) -> list[ParamGroup]:
         """The masters of some parameters, those that decay apart from those that do not."""
         chosen = [(name, self._masters[name]) for name in names]
         decayed = [master for name, master in chosen if is_decayed(name, master)]
@@ -215,7 +215,7 @@ class BitsAndBytesAdamW(MasterOptimizer):
         most = [name for name, p in self._parameters.items() if id(p) not in embeddings]
         rest = [name for name, p in self._parameters.items() if id(p) in embeddings]
         self._optimizers = [
-            _built(getattr(module, name), groups)
+            _make_bitsandbytes_optimizer(getattr(module, name), groups)
             for name, names in zip(self.CLASSES[kind], (most, rest), strict=True)
             if (groups := self._groups(weight_decay, names))
         ]
@@ -303,7 +303,7 @@ def _embeddings(model: torch.nn.Module) -> set[int]:
     return {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
 
 
-def _built(kind: Any, groups: list[Group]) -> Any:
+def _make_bitsandbytes_optimizer(kind: Any, groups: list[ParamGroup]) -> Any:
     """A bitsandbytes optimizer. It reads the values of its 8-bit code, which the fake tensors of a plan have not."""
     with unset_fake_temporarily():
         optimizer = kind(groups, lr=0.0, betas=BETAS, eps=EPSILON)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from surefit.config.oom_ladder import as_arguments, next_rung
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, processes
+from surefit.config.world import count_accumulation_steps, count_processes
 from surefit.core import env
 from surefit.core.errors import MachineError
 from surefit.core.units import bytes_text, plural
@@ -29,7 +29,9 @@ class OutOfMemory(MachineError):
 
 
 @contextlib.contextmanager
-def explained(when: str, config: Config, model: ModelFacts | None, kind: str, longest: int) -> Iterator[None]:
+def explain_out_of_memory(
+    when: str, config: Config, model: ModelFacts | None, kind: str, longest: int
+) -> Iterator[None]:
     """Turn what says that memory ran out into an error that says why, and what to do.
 
     Args:
@@ -57,7 +59,7 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
     learning = ", ".join(_what_changes_learning(config))
     advice = f"what is left changes what is learnt: {learning}, or a smaller model"
     if changes:
-        by_itself = "; --adapt does it by itself" if processes(config) == 1 or env.launched_here() else ""
+        by_itself = "; --adapt does it by itself" if count_processes(config) == 1 or env.launched_here() else ""
         advice = f"try {as_arguments(changes)} (the same is learnt{by_itself}), with --resume if steps "
         advice += f"were taken; {learning} also need less, but change what is learnt"
     error = OutOfMemory(
@@ -72,7 +74,7 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
 
 def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
     """The largest term of the closed form, as a clause; nothing where it knows none."""
-    resolved = Resolved(config, {}, accumulation(config), None)
+    resolved = ResolvedConfig(config, {}, count_accumulation_steps(config), None)
     budget = peak_bytes(resolved, model, longest)
     terms = budget.terms if budget else memory_terms(resolved, model)
     if kind == "cpu":

@@ -16,7 +16,7 @@ ROUNDS = 8
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def permuted(positions: npt.NDArray[np.int64], n: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def permute_positions(positions: npt.NDArray[np.int64], n: int, key: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """What stands at these positions of the shuffle of 0 … n-1 that belongs to a key.
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import GateError
-from surefit.core.rundir import RunDir, unless_full, write_json
+from surefit.core.rundir import RunDir, skip_if_disk_full, write_json
 from surefit.data.audit.batches import Item, audit_batches
 from surefit.facts.batch import BatchFacts
 from surefit.lint.engine import all_rules, run_rules
@@ -42,7 +42,7 @@ def require_sound_batches(
     rules = [rule for rule in all_rules() if BatchFacts in rule.needs]
     result = run_rules(LintContext(config=config, path=Path(config.output_dir), batch=facts), rules)
     if run is not None:
-        with unless_full():
+        with skip_if_disk_full():
             write_json(run.batch_audit, asdict(facts) | result.as_dict())
     if result.errors:
         first, *rest = map(_gate, result.errors)

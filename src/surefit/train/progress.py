@@ -11,7 +11,7 @@ from surefit.core.units import bytes_text, count_text
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """The state of a run after an optimizer step.
 
     Attributes:
@@ -60,7 +60,7 @@ class Progress:
         return " · ".join(part for part in parts if part)
 
 
-OnStep = Callable[[Progress], bool | None]
+OnStep = Callable[[TrainingProgress], bool | None]
 """What is called after each step; True ends the run there, with its result, if one process trains it."""
 OnNote = Callable[[str], None]
 

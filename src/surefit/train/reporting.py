@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from surefit.checkpoint.disk_guard import free_bytes
-from surefit.config.resolve import HardwareLike, rounds, rounds_before
+from surefit.config.resolve import HardwareLike, count_due_steps, count_due_steps_before
 from surefit.config.schema import Config
-from surefit.facts.flops import Work, peak_flops, windows_of, work_of
+from surefit.facts.flops import TrainingFlops, peak_flops, training_flops, windows_of
 from surefit.facts.model import ModelFacts
 from surefit.telemetry.jsonl import MetricsLog
-from surefit.train.progress import Counters, OnStep, Progress
+from surefit.train.progress import Counters, OnStep, TrainingProgress
 from surefit.train.step import StepResult
 
 SHOWN_OVER = 20
@@ -24,10 +24,10 @@ SHOWN_OVER = 20
 
 
 @dataclass(frozen=True)
-class Meter:
+class MfuMeter:
     """What an MFU takes: the arithmetic of the run, and the peak of all devices in FLOP/s. Either may be unknown."""
 
-    work: Work | None = None
+    work: TrainingFlops | None = None
     peak: float | None = None
 
     def flops(self, documents: Sequence[int], supervised: int) -> int | None:
@@ -39,17 +39,17 @@ class Meter:
         return flops / seconds / self.peak if flops is not None and self.peak else None
 
 
-def meter_of(
+def build_mfu_meter(
     model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None, devices: int = 1
-) -> Meter:
+) -> MfuMeter:
     """The meter of a run; `facts` about the base model and `hardware`, one of its `devices`, may be unknown."""
     settings: Any = model.config
-    work = work_of(facts, config, windows_of(settings.to_dict(), facts.num_layers)) if facts else None
+    work = training_flops(facts, config, windows_of(settings.to_dict(), facts.num_layers)) if facts else None
     peak = peak_flops(hardware, config.model.dtype) if hardware else None
-    return Meter(work, peak * devices if peak else None)
+    return MfuMeter(work, peak * devices if peak else None)
 
 
-class Pace:
+class EtaEstimator:
     """How long the rest of a run takes, from what it has taken so far.
 
     The steps and the pauses between them (a checkpoint and the measurements beside it) are kept apart, so that neither
@@ -83,11 +83,11 @@ class Pace:
         """Seconds from step number `step` to the end of the run."""
         each = self.seconds / self.steps if self.steps else self.first or 0.0
         pause = self.paused / self.pauses if self.pauses else self.pause
-        pauses = rounds(total_steps, *self.every) - rounds_before(step, *self.every)
+        pauses = count_due_steps(total_steps, *self.every) - count_due_steps_before(step, *self.every)
         return each * (total_steps - step) + pause * pauses
 
 
-class Reporting:
+class StepReporter:
     """Logs and announces every step.
 
     Args:
@@ -100,7 +100,13 @@ class Reporting:
     """
 
     def __init__(
-        self, log: MetricsLog, on_progress: OnStep, total_steps: int, epoch_share: float, pace: Pace, meter: Meter
+        self,
+        log: MetricsLog,
+        on_progress: OnStep,
+        total_steps: int,
+        epoch_share: float,
+        pace: EtaEstimator,
+        meter: MfuMeter,
     ) -> None:
         self.log, self.on_progress, self.total_steps = log, on_progress, total_steps
         self.epoch_share, self.pace, self.meter = epoch_share, pace, meter
@@ -154,7 +160,7 @@ class Reporting:
         self._recent.append((result.tokens, flops or 0, seconds))
         tokens, work, spent = (sum(column) for column in zip(*self._recent, strict=True))
         return True is self.on_progress(
-            Progress(
+            TrainingProgress(
                 step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / spent,
                 self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,
                 self.meter.mfu(int(work) if flops is not None else None, spent), memory,

@@ -11,16 +11,16 @@ import torch
 from surefit.checkpoint import manager
 from surefit.core.rundir import read_jsonl
 from surefit.parallel.engine import Engine
-from surefit.parallel.process_group import by_first
-from surefit.train.identity import HELD_OUT, identity, require_same, require_same_held_out, what_changed
+from surefit.parallel.process_group import run_on_rank0
+from surefit.train.identity import HELD_OUT, build_run_identity, changed_settings, require_same, require_same_held_out
 from surefit.train.optim import MasterOptimizer
 from surefit.train.progress import Counters
 
 if TYPE_CHECKING:
-    from surefit.train.loop import Training
+    from surefit.train.loop import Trainer
 
 
-def resume(job: Training) -> int | None:
+def resume_from_latest(job: Trainer) -> int | None:
     """Make a run what it was after its newest complete checkpoint, and return that step; None where there is none.
 
     Every process reads the checkpoint, and keeps its own share. How many processes there were when it was written does
@@ -33,19 +33,21 @@ def resume(job: Training) -> int | None:
     latest = job.saving.latest()
     if latest.path is None:
         return None
-    state = manager.load(latest.path)
-    now = identity(job.config, job.survey, job.held_out_survey, job.total_steps)
-    by_first(job.engine.world, lambda: _require_same_run(job, state.trainer["identity"], now))
-    restore(state, job.optimizer, job.engine, latest.path)
-    job.optimizer.load_tensors(job.engine.shares(state.optimizer, like(state.optimizer, job.optimizer.parameters)))
+    state = manager.load_checkpoint(latest.path)
+    now = build_run_identity(job.config, job.survey, job.held_out_survey, job.total_steps)
+    run_on_rank0(job.engine.world, lambda: _require_same_run(job, state.trainer["identity"], now))
+    restore_optimizer_and_weights(state, job.optimizer, job.engine, latest.path)
+    job.optimizer.load_tensors(
+        job.engine.shares(state.optimizer, parameters_for_state(state.optimizer, job.optimizer.parameters))
+    )
     if job.scaling is not None:
         job.scaling.restore(state.trainer["loss_scale"])
     job.counters = Counters(**state.trainer["counters"])
-    for line in by_first(job.engine.world, lambda: job.log.rewind(latest.step)):
+    for line in run_on_rank0(job.engine.world, lambda: job.log.rewind(latest.step)):
         if "loss" in line and not line["rejected"]:
             job.loss = line["loss"]
         job.held_out.remember([line])
-    changes = what_changed(state.trainer, job.config, job.engine.name, job.engine.data_size)
+    changes = changed_settings(state.trainer, job.config, job.engine.name, job.engine.data_size)
     for change in manager.changed_versions(latest.path) + changes:
         job.note(f"{change}: the last bits may differ from an uninterrupted run")
     if job.engine.world.is_first:
@@ -53,30 +55,34 @@ def resume(job: Training) -> int | None:
     return latest.step
 
 
-def _require_same_run(job: Training, before: dict[str, Any], now: dict[str, Any]) -> None:
+def _require_same_run(job: Trainer, before: dict[str, Any], now: dict[str, Any]) -> None:
     require_same(before, now, job.run.path)
     if HELD_OUT not in before and job.run.metrics.exists():
         require_same_held_out(read_jsonl(job.run.metrics), job.held_out_survey, job.run.path)
 
 
-def restore_the_best(job: Training) -> int | None:
+def load_best_checkpoint(job: Trainer) -> int | None:
     """With `checkpoint.metric_for_best_model`, make the model that of the best checkpoint; returns its step."""
     found = job.saving.best_complete()
     if found is None:
         return None
     score, path = found
-    restore(manager.load(path), job.optimizer, job.engine, path)
+    restore_optimizer_and_weights(manager.load_checkpoint(path), job.optimizer, job.engine, path)
     job.note(f"exporting step {score.step}, the best by {job.held_out.metric}: {score.value:.4f}")
     return score.step
 
 
-def restore(state: manager.State, optimizer: MasterOptimizer, engine: Engine, path: Path) -> None:
+def restore_optimizer_and_weights(
+    state: manager.CheckpointState, optimizer: MasterOptimizer, engine: Engine, path: Path
+) -> None:
     """Copy a checkpoint's weights into the model, or this process's share of it."""
     weights = engine.shares(state.weights, optimizer.parameters)
-    manager.restore(manager.State(weights, {}, {}), optimizer.parameters, path)
+    manager.restore_weights(manager.CheckpointState(weights, {}, {}), optimizer.parameters, path)
 
 
-def like(tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def parameters_for_state(
+    tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """For each tensor of an optimizer, named `KEY.PARAMETER_NAME`, that parameter; without those that have none."""
     owners = {name: parameters.get(name.partition(".")[2]) for name in tensors}
     return {name: owner for name, owner in owners.items() if owner is not None}

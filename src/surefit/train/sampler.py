@@ -19,7 +19,7 @@ import numpy.typing as npt
 from surefit.core.errors import DataError
 from surefit.data.tokens.cache import MASKED
 from surefit.data.tokens.shard_manifest import ShardedLengths, ShardedTokens
-from surefit.train.permutation import permuted
+from surefit.train.permutation import permute_positions
 
 TABLE_ROWS = 2**24
 """Up to so many rows an epoch's order is a table, of 128 MiB at most; of more it is computed row by row."""
@@ -27,7 +27,7 @@ ORDER_STREAM, DROPOUT_STREAM = 0, 1
 """Keep the random numbers drawn for different purposes from one seed apart."""
 
 
-class Rows(Protocol):
+class TokenizedRows(Protocol):
     """Tokenised rows: (input ids, labels) arrays of one length each, labels `MASKED` where not supervised."""
 
     def __len__(self) -> int: ...
@@ -39,7 +39,7 @@ RowLengths = npt.NDArray[np.int64] | ShardedLengths
 
 
 @dataclass(frozen=True)
-class Survey:
+class DatasetFingerprint:
     """What training must know of all its rows beforehand.
 
     Attributes:
@@ -53,7 +53,7 @@ class Survey:
     supervised: int = 0
 
 
-def survey(rows: Rows) -> Survey:
+def fingerprint_training_rows(rows: TokenizedRows) -> DatasetFingerprint:
     """Read every row once; of prepared data the manifest, whose shards hold no row without a supervised token.
 
     Raises:
@@ -62,8 +62,8 @@ def survey(rows: Rows) -> Survey:
     if len(rows) == 0:
         raise DataError("no rows to train on", code="E5111", field="data.train", help="name data that has usable rows")
     if isinstance(rows, ShardedTokens):
-        return Survey(rows.lengths, rows.sha256)
-    return read_all(rows, _require_supervised)
+        return DatasetFingerprint(rows.lengths, rows.sha256)
+    return fingerprint_rows(rows, _require_supervised)
 
 
 def _require_supervised(index: int, length: int, supervised: int) -> None:
@@ -76,7 +76,7 @@ def _require_supervised(index: int, length: int, supervised: int) -> None:
         )
 
 
-def read_all(rows: Rows, look: Callable[[int, int, int], None] | None = None) -> Survey:
+def fingerprint_rows(rows: TokenizedRows, look: Callable[[int, int, int], None] | None = None) -> DatasetFingerprint:
     """Read every row once; there may be none.
 
     Args:
@@ -94,7 +94,7 @@ def read_all(rows: Rows, look: Callable[[int, int, int], None] | None = None) ->
         lengths[index] = len(ids)
         for part in (lengths[index : index + 1], ids, labels):
             digest.update(np.ascontiguousarray(part, dtype=np.int32).data)
-    return Survey(lengths, digest.hexdigest(), supervised)
+    return DatasetFingerprint(lengths, digest.hexdigest(), supervised)
 
 
 @lru_cache(maxsize=2)
@@ -126,7 +126,7 @@ def _without_table(positions: range, seed: int, rows: int) -> list[int]:
     for epoch in range(positions.start // rows, (positions.stop - 1) // rows + 1):
         begin = max(positions.start, epoch * rows) - epoch * rows
         end = min(positions.stop, (epoch + 1) * rows) - epoch * rows
-        found += permuted(np.arange(begin, end), rows, (seed, ORDER_STREAM, epoch)).tolist()
+        found += permute_positions(np.arange(begin, end), rows, (seed, ORDER_STREAM, epoch)).tolist()
     return found
 
 

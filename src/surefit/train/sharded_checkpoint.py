@@ -23,7 +23,7 @@ from surefit.checkpoint import manager, shards
 from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.core.errors import LostProcess, MachineError
 from surefit.core.rundir import is_full
-from surefit.parallel.process_group import World, by_first, from_first, gathered, together
+from surefit.parallel.process_group import World, all_gather, barrier, broadcast_from_rank0, run_on_rank0
 
 LOOK_SECONDS = 0.02
 """Between two looks at whether all parts are there."""
@@ -49,7 +49,7 @@ class _Job:
     """
 
     step: int
-    state: manager.State
+    state: manager.CheckpointState
     needed: int
     place: Path
     error: BaseException | None = None
@@ -58,7 +58,7 @@ class _Job:
     thread: Thread = field(init=False)
 
 
-class WritingTogether:
+class ShardedCheckpointWriter:
     """The checkpoints in parts of one run: one is written at a time.
 
     All processes call `start` and `finish` at the same places; each may call `end` by itself.
@@ -85,7 +85,7 @@ class WritingTogether:
         self._make_room, self._ready, self._complete = make_room, ready, complete
         self._job: _Job | None = None
 
-    def start(self, step: int, state: manager.State) -> None:
+    def start(self, step: int, state: manager.CheckpointState) -> None:
         """Begin to write a checkpoint as soon as there is room for all of it.
 
         Args:
@@ -96,8 +96,8 @@ class WritingTogether:
             MachineError: it cannot be written for another reason.
         """
         assert self._job is None
-        needed = sum(gathered(manager.nbytes(state), self._world))
-        place = by_first(
+        needed = sum(all_gather(manager.estimate_checkpoint_bytes(state), self._world))
+        place = run_on_rank0(
             self._world,
             lambda: self._guard.write(f"step-{step}", needed, lambda: self._begin(step), self._make_room),
         )
@@ -116,13 +116,13 @@ class WritingTogether:
             return
         job.written.wait()
         error = job.error
-        faults = gathered(_kind(error), self._world)
+        faults = all_gather(_kind(error), self._world)
         if not any(faults):
             job.thread.join(SEEN_SECONDS)
             job.given_up.set()
             job.thread.join()
             error = job.error
-            faults = [from_first(_kind(error), self._world)]
+            faults = [broadcast_from_rank0(_kind(error), self._world)]
         job.given_up.set()
         self.end()
         if FAILED in faults:
@@ -143,7 +143,7 @@ class WritingTogether:
 
     def _begin(self, step: int) -> Path:
         self._ready()
-        return manager.begin(self._checkpoints, step)
+        return manager.begin_sharded_checkpoint(self._checkpoints, step)
 
     def _work(self, job: _Job) -> None:
         """The thread."""
@@ -153,7 +153,7 @@ class WritingTogether:
             job.error = _error_of(lambda: self._commit_when_whole(job))
 
     def _commit_when_whole(self, job: _Job) -> None:
-        while not shards.is_whole(job.place, self._world.size):
+        while not shards.has_all_records(job.place, self._world.size):
             if job.given_up.is_set():
                 shutil.rmtree(job.place, ignore_errors=True)
                 raise MachineError(
@@ -167,7 +167,7 @@ class WritingTogether:
 
     def _commit(self, job: _Job, place: Path) -> None:
         try:
-            self._complete(job.step, lambda: manager.commit(place, job.step, job.state))
+            self._complete(job.step, lambda: manager.commit_sharded_checkpoint(place, job.step, job.state))
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -176,14 +176,14 @@ class WritingTogether:
         if self._world.is_first:
             shutil.rmtree(job.place, ignore_errors=True)
             self._guard.write(f"step-{job.step}", job.needed, lambda: self._attempt(job), self._make_room)
-            from_first(None, self._world)
+            broadcast_from_rank0(None, self._world)
             return
         place: Path | None
-        while (place := from_first(None, self._world)) is not None:
+        while (place := broadcast_from_rank0(None, self._world)) is not None:
             self._try(job, place)
 
     def _attempt(self, job: _Job) -> None:
-        place = from_first(self._begin(job.step), self._world)
+        place = broadcast_from_rank0(self._begin(job.step), self._world)
         try:
             if self._try(job, place):
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -196,7 +196,7 @@ class WritingTogether:
     def _try(self, job: _Job, place: Path) -> bool:
         """Write all parts; whether the disk was too full for one of them."""
         error = _error_of(lambda: manager.write_part(place, job.state))
-        faults = gathered(_kind(error), self._world)
+        faults = all_gather(_kind(error), self._world)
         if FAILED in faults:
             self._fail(error)
         return FULL in faults
@@ -205,7 +205,7 @@ class WritingTogether:
         """Raise this process's error, or wait for the one that failed: that it has gone ends the others."""
         if error is not None and not is_full(error):
             raise error
-        together(self._world)
+        barrier(self._world)
         raise LostProcess(
             "another process could not write its part of a checkpoint", code="E5118", path=self._checkpoints
         )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from surefit.data.tokens.collate import tokens_in
+from surefit.data.tokens.collate import count_batch_tokens
 from surefit.parallel.engine import SINGLE, Engine
 from surefit.train.loss import loss_sum
 from surefit.train.optim import clip_factor, gradient_norm
@@ -20,7 +20,7 @@ Batch = Mapping[str, Any]
 """A micro batch, padded or packed, as data/tokens/collate.py makes it."""
 
 
-class Optimizer(Protocol):
+class OptimizerLike(Protocol):
     """What a step needs of an optimizer."""
 
     def step(self, factor: float = 1.0) -> Any: ...
@@ -53,7 +53,7 @@ class StepResult:
 def train_step(
     model: torch.nn.Module,
     micro_batches: Sequence[Batch],
-    optimizer: Optimizer,
+    optimizer: OptimizerLike,
     max_grad_norm: float,
     *,
     chunked: bool = True,
@@ -92,7 +92,7 @@ def train_step(
         optimizer.step(clip_factor(norm_value, max_grad_norm) / scale)
     optimizer.zero_grad()
     # A batch without targets is one that only keeps this process in step with the others (train/batches.py).
-    tokens = int(engine.total(sum(tokens_in(batch) for batch in micro_batches if supervised_tokens(batch))))
+    tokens = int(engine.total(sum(count_batch_tokens(batch) for batch in micro_batches if supervised_tokens(batch))))
     overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
     router_loss = added[0] if added else None
     return StepResult(loss_value - sum(added), norm_value, tokens, supervised, applied, overflow, router_loss)

@@ -13,9 +13,9 @@ from starlette.routing import Route
 from surefit.core.errors import SureFitError
 from surefit.report.build import HERE as REPORT
 from surefit.ui import comparing, configs, examples, planner, runs, simulation
-from surefit.ui.pages import Ui, get, post, show_error
-from surefit.ui.security import Door, Guard
-from surefit.ui.stages import Stages
+from surefit.ui.pages import UiContext, json_endpoint, page_endpoint, show_error
+from surefit.ui.security import AccessPolicy, SecurityMiddleware
+from surefit.ui.stages import StageFunctions
 from surefit.ui.workspace import Workspace
 
 STATIC = {
@@ -26,7 +26,7 @@ STATIC = {
 """Name → file. The look and the charts are the report's."""
 
 
-def static(ui: Ui, request: Request) -> Response:
+def serve_static(ui: UiContext, request: Request) -> Response:
     """One of our own files; nothing else has a name here."""
     path = STATIC.get(request.path_params["name"])
     if path is None:
@@ -34,32 +34,32 @@ def static(ui: Ui, request: Request) -> Response:
     return FileResponse(path)
 
 
-def start(ui: Ui, request: Request) -> Response:
+def redirect_to_runs(ui: UiContext, request: Request) -> Response:
     """The runs are what one comes back for."""
     return RedirectResponse("/runs", 303)
 
 
 ROUTES = [
-    Route("/", get(start)),
-    Route("/static/{name}", get(static)),
-    Route("/config", get(configs.show)),
-    Route("/planner", get(planner.show)),
-    Route("/runs", get(runs.show_all)),
-    Route("/run", get(runs.show)),
-    Route("/run/report", get(runs.report)),
-    Route("/run/examples", get(examples.show)),
-    Route("/compare", get(comparing.show)),
-    Route("/api/watch", get(runs.watch)),
-    Route("/api/check", post(configs.check), methods=["POST"]),
-    Route("/api/edit", post(configs.edit), methods=["POST"]),
-    Route("/api/save", post(configs.save), methods=["POST"]),
-    Route("/api/fit", post(planner.fit), methods=["POST"]),
-    Route("/api/simulate", simulation.simulate, methods=["POST"]),
+    Route("/", page_endpoint(redirect_to_runs)),
+    Route("/static/{name}", page_endpoint(serve_static)),
+    Route("/config", page_endpoint(configs.config_page)),
+    Route("/planner", page_endpoint(planner.planner_page)),
+    Route("/runs", page_endpoint(runs.runs_page)),
+    Route("/run", page_endpoint(runs.run_page)),
+    Route("/run/report", page_endpoint(runs.report_page)),
+    Route("/run/examples", page_endpoint(examples.examples_page)),
+    Route("/compare", page_endpoint(comparing.side_by_side_page)),
+    Route("/api/watch", page_endpoint(runs.poll_run)),
+    Route("/api/check", json_endpoint(configs.check_posted_config), methods=["POST"]),
+    Route("/api/edit", json_endpoint(configs.edit_posted_config), methods=["POST"]),
+    Route("/api/save", json_endpoint(configs.save_posted_config), methods=["POST"]),
+    Route("/api/fit", json_endpoint(planner.estimate_fit), methods=["POST"]),
+    Route("/api/simulate", simulation.simulate_plan, methods=["POST"]),
 ]
 
 
-def create_app(workspace: Workspace, stages: Stages, door: Door) -> Guard:
+def create_app(workspace: Workspace, stages: StageFunctions, door: AccessPolicy) -> SecurityMiddleware:
     """The program that uvicorn serves."""
     app = Starlette(routes=ROUTES, exception_handlers={HTTPException: show_error, SureFitError: show_error})
-    app.state.ui = Ui(workspace, stages, door)
-    return Guard(app, door)
+    app.state.ui = UiContext(workspace, stages, door)
+    return SecurityMiddleware(app, door)

@@ -8,21 +8,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surefit.report.artefacts import Artefacts, read_artefacts
-from surefit.report.scores import Row, SetScores, set_scores
-from surefit.report.shapes import Score
-from surefit.ui.pages import Ui
+from surefit.report.scores import MetricRow, SetScores, set_scores
+from surefit.report.shapes import ScoreRecord
+from surefit.ui.pages import UiContext
 
 MOST_RUNS = 8
 SETTINGS = 40
 
 
 @dataclass(frozen=True)
-class Metric:
+class ComparedMetric:
     """One metric of a set, for all runs: `scores` is parallel to the columns."""
 
     name: str
     primary: bool
-    scores: list[Score | None]
+    scores: list[ScoreRecord | None]
 
     @property
     def drawable(self) -> bool:
@@ -31,7 +31,7 @@ class Metric:
         return bool(known) and all(0 <= score.mean <= 1 for score in known)
 
 
-def show(ui: Ui, request: Request) -> Response:
+def side_by_side_page(ui: UiContext, request: Request) -> Response:
     """`?path=A&path=B…`, the base of the first run and the tuned model of each as columns."""
     names = list(dict.fromkeys(request.query_params.getlist("path")))[:MOST_RUNS]
     found = {name: read_artefacts(ui.workspace.run(name)) for name in names}
@@ -40,7 +40,9 @@ def show(ui: Ui, request: Request) -> Response:
     return ui.page("compare", names=names, sets=sets, settings=_differences(found))
 
 
-def _table(set_name: str, by_run: dict[str, dict[str, SetScores]]) -> dict[str, list[Metric] | list[tuple[str, str]]]:
+def _table(
+    set_name: str, by_run: dict[str, dict[str, SetScores]]
+) -> dict[str, list[ComparedMetric] | list[tuple[str, str]]]:
     """The columns, (run, variant), and the metrics of one set."""
     columns: list[tuple[str, str]] = []
     for name, sets in by_run.items():
@@ -48,17 +50,17 @@ def _table(set_name: str, by_run: dict[str, dict[str, SetScores]]) -> dict[str, 
         for variant in ("base", one.tuned) if one else ():
             if one and variant in one.variants and variant:
                 columns.append((name, variant))
-    rows: dict[str, list[Row]] = {name: sets[set_name].rows for name, sets in by_run.items() if set_name in sets}
+    rows: dict[str, list[MetricRow]] = {name: sets[set_name].rows for name, sets in by_run.items() if set_name in sets}
     metrics = dict.fromkeys(row.metric for each in rows.values() for row in each)
     primary = {row.metric for each in rows.values() for row in each if row.primary}
 
-    def score(name: str, variant: str, metric: str) -> Score | None:
+    def score(name: str, variant: str, metric: str) -> ScoreRecord | None:
         return next((row.scores.get(variant) for row in rows[name] if row.metric == metric), None)
 
     return {
         "columns": columns,
         "metrics": [
-            Metric(metric, metric in primary, [score(name, variant, metric) for name, variant in columns])
+            ComparedMetric(metric, metric in primary, [score(name, variant, metric) for name, variant in columns])
             for metric in metrics
         ],
     }

@@ -17,13 +17,13 @@ from starlette.responses import Response
 
 from surefit import recipes
 from surefit.config.edit import edit_text
-from surefit.config.load import parse_yaml, read_text
+from surefit.config.load import parse_yaml, read_config_text
 from surefit.config.resolve import one_line_yaml
 from surefit.config.schema import Config
-from surefit.config.starter import runs_as_it_is, starter
+from surefit.config.starter import has_bundled_rows, starter_config
 from surefit.core.errors import ConfigError
-from surefit.ui.pages import Ui, text_of
-from surefit.ui.workspace import LONGEST_NAME, version
+from surefit.ui.pages import UiContext, require_posted_text
+from surefit.ui.workspace import LONGEST_NAME, file_version
 
 FORM = (
     "recipe", "model.name_or_path", "model.quantization", "data.train", "data.eval", "data.max_length", "train.method",
@@ -34,7 +34,7 @@ FORM = (
 """The fields of the form; every other one is written in the text."""
 
 
-def show(ui: Ui, request: Request) -> Response:
+def config_page(ui: UiContext, request: Request) -> Response:
     """A config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
     opened, recipe = request.query_params.get("open"), request.query_params.get("recipe")
     name, text, known = "", "", None
@@ -42,9 +42,9 @@ def show(ui: Ui, request: Request) -> Response:
         path = ui.workspace.config(opened)
         if not path.is_file():
             raise HTTPException(404, "There is no such file in the workspace.")
-        name, text, known = opened, read_text(path), version(path)
+        name, text, known = opened, read_config_text(path), file_version(path)
     elif recipe is not None:
-        name, text = f"{recipe.replace('_', '-')}.yaml", starter(recipes.get(recipe).name)
+        name, text = f"{recipe.replace('_', '-')}.yaml", starter_config(recipes.get_recipe(recipe).name)
     return ui.page(
         "config",
         name=name,
@@ -52,13 +52,13 @@ def show(ui: Ui, request: Request) -> Response:
         known=known,
         editing=opened is not None or recipe is not None,
         configs=ui.workspace.configs(),
-        complete=[name for name in recipes.names() if runs_as_it_is(name)],
-        own_rows=[name for name in recipes.names() if not runs_as_it_is(name)],
-        fields=list(fields()),
+        complete=[name for name in recipes.list_recipes() if has_bundled_rows(name)],
+        own_rows=[name for name in recipes.list_recipes() if not has_bundled_rows(name)],
+        fields=list(list_form_fields()),
     )
 
 
-def fields() -> Iterator[dict[str, Any]]:
+def list_form_fields() -> Iterator[dict[str, Any]]:
     """The form's fields, made of the schema: key, description, default, and the choices where there are only those."""
     for dotted in FORM:
         section: type[BaseModel] = Config
@@ -69,7 +69,7 @@ def fields() -> Iterator[dict[str, Any]]:
             assert issubclass(inner, BaseModel)
             section = inner
         field = section.model_fields[name]
-        choices = recipes.names() if dotted == "recipe" else list(_choices(field.annotation))
+        choices = recipes.list_recipes() if dotted == "recipe" else list(_choices(field.annotation))
         default = field.get_default(call_default_factory=True)
         yield {
             "key": dotted,
@@ -96,9 +96,12 @@ def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-def check(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
+def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """What `surefit check` says of a text, and the values of the form's fields in it."""
-    name, text = Path(text_of(body, "name") or "config.yaml").name or "config.yaml", text_of(body, "text")
+    name, text = (
+        Path(require_posted_text(body, "name") or "config.yaml").name or "config.yaml",
+        require_posted_text(body, "text"),
+    )
     if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
         raise HTTPException(400, "name must be a file name")
     start = time.perf_counter()
@@ -123,9 +126,9 @@ def _values(text: str) -> dict[str, str]:
     return found
 
 
-def edit(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
+def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """The text with one field set to a value, or taken out of it where the value is empty."""
-    text, key, written = (text_of(body, name) for name in ("text", "key", "value"))
+    text, key, written = (require_posted_text(body, name) for name in ("text", "key", "value"))
     if key not in FORM:
         raise HTTPException(400, f"{key} is not in the form")
     value, _ = parse_yaml(written, Path(key)) if written.strip() else (None, {})
@@ -133,8 +136,10 @@ def edit(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
     return {"text": edited.text, "refused": edited.refused.get(key)}
 
 
-def save(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
+def save_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Write the config into the workspace."""
     known = body.get("known")
-    path = ui.workspace.save(text_of(body, "name"), text_of(body, "text"), known if isinstance(known, str) else None)
-    return {"name": ui.workspace.name(path), "known": version(path)}
+    path = ui.workspace.save(
+        require_posted_text(body, "name"), require_posted_text(body, "text"), known if isinstance(known, str) else None
+    )
+    return {"name": ui.workspace.name(path), "known": file_version(path)}

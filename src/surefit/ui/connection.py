@@ -10,7 +10,7 @@ MOST = 400
 """Connections at once; most systems let a process open 1,024 files."""
 
 
-class MakesRoom(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+class IdleConnectionLimit(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's own protocol, but that beyond `MOST` a new connection ends those that have no request under way."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:

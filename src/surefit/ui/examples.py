@@ -11,26 +11,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from surefit.core.rundir import RunDir
-from surefit.evaluate.answers import base_of, scored_variants
+from surefit.evaluate.answers import base_variant, list_scored_variants
 from surefit.report.artefacts import Artefacts, read_artefacts
-from surefit.report.scores import primary_metric, tuned_of
-from surefit.report.shapes import Prediction
-from surefit.ui.pages import Ui
+from surefit.report.scores import find_tuned_variant, primary_metric
+from surefit.report.shapes import PredictionRecord
+from surefit.ui.pages import UiContext
 
 PAGE = 20
 FILTERS = {"all": "All", "won": "Won", "lost": "Lost", "equal": "Equal"}
 
 
 @dataclass(frozen=True)
-class Pair:
+class VariantPair:
     """A row as two variants answered it; `outcome`: won, lost or equal from the first to the second, or nothing."""
 
-    before: Prediction | None
-    after: Prediction
+    before: PredictionRecord | None
+    after: PredictionRecord
     outcome: str
 
 
-def show(ui: Ui, request: Request) -> Response:
+def examples_page(ui: UiContext, request: Request) -> Response:
     """A page of a set's rows: `?path=&set=&variant=&against=&filter=&page=`."""
     asked = request.query_params
     run = ui.workspace.run(asked.get("path", ""))
@@ -38,9 +38,11 @@ def show(ui: Ui, request: Request) -> Response:
     chosen = asked.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
     if chosen and chosen not in sets:
         raise HTTPException(404, "There is no such set.")
-    variants = [name for name in scored_variants(run, chosen) if _file(run, chosen, name).is_file()] if chosen else []
-    variant = asked.get("variant") or tuned_of(variants) or next(iter(variants), "")
-    against = asked.get("against", base_of(variant) if base_of(variant) in variants else "")
+    variants = (
+        [name for name in list_scored_variants(run, chosen) if _file(run, chosen, name).is_file()] if chosen else []
+    )
+    variant = asked.get("variant") or find_tuned_variant(variants) or next(iter(variants), "")
+    against = asked.get("against", base_variant(variant) if base_variant(variant) in variants else "")
     if not {variant, against} <= {*variants, ""}:
         raise HTTPException(404, "There is no such variant.")
     metric = primary_metric(read_artefacts(run))
@@ -70,26 +72,28 @@ def _file(run: RunDir, set_name: str, variant: str) -> Path:
     return run.eval / set_name / f"{variant}.predictions.jsonl"
 
 
-def _pairs(ui: Ui, run: RunDir, set_name: str, variant: str, against: str, metric: str | None) -> list[Pair]:
+def _pairs(
+    ui: UiContext, run: RunDir, set_name: str, variant: str, against: str, metric: str | None
+) -> list[VariantPair]:
     before = {one.index: one for one in _read(ui, run, set_name, against)} if against else {}
     return [
-        Pair(before.get(after.index), after, _outcome(before.get(after.index), after, metric))
+        VariantPair(before.get(after.index), after, _outcome(before.get(after.index), after, metric))
         for after in _read(ui, run, set_name, variant)
     ]
 
 
-def _read(ui: Ui, run: RunDir, set_name: str, variant: str) -> tuple[Prediction, ...]:
+def _read(ui: UiContext, run: RunDir, set_name: str, variant: str) -> tuple[PredictionRecord, ...]:
     path = ui.workspace.file_of(run, _file(run, set_name, variant))
     return _predictions(run, set_name, variant, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _predictions(run: RunDir, set_name: str, variant: str, changed: int) -> tuple[Prediction, ...]:
+def _predictions(run: RunDir, set_name: str, variant: str, changed: int) -> tuple[PredictionRecord, ...]:
     """The lines of a file, read again where it has changed: texts are cut, and secrets taken out, as for the report."""
     return tuple(Artefacts(run).predictions(set_name, variant))
 
 
-def _outcome(before: Prediction | None, after: Prediction, metric: str | None) -> str:
+def _outcome(before: PredictionRecord | None, after: PredictionRecord, metric: str | None) -> str:
     if before is None or metric is None or metric not in before.scores or metric not in after.scores:
         return ""
     first, second = before.scores[metric], after.scores[metric]

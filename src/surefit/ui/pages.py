@@ -21,8 +21,8 @@ from surefit.core.env import redact
 from surefit.core.errors import SureFitError
 from surefit.core.units import bytes_text, duration_text
 from surefit.report import text
-from surefit.ui.security import Door
-from surefit.ui.stages import Stages
+from surefit.ui.security import AccessPolicy
+from surefit.ui.stages import StageFunctions
 from surefit.ui.workspace import Workspace
 
 TEMPLATES = Environment(
@@ -36,7 +36,7 @@ TEMPLATES.filters.update(
     bytes=bytes_text,
     duration=duration_text,
     percent=text.percent,
-    words=text.words,
+    words=text.readable_metric,
     ticked=text.ticked,
     utc=text.utc,
     query=urlencode,
@@ -47,12 +47,12 @@ AT_ONCE = 2
 
 
 @dataclass
-class Ui:
+class UiContext:
     """What the pages work with; `app.state.ui`."""
 
     workspace: Workspace
-    stages: Stages
-    door: Door
+    stages: StageFunctions
+    door: AccessPolicy
     limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
     simulating: bool = False
 
@@ -63,11 +63,11 @@ class Ui:
         return HTMLResponse(TEMPLATES.get_template(f"{template}.html.j2").render(**shared, **values), status)
 
 
-Show = Callable[[Ui, Request], Response]
-Answer = Callable[[Ui, dict[str, Any]], Any]
+PageFunction = Callable[[UiContext, Request], Response]
+JsonFunction = Callable[[UiContext, dict[str, Any]], Any]
 
 
-def get(show: Show) -> Callable[[Request], Response]:
+def page_endpoint(show: PageFunction) -> Callable[[Request], Response]:
     """The endpoint of a page; Starlette runs it in a thread."""
 
     def endpoint(request: Request) -> Response:
@@ -76,17 +76,17 @@ def get(show: Show) -> Callable[[Request], Response]:
     return endpoint
 
 
-def post(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+def json_endpoint(answer: JsonFunction) -> Callable[[Request], Awaitable[Response]]:
     """The endpoint of a posted JSON object, answered with JSON from a thread."""
 
     async def endpoint(request: Request) -> Response:
-        ui, body = request.app.state.ui, await posted(request)
+        ui, body = request.app.state.ui, await read_posted_json(request)
         return JSONResponse(await run_sync(answer, ui, body, limiter=ui.limiter))
 
     return endpoint
 
 
-async def posted(request: Request) -> dict[str, Any]:
+async def read_posted_json(request: Request) -> dict[str, Any]:
     """The posted JSON object.
 
     Raises:
@@ -102,7 +102,7 @@ async def posted(request: Request) -> dict[str, Any]:
     return body
 
 
-def text_of(body: dict[str, Any], name: str) -> str:
+def require_posted_text(body: dict[str, Any], name: str) -> str:
     """A text of a posted object.
 
     Raises:
@@ -123,5 +123,5 @@ def show_error(request: Request, error: Exception) -> Response:
         status, message, help_text = 400, redact(error.message), redact(error.help or "")
     if request.url.path.startswith("/api/"):
         return JSONResponse({"error": message, "help": help_text}, status)
-    ui: Ui = request.app.state.ui
+    ui: UiContext = request.app.state.ui
     return ui.page("message", status, message=message, help=help_text)

@@ -19,27 +19,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from surefit.config.load import Loaded, load_config
+from surefit.config.load import LoadedConfig, load_config
 from surefit.config.modes import GROUPED, MODES
-from surefit.config.resolve import Resolved, resolve, with_changes
+from surefit.config.resolve import ResolvedConfig, resolve_config, with_changes
 from surefit.config.schema import Config
-from surefit.config.world import processes
+from surefit.config.world import count_processes
 from surefit.core.errors import ConfigError, MachineError, SureFitError
 from surefit.core.units import bytes_text, count_text, duration_text, plural
 from surefit.data.read.sources import is_local
-from surefit.data.rows.layouts import training_rows
-from surefit.facts.flops import FORWARD, TRAINED, work_of
-from surefit.facts.generation import fitting_prompts
+from surefit.data.rows.layouts import load_training_rows
+from surefit.facts.flops import FORWARD, TRAINED, training_flops
+from surefit.facts.generation import eval_batch_chooser
 from surefit.facts.gpus import GPUS
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.memory_per_rank import peak_bytes
 from surefit.facts.model import NANO, ModelFacts, catalogue, model_facts
 from surefit.facts.vocabulary import with_new_tokens
 from surefit.plan.assumptions import assumption_text
-from surefit.plan.build_plan import planned
-from surefit.plan.memory_interval import upper_end
-from surefit.plan.profile import device_of, rates_of, speed_at
-from surefit.ui.pages import Ui, text_of
+from surefit.plan.build_plan import build_plan
+from surefit.plan.memory_interval import closed_form_upper_bound
+from surefit.plan.profile import find_device_speed, interpolate_speed, to_device_rates
+from surefit.ui.pages import UiContext, require_posted_text
 
 SCRATCH: dict[str, Any] = {
     "recipe": "function_calling",
@@ -60,7 +60,7 @@ MAX_PRICE = 1_000_000
 MOMENTS = {"gather": "gathering shards", "loss": "the loss", "backward": "the backward pass", "step": "the update"}
 
 
-def show(ui: Ui, request: Request) -> Response:
+def planner_page(ui: UiContext, request: Request) -> Response:
     """The form, with the values of a config (`?config=PATH`) or of an 8B model."""
     opened = request.query_params.get("config", "")
     config = _base(ui, opened)
@@ -74,15 +74,15 @@ def show(ui: Ui, request: Request) -> Response:
     )  # fmt: skip
 
 
-def fit(ui: Ui, body: dict[str, Any]) -> dict[str, Any]:
+def estimate_fit(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """The plan of the form's values, by the closed form."""
     start = time.perf_counter()
-    config = planned_config(ui, body)
-    answer = said(closed_form(config), config, price_of(body))
+    config = config_from_form(ui, body)
+    answer = format_plan(build_closed_form_plan(config), config, parse_price(body))
     return answer | {"milliseconds": 1000 * (time.perf_counter() - start)}
 
 
-def planned_config(ui: Ui, body: dict[str, Any]) -> Config:
+def config_from_form(ui: UiContext, body: dict[str, Any]) -> Config:
     """The opened config, or the one from scratch, with the form's values.
 
     Raises:
@@ -92,7 +92,7 @@ def planned_config(ui: Ui, body: dict[str, Any]) -> Config:
     if not isinstance(changes, dict) or not changes.keys() <= {*NUMBERS, *CHOICES}:
         raise HTTPException(400, "changes must be an object of the form's fields")
     try:
-        config = with_changes(_base(ui, text_of(body, "config")), changes)
+        config = with_changes(_base(ui, require_posted_text(body, "config")), changes)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(f"{'.'.join(map(str, first['loc'][:2]))}: {first['msg']}", code="E1067") from None
@@ -100,7 +100,7 @@ def planned_config(ui: Ui, body: dict[str, Any]) -> Config:
     return config
 
 
-def price_of(body: dict[str, Any]) -> float | None:
+def parse_price(body: dict[str, Any]) -> float | None:
     """What an hour of one device costs, where it is given."""
     price = body.get("price")
     if price is None:
@@ -110,7 +110,7 @@ def price_of(body: dict[str, Any]) -> float | None:
     return float(price)
 
 
-def _base(ui: Ui, opened: str) -> Config:
+def _base(ui: UiContext, opened: str) -> Config:
     if not opened:
         return Config.model_validate(SCRATCH)
     path = ui.workspace.config(opened)
@@ -121,7 +121,7 @@ def _base(ui: Ui, opened: str) -> Config:
     return config
 
 
-def _require_inside(ui: Ui, config: Config) -> None:
+def _require_inside(ui: UiContext, config: Config) -> None:
     for problem in ui.workspace.refuse(config):
         raise problem
 
@@ -130,7 +130,7 @@ def _steps(config: Config) -> int:
     """Optimizer steps of a config whose rows are here; where they are not, a round number to begin with."""
     if is_local(config.data.train):
         try:
-            rows = len(training_rows(config.data))
+            rows = len(load_training_rows(config.data))
         except SureFitError:
             rows = 0
         share = config.data.share or 0.0
@@ -148,18 +148,23 @@ def _hardware(gpu: str, disk: str | None) -> HardwareFacts:
     return hardware_facts(gpu, disk=disk)
 
 
-def closed_form(config: Config) -> dict[str, Any]:
+def build_closed_form_plan(config: Config) -> dict[str, Any]:
     """plan.json by arithmetic alone, with the phases' bytes and the arithmetic's time added."""
     model = _model(config.model.name_or_path, config.model.revision)
     hardware = _hardware(config.hardware.gpu, config.hardware.disk)
     model = with_new_tokens(model, config.model.add_tokens, None)
-    loaded = Loaded(config, Path("config.yaml"), {}, frozenset())
+    loaded = LoadedConfig(config, Path("config.yaml"), {}, frozenset())
     steps = config.train.max_steps
-    resolved = resolve(
-        loaded, model, hardware, None, needed=upper_end(model, hardware), fitting=fitting_prompts(model, hardware)
+    resolved = resolve_config(
+        loaded,
+        model,
+        hardware,
+        None,
+        needed=closed_form_upper_bound(model, hardware),
+        fitting=eval_batch_chooser(model, hardware),
     )
     resolved = replace(resolved, total_steps=steps)
-    document = planned(resolved, model, hardware, quick=True)
+    document = build_plan(resolved, model, hardware, quick=True)
     budget = peak_bytes(resolved, model, capability=hardware.compute_capability)
     document["budget"] = budget.phases if budget else None
     document["time"] = _time(resolved, model, hardware)
@@ -172,22 +177,22 @@ def closed_form(config: Config) -> dict[str, Any]:
     return document
 
 
-def _time(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> dict[str, Any] | None:
+def _time(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> dict[str, Any] | None:
     """What the matrix products of full rows take; None where the model's or the device's numbers are not known."""
     config = resolved.config
-    work, device = work_of(model, config), device_of(hardware)
-    whole = work_of(model, with_changes(config, {"train.method": "full"}))
+    work, device = training_flops(model, config), find_device_speed(hardware)
+    whole = training_flops(model, with_changes(config, {"train.method": "full"}))
     if work is None or whole is None or device is None:
         return None
     try:
-        rates = rates_of(device)
+        rates = to_device_rates(device)
     except MachineError:
         return None
     length, rows = config.data.max_length, config.train.global_batch_size
     needed = work.of([length] * rows, length * rows)
     again = 0 if config.train.gradient_checkpointing is False else FORWARD / TRAINED * whole.of([length] * rows, 0)
     curve = rates.matmul.get(config.model.dtype) or rates.matmul["float32"]
-    seconds = (needed + again) / speed_at(curve, math.inf) / processes(config)
+    seconds = (needed + again) / interpolate_speed(curve, math.inf) / count_processes(config)
     steps = resolved.total_steps
     return {
         "seconds_per_step": seconds,
@@ -197,11 +202,11 @@ def _time(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> dic
     }
 
 
-def said(document: dict[str, Any], config: Config, price: float | None) -> dict[str, Any]:
+def format_plan(document: dict[str, Any], config: Config, price: float | None) -> dict[str, Any]:
     """A plan as the page draws it: bytes for the bars, and every number as text too."""
     estimate, device, seconds = document["estimate"], document["device"], document["time"]
     total = seconds["total_seconds"] if seconds else None
-    hours = processes(config) * total / 3600 if total is not None else None
+    hours = count_processes(config) * total / 3600 if total is not None else None
     least = "" if seconds and "total_seconds_low" in seconds else "at least "
     return {
         "verdict": estimate["verdict"] if estimate else "unknown",

@@ -18,9 +18,9 @@ from surefit.core.units import bytes_text
 from surefit.report.artefacts import read_artefacts
 from surefit.report.scores import set_scores
 from surefit.report.timeline import EVENTS, attempts
-from surefit.report.verdict import effects
-from surefit.stages.events import latest
-from surefit.ui.pages import Ui
+from surefit.report.verdict import measure_effects
+from surefit.stages.events import latest_event
+from surefit.ui.pages import UiContext
 from surefit.ui.security import REPORT_POLICY
 
 CHUNK = 1 << 20
@@ -37,13 +37,13 @@ CHARTS = {
 """Name → (title, the series in it)."""
 
 
-def show_all(ui: Ui, request: Request) -> Response:
+def runs_page(ui: UiContext, request: Request) -> Response:
     """The list."""
     rows = [row | {"name": ui.workspace.name(Path(row["run"]))} for row in ui.stages.runs(ui.workspace.root)]
     return ui.page("runs", runs=[row for row in rows if ui.workspace.shows(Path(row["run"]))])
 
 
-def show(ui: Ui, request: Request) -> Response:
+def run_page(ui: UiContext, request: Request) -> Response:
     """One run: charts that follow it, its stages, scores, settings."""
     run = _run(ui, request)
     found = read_artefacts(run)
@@ -53,7 +53,7 @@ def show(ui: Ui, request: Request) -> Response:
         name=ui.workspace.name(run.path),
         charts=CHARTS,
         attempts=list(reversed(attempts(found.events))),
-        effects=effects(sets),
+        effects=measure_effects(sets),
         sets=sets,
         settings=[setting for setting in found.settings or [] if setting.origin != "default"],
         problems=found.problems,
@@ -62,14 +62,14 @@ def show(ui: Ui, request: Request) -> Response:
     )
 
 
-def report(ui: Ui, request: Request) -> Response:
+def report_page(ui: UiContext, request: Request) -> Response:
     """report.html, in an origin of its own."""
     run = _run(ui, request)
     headers = {"Content-Security-Policy": REPORT_POLICY}
     return FileResponse(ui.workspace.file_of(run, run.report), media_type="text/html", headers=headers)
 
 
-def watch(ui: Ui, request: Request) -> Response:
+def poll_run(ui: UiContext, request: Request) -> Response:
     """What happened since the last answer: `?from=` is the `next` of that one."""
     run = _run(ui, request)
     lines, following, anew, more = _lines_since(run.metrics, request.query_params.get("from", ""))
@@ -80,14 +80,14 @@ def watch(ui: Ui, request: Request) -> Response:
             "next": following,
             "anew": anew,
             "more": more,
-            "event": latest(events),
+            "event": latest_event(events),
             "disk": bytes_text(_size(run.path)),
             "free": bytes_text(shutil.disk_usage(run.path).free),
         }
     )
 
 
-def _run(ui: Ui, request: Request) -> RunDir:
+def _run(ui: UiContext, request: Request) -> RunDir:
     path = request.query_params.get("path")
     if path is None:
         raise HTTPException(404, "Which run?")

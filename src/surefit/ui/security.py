@@ -64,7 +64,7 @@ def is_address(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Door:
+class AccessPolicy:
     """Who may come in.
 
     Attributes:
@@ -98,18 +98,18 @@ class Door:
 
     def admits(self, given: str | None) -> bool:
         """Whether a token is the right one."""
-        return self.token is None or same(given or "", self.token)
+        return self.token is None or constant_time_equal(given or "", self.token)
 
 
-def same(given: str, expected: str) -> bool:
+def constant_time_equal(given: str, expected: str) -> bool:
     """Equality in a time that tells nothing."""
     return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-class Guard:
+class SecurityMiddleware:
     """The layer."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, door: AccessPolicy) -> None:
         self.app, self.door = app, door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +126,7 @@ class Guard:
             too_large = PlainTextResponse(f"More than {MAX_BODY:,} bytes.", 413, {"Connection": "close"})
             await too_large(scope, receive, _with_headers(send))
             return
-        await self.app(scope, _again(body, receive), _with_headers(send))
+        await self.app(scope, _replay_body(body, receive), _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
         """The answer to a request that is not let in."""
@@ -164,7 +164,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{headers['host']}":
             return False
-        return same(headers.get("x-csrf-token", ""), self.door.csrf)
+        return constant_time_equal(headers.get("x-csrf-token", ""), self.door.csrf)
 
 
 def _cookie(headers: Headers, name: str) -> str | None:
@@ -190,7 +190,7 @@ async def _body(receive: Receive) -> bytes | None:
             return body
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def _replay_body(body: bytes, receive: Receive) -> Receive:
     """`receive` as if the body had not been read."""
     given = False
 

@@ -17,17 +17,17 @@ from starlette.responses import JSONResponse, Response
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.core.rundir import write_atomic
-from surefit.ui.pages import Ui, posted
-from surefit.ui.planner import planned_config, price_of, said
+from surefit.ui.pages import UiContext, read_posted_json
+from surefit.ui.planner import config_from_form, format_plan, parse_price
 
 SECONDS = 180
 
 
-async def simulate(request: Request) -> Response:
+async def simulate_plan(request: Request) -> Response:
     """`surefit plan` for the planner's form."""
-    ui: Ui = request.app.state.ui
-    body = await posted(request)
-    config, price = await run_sync(planned_config, ui, body), price_of(body)
+    ui: UiContext = request.app.state.ui
+    body = await read_posted_json(request)
+    config, price = await run_sync(config_from_form, ui, body), parse_price(body)
     if config.model.trust_remote_code:
         problem = "this model brings code along, which is not run for a page"
         raise ConfigError(problem, code="E1069", help="use the command line: `surefit plan CONFIG`")
@@ -38,10 +38,10 @@ async def simulate(request: Request) -> Response:
         document = await _plan(ui, config)
     finally:
         ui.simulating = False
-    return JSONResponse(said(document, config, price))
+    return JSONResponse(format_plan(document, config, price))
 
 
-async def _plan(ui: Ui, config: Config) -> dict[str, Any]:
+async def _plan(ui: UiContext, config: Config) -> dict[str, Any]:
     """The content of plan.json.
 
     Raises:

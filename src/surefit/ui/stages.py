@@ -11,12 +11,12 @@ from typing import Any
 from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 
-Refuse = Callable[[Config], Sequence[SureFitError]]
+ForbiddenPaths = Callable[[Config], Sequence[SureFitError]]
 """A config → what of it must not be looked at from a page."""
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageFunctions:
     """The functions behind the pages.
 
     Attributes:
@@ -25,6 +25,6 @@ class Stages:
         plan: a config file → the command whose last line of output is the content of plan.json.
     """
 
-    check: Callable[[str, str, Refuse], dict[str, Any]]
+    check: Callable[[str, str, ForbiddenPaths], dict[str, Any]]
     runs: Callable[[Path], list[dict[str, Any]]]
     plan: Callable[[Path], list[str]]

@@ -15,10 +15,10 @@ from starlette.exceptions import HTTPException
 
 from surefit.config.edit import write_edited
 from surefit.config.inputs import WRITTEN
-from surefit.config.load import MAX_BYTES, load_text, parse_yaml, read_text
+from surefit.config.load import MAX_BYTES, load_text, parse_yaml, read_config_text
 from surefit.config.schema import Config, path_texts
 from surefit.core.errors import ConfigError, SureFitError
-from surefit.core.lock import folder_locked
+from surefit.core.lock import hold_folder_lock
 from surefit.core.output import output_file
 from surefit.core.rundir import RunDir, file_sha256, machine_errors, write_atomic
 
@@ -137,8 +137,8 @@ class Workspace:
             )
         with machine_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with folder_locked(path.parent):  # two saves at once: the second one sees what the first one wrote
-            if version(path) != expected:
+        with hold_folder_lock(path.parent):  # two saves at once: the second one sees what the first one wrote
+            if file_version(path) != expected:
                 what = "was changed by someone else" if expected is not None else "is there already"
                 raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
             output_file(path, self._read_by(content), overwrite=expected is not None, option="name")
@@ -179,7 +179,7 @@ class Workspace:
             return
         path = self.root / named
         try:
-            tree, _ = parse_yaml(read_text(path), path)
+            tree, _ = parse_yaml(read_config_text(path), path)
         except SureFitError:  # `check` says what is wrong with it
             return
         section = tree.get("deepspeed_config") if isinstance(tree, dict) else None
@@ -202,7 +202,7 @@ class Workspace:
         return all(self.holds(each) for each in inside)
 
 
-def version(path: Path) -> str | None:
+def file_version(path: Path) -> str | None:
     """A hash of a file as it is now; None where there is none."""
     return file_sha256(path) if path.is_file() else None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefit.checkpoint.best import Score, lower_is_better, ranked, scores, without_improvement
+from surefit.checkpoint.best import EvalPoint, count_evals_since_best, eval_points, lower_is_better, rank_checkpoints
 
 LINES = [
     {"step": 1, "loss": 2.0},
@@ -13,13 +13,13 @@ LINES = [
 
 
 def test_scores_are_the_held_out_lines_of_a_metric() -> None:
-    assert scores(LINES, "eval_loss") == [Score(2, 1.0), Score(4, None), Score(6, 0.9)]
-    assert scores(LINES, "rouge") == []
+    assert eval_points(LINES, "eval_loss") == [EvalPoint(2, 1.0), EvalPoint(4, None), EvalPoint(6, 0.9)]
+    assert eval_points(LINES, "rouge") == []
 
 
 def test_losses_are_better_low_and_a_recipes_metrics_high() -> None:
-    assert [score.step for score in ranked(scores(LINES, "eval_loss"), "eval_loss")] == [6, 2]
-    assert [score.step for score in ranked(scores(LINES, "exact_match"), "exact_match")] == [4, 6, 2]
+    assert [score.step for score in rank_checkpoints(eval_points(LINES, "eval_loss"), "eval_loss")] == [6, 2]
+    assert [score.step for score in rank_checkpoints(eval_points(LINES, "exact_match"), "exact_match")] == [4, 6, 2]
     assert lower_is_better("eval_perplexity")
     assert not lower_is_better("exact_match")
 
@@ -29,5 +29,5 @@ def test_losses_are_better_low_and_a_recipes_metrics_high() -> None:
     [([], 0), ([1.0], 0), ([1.0, 1.0], 1), ([1.0, 0.5, 0.7, 0.6], 2), ([None, None], 2), ([1.0, None, 0.5], 0)],
 )
 def test_measurements_without_improvement(values: list[float | None], expected: int) -> None:
-    found = [Score(step, value) for step, value in enumerate(values)]
-    assert without_improvement(found, "eval_loss") == expected
+    found = [EvalPoint(step, value) for step, value in enumerate(values)]
+    assert count_evals_since_best(found, "eval_loss") == expected

@@ -16,19 +16,27 @@ from safetensors import SafetensorError
 from small_disk import room
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.manager import State, damage, latest_complete, list_steps, load, prune, save
+from surefit.checkpoint.manager import (
+    CheckpointState,
+    delete_old_checkpoints,
+    find_checkpoint_damage,
+    latest_complete,
+    list_steps,
+    load_checkpoint,
+    save_checkpoint,
+)
 from surefit.core.errors import MachineError, ModelError
 
 
-def state(step: int = 0, size: int = 100) -> State:
+def state(step: int = 0, size: int = 100) -> CheckpointState:
     weights = {"a.weight": torch.arange(size, dtype=torch.float32) + step, "b.weight": torch.ones(2, 3).bfloat16()}
-    return State(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
+    return CheckpointState(weights, {"exp_avg.a.weight": torch.full((size,), 0.5)}, {"counters": {"step": step}})
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    path = save(tmp_path, 7, state(7))
+    path = save_checkpoint(tmp_path, 7, state(7))
     assert path == tmp_path / "step-7"
-    loaded = load(path)
+    loaded = load_checkpoint(path)
     for theirs, ours in ((loaded.weights, state(7).weights), (loaded.optimizer, state(7).optimizer)):
         assert theirs.keys() == ours.keys()
         for name, tensor in ours.items():
@@ -42,7 +50,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 
 
 def test_nothing_in_it_is_a_pickle(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, state())
+    path = save_checkpoint(tmp_path, 1, state())
     assert sorted(file.name for file in path.iterdir()) == [
         "manifest.json", "optimizer.safetensors", "trainer.json", "weights.safetensors",
     ]  # fmt: skip
@@ -55,7 +63,7 @@ def test_nothing_in_it_is_a_pickle(tmp_path: Path) -> None:
 def test_the_newest_complete_one_is_found(tmp_path: Path) -> None:
     assert latest_complete(tmp_path / "none").path is None
     for step in (5, 10, 100):
-        save(tmp_path, step, state(step))
+        save_checkpoint(tmp_path, step, state(step))
     found = latest_complete(tmp_path)
     assert (found.path, found.step, found.skipped) == (tmp_path / "step-100", 100, [])
 
@@ -105,7 +113,7 @@ def emptied(path: Path) -> None:
 )
 def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, harm, words: str) -> None:
     for step in (1, 2):
-        save(tmp_path, step, state(step))
+        save_checkpoint(tmp_path, step, state(step))
     harm(tmp_path / "step-2")
     found = latest_complete(tmp_path)
     assert found.step == 1
@@ -115,26 +123,26 @@ def test_a_damaged_one_is_skipped_and_named(tmp_path: Path, harm, words: str) ->
 
 def test_pruning_counts_only_complete_ones_and_leaves_damaged_ones(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4):
-        save(tmp_path, step, state(step))
+        save_checkpoint(tmp_path, step, state(step))
     cut_short(tmp_path / "step-4")
-    assert prune(tmp_path, keep=2) == []
+    assert delete_old_checkpoints(tmp_path, keep=2) == []
     assert [step for step, _ in list_steps(tmp_path)] == [2, 3, 4]
 
 
 def test_pruning_keeps_the_best_and_ignores_what_the_run_has_passed_over(tmp_path: Path) -> None:
     for step in (1, 2, 3, 4, 9):
-        save(tmp_path, step, state(step))
-    assert prune(tmp_path, keep=1, newest=4, best=[2, 77]) == []
+        save_checkpoint(tmp_path, step, state(step))
+    assert delete_old_checkpoints(tmp_path, keep=1, newest=4, best=[2, 77]) == []
     # 9 is damaged in a way that only its hashes show: the run resumed before it. It must not make 4 the surplus one.
     assert [step for step, _ in list_steps(tmp_path)] == [2, 4, 9]
 
 
 def test_a_save_that_lost_its_name_to_a_kill_gets_it_back(tmp_path: Path) -> None:
-    save(tmp_path, 1, state(1))
+    save_checkpoint(tmp_path, 1, state(1))
     (tmp_path / "step-1").rename(tmp_path / ".step-1.4711.old")
-    save(tmp_path, 2, state(2))
+    save_checkpoint(tmp_path, 2, state(2))
     assert [step for step, _ in list_steps(tmp_path)] == [1, 2]
-    assert damage(tmp_path / "step-1", hashes=True) is None
+    assert find_checkpoint_damage(tmp_path / "step-1", hashes=True) is None
 
 
 def test_a_full_disk_is_known_by_every_librarys_words() -> None:
@@ -152,21 +160,21 @@ def test_a_full_disk_is_known_by_every_librarys_words() -> None:
 
 def test_what_cannot_be_deleted_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2):
-        save(tmp_path, step, state(step))
+        save_checkpoint(tmp_path, step, state(step))
     monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors=False: None)
-    stuck = prune(tmp_path, keep=1)
+    stuck = delete_old_checkpoints(tmp_path, keep=1)
     assert [path.name.startswith(".step-1.") for path in stuck] == [True]
     monkeypatch.undo()
-    assert prune(tmp_path, keep=1) == []
+    assert delete_old_checkpoints(tmp_path, keep=1) == []
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
 
 
 def test_a_checkpoint_of_the_same_step_replaces_the_old(tmp_path: Path) -> None:
-    save(tmp_path, 1, state(1))
+    save_checkpoint(tmp_path, 1, state(1))
     cut_short(tmp_path / "step-1")
-    save(tmp_path, 1, state(2))
+    save_checkpoint(tmp_path, 1, state(2))
     assert latest_complete(tmp_path).step == 1
-    assert load(tmp_path / "step-1").trainer["counters"]["step"] == 2
+    assert load_checkpoint(tmp_path / "step-1").trainer["counters"]["step"] == 2
 
 
 def test_kill_9_while_saving_leaves_a_complete_checkpoint(tmp_path: Path) -> None:
@@ -174,22 +182,22 @@ def test_kill_9_while_saving_leaves_a_complete_checkpoint(tmp_path: Path) -> Non
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 8
-    save(tmp_path, latest_complete(tmp_path).step + 1, state())
+    save_checkpoint(tmp_path, latest_complete(tmp_path).step + 1, state())
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "a later save clears leftovers"
 
 
 def test_a_full_disk_is_an_error_of_the_machine_and_harms_nothing(small_disk: Path) -> None:
     room(small_disk, 2**20)
-    save(small_disk, 1, state(1))
+    save_checkpoint(small_disk, 1, state(1))
     (small_disk / "hog").write_bytes(bytes(900_000))
     with pytest.raises(MachineError, match="No space left on device") as caught:
-        save(small_disk, 2, state(2, 100_000))
+        save_checkpoint(small_disk, 2, state(2, 100_000))
     assert caught.value.exit_code == 3
     assert "free some space" in str(caught.value.help)
     assert sorted(path.name for path in small_disk.iterdir()) == ["hog", "step-1"]
-    assert damage(small_disk / "step-1", hashes=True) is None
+    assert find_checkpoint_damage(small_disk / "step-1", hashes=True) is None
     (small_disk / "hog").unlink()
-    save(small_disk, 2, state(2, 1000))
+    save_checkpoint(small_disk, 2, state(2, 1000))
     assert latest_complete(small_disk).step == 2
 
 
@@ -198,16 +206,16 @@ def test_restore_refuses_another_models_parameters(tmp_path: Path) -> None:
         "a.weight": torch.nn.Parameter(torch.zeros(100)),
         "b.weight": torch.nn.Parameter(torch.zeros(2, 3).bfloat16()),
     }
-    manager.restore(state(3), ours, tmp_path)
+    manager.restore_weights(state(3), ours, tmp_path)
     assert torch.equal(ours["a.weight"], state(3).weights["a.weight"])
     with pytest.raises(ModelError, match=r"b\.weight is bfloat16 \(2, 3\) in the checkpoint and missing in the model"):
-        manager.restore(state(), {"a.weight": ours["a.weight"]}, tmp_path)
+        manager.restore_weights(state(), {"a.weight": ours["a.weight"]}, tmp_path)
     with pytest.raises(ModelError, match=r"a\.weight is float32 \(100,\) in the checkpoint and float32 \(5,\)"):
-        manager.restore(state(), ours | {"a.weight": torch.nn.Parameter(torch.zeros(5))}, tmp_path)
+        manager.restore_weights(state(), ours | {"a.weight": torch.nn.Parameter(torch.zeros(5))}, tmp_path)
 
 
 def test_changed_software_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save(tmp_path, 1, state())
+    path = save_checkpoint(tmp_path, 1, state())
     assert manager.changed_versions(path) == []
     now = manager.versions()
     monkeypatch.setattr(manager, "versions", lambda: now | {"torch": "9.9", "threads": 64})

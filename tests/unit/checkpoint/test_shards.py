@@ -13,10 +13,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from surefit.checkpoint import manager, shards
-from surefit.checkpoint.manager import State, damage, latest_complete, load, prune, weights_sha256
+from surefit.checkpoint.manager import (
+    CheckpointState,
+    checkpoint_weights_sha256,
+    delete_old_checkpoints,
+    find_checkpoint_damage,
+    latest_complete,
+    load_checkpoint,
+)
 from surefit.checkpoint.snapshot import Snapshot
 from surefit.core.errors import MachineError, ModelError
-from surefit.parallel.shard_ranges import Flat, part_of, shape_of
+from surefit.parallel.shard_ranges import FlatRange, read_flat_range, read_shape
 
 PARTS = 3
 WHOLE = {
@@ -27,33 +34,35 @@ WHOLE = {
 STEP = torch.tensor(4.0)
 
 
-def flats(tensors: dict[str, torch.Tensor], number: int) -> dict[str, Flat]:
+def flats(tensors: dict[str, torch.Tensor], number: int) -> dict[str, FlatRange]:
     """Rows, as FSDP deals them out."""
     found = {}
     for name, tensor in tensors.items():
         each = -(-len(tensor) // PARTS)
         rows = tensor[each * number : each * (number + 1)]
         first = min(len(tensor), each * number)
-        found[name] = Flat(rows.reshape(-1), first * tensor[0].numel(), tuple(tensor.shape))
+        found[name] = FlatRange(rows.reshape(-1), first * tensor[0].numel(), tuple(tensor.shape))
     return found
 
 
-def state(number: int, add: float = 0) -> State:
+def state(number: int, add: float = 0) -> CheckpointState:
     weights = flats({name: tensor + add for name, tensor in WHOLE.items()}, number)
     optimizer = {f"exp_avg.{name}": flat for name, flat in flats(WHOLE, number).items()}
     if number == 0:
-        optimizer["step.a"] = Flat(STEP.reshape(-1), 0, ())
-    part = shards.part_of_all(number, PARTS, weights, optimizer)
-    return State(shards.values_of(weights), shards.values_of(optimizer), {"counters": {"step": 7}}, part)
+        optimizer["step.a"] = FlatRange(STEP.reshape(-1), 0, ())
+    part = shards.build_checkpoint_shard(number, PARTS, weights, optimizer)
+    return CheckpointState(
+        shards.shard_values(weights), shards.shard_values(optimizer), {"counters": {"step": 7}}, part
+    )
 
 
 def saved(directory: Path, step: int = 7, add: float = 0) -> Path:
-    place = manager.begin(directory, step)
+    place = manager.begin_sharded_checkpoint(directory, step)
     for number in range(PARTS):
-        assert not shards.is_whole(place, PARTS)
+        assert not shards.has_all_records(place, PARTS)
         manager.write_part(place, state(number, add))
-    assert shards.is_whole(place, PARTS)
-    return manager.commit(place, step, state(0, add))
+    assert shards.has_all_records(place, PARTS)
+    return manager.commit_sharded_checkpoint(place, step, state(0, add))
 
 
 def test_what_all_have_written_is_read_whole(tmp_path: Path) -> None:
@@ -64,7 +73,7 @@ def test_what_all_have_written_is_read_whole(tmp_path: Path) -> None:
         + ["trainer.json", "manifest.json"]
     )
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-7"]
-    loaded = load(path)
+    loaded = load_checkpoint(path)
     assert loaded.part is None
     assert loaded.trainer == {"counters": {"step": 7}}
     assert set(loaded.weights) == set(WHOLE)
@@ -92,19 +101,19 @@ def test_every_number_is_written_exactly_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("offset", "count"), [(0, 35), (0, 15), (3, 9), (14, 2), (15, 15), (30, 5), (34, 1), (35, 0)])
 def test_a_range_of_a_tensor_is_read_alone(tmp_path: Path, offset: int, count: int) -> None:
-    weights = load(saved(tmp_path)).weights
-    assert torch.equal(part_of(weights, "a", offset, count), WHOLE["a"].flatten()[offset : offset + count])
-    assert torch.equal(part_of(WHOLE, "a", offset, count), WHOLE["a"].flatten()[offset : offset + count])
-    assert shape_of(weights, "a") == shape_of(WHOLE, "a") == (7, 5)
+    weights = load_checkpoint(saved(tmp_path)).weights
+    assert torch.equal(read_flat_range(weights, "a", offset, count), WHOLE["a"].flatten()[offset : offset + count])
+    assert torch.equal(read_flat_range(WHOLE, "a", offset, count), WHOLE["a"].flatten()[offset : offset + count])
+    assert read_shape(weights, "a") == read_shape(WHOLE, "a") == (7, 5)
 
 
 def test_restored_into_a_model_it_is_the_same(tmp_path: Path) -> None:
     path = saved(tmp_path)
     ours = {name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in WHOLE.items()}
-    manager.restore(load(path), ours, path)
+    manager.restore_weights(load_checkpoint(path), ours, path)
     assert all(torch.equal(ours[name], tensor) for name, tensor in WHOLE.items())
     with pytest.raises(ModelError, match=r"c is float32 \(1, 2, 3\) in the checkpoint and missing in the model"):
-        manager.restore(load(path), {name: ours[name] for name in "ab"}, path)
+        manager.restore_weights(load_checkpoint(path), {name: ours[name] for name in "ab"}, path)
 
 
 def lost(path: Path) -> None:
@@ -160,64 +169,69 @@ def test_one_that_was_deleted_meanwhile_is_an_error_of_the_system(tmp_path: Path
     else:
         (path / file).unlink()
     with pytest.raises((OSError, SafetensorError)):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_ranges_that_leave_a_gap_are_refused(tmp_path: Path) -> None:
-    place = manager.begin(tmp_path, 1)
+    place = manager.begin_sharded_checkpoint(tmp_path, 1)
     for number in (0, 1, 1):
         given = state(number)
         assert given.part is not None
         file = len(list(place.glob("weights*")))
-        manager.write_part(place, State(given.weights, given.optimizer, {}, shards.Part(file, 3, given.part.ranges)))
-    path = manager.commit(place, 1, state(0))
+        manager.write_part(
+            place,
+            CheckpointState(given.weights, given.optimizer, {}, shards.CheckpointShard(file, 3, given.part.ranges)),
+        )
+    path = manager.commit_sharded_checkpoint(place, 1, state(0))
     with pytest.raises(ModelError, match="the parts of a do not cover it exactly once"):
-        load(path)
+        load_checkpoint(path)
 
 
 def test_what_identifies_the_weights_changes_with_them(tmp_path: Path) -> None:
     first, again, other = (saved(tmp_path / name, add=add) for name, add in (("1", 0), ("2", 0), ("3", 1)))
-    assert weights_sha256(first) == weights_sha256(again) != weights_sha256(other)
-    assert weights_sha256(tmp_path) is None
+    assert checkpoint_weights_sha256(first) == checkpoint_weights_sha256(again) != checkpoint_weights_sha256(other)
+    assert checkpoint_weights_sha256(tmp_path) is None
     (first / "manifest.json").write_text('{"format": 2, "files": {}}')
-    assert weights_sha256(first) is None
+    assert checkpoint_weights_sha256(first) is None
 
 
 def test_without_all_parts_there_is_no_checkpoint(tmp_path: Path) -> None:
     saved(tmp_path, 3)
-    place = manager.begin(tmp_path, 7)
+    place = manager.begin_sharded_checkpoint(tmp_path, 7)
     manager.write_part(place, state(0))
     manager.write_part(place, state(2))
-    assert not shards.is_whole(place, PARTS)
+    assert not shards.has_all_records(place, PARTS)
     assert latest_complete(tmp_path).step == 3
-    assert manager.begin(tmp_path, 7) != place, "a process that was left behind may still write into it"
+    assert manager.begin_sharded_checkpoint(tmp_path, 7) != place, (
+        "a process that was left behind may still write into it"
+    )
     assert not place.exists()
 
 
 def test_a_newer_one_replaces_it_as_it_does_a_whole_one(tmp_path: Path) -> None:
-    manager.save(tmp_path, 7, State({"a": torch.ones(2)}, {}, {}))
+    manager.save_checkpoint(tmp_path, 7, CheckpointState({"a": torch.ones(2)}, {}, {}))
     for add in (0, 1):
         path = saved(tmp_path, 7, add)
-        assert torch.equal(load(path).weights["a"], WHOLE["a"] + add)
-    manager.save(tmp_path, 7, State({"a": torch.ones(2)}, {}, {}))
-    assert load(path).weights["a"].tolist() == [1, 1]
+        assert torch.equal(load_checkpoint(path).weights["a"], WHOLE["a"] + add)
+    manager.save_checkpoint(tmp_path, 7, CheckpointState({"a": torch.ones(2)}, {}, {}))
+    assert load_checkpoint(path).weights["a"].tolist() == [1, 1]
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-7"]
 
 
 def test_old_ones_are_deleted_whatever_they_are(tmp_path: Path) -> None:
     saved(tmp_path, 1)
-    manager.save(tmp_path, 2, State({"a": torch.ones(2)}, {}, {}))
+    manager.save_checkpoint(tmp_path, 2, CheckpointState({"a": torch.ones(2)}, {}, {}))
     saved(tmp_path, 3)
-    assert prune(tmp_path, keep=1, best=[1]) == []
+    assert delete_old_checkpoints(tmp_path, keep=1, best=[1]) == []
     assert [step for step, _ in manager.list_steps(tmp_path)] == [1, 3]
-    assert damage(tmp_path / "step-1", hashes=True) is None
+    assert find_checkpoint_damage(tmp_path / "step-1", hashes=True) is None
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    place = manager.begin(tmp_path, 7)
+    place = manager.begin_sharded_checkpoint(tmp_path, 7)
     with monkeypatch.context() as patch:
         patch.setattr(shards, "write_json", full)
         with pytest.raises(MachineError, match="No space left"):
@@ -229,12 +243,12 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_its_size_is_known_beforehand_and_a_copy_stays_a_part(tmp_path: Path) -> None:
-    many = {f"layers.{n}.weight": Flat(torch.ones(300), 300, (2, 300)) for n in range(50)}
+    many = {f"layers.{n}.weight": FlatRange(torch.ones(300), 300, (2, 300)) for n in range(50)}
     moments = {f"exp_avg.{name}": flat for name, flat in many.items()}
-    part = shards.part_of_all(0, 1, many, moments)
-    taken = Snapshot().take(State(shards.values_of(many), shards.values_of(moments), {}, part))
+    part = shards.build_checkpoint_shard(0, 1, many, moments)
+    taken = Snapshot().take(CheckpointState(shards.shard_values(many), shards.shard_values(moments), {}, part))
     assert taken.part == part
-    place = manager.begin(tmp_path, 1)
+    place = manager.begin_sharded_checkpoint(tmp_path, 1)
     manager.write_part(place, taken)
-    written = sum(file.stat().st_size for file in manager.commit(place, 1, taken).iterdir())
-    assert written < manager.nbytes(taken) == pytest.approx(written, abs=30_000)
+    written = sum(file.stat().st_size for file in manager.commit_sharded_checkpoint(place, 1, taken).iterdir())
+    assert written < manager.estimate_checkpoint_bytes(taken) == pytest.approx(written, abs=30_000)

@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 import tiny_run
 
-from surefit.config.capabilities import CONFLICTS, TRAITS, WITHOUT, conflicts, obstacle, require_together, traits
+from surefit.config.capabilities import (
+    CONFLICTS,
+    TRAITS,
+    WITHOUT,
+    conflict_with_trait,
+    conflicts,
+    require_compatible_settings,
+    traits,
+)
 from surefit.config.schema import Config
-from surefit.config.world import decide_mode, ways_to_share
+from surefit.config.world import decide_mode, parallel_candidates
 from surefit.core.errors import ConfigError
 
 
@@ -31,7 +39,7 @@ ZERO3 = config(
 
 def test_every_conflict_is_said_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        require_together(ZERO3)
+        require_compatible_settings(ZERO3)
     said = [caught.value, *caught.value.also]
     assert [error.field for error in said] == [
         "model.quantization", "train.optim", "speed.fused_lora", "speed.compile",
@@ -52,10 +60,10 @@ def test_what_is_auto_is_no_trait() -> None:
 
 
 def test_an_obstacle_is_of_the_trait_that_is_asked_for() -> None:
-    found = obstacle(ZERO3.model_copy(update={"speed": config().speed}), "fused LoRA")
+    found = conflict_with_trait(ZERO3.model_copy(update={"speed": config().speed}), "fused LoRA")
     assert found is not None
     assert found.other == "fused LoRA"
-    assert obstacle(config(), "fused LoRA") is None
+    assert conflict_with_trait(config(), "fused LoRA") is None
 
 
 def test_the_way_out_is_one() -> None:
@@ -83,13 +91,13 @@ def test_the_way_out_is_one() -> None:
 )
 def test_auto_takes_no_mode_that_conflicts(sections: dict[str, Any], modes: set[tuple[str, int]]) -> None:
     settings = config(hardware={"count": 2}, data={"train": "rows.jsonl", "packing": True}, **sections)
-    found = {(way["parallel.mode"], way.get("parallel.cp", 1)) for way in ways_to_share(settings, 2)}
+    found = {(way["parallel.mode"], way.get("parallel.cp", 1)) for way in parallel_candidates(settings, 2)}
     assert found == modes
 
 
 def test_where_every_mode_conflicts_one_is_named_all_the_same() -> None:
     settings = config(hardware={"count": 2}, parallel={"cp": 2}, evaluate={"in_training": True})
-    assert list(ways_to_share(settings, 2)) == []
+    assert list(parallel_candidates(settings, 2)) == []
     assert decide_mode(settings, 10**9, lambda shared: 1)[0] == {"parallel.mode": "cp"}
 
 

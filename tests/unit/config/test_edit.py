@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefit.config.edit import edit_text, write_edited
-from surefit.config.load import load_config, parse_yaml, read_text
+from surefit.config.load import load_config, parse_yaml, read_config_text
 from surefit.core.errors import MachineError
 
 PATH = Path("run.yaml")
@@ -111,7 +111,7 @@ def test_the_file_keeps_its_mark_its_mode_and_its_link(tmp_path: Path) -> None:
     real.write_bytes(b"\xef\xbb\xbf" + TEXT.encode())
     os.chmod(real, 0o640)
     link.symlink_to(real)
-    write_edited(link, edit_text(read_text(link), {"train.warmup_steps": 0.5}, link).text)
+    write_edited(link, edit_text(read_config_text(link), {"train.warmup_steps": 0.5}, link).text)
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
     assert real.read_bytes() == b"\xef\xbb\xbf" + TEXT.replace("100 ", "0.5 ").encode()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from surefit.config.oom_ladder import adaptations, adapted, as_arguments
-from surefit.config.resolve import Origin, Resolved, leaves, write_resolved
+from surefit.config.oom_ladder import as_arguments, oom_changes, with_oom_changes
+from surefit.config.resolve import ResolvedConfig, ValueOrigin, iter_config_values, write_resolved
 from surefit.config.schema import Config
 
 CONFIG = Config.model_validate(
@@ -17,16 +17,16 @@ CONFIG = Config.model_validate(
         "output_dir": "unused",
     }
 )
-RESOLVED = Resolved(CONFIG, {dotted: Origin("default") for dotted, _ in leaves(CONFIG)}, 1, 10)
+RESOLVED = ResolvedConfig(CONFIG, {dotted: ValueOrigin("default") for dotted, _ in iter_config_values(CONFIG)}, 1, 10)
 MICRO = "train.per_device_train_batch_size"
 
 
 def test_later_changes_come_on_top_and_nothing_else_counts_as_adapted(tmp_path: Path) -> None:
-    assert adaptations(RESOLVED) == {}
-    once = adapted(RESOLVED, {MICRO: 6})
-    twice = adapted(once, {MICRO: 3, "train.gradient_checkpointing": "selective"})
-    assert adaptations(once) == {MICRO: 6}
-    assert adaptations(twice) == {MICRO: 3, "train.gradient_checkpointing": "selective"}
+    assert oom_changes(RESOLVED) == {}
+    once = with_oom_changes(RESOLVED, {MICRO: 6})
+    twice = with_oom_changes(once, {MICRO: 3, "train.gradient_checkpointing": "selective"})
+    assert oom_changes(once) == {MICRO: 6}
+    assert oom_changes(twice) == {MICRO: 3, "train.gradient_checkpointing": "selective"}
     assert (once.gradient_accumulation_steps, twice.gradient_accumulation_steps) == (1, 2)
     assert twice.config.train.global_batch_size == 12
     assert RESOLVED.config.train.per_device_train_batch_size == 12

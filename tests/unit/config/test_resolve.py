@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from surefit.config.load import Loaded, load_config, parse_yaml
+from surefit.config.load import LoadedConfig, load_config, parse_yaml
 from surefit.config.memory import CHECKPOINTING, MICRO, TILED, Needed
 from surefit.config.resolve import (
     KERNEL_PACKAGES,
-    leaves,
+    iter_config_values,
     missing_for_kernels,
     one_line_yaml,
-    resolve,
+    resolve_config,
     total_steps,
     write_resolved,
 )
@@ -49,15 +49,17 @@ CPU = Hardware("cpu", "CPU", None, True)
 NANO = Model(1_500_000, 1024)
 
 
-def loaded(tmp_path: Path, *overrides: str) -> Loaded:
+def loaded(tmp_path: Path, *overrides: str) -> LoadedConfig:
     path = tmp_path / "run.yaml"
     path.write_text("model: {name_or_path: x}\ndata:\n  train: rows.jsonl\noutput_dir: 'runs/a: b # c'\n")
     return load_config(path, overrides)
 
 
 def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
-    resolved = resolve(loaded(tmp_path), Model(), Hardware(), 3000)
-    assert "auto" not in [value for key, value in leaves(resolved.config) if key not in ("data.format", "hardware.gpu")]
+    resolved = resolve_config(loaded(tmp_path), Model(), Hardware(), 3000)
+    assert "auto" not in [
+        value for key, value in iter_config_values(resolved.config) if key not in ("data.format", "hardware.gpu")
+    ]
     autos = {key: str(origin) for key, origin in resolved.provenance.items() if origin.kind == "auto"}
     assert set(autos) == {
         "model.dtype",
@@ -88,7 +90,7 @@ def test_no_auto_is_left_and_each_has_a_reason(tmp_path: Path) -> None:
 def test_decisions_where_nobody_knows_what_a_step_takes(
     tmp_path: Path, model: Model, hardware: Hardware, dtype: str, micro: int, checkpointing: bool
 ) -> None:
-    resolved = resolve(loaded(tmp_path), model, hardware, 3000)
+    resolved = resolve_config(loaded(tmp_path), model, hardware, 3000)
     config = resolved.config
     assert config.model.dtype == dtype
     assert config.train.per_device_train_batch_size == micro
@@ -112,7 +114,7 @@ def test_kernels_are_taken_where_they_can_be(
     reason: str | None,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("surefit.config.resolve.missing_for_kernels", lambda: missing)
-    resolved = resolve(loaded(tmp_path, *overrides), Model(), hardware, 3000)
+    resolved = resolve_config(loaded(tmp_path, *overrides), Model(), hardware, 3000)
     assert resolved.config.speed.kernels is (reason is None)
     assert (reason or "in fewer passes") in resolved.provenance["speed.kernels"].detail
 
@@ -151,13 +153,13 @@ def test_a_way_to_share_is_judged_with_the_kernels_it_will_have(
         assert config.speed.kernels != "auto"
         return (90 - 20 * (config.speed.kernels is True) - 20 * (config.parallel.mode == "fsdp")) * GIB
 
-    resolved = resolve(loaded(tmp_path, "hardware.count=2"), Model(), Hardware(), 3000, 0, needed)
+    resolved = resolve_config(loaded(tmp_path, "hardware.count=2"), Model(), Hardware(), 3000, 0, needed)
     assert (resolved.config.parallel.mode, resolved.config.speed.kernels) == (mode, missing is None)
 
 
 def test_whole_logits_limit_the_micro_batch(tmp_path: Path) -> None:
     """Twelve bytes × 128,256 × 2,048 tokens: two examples within a tenth of 80 GiB."""
-    resolved = resolve(loaded(tmp_path, "speed.chunked_loss=false"), Model(), Hardware(), 3000)
+    resolved = resolve_config(loaded(tmp_path, "speed.chunked_loss=false"), Model(), Hardware(), 3000)
     assert resolved.config.train.per_device_train_batch_size == 2
 
 
@@ -191,7 +193,9 @@ def _grows(base: int, kept: dict[Any, float]) -> Needed:
 def test_what_fits_decides(tmp_path: Path, memory: int, overrides: list[str], expected: tuple[Any, int, bool]) -> None:
     """From 8,192 tokens on a larger micro batch is of no use: 4 × 2,048."""
     needed = _grows(16, {False: 20, "selective": 7, True: 3})
-    resolved = resolve(loaded(tmp_path, *overrides), Model(), Hardware(memory_bytes=memory * GIB), 3000, 0, needed)
+    resolved = resolve_config(
+        loaded(tmp_path, *overrides), Model(), Hardware(memory_bytes=memory * GIB), 3000, 0, needed
+    )
     train = resolved.config.train
     found = (train.gradient_checkpointing, train.per_device_train_batch_size, resolved.config.speed.tiled_mlp)
     assert found == expected
@@ -205,7 +209,7 @@ def test_where_nothing_fits_it_is_the_fastest_of_those_that_take_least(tmp_path:
     def needed(config: Config, micro_batches: int) -> int:
         return round(max(27 * GIB, _grows(20, {False: 8, "selective": 1, True: 0.5})(config, micro_batches) or 0))
 
-    resolved = resolve(loaded(tmp_path), Model(), Hardware(memory_bytes=24 * GIB), 3000, 0, needed)
+    resolved = resolve_config(loaded(tmp_path), Model(), Hardware(memory_bytes=24 * GIB), 3000, 0, needed)
     train = resolved.config.train
     assert (train.gradient_checkpointing, train.per_device_train_batch_size) == ("selective", 4)
     assert resolved.config.speed.tiled_mlp is False
@@ -214,14 +218,14 @@ def test_where_nothing_fits_it_is_the_fastest_of_those_that_take_least(tmp_path:
 
 def test_the_reason_names_what_did_not_fit(tmp_path: Path) -> None:
     needed = _grows(16, {False: 20, "selective": 7, True: 3})
-    resolved = resolve(loaded(tmp_path), Model(), Hardware(memory_bytes=20 * GIB), 3000, 0, needed)
+    resolved = resolve_config(loaded(tmp_path), Model(), Hardware(memory_bytes=20 * GIB), 3000, 0, needed)
     reason = str(resolved.provenance[CHECKPOINTING])
     assert "nothing recomputed would take 36.00 GiB; all but attention recomputed would take 23.00 GiB" in reason
 
 
 def test_where_nobody_knows_rules_of_thumb_decide(tmp_path: Path) -> None:
-    known = resolve(loaded(tmp_path), Model(), Hardware(), 3000, 0, lambda config, micro_batches: None)
-    assert known == resolve(loaded(tmp_path), Model(), Hardware(), 3000)
+    known = resolve_config(loaded(tmp_path), Model(), Hardware(), 3000, 0, lambda config, micro_batches: None)
+    assert known == resolve_config(loaded(tmp_path), Model(), Hardware(), 3000)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +245,11 @@ def test_total_steps(tmp_path: Path, overrides: list[str], rows: int | None, ste
 
 def test_micro_batch_must_divide(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="64 is not a multiple of the micro batch 5"):
-        resolve(loaded(tmp_path, "train.per_device_train_batch_size=5"), Model(), Hardware(), 100)
+        resolve_config(loaded(tmp_path, "train.per_device_train_batch_size=5"), Model(), Hardware(), 100)
 
 
 def test_resolved_yaml_says_where_values_come_from_and_runs_again(tmp_path: Path) -> None:
-    resolved = resolve(
+    resolved = resolve_config(
         loaded(tmp_path, "train.num_train_epochs=2", "evaluate.extra_sets.old=rows.jsonl"), Model(), Hardware(), 3000
     )
     path = tmp_path / "resolved.yaml"
@@ -261,7 +265,7 @@ def test_resolved_yaml_says_where_values_come_from_and_runs_again(tmp_path: Path
 
 def test_resolved_yaml_holds_texts_of_several_lines(tmp_path: Path) -> None:
     config = loaded(tmp_path, 'lint.ignore={SCH001: "one\\n\\n  two: 3 # four\\n"}')
-    resolved = resolve(config, Model(), Hardware(), 3000)
+    resolved = resolve_config(config, Model(), Hardware(), 3000)
     path = tmp_path / "resolved.yaml"
     write_resolved(resolved, path)
     again = load_config(path).config
@@ -301,7 +305,7 @@ def test_no_secret_is_written_down_wherever_it_stands(tmp_path: Path, monkeypatc
     context = LintContext(found.config, path, found.lines)
     findings = {each.field for each in run_rules(context, [find_rule("SEC001")]).findings}
     assert findings == {"data.split", "evaluate.server", "telemetry.wandb_project"}
-    write_resolved(resolve(found, NANO, CPU, 100), tmp_path / "resolved.yaml")
+    write_resolved(resolve_config(found, NANO, CPU, 100), tmp_path / "resolved.yaml")
     text = (tmp_path / "resolved.yaml").read_text()
     assert not [one for one in ("0123456789abcdef", "planted1", "hf_abc") if one in text]
     assert parse_yaml(text, path)[0]["evaluate"]["server"] == "http://host/v1?api_key=***"

@@ -9,7 +9,7 @@ import pytest
 
 from surefit.config.load import load_config
 from surefit.config.schema import Config
-from surefit.config.starter import STARTERS, starter
+from surefit.config.starter import STARTERS, starter_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -17,17 +17,17 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 @pytest.mark.parametrize("recipe", ["function_calling", "chat"])
 def test_starter_parses_and_shows_every_setting(tmp_path: Path, recipe: str) -> None:
     path = tmp_path / "start.yaml"
-    path.write_text(starter(recipe), encoding="utf-8")
+    path.write_text(starter_config(recipe), encoding="utf-8")
     config = load_config(path).config
     assert config.recipe == recipe
-    path.write_text(re.sub(r"(?m)^#(?=[a-z_]+:)|^#(?=  +[a-z_]+:)", "", starter(recipe)), encoding="utf-8")
+    path.write_text(re.sub(r"(?m)^#(?=[a-z_]+:)|^#(?=  +[a-z_]+:)", "", starter_config(recipe)), encoding="utf-8")
     assert load_config(path).config == config
 
 
 @pytest.mark.parametrize("recipe", sorted(STARTERS))
 def test_a_starter_trains_as_the_shipped_config_that_its_page_reports(tmp_path: Path, recipe: str) -> None:
     path = tmp_path / "start.yaml"
-    path.write_text(starter(recipe), encoding="utf-8")
+    path.write_text(starter_config(recipe), encoding="utf-8")
     ours, shipped = (load_config(one).config for one in (path, CONFIGS / f"{recipe.replace('_', '-')}-nano.yaml"))
     assert ours.train.method == shipped.train.method
     assert ours.data.train == shipped.data.train

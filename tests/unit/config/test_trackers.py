@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.config.trackers import TRACKERS, TelemetrySection, switched_on
+from surefit.config.trackers import TRACKERS, TelemetrySection, enabled_trackers
 
 EXTRAS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
@@ -24,7 +24,7 @@ def test_what_a_row_names_is_there(name: str) -> None:
 
 
 def test_only_what_is_asked_for_is_on() -> None:
-    assert not switched_on(TelemetrySection())
-    assert list(switched_on(TelemetrySection(prometheus_port=0, wandb="offline"))) == ["wandb", "prometheus"]
+    assert not enabled_trackers(TelemetrySection())
+    assert list(enabled_trackers(TelemetrySection(prometheus_port=0, wandb="offline"))) == ["wandb", "prometheus"]
     assert not TRACKERS["wandb"].asks(TelemetrySection(wandb="offline"))
     assert TRACKERS["wandb"].asks(TelemetrySection(wandb="online"))

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from surefit.config.schema import Config
-from surefit.config.world import accumulation, data_ranks, decide_mode, own_batch, require_shareable
+from surefit.config.world import (
+    count_accumulation_steps,
+    count_data_ranks,
+    decide_mode,
+    examples_per_data_rank,
+    require_shareable,
+)
 from surefit.core.errors import ConfigError
 
 
@@ -52,16 +58,16 @@ def test_impossible_ways_of_sharing(count: int, sections: dict[str, Any], proble
 def test_the_arithmetic_of_the_processes() -> None:
     four = config(4, parallel={"mode": "cp", "cp": 2})
     require_shareable(four)
-    assert (data_ranks(four), own_batch(four), accumulation(four)) == (2, 6, 3)
+    assert (count_data_ranks(four), examples_per_data_rank(four), count_accumulation_steps(four)) == (2, 6, 3)
     both = config(8, parallel={"mode": "fsdp", "cp": 2, "dp_replicate": 2})
     require_shareable(both)
-    assert (data_ranks(both), own_batch(both), accumulation(both)) == (4, 3, 2)
+    assert (count_data_ranks(both), examples_per_data_rank(both), count_accumulation_steps(both)) == (4, 3, 2)
     layers = config(4, parallel={"mode": "pp", "pp": 2})
     require_shareable(layers)
-    assert (data_ranks(layers), accumulation(layers)) == (2, 3)
+    assert (count_data_ranks(layers), count_accumulation_steps(layers)) == (2, 3)
     three = config(3, parallel={"mode": "ddp"}, hardware={"count": 3, "nodes": 2})
     require_shareable(three)
-    assert (data_ranks(three), own_batch(three), accumulation(three)) == (6, 2, 1)
+    assert (count_data_ranks(three), examples_per_data_rank(three), count_accumulation_steps(three)) == (6, 2, 1)
 
 
 def test_tp_and_pp_are_refused_within_fsdp_with_the_reason() -> None:

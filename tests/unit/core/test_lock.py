@@ -64,11 +64,11 @@ def test_a_stage_inside_another_of_the_same_process_goes_on(tmp_path: Path) -> N
 
 
 def test_a_lock_that_is_shared_names_nobody_who_held_it_before(tmp_path: Path) -> None:
-    with lock.locked(tmp_path / ".lock", "prepare"):
+    with lock.hold_lock(tmp_path / ".lock", "prepare"):
         pass
     with open(tmp_path / ".lock", "r+") as file:
         lock._take(file.fileno(), tmp_path / ".lock", "prepare", print, fcntl.LOCK_SH)
-        with pytest.raises(MachineError, match="has not said who it is"), lock.locked(tmp_path / ".lock", "prepare"):
+        with pytest.raises(MachineError, match="has not said who it is"), lock.hold_lock(tmp_path / ".lock", "prepare"):
             pytest.fail("a shared lock was held alone")
 
 

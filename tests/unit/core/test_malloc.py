@@ -17,7 +17,7 @@ GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc
 FREED = """
 import sys
 from contextlib import nullcontext
-from surefit.core.malloc import freed_given_back, keep_what_is_freed
+from surefit.core.malloc import return_freed_memory, keep_what_is_freed
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 def step():  # what it frees lies between what is kept
@@ -27,7 +27,7 @@ def step():  # what it frees lies between what is kept
         kept.append(bytes(1) * 2000)
     return kept, resident()
 before = resident()
-with freed_given_back() as done:
+with return_freed_memory() as done:
     if "small" in sys.argv:
         keep_what_is_freed()
     kept, full = step()
@@ -117,7 +117,7 @@ def test_whether_the_user_has_chosen(variables: dict[str, str], chosen: bool, mo
 
 def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    with malloc.freed_given_back() as done:
+    with malloc.return_freed_memory() as done:
         assert done is False
 
 
@@ -132,7 +132,7 @@ def test_the_verb_that_trains_sets_it_before_torch_works() -> None:
         "def watched():\n"
         "    print('set', 'torch' in sys.modules)\n"
         "    yield True\n"
-        "training.freed_given_back = watched\n"
+        "training.return_freed_memory = watched\n"
         "training._train = lambda *args: print('trained') or {}\n"
         "training.train(None, None, world=SimpleNamespace(is_first=False))\n"
     )

@@ -20,7 +20,7 @@ from surefit.core.rundir import (
     machine_errors,
     read_json,
     read_jsonl,
-    sweep,
+    remove_leftovers,
     write_atomic,
     write_json,
 )
@@ -229,10 +229,10 @@ def test_what_a_killed_export_left_goes_with_the_next_lock(tmp_path: Path) -> No
         assert not left.exists()
     elsewhere = tmp_path / ".out.999999.tmp"
     elsewhere.mkdir()
-    assert sweep(tmp_path, of="out") == []
+    assert remove_leftovers(tmp_path, of="out") == []
     assert elsewhere.exists(), "whoever writes there now is not disturbed"
     os.utime(elsewhere, (0, 0))
-    sweep(tmp_path, of="other")
+    remove_leftovers(tmp_path, of="other")
     assert elsewhere.exists()
-    sweep(tmp_path, of="out")
+    remove_leftovers(tmp_path, of="out")
     assert not elsewhere.exists()

@@ -17,17 +17,17 @@ from transformers import AutoTokenizer
 from surefit import nano, recipes
 from surefit.core.errors import DataError
 from surefit.data.audit import chunk, near_duplicates, whole
-from surefit.data.audit.chunk import Question
-from surefit.data.audit.lengths import Lengths
-from surefit.data.audit.passport import histogram, length_summary, passport
-from surefit.data.audit.sample import Tally, sample_audit
-from surefit.data.audit.whole import Audit, audit
+from surefit.data.audit.chunk import AuditJob
+from surefit.data.audit.lengths import LengthCounts
+from surefit.data.audit.passport import build_histogram, build_passport, summarize_lengths
+from surefit.data.audit.sample import DetectorTally, audit_sample
+from surefit.data.audit.whole import AuditResult, audit_rows
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.layouts import to_examples
 from surefit.data.tokens import tokenize
 
-SFT = partial(recipes.get, "chat")
-QUESTION = Question(source="", columns=(), recipe=SFT, recipe_name="chat")
+SFT = partial(recipes.get_recipe, "chat")
+QUESTION = AuditJob(source="", columns=(), recipe=SFT, recipe_name="chat")
 NAMES = ["ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "maple", "oak", "pine", "rowan", "willow"]
 
 
@@ -53,11 +53,11 @@ def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(nano.PATH)
 
 
-def seen(found: Audit) -> dict[str, tuple[int, int]]:
+def seen(found: AuditResult) -> dict[str, tuple[int, int]]:
     return {name: (one.rows, one.of) for name, one in found.facts.observations.items() if one.rows}
 
 
-def listed(lengths: Lengths) -> list[int]:
+def listed(lengths: LengthCounts) -> list[int]:
     """The lengths in order."""
     return np.repeat(*lengths.counted()).tolist()
 
@@ -68,7 +68,7 @@ def test_what_is_wrong_with_rows_is_counted_with_its_first_places(made: Callable
     rows[9] = {"prompt": "How so?", "completion": "  "}
     rows[20] = rows[3]
     rows[21] = {"prompt": rows[4]["prompt"].upper(), "completion": rows[4]["completion"] + "!"}
-    found = audit(made(rows), QUESTION)
+    found = audit_rows(made(rows), QUESTION)
     observations = found.facts.observations
     assert {name: seen(found)[name] for name in ("null_target", "blank_target", "duplicate", "near_duplicate")} == {
         "null_target": (1, 40), "blank_target": (1, 40), "duplicate": (1, 40), "near_duplicate": (1, 40),
@@ -84,7 +84,7 @@ def test_what_is_wrong_with_rows_is_counted_with_its_first_places(made: Callable
 
 
 def test_rows_that_differ_only_in_their_number_are_duplicates(made: Callable[..., Rows]) -> None:
-    found = audit(made([{"id": n, **row(1)} for n in range(3)]), QUESTION)
+    found = audit_rows(made([{"id": n, **row(1)} for n in range(3)]), QUESTION)
     assert found.facts.observations["duplicate"].rows == 2
     assert found.facts.observations["constant_target"].rows == 3
 
@@ -92,7 +92,7 @@ def test_rows_that_differ_only_in_their_number_are_duplicates(made: Callable[...
 def test_lengths_are_those_of_what_is_trained(made: Callable[..., Rows], tokenizer: Any) -> None:
     rows = made([row(n) for n in range(30)] + [{"prompt": "Hi", "completion": "word " * 200}])
     question = replace(QUESTION, tokenizer=lambda: tokenizer, max_length=150)
-    found = audit(rows, question)
+    found = audit_rows(rows, question)
     encoded = tokenize.encode(tokenizer, to_examples(rows, SFT()).examples)
     assert found.unit == "tokens"
     assert listed(found.whole) == sorted(len(ids) for ids, _ in encoded)
@@ -114,23 +114,23 @@ def test_counting_is_as_exact_as_encoding(tokenizer: Any, turns: tuple[str, ...]
     examples = [SFT().to_example({"messages": messages, "tools": tools}), SFT().to_example({"text": "plain text"})]
     for group in (examples[:1], examples):
         encoded = tokenize.encode(tokenizer, group)
-        assert tokenize.lengths(tokenizer, group) == [[(len(ids), sum(learnt))] for ids, learnt in encoded]
+        assert tokenize.count_token_lengths(tokenizer, group) == [[(len(ids), sum(learnt))] for ids, learnt in encoded]
 
 
 def test_texts_are_taken_in_portions_without_changing_anything(
     made: Callable[..., Rows], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, question = made([row(n) for n in range(40)] + [row(3)]), replace(QUESTION, tokenizer=lambda: tokenizer)
-    at_once = audit(rows, question)
+    at_once = audit_rows(rows, question)
     monkeypatch.setattr(chunk, "CHARACTERS", 100)
     monkeypatch.setattr(near_duplicates, "CHARACTERS", 100)
-    by_and_by = audit(rows, question)
+    by_and_by = audit_rows(rows, question)
     assert by_and_by.facts == at_once.facts
     assert listed(by_and_by.given) == listed(at_once.given)
 
 
 def test_without_a_tokenizer_lengths_are_characters(made: Callable[..., Rows]) -> None:
-    found = audit(made([{"prompt": "abc", "completion": "de"}, {"prompt": "f", "completion": "ghij"}]), QUESTION)
+    found = audit_rows(made([{"prompt": "abc", "completion": "de"}, {"prompt": "f", "completion": "ghij"}]), QUESTION)
     assert (found.unit, listed(found.given), listed(found.learnt)) == ("characters", [1, 3], [2, 4])
 
 
@@ -139,25 +139,25 @@ def test_several_processes_find_the_same(made: Callable[..., Rows], monkeypatch:
     rows[50], rows[90], rows[12] = rows[2], {**rows[33], "prompt": rows[33]["prompt"].lower()}, {"prompt": "x"}
     loaded = made(rows)
     monkeypatch.setattr(whole, "CHUNK", 10)
-    one = audit(loaded, QUESTION)
+    one = audit_rows(loaded, QUESTION)
     monkeypatch.setattr(whole, "START_SECONDS", 1e-6)
     done: list[int] = []
-    two = audit(loaded, QUESTION, workers=2, on_progress=lambda n, total, text: done.append(n))
+    two = audit_rows(loaded, QUESTION, workers=2, on_progress=lambda n, total, text: done.append(n))
     assert (one.workers, two.workers) == (1, 2)
     assert done == [*range(10, 100, 10), 95]
     assert two.facts == one.facts
     for name in ("given", "learnt"):
         assert listed(getattr(one, name)) == listed(getattr(two, name))
-    assert passport(one, loaded, [], {}) == passport(two, loaded, [], {})
+    assert build_passport(one, loaded, [], {}) == build_passport(two, loaded, [], {})
     monkeypatch.setattr(whole, "CHUNK", 1000)
-    assert passport(audit(loaded, QUESTION), loaded, [], {}) == passport(one, loaded, [], {})
+    assert build_passport(audit_rows(loaded, QUESTION), loaded, [], {}) == build_passport(one, loaded, [], {})
 
 
 def test_prompts_of_scored_rows_are_looked_for_in_training(made: Callable[..., Rows]) -> None:
     train = made([row(n) for n in range(60)])
     same, near = row(7) | {"completion": "Another."}, row(9) | {"prompt": row(9)["prompt"].replace("?", " ?").upper()}
     scored = {"data.eval": made([row(100), same, near], "eval.jsonl"), "other": made([row(101)], "other.jsonl")}
-    found = audit(train, QUESTION, scored=scored)
+    found = audit_rows(train, QUESTION, scored=scored)
     exact, close = (found.facts.observations[name] for name in ("leak_exact", "leak_near"))
     assert (exact.rows, exact.of, close.rows, close.of) == (1, 4, 1, 4)
     assert exact.examples[0].endswith(f"eval.jsonl:2: the prompt of {train.where(7)}")
@@ -170,7 +170,7 @@ def test_a_tokenizer_that_loses_text_is_seen(made: Callable[..., Rows]) -> None:
     lossy = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "rules/AUD006/collapsing")
     rows = [{"prompt": "Write it", "completion": f"def f():\n    return {n}"} for n in range(6)]
     rows.append({"prompt": "Say", "completion": "one line"})
-    found = audit(made(rows), replace(QUESTION, tokenizer=lambda: lossy))
+    found = audit_rows(made(rows), replace(QUESTION, tokenizer=lambda: lossy))
     trip = found.facts.observations["template_round_trip"]
     assert (trip.rows, trip.of) == (6, 7)
     assert "'\\n    return 0<|end|>' is read back as" in trip.examples[0]
@@ -178,17 +178,17 @@ def test_a_tokenizer_that_loses_text_is_seen(made: Callable[..., Rows]) -> None:
 
 def test_rows_of_no_known_layout_are_looked_at_as_they_are(made: Callable[..., Rows]) -> None:
     rows = made([{"movie": n, "rating": "good film"} for n in range(5)])
-    found = audit(rows, Question(source="ratings", columns=()))
+    found = audit_rows(rows, AuditJob(source="ratings", columns=()))
     assert "unusable_row" not in found.facts.observations
     assert len(found.given) == 0
-    content = passport(found, rows, [], {})
+    content = build_passport(found, rows, [], {})
     assert content["lengths"]["whole"] == {"total": 0}
     assert content["supervised_share"] is None
 
 
 def test_columns_that_do_not_fit_the_recipe_are_refused(made: Callable[..., Rows]) -> None:
     with pytest.raises(DataError, match="columns that fit no format: movie"):
-        audit(made([{"movie": 1}]), QUESTION)
+        audit_rows(made([{"movie": 1}]), QUESTION)
 
 
 def test_a_conversation_that_the_template_refuses_is_unusable(made: Callable[..., Rows], tokenizer: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_conversation_that_the_template_refuses_is_unusable(made: Callable[...
             return tokenizer.apply_chat_template(conversations, **named)
 
     rows = made([row(0), {"prompt": "no", "completion": "yes"}, row(2)])
-    found = audit(rows, replace(QUESTION, tokenizer=Refusing))
+    found = audit_rows(rows, replace(QUESTION, tokenizer=Refusing))
     unusable = found.facts.observations["unusable_row"]
     assert unusable.rows == 1
     assert "train.jsonl:2: the model's chat template refuses" in unusable.examples[0]
@@ -218,7 +218,7 @@ def test_a_conversation_that_the_template_refuses_is_unusable(made: Callable[...
 
 def test_the_passport_names_the_data(made: Callable[..., Rows]) -> None:
     rows = made([row(n) for n in range(3)])
-    content = passport(audit(rows, QUESTION), rows, [], {"recipe": "chat"})
+    content = build_passport(audit_rows(rows, QUESTION), rows, [], {"recipe": "chat"})
     data = rows.files[0].read_bytes()
     assert content["sha256"] == hashlib.sha256(data).hexdigest()
     assert content["files"] == [{"name": "train.jsonl", "bytes": len(data), "sha256": content["sha256"]}]
@@ -234,27 +234,27 @@ def test_the_passport_names_the_data(made: Callable[..., Rows]) -> None:
 
 def test_writing_systems_are_told_by_their_letters(made: Callable[..., Rows]) -> None:
     rows = made([{"prompt": "abc 123!", "completion": "привет"}, {"prompt": "東京", "completion": "ab"}])
-    scripts = audit(rows, QUESTION).scripts
+    scripts = audit_rows(rows, QUESTION).scripts
     assert scripts == {"Cyrillic": 6, "Latin": 5, "Han": 2}
 
 
 def test_a_histogram_counts_every_length_once() -> None:
-    lengths = Lengths([5, 5, 17, 23, 99] * 60 + [100_000])
-    bins = histogram(lengths)
+    lengths = LengthCounts([5, 5, 17, 23, 99] * 60 + [100_000])
+    bins = build_histogram(lengths)
     assert sum(bins.counts) + bins.over == len(lengths)
     assert bins.over == 1
     assert bins.counts[5 // bins.width] == 120
-    summary = length_summary(lengths)
+    summary = summarize_lengths(lengths)
     assert (summary["min"], summary["p50"], summary["max"]) == (5, 17, 100_000)
 
 
 def test_tallies_merge_to_what_one_would_have_counted() -> None:
-    parts = [Tally(), Tally(), Tally()]
-    together = Tally()
+    parts = [DetectorTally(), DetectorTally(), DetectorTally()]
+    together = DetectorTally()
     for index in range(12):
         for tally in (parts[index // 4], together):
             tally.add("odd" if index % 2 else "even", index, f"row {index}")
-    merged = Tally()
+    merged = DetectorTally()
     for part in parts:
         merged.merge(part)
     assert merged == together
@@ -262,7 +262,7 @@ def test_tallies_merge_to_what_one_would_have_counted() -> None:
 
 def test_the_quick_audit_needs_no_tokenizer_and_keeps_row_numbers(made: Callable[..., Rows]) -> None:
     rows = made([row(n) if n != 500 else {"prompt": "Who?", "completion": "n/a"} for n in range(1000)])
-    facts = sample_audit(rows, "chat", limit=500)
+    facts = audit_sample(rows, "chat", limit=500)
     assert (facts.rows, facts.audited) == (1000, 500)
     placeholder = facts.seen("placeholder")
     assert placeholder is not None

@@ -16,19 +16,19 @@ import pytest
 from pyarrow import parquet
 
 from surefit import recipes
-from surefit.cli.auditing import audit as run_audit
+from surefit.cli.auditing import audit_command as run_audit
 from surefit.cli.render import Output
 from surefit.core.errors import MachineError
 from surefit.data.audit import near_duplicates, whole
-from surefit.data.audit.chunk import Question
-from surefit.data.audit.lengths import Lengths
-from surefit.data.audit.passport import passport
-from surefit.data.audit.streamed import Streamed
-from surefit.data.audit.whole import Audited, audit
+from surefit.data.audit.chunk import AuditJob
+from surefit.data.audit.lengths import LengthCounts
+from surefit.data.audit.passport import build_passport
+from surefit.data.audit.streamed import StreamedRows
+from surefit.data.audit.whole import AuditableRows, audit_rows
 from surefit.data.read import disk_columns
 from surefit.data.read.load import load_rows
 
-QUESTION = Question(source="", columns=(), recipe=partial(recipes.get, "chat"), recipe_name="chat")
+QUESTION = AuditJob(source="", columns=(), recipe=partial(recipes.get_recipe, "chat"), recipe_name="chat")
 
 
 def made() -> Iterator[dict[str, Any]]:
@@ -57,8 +57,8 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(rows: Audited, **options: Any) -> dict[str, Any]:
-    return passport(audit(rows, QUESTION, **options), rows, [], {})
+def found(rows: AuditableRows, **options: Any) -> dict[str, Any]:
+    return build_passport(audit_rows(rows, QUESTION, **options), rows, [], {})
 
 
 def test_streamed_rows_give_the_same_passport(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_streamed_rows_give_the_same_passport(files: Path, monkeypatch: pytest.M
         monkeypatch.setattr(disk_columns, name, small)
     monkeypatch.setattr(near_duplicates, "HELD", 500)
     monkeypatch.setattr(whole, "CHUNK", 170)
-    streamed = found(Streamed(str(files)), scored=scored)
+    streamed = found(StreamedRows(str(files)), scored=scored)
     columns = streamed.pop("columns"), loaded.pop("columns")
     assert columns[0].keys() == columns[1].keys(), "counted in a sample, which need not be the same rows"
     assert streamed == loaded
@@ -80,7 +80,7 @@ def test_streamed_rows_give_the_same_passport(files: Path, monkeypatch: pytest.M
 
 def test_the_first_of_equal_and_of_similar_rows_is_the_one_that_is_named(files: Path) -> None:
     rows = list(made())
-    observations = found(Streamed(str(files)))["observations"]
+    observations = found(StreamedRows(str(files)))["observations"]
     contents = [json.dumps(one, sort_keys=True) for one in rows]
     repeated = [n for n, content in enumerate(contents) if content in contents[:n]]
     assert observations["duplicate"]["rows"] == len(repeated)
@@ -92,13 +92,13 @@ def test_the_first_of_equal_and_of_similar_rows_is_the_one_that_is_named(files: 
 def test_places_of_every_kind_come_back(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([{"text": f"row number {n} says {n * n}"} for n in range(30)] * 2)
     parquet.write_table(table, tmp_path / "a.parquet")
-    seen = found(Streamed(str(tmp_path / "a.parquet")))["observations"]["duplicate"]
+    seen = found(StreamedRows(str(tmp_path / "a.parquet")))["observations"]["duplicate"]
     file = tmp_path / "a.parquet"
     assert seen["examples"][0] == f"{file} row 31: the same as {file} row 1"
 
 
 def test_a_sample_of_a_stream_is_spread_over_all_of_it(files: Path) -> None:
-    rows = Streamed(str(files))
+    rows = StreamedRows(str(files))
     assert (len(rows), rows.columns) == (2_600, ["prompt", "completion"])
     assert rows.sha256 == load_rows(str(files)).sha256
     few = [rows.sample(500).where(n) for n in (0, 499)]
@@ -111,7 +111,7 @@ def test_a_sample_of_a_stream_is_spread_over_all_of_it(files: Path) -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, 1_000])
 def test_quantiles_are_those_of_all_lengths(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 50, count)
-    lengths = Lengths(values[: count // 2])
+    lengths = LengthCounts(values[: count // 2])
     lengths.add(values[count // 2 :])
     for share in (0, 0.5, 0.95, 0.99, 1):
         assert lengths.quantile(share) == np.quantile(values, share, method="higher")
@@ -123,17 +123,17 @@ def test_a_full_temporary_directory_is_said(files: Path, monkeypatch: pytest.Mon
     def full(column: disk_columns.Column, values: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    rows = Streamed(str(files))
+    rows = StreamedRows(str(files))
     monkeypatch.setattr(disk_columns.Column, "append", full)
     with pytest.raises(MachineError, match="no room for the temporary files") as caught:
-        audit(rows, QUESTION)
+        audit_rows(rows, QUESTION)
     assert "surefit-audit-" in str(caught.value.path)
     assert "TMPDIR" in str(caught.value.help)
 
 
 @pytest.mark.parametrize("limit", [7, 1_999, 2_600, 9_999])
 def test_a_limit_takes_the_rows_that_a_run_takes(files: Path, limit: int) -> None:
-    streamed, loaded = Streamed(str(files), limit=limit), load_rows(str(files)).sample(limit)
+    streamed, loaded = StreamedRows(str(files), limit=limit), load_rows(str(files)).sample(limit)
     assert [one.row for one in streamed.placed()] == list(loaded)
     assert (len(streamed), streamed.sha256) == (len(loaded), loaded.sha256)
 

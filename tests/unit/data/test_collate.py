@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.collate import collate, pack, tokens_in
+from surefit.data.tokens.collate import collate, collate_packed, count_batch_tokens
 
 
 def item(ids, labels):
@@ -24,7 +24,7 @@ def test_right_padding():
     assert {value.dtype for name, value in batch.items() if name != "padded"} == {torch.int64}
     assert batch["loss_rows"].tolist() == [0, 1], "the hidden states that say 6 and 7"
     assert batch["targets"].tolist() == [6, 7]
-    assert tokens_in(batch) == 4
+    assert count_batch_tokens(batch) == 4
 
 
 def test_one_example_is_not_padded():
@@ -34,7 +34,7 @@ def test_one_example_is_not_padded():
 
 
 def test_packed_examples_have_no_padding_and_positions_of_their_own():
-    batch = pack([item([5, 6, 7], [MASKED, 6, 7]), item([9, 8], [9, 8])])
+    batch = collate_packed([item([5, 6, 7], [MASKED, 6, 7]), item([9, 8], [9, 8])])
     assert batch["input_ids"].tolist() == [[5, 6, 7, 9, 8]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
     assert batch["labels"].tolist() == [[MASKED, 6, 7, MASKED, 8]], "nothing of its own comes before a first token"
@@ -43,5 +43,5 @@ def test_packed_examples_have_no_padding_and_positions_of_their_own():
     assert (batch["max_length_q"], batch["max_length_k"], batch["document_lengths"]) == (3, 3, (3, 2))
     assert batch["loss_rows"].tolist() == [0, 1, 3]
     assert batch["targets"].tolist() == [6, 7, 8]
-    assert tokens_in(batch) == 5
+    assert count_batch_tokens(batch) == 5
     assert "attention_mask" not in batch

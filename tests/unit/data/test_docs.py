@@ -13,7 +13,7 @@ from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import LAYOUTS, detect_format, to_examples
 
 PAGE = Path(__file__).parents[3] / "docs/data.md"
-SFT = recipes.get("chat")
+SFT = recipes.get_recipe("chat")
 
 
 def test_the_example_rows(write, tokenizer):

@@ -16,7 +16,7 @@ from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import LAYOUTS, detect_format, read_splits, to_examples, to_prompts
 
-SFT, CALLING = recipes.get("chat"), recipes.get("function_calling")
+SFT, CALLING = recipes.get_recipe("chat"), recipes.get_recipe("function_calling")
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from surefit.core.errors import DataError
 from surefit.data.read import quick_sample as module
 from surefit.data.read.load import Rows, load_rows
-from surefit.data.read.quick_sample import glance
+from surefit.data.read.quick_sample import read_quick_sample
 
 COUNT = 20_000
 
@@ -39,7 +39,7 @@ def looked(source: object) -> Rows:
     def load() -> Rows:
         raise AssertionError("too large to be read whole")
 
-    found = glance(str(source), "train", load)
+    found = read_quick_sample(str(source), "train", load)
     assert found is not None
     return found
 
@@ -94,12 +94,12 @@ def test_parquet_is_counted_by_its_footer(rows, tmp_path: Path) -> None:
 
 def test_json_is_sampled_where_it_has_lines_and_left_where_it_is_an_array(write, rows) -> None:
     assert looked(write("a.json", lines(rows))).total == pytest.approx(COUNT, rel=0.3)
-    assert glance(str(write("b.json", json.dumps(rows))), "train", lambda: pytest.fail("read")) is None
+    assert read_quick_sample(str(write("b.json", json.dumps(rows))), "train", lambda: pytest.fail("read")) is None
 
 
 def test_what_is_small_is_read_whole(write, rows) -> None:
     path = str(write("a.jsonl", lines(rows[:500])))
-    found = glance(path, "train", lambda: load_rows(path))
+    found = read_quick_sample(path, "train", lambda: load_rows(path))
     assert (len(found), found.total, found.estimated) == (500, 500, "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from surefit.data.audit.languages import READ, UNKNOWN, language_of
+from surefit.data.audit.languages import READ, UNKNOWN, detect_language
 
 # The first article of the Universal Declaration of Human Rights (United Nations, OHCHR).
 ARTICLE = {
@@ -40,14 +40,14 @@ ARTICLE = {
 
 @pytest.mark.parametrize("language", ARTICLE)
 def test_the_article_is_in_its_language(language: str) -> None:
-    assert language_of(ARTICLE[language]) == language
-    assert language_of(ARTICLE[language] + "\nGPT-4, NVIDIA H100") == language
+    assert detect_language(ARTICLE[language]) == language
+    assert detect_language(ARTICLE[language] + "\nGPT-4, NVIDIA H100") == language
 
 
 @pytest.mark.parametrize("text", ["", "x = [3, 4]", "GPT-4", "for i in", "1 + 1 = 2", "🙂🙂"])
 def test_what_says_too_little_is_unknown(text: str) -> None:
-    assert language_of(text) == UNKNOWN
+    assert detect_language(text) == UNKNOWN
 
 
 def test_only_the_beginning_is_read() -> None:
-    assert language_of("= " * READ + ARTICLE["en"]) == UNKNOWN
+    assert detect_language("= " * READ + ARTICLE["en"]) == UNKNOWN

@@ -24,7 +24,7 @@ def refused(text) -> DataError:
 def test_kinds_of_sources(write, tmp_path, monkeypatch):
     path = write("a.jsonl", [{"text": "x"}])
     monkeypatch.chdir(tmp_path)
-    name = next(iter(samples.available()))
+    name = next(iter(samples.list_samples()))
     kinds = {"a.jsonl": "file", str(path): "file", ".": "directory", name: "sample", "owner/name": "hub"}
     kinds |= {"owner/name:config": "hub", "owner/na.me@test": "hub"}
     assert {text: resolve_source(text).kind for text in kinds} == kinds

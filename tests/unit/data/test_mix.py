@@ -8,14 +8,14 @@ import pytest
 
 from surefit import recipes
 from surefit.config.load import load_config
-from surefit.config.resolve import leaves, total_steps
+from surefit.config.resolve import iter_config_values, total_steps
 from surefit.config.schema import DataSection
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
 from surefit.data.rows.layouts import load_mixed, read_splits
-from surefit.stages.run_context import row_counts
+from surefit.stages.run_context import count_training_rows
 
-SFT = recipes.get("chat")
+SFT = recipes.get_recipe("chat")
 
 
 def rows(name: str, count: int) -> list[dict[str, str]]:
@@ -116,15 +116,15 @@ def test_the_steps_count_the_mixed_rows(write):
     config = load_config(path).config
     own = load_rows(str(write("train.jsonl", rows("own", 40))))
     mixed = {source: load_mixed(source, config.data)}
-    assert row_counts(config, own, mixed) == (40, 25)
-    assert row_counts(config, own, {}) == (None, 0)
+    assert count_training_rows(config, own, mixed) == (40, 25)
+    assert count_training_rows(config, own, {}) == (None, 0)
     assert total_steps(config, 40, 25) == 13
-    assert dict(leaves(config))["data.mix"] == {source: 2.5}, "a path's dots are not taken for sections"
+    assert dict(iter_config_values(config))["data.mix"] == {source: 2.5}, "a path's dots are not taken for sections"
 
 
 def test_check_names_the_source_that_cannot_be_used(write, monkeypatch, tmp_path):
-    from surefit.stages.checking import checked
-    from surefit.stages.run_context import gather
+    from surefit.stages.checking import run_check
+    from surefit.stages.run_context import load_run_context
 
     monkeypatch.chdir(tmp_path)
     write("train.jsonl", rows("own", 400))
@@ -134,13 +134,13 @@ def test_check_names_the_source_that_cannot_be_used(write, monkeypatch, tmp_path
         "model: {name_or_path: surefit/nano}\ndata:\n  train: train.jsonl\n  eval: 0.1\n  mix:\n"
         "    good.jsonl: 2\n    bad.jsonl: 1\n    missing.jsonl: 1\noutput_dir: out\nhardware: {gpu: cpu}\n"
     )
-    found = gather(write("run.yaml", config))
+    found = load_run_context(write("run.yaml", config))
     assert list(found.mixed) == ["good.jsonl", "bad.jsonl"]
     assert found.resolved.total_steps is None, "not all rows are counted"
-    wrong = [finding for finding in checked(found)["findings"] if finding["code"] == "DAT001"]
+    wrong = [finding for finding in run_check(found)["findings"] if finding["code"] == "DAT001"]
     assert [(one["path"], one["field"]) for one in wrong] == [
         ("missing.jsonl", "data.mix.missing.jsonl"),
         ("bad.jsonl", "completion"),
     ]
     fine = config.replace("    bad.jsonl: 1\n    missing.jsonl: 1\n", "")
-    assert gather(write("run.yaml", fine)).resolved.total_steps == 7  # ⌈(360 + 60) / 64⌉
+    assert load_run_context(write("run.yaml", fine)).resolved.total_steps == 7  # ⌈(360 + 60) / 64⌉

@@ -11,10 +11,10 @@ import pytest
 from surefit.data.audit.near_duplicates import (
     THRESHOLD,
     band_keys,
+    build_shingles,
+    find_near_duplicates,
     jaccard,
-    near_duplicates,
-    near_matches,
-    shingles,
+    match_near_duplicates,
 )
 
 WORDS = [f"{a}{b}" for a in "bcdfgklmnprst" for b in ("a", "e9", "orange", "ü", "x" * 70)]
@@ -44,14 +44,14 @@ def pairs() -> list[tuple[str, str]]:
 
 
 def test_jaccard_of_shingles_is_that_of_the_sets_of_words(pairs: list[tuple[str, str]]) -> None:
-    found = shingles([text for pair in pairs for text in pair])
+    found = build_shingles([text for pair in pairs for text in pair])
     for n, (a, b) in enumerate(pairs):
         assert jaccard(found.of(2 * n), found.of(2 * n + 1)) == pytest.approx(exact(a, b), abs=1e-12)
 
 
 def test_near_duplicates_are_those_over_the_threshold_and_only_they(pairs: list[tuple[str, str]]) -> None:
     texts = [text for pair in pairs for text in pair]
-    found = list(near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False))
+    found = list(find_near_duplicates(band_keys(build_shingles(texts)), texts.__getitem__, lambda index: False))
     for near in found:
         assert near.similarity == pytest.approx(exact(texts[near.index], texts[near.earlier]))
         assert near.similarity >= THRESHOLD
@@ -67,7 +67,7 @@ def test_bands_agree_as_often_as_the_theory_says() -> None:
     for _ in range(total):
         words = [f"w{draw.randrange(10**9)}" for _ in range(52)]
         a, b = " ".join(words), " ".join([*words[:39], *(f"v{draw.randrange(10**9)}" for _ in range(13))])
-        keys = band_keys(shingles([a, b]))
+        keys = band_keys(build_shingles([a, b]))
         together += bool((keys[0] == keys[1]).any())
     similarity = 37 / 63
     due = 1 - (1 - similarity**5) ** 16
@@ -86,22 +86,22 @@ def test_bands_agree_as_often_as_the_theory_says() -> None:
     ],
 )
 def test_what_counts_as_nearly_the_same(a: str, b: str, same: bool) -> None:
-    found = list(near_duplicates(band_keys(shingles([a, b])), [a, b].__getitem__, lambda index: False))
+    found = list(find_near_duplicates(band_keys(build_shingles([a, b])), [a, b].__getitem__, lambda index: False))
     assert bool(found) == same
 
 
 def test_texts_without_words_resemble_nothing() -> None:
     texts = ["", "...", "\n", "?!"]
-    keys = band_keys(shingles(texts))
+    keys = band_keys(build_shingles(texts))
     assert not keys.any()
-    assert list(near_duplicates(keys, texts.__getitem__, lambda index: False)) == []
-    assert list(near_duplicates(band_keys(shingles([])), texts.__getitem__, lambda index: False)) == []
+    assert list(find_near_duplicates(keys, texts.__getitem__, lambda index: False)) == []
+    assert list(find_near_duplicates(band_keys(build_shingles([])), texts.__getitem__, lambda index: False)) == []
 
 
 def test_a_thousand_copies_of_a_template_stay_quick_and_each_is_found() -> None:
     base = " ".join(f"w{n}" for n in range(40))
     texts = [f"{base} end{n}" for n in range(1000)]
-    found = list(near_duplicates(band_keys(shingles(texts)), texts.__getitem__, lambda index: False))
+    found = list(find_near_duplicates(band_keys(build_shingles(texts)), texts.__getitem__, lambda index: False))
     assert [near.index for near in found] == list(range(1, 1000))
     assert {near.earlier for near in found} == {0}
 
@@ -109,14 +109,14 @@ def test_a_thousand_copies_of_a_template_stay_quick_and_each_is_found() -> None:
 def test_matches_between_two_sets_and_skipped_rows() -> None:
     known = ["one two three four five six", "seven eight nine ten eleven twelve"]
     asked = ["nothing of the kind is known here", "Seven eight nine, ten eleven twelve!"]
-    keys, known_keys = band_keys(shingles(asked)), band_keys(shingles(known))
-    (match,) = near_matches(keys, asked.__getitem__, known_keys, known.__getitem__)
+    keys, known_keys = band_keys(build_shingles(asked)), band_keys(build_shingles(known))
+    (match,) = match_near_duplicates(keys, asked.__getitem__, known_keys, known.__getitem__)
     assert (match.index, match.earlier, match.similarity) == (1, 1, 1.0)
-    both = band_keys(shingles([known[0], known[0]]))
-    assert list(near_duplicates(both, lambda index: known[0], lambda index: index == 1)) == []
+    both = band_keys(build_shingles([known[0], known[0]]))
+    assert list(find_near_duplicates(both, lambda index: known[0], lambda index: index == 1)) == []
 
 
 def test_the_hashes_are_the_same_on_every_machine() -> None:
-    keys = band_keys(shingles(["the quick brown fox jumps over the lazy dog"]))
+    keys = band_keys(build_shingles(["the quick brown fox jumps over the lazy dog"]))
     assert keys.dtype == np.uint64
     assert [hex(int(key)) for key in keys[0, :2]] == ["0x870d698f5b7f288d", "0x6cc6095a7364c4e4"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from surefit.core.errors import DataError
-from surefit.data.tokens.pack import best_fit_decreasing, pack_for, shard
+from surefit.data.tokens.pack import best_fit_decreasing, distribute_bins, pack_for
 
 CAPACITY = 64
 items = st.lists(st.integers(1, CAPACITY), max_size=200)
@@ -125,17 +125,17 @@ def test_bins_that_are_full_stay_as_best_fit_made_them() -> None:
 @given(items, st.integers(1, 9))
 def test_ranks_share_the_bins(lengths: list[int], world_size: int) -> None:
     bins = best_fit_decreasing(lengths, CAPACITY)
-    ranks = shard(bins, lengths, world_size)
+    ranks = distribute_bins(bins, lengths, world_size)
     assert sorted(bin_ for rank in ranks for bin_ in rank) == sorted(bins)
     counts = [len(rank) for rank in ranks]
     assert len(ranks) == world_size
     assert max(counts) - min(counts) <= 1
-    assert ranks == shard(bins, lengths, world_size)
+    assert ranks == distribute_bins(bins, lengths, world_size)
 
 
 @given(items, st.integers(1, 9))
 def test_no_rank_has_more_than_a_bin_of_work_beyond_another(lengths: list[int], world_size: int) -> None:
-    ranks = shard(best_fit_decreasing(lengths, CAPACITY), lengths, world_size)
+    ranks = distribute_bins(best_fit_decreasing(lengths, CAPACITY), lengths, world_size)
     work = [sum(lengths[item] for bin_ in rank for item in bin_) for rank in ranks]
     assert max(work) - min(work) <= CAPACITY
 
@@ -144,5 +144,5 @@ def test_bins_of_as_many_tokens_are_dealt_by_their_longest_documents() -> None:
     """Two bins of one long document each, two of many short ones: one of each for both ranks."""
     lengths = [8, 8, *[1] * 16]
     bins = [[0], [1], list(range(2, 10)), list(range(10, 18))]
-    first, second = shard(bins, lengths, 2)
+    first, second = distribute_bins(bins, lengths, 2)
     assert {len(bin_) for bin_ in first} == {len(bin_) for bin_ in second} == {1, 8}

@@ -7,7 +7,7 @@ import pytest
 from surefit import samples
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
-from surefit.data.read.sources import data_files
+from surefit.data.read.sources import list_data_files
 
 TEXT = """\ufeff# AMR release; generated on a day
 # a note
@@ -78,8 +78,8 @@ def test_only_comments_are_no_rows(tmp_path):
 def test_in_a_directory_text_files_are_not_data(tmp_path):
     for name in ("a.penman", "LICENSE.txt"):
         (tmp_path / name).write_text("# ::snt A.\n(a / b)\n", encoding="utf-8")
-    assert [path.name for path in data_files(tmp_path)] == ["a.penman"]
+    assert [path.name for path in list_data_files(tmp_path)] == ["a.penman"]
 
 
 def test_the_samples_are_found_by_name():
-    assert {"surefit/amr-train", "surefit/amr-eval"} <= samples.available().keys()
+    assert {"surefit/amr-train", "surefit/amr-eval"} <= samples.list_samples().keys()

@@ -246,8 +246,8 @@ def test_one_text_said_again_and_again_is_counted_before_it_is_unpacked(tmp_path
     path = tmp_path / "bomb.parquet"
     parquet.write_table(dictionary("x" * 100, 1_000_000), path)
     assert path.stat().st_size < 20_000
-    monkeypatch.setattr(readers, "room", lambda: 400_000_000)
-    monkeypatch.setattr(columnar, "characters", lambda row: pytest.fail("a row was unpacked"))
+    monkeypatch.setattr(readers, "available_row_bytes", lambda: 400_000_000)
+    monkeypatch.setattr(columnar, "count_characters", lambda row: pytest.fail("a row was unpacked"))
     error = refused(path)
     assert error.path == str(path)
     assert "its 1,000,000 rows take at least 391.0 MiB of memory once decoded" in error.message

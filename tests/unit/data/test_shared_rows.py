@@ -14,7 +14,7 @@ from surefit.data.rows.layouts import to_examples
 from surefit.data.tokens.dataset import build_dataset
 from surefit.data.tokens.tokenize import tokenize_prompt
 
-CALLING, SFT = recipes.get("function_calling"), recipes.get("chat")
+CALLING, SFT = recipes.get_recipe("function_calling"), recipes.get_recipe("chat")
 
 
 @pytest.mark.parametrize(

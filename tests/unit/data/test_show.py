@@ -6,7 +6,7 @@ import pytest
 from tests.helpers.tokens import tokenize_example
 
 from surefit.data.tokens.cache import MASKED
-from surefit.data.tokens.show import segments
+from surefit.data.tokens.show import decode_segments
 from surefit.task import Example
 
 from .conftest import chat
@@ -14,7 +14,7 @@ from .test_tokenize import LONG_CHAT, QWEN3_TEMPLATE
 
 
 def test_a_conversation_in_two_colours(tokenizer):
-    assert segments(chat("2+2?", "4", "sure?", "你好"), tokenizer) == [[
+    assert decode_segments(chat("2+2?", "4", "sure?", "你好"), tokenizer) == [[
         ("<|user|>2+2?<|end|><|assistant|>", False),
         ("4<|end|>", True),
         ("<|user|>sure?<|end|><|assistant|>", False),
@@ -24,7 +24,7 @@ def test_a_conversation_in_two_colours(tokenizer):
 
 def test_every_example_of_a_conversation_is_shown(make_tokenizer):
     tokenizer = make_tokenizer(QWEN3_TEMPLATE)
-    first, second = segments(chat("a", "b", "c", "d"), tokenizer)
+    first, second = decode_segments(chat("a", "b", "c", "d"), tokenizer)
     assert first[-1] == ("<think>\n\n</think>\n\nb<|end|>\n", True)
     assert second == [
         ("<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\n", False),
@@ -34,7 +34,7 @@ def test_every_example_of_a_conversation_is_shown(make_tokenizer):
 
 @pytest.mark.parametrize("example", [LONG_CHAT, Example(text="plain 你好 text"), Example(text="你")])
 def test_the_runs_are_the_whole_example(tokenizer, example):
-    (runs,) = segments(example, tokenizer)
+    (runs,) = decode_segments(example, tokenizer)
     tokenized = tokenize_example(example, tokenizer)
     assert "".join(text for text, _ in runs) == tokenizer.decode(tokenized.input_ids)
     learnt = tokenizer.decode([label for label in tokenized.labels if label != MASKED])
@@ -45,4 +45,4 @@ def test_a_character_of_several_tokens_belongs_to_the_run_that_completes_it(toke
     """The first token of a text is never learnt; here it is a third of a character."""
     ids = tokenize_example(Example(text="界x"), tokenizer).input_ids
     assert tokenizer.decode(ids[:1]) == "\ufffd", "the fixture splits it"
-    assert segments(Example(text="界x"), tokenizer) == [[("界x<|text_end|>", True)]]
+    assert decode_segments(Example(text="界x"), tokenizer) == [[("界x<|text_end|>", True)]]

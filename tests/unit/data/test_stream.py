@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from surefit.core.errors import DataError
 from surefit.data.read.load import load_rows
-from surefit.data.read.stream import Range, ranges, read_range, stream_rows
+from surefit.data.read.stream import RowRange, read_range, split_into_ranges, stream_rows
 
 
 def lines(count: int) -> str:
@@ -20,7 +20,7 @@ def lines(count: int) -> str:
 
 
 def read(source: object, **options: int) -> list:
-    return [placed for one in ranges(str(source), **options) for placed in read_range(one)]
+    return [placed for one in split_into_ranges(str(source), **options) for placed in read_range(one)]
 
 
 @pytest.mark.parametrize("size", [1, 17, 60, 1000, 5_000, 10**9])
@@ -28,7 +28,7 @@ def read(source: object, **options: int) -> list:
 def test_ranges_of_lines_are_all_lines_once_with_their_numbers(write, size, end):
     path = write("a.jsonl", lines(300) + end)
     whole = list(stream_rows(str(path)))
-    cut = ranges(str(path), range_bytes=size)
+    cut = split_into_ranges(str(path), range_bytes=size)
     assert [one for part in cut for one in read_range(part)] == whole
     assert [one.line for one in whole] == list(range(1, len(whole) + 1))
     data = path.read_bytes()
@@ -43,21 +43,21 @@ def test_ranges_of_lines_are_all_lines_once_with_their_numbers(write, size, end)
 def test_a_block_border_changes_nothing(write, monkeypatch):
     """Line ends are looked for block by block: here every block is smaller than a line."""
     path = write("a.jsonl", lines(200))
-    expected = ranges(str(path), range_bytes=500)
+    expected = split_into_ranges(str(path), range_bytes=500)
     monkeypatch.setattr("surefit.data.read.stream.MIB", 7)
-    assert ranges(str(path), range_bytes=500) == expected
+    assert split_into_ranges(str(path), range_bytes=500) == expected
 
 
 def test_ranges_of_parquet_are_row_groups(tmp_path):
     table = pa.Table.from_pylist([{"text": str(n)} for n in range(100)])
     path = tmp_path / "a.parquet"
     parquet.write_table(table, path, row_group_size=7)
-    cut = ranges(str(path), range_bytes=1)
+    cut = split_into_ranges(str(path), range_bytes=1)
     assert [(one.start, one.stop, one.first) for one in cut[:2]] == [(0, 1, 1), (1, 2, 8)]
     assert len(cut) == 15
     assert [one for part in cut for one in read_range(part)] == list(stream_rows(str(path)))
     assert read_range(cut[-1]).__next__().path == f"{path} row 99"
-    assert ranges(str(path), range_bytes=sys.maxsize) == [Range(str(path))]
+    assert split_into_ranges(str(path), range_bytes=sys.maxsize) == [RowRange(str(path))]
 
 
 def test_memory_stays_flat(tmp_path, write):
@@ -74,13 +74,13 @@ def test_memory_stays_flat(tmp_path, write):
 
 
 def test_samples_keep_their_name():
-    (one,) = ranges("surefit/function-calling-eval")
+    (one,) = split_into_ranges("surefit/function-calling-eval")
     assert Path(one.file).is_file()
     assert next(read_range(one)).path == "surefit/function-calling-eval"
 
 
 def test_load_rows_refuses_what_does_not_fit(write, monkeypatch):
-    monkeypatch.setattr("surefit.data.read.load.room", lambda: 100_000)
+    monkeypatch.setattr("surefit.data.read.load.available_row_bytes", lambda: 100_000)
     path = write("a.jsonl", lines(1_000))
     with pytest.raises(DataError) as caught:
         load_rows(str(path))

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from surefit.core.errors import DataError
-from surefit.data.read.stream import ranges, read_range, stream_rows
+from surefit.data.read.stream import read_range, split_into_ranges, stream_rows
 
 boto3, s3fs, moto = (pytest.importorskip(name) for name in ("boto3", "s3fs", "moto.server"))
 ROWS = [{"text": f"row {n}"} for n in range(2_000)]
@@ -40,7 +40,7 @@ def test_rows_in_a_bucket(bucket, tmp_path) -> None:
     bucket.upload_file(str(tmp_path / "a.parquet"), "rows", "a.parquet")
     for source in ("s3://rows/d/*.jsonl", "s3://rows/d", "s3://rows/a.parquet"):
         assert [placed.row for placed in stream_rows(source)] == ROWS
-    cut = ranges("s3://rows/a.parquet", range_bytes=1)
+    cut = split_into_ranges("s3://rows/a.parquet", range_bytes=1)
     assert len(cut) == 4
     assert [placed.row for placed in read_range(cut[2])] == ROWS[1000:1500]
     assert next(read_range(cut[2])).path == "s3://rows/a.parquet row 1001"

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from surefit.core.errors import DataError, MachineError
 from surefit.data.read import file_io
 from surefit.data.read.load import load_rows
-from surefit.data.read.stream import ranges, stream_rows
+from surefit.data.read.stream import split_into_ranges, stream_rows
 
 ROWS = [{"text": f"row {n}: {'word ' * (n % 9)}"} for n in range(2_000)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
@@ -47,7 +47,7 @@ def test_compressed_lines_and_cells(write, ending, pack):
     path = write(f"a.jsonl.{ending}", pack(LINES[:50_000]) + pack(LINES[50_000:]))
     assert rows_of(path) == ROWS
     assert [one.line for one in stream_rows(str(path))][-1] == 2_000
-    assert ranges(str(path), range_bytes=1_000) == ranges(str(path)), "not divided"
+    assert split_into_ranges(str(path), range_bytes=1_000) == split_into_ranges(str(path)), "not divided"
     assert list(load_rows(str(path))) == ROWS
     assert rows_of(write(f"b.csv.{ending}", pack(b"text\nx\n"))) == [{"text": "x"}]
     assert rows_of(write(f"c.json.{ending}", pack(json.dumps(ROWS[:3]).encode()))) == ROWS[:3]
@@ -98,10 +98,10 @@ def test_text_is_a_document_a_line(write):
     path = write("a.txt", "# A title\n\n  Once upon a time.\r\nThe end.\n")
     assert rows_of(path) == [{"text": "# A title"}, {"text": "  Once upon a time."}, {"text": "The end."}]
     assert [one.line for one in stream_rows(str(path))] == [1, 3, 4]
-    assert [one.first for one in ranges(str(path), range_bytes=1)] == [1, 2, 3, 4]
+    assert [one.first for one in split_into_ranges(str(path), range_bytes=1)] == [1, 2, 3, 4]
     graphs = write("amr.txt", "# ::snt The boy sleeps.\n(s / sleep-01)\n")
     assert rows_of(graphs) == [{"sentence": "The boy sleeps.", "graph": "(s / sleep-01)"}]
-    assert len(ranges(str(graphs), range_bytes=1)) == 1
+    assert len(split_into_ranges(str(graphs), range_bytes=1)) == 1
 
 
 # Many files
@@ -266,7 +266,7 @@ def test_files_on_a_web_server(write, web, tmp_path):
     assert rows_of(f"{web}/a.jsonl") == ROWS
     assert rows_of(f"{web}/b.jsonl.gz") == ROWS
     assert rows_of(f"{web}/ranged.parquet") == ROWS
-    assert [one.start for one in ranges(f"{web}/ranged.parquet", range_bytes=1)] == [0, 1, 2, 3]
+    assert [one.start for one in split_into_ranges(f"{web}/ranged.parquet", range_bytes=1)] == [0, 1, 2, 3]
     rows = load_rows(f"{web}/a.jsonl?X-Amz-Signature=secret")
     assert rows.where(1) == f"{web}/a.jsonl:2", "a signature is written nowhere"
     assert rows.files == ()

@@ -6,9 +6,15 @@ import pytest
 
 from surefit.config.schema import DataSection
 from surefit.data.rows.layouts import read_splits
-from surefit.data.rows.reasoning import thinking_as
+from surefit.data.rows.reasoning import convert_reasoning
 from surefit.data.tokens.tokenize import conversation_segments, tokenize_prompt
-from surefit.facts.thinking import FIELDS, how_read, split_thoughts, thoughts_of, without_thoughts
+from surefit.facts.thinking import (
+    FIELDS,
+    probe_template_reasoning,
+    reasoning_of_message,
+    remove_reasoning,
+    split_think_tags,
+)
 from surefit.recipes.chat import RECIPE
 from surefit.task import Example, Prediction
 
@@ -19,10 +25,10 @@ TAGGED = {"role": "assistant", "content": "<think>\nt1\n</think>\n\na1"}
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_and_the_tags_are_one_thing(field):
-    assert thoughts_of(say(1, **{field: "t1"})) == "t1"
-    assert without_thoughts(say(1, **{field: "t1"})) == say(1)
-    assert thoughts_of(TAGGED) == "\nt1\n"
-    assert without_thoughts(TAGGED) == say(1)
+    assert reasoning_of_message(say(1, **{field: "t1"})) == "t1"
+    assert remove_reasoning(say(1, **{field: "t1"})) == say(1)
+    assert reasoning_of_message(TAGGED) == "\nt1\n"
+    assert remove_reasoning(TAGGED) == say(1)
 
 
 @pytest.mark.parametrize(
@@ -30,27 +36,30 @@ def test_a_field_and_the_tags_are_one_thing(field):
     [("a", "", "a"), ("<think></think>a", "", "a"), ("t\n</think>\n\na", "t\n", "a"), ("", "", "")],
 )
 def test_what_a_model_wrote_is_divided(text, thought, answer):
-    assert split_thoughts(text) == (thought, answer)
+    assert split_think_tags(text) == (thought, answer)
 
 
 def test_what_templates_read():
-    assert how_read(PUBLISHED["qwen3"]).fields == ("reasoning_content",)
-    assert how_read(PUBLISHED["gptoss"]).fields == ("thinking",)
-    assert how_read(PUBLISHED["qwen3"]).moves
-    assert not how_read(PUBLISHED["gptoss"]).moves
-    llama, r1 = how_read(PUBLISHED["llama3"]), how_read(PUBLISHED["deepseek_r1_distill"])
+    assert probe_template_reasoning(PUBLISHED["qwen3"]).fields == ("reasoning_content",)
+    assert probe_template_reasoning(PUBLISHED["gptoss"]).fields == ("thinking",)
+    assert probe_template_reasoning(PUBLISHED["qwen3"]).moves
+    assert not probe_template_reasoning(PUBLISHED["gptoss"]).moves
+    llama, r1 = (
+        probe_template_reasoning(PUBLISHED["llama3"]),
+        probe_template_reasoning(PUBLISHED["deepseek_r1_distill"]),
+    )
     assert (llama.fields, llama.tags, llama.opens) == ((), True, False)
     assert (r1.fields, r1.tags, r1.opens) == ((), False, True)
-    assert how_read(PUBLISHED["qwen3"]).empties
-    assert not how_read("{%- set enable_thinking = false %}\n" + PUBLISHED["qwen3"]).empties
+    assert probe_template_reasoning(PUBLISHED["qwen3"]).empties
+    assert not probe_template_reasoning("{%- set enable_thinking = false %}\n" + PUBLISHED["qwen3"]).empties
     assert not llama.empties
-    assert how_read("{{ raise_exception('no') }}").fields == ()
+    assert probe_template_reasoning("{{ raise_exception('no') }}").fields == ()
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gptoss", "glm4moe", "nemotron_3_nano", "lfm2_2_5", "gemma4_v5"])
 @pytest.mark.parametrize("answer", [say(1, **{field: "t1"}) for field in FIELDS] + [TAGGED], ids=[*FIELDS, "tags"])
 def test_reasoning_is_learnt_under_whatever_name_it_comes(name, answer):
-    wanted = say(1, **{how_read(PUBLISHED[name]).fields[0]: "t1"})
+    wanted = say(1, **{probe_template_reasoning(PUBLISHED[name]).fields[0]: "t1"})
     assert parts(Example((ask(1), answer)), PUBLISHED[name]) == parts(Example((ask(1), wanted)), PUBLISHED[name])
     assert "t1" in parts(Example((ask(1), answer)), PUBLISHED[name])[0].partition("⟦")[2]
 
@@ -62,25 +71,25 @@ def test_a_template_without_a_field_writes_the_tags_as_they_are():
 
 def test_drop_takes_the_reasoning_out_of_every_turn():
     example = Example((ask(1), TAGGED, ask(2), say(2, reasoning="t2")), completion="a2", reference="a2")
-    dropped = thinking_as(example, "drop")
+    dropped = convert_reasoning(example, "drop")
     assert dropped.messages == (ask(1), say(1), ask(2), say(2))
     assert "t1" not in "".join(parts(dropped, PUBLISHED["qwen3"]))
     last = Example((ask(1), TAGGED), completion=TAGGED["content"], reference=TAGGED["content"])
-    assert (thinking_as(last, "drop").completion, thinking_as(last, "drop").reference) == ("a1", "a1")
+    assert (convert_reasoning(last, "drop").completion, convert_reasoning(last, "drop").reference) == ("a1", "a1")
 
 
 def test_drop_without_a_thinking_prompt_learns_the_answer_alone():
     off = "{%- set enable_thinking = false %}\n" + PUBLISHED["qwen3"]
-    (text,) = parts(thinking_as(Example((ask(1), TAGGED)), "drop"), off)
+    (text,) = parts(convert_reasoning(Example((ask(1), TAGGED)), "drop"), off)
     assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n⟦a1<|im_end|>\n⟧")
 
 
 def test_only_last_learns_one_turn():
-    example = thinking_as(Example((ask(1), TAGGED, ask(2), say(2, reasoning_content="t2"))), "only_last")
+    example = convert_reasoning(Example((ask(1), TAGGED, ask(2), say(2, reasoning_content="t2"))), "only_last")
     (text,) = parts(example, PUBLISHED["qwen3"])
     assert text.count("⟦") == 1
     assert text.endswith("⟦<think>\nt2\n</think>\n\na2<|im_end|>\n⟧")
-    unweighted = thinking_as(Example((ask(1), say(1), ask(2), say(2, weight=0))), "only_last")
+    unweighted = convert_reasoning(Example((ask(1), say(1), ask(2), say(2, weight=0))), "only_last")
     assert [turn.get("weight") for turn in unweighted.messages] == [None, None, None, 0]
 
 
@@ -88,7 +97,7 @@ def test_the_prompt_of_an_evaluation_is_what_was_trained_behind():
     tokenizer = tokenizer_with(PUBLISHED["qwen3"])
     whole = Example((ask(1), TAGGED, ask(2), say(2, reasoning="t2")))
     for mode in ("keep", "drop", "only_last"):
-        example = thinking_as(whole, mode)
+        example = convert_reasoning(whole, mode)
         given = conversation_segments(example, tokenizer)[-1][0][0]
         assert tokenizer.decode(tokenize_prompt(example, tokenizer)) == given
 

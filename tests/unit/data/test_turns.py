@@ -12,7 +12,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from surefit.core.errors import DataError
-from surefit.data.rows.sample_checks import token_examples
+from surefit.data.rows.sample_checks import mean_token_examples
 from surefit.data.tokens.dataset import build_dataset
 from surefit.data.tokens.light_template import LightTemplate
 from surefit.data.tokens.tokenize import conversation_segments, encode_turns, tokenize_prompt
@@ -207,14 +207,14 @@ def test_how_many_examples_a_sample_makes():
     many = [chat("q1", "a1", "q2", "a2", "q3", "a3")] * 3
     one = [chat("q", "a"), Example(text="plain")]
     qwen3, llama3 = light(PUBLISHED["qwen3"]), light(PUBLISHED["llama3"])
-    assert token_examples([*many, *one], qwen3) == (3 * 3 + 2) / 5
-    assert token_examples([*many, *one], llama3) == 1.0
-    assert token_examples(one, qwen3) == 1.0
-    assert token_examples(many, light("{{ raise_exception('no') }}")) == 1.0
-    assert token_examples([], qwen3) == 1.0
+    assert mean_token_examples([*many, *one], qwen3) == (3 * 3 + 2) / 5
+    assert mean_token_examples([*many, *one], llama3) == 1.0
+    assert mean_token_examples(one, qwen3) == 1.0
+    assert mean_token_examples(many, light("{{ raise_exception('no') }}")) == 1.0
+    assert mean_token_examples([], qwen3) == 1.0
     long = [chat(*(f"{'qa'[n % 2]}{n}" for n in range(400)))]
-    assert token_examples(long, qwen3) == 200  # by its beginning: all of it would be 40,000 rendered turns
-    assert token_examples(long, llama3) == 1.0
+    assert mean_token_examples(long, qwen3) == 200  # by its beginning: all of it would be 40,000 rendered turns
+    assert mean_token_examples(long, llama3) == 1.0
 
 
 def light(template: str) -> LightTemplate:
@@ -270,6 +270,6 @@ def test_words_that_begin_the_next_turn_end_none():
 
 def test_a_comparison_without_the_end_is_noticed(monkeypatch):
     assert judge(PUBLISHED["glm4moe"]).wrong == []
-    monkeypatch.setattr("surefit.data.tokens.tokenize.ends_by_next", lambda tokenizer, tools: {})
+    monkeypatch.setattr("surefit.data.tokens.tokenize.find_turn_ends", lambda tokenizer, tools: {})
     assert all("without the '<|" in what for what in judge(PUBLISHED["glm4moe"]).wrong)
     assert judge(PUBLISHED["glm4moe"]).wrong

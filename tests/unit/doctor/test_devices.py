@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from surefit.doctor import devices
-from surefit.doctor.devices import attention_probes, card_probe, torch_probes
+from surefit.doctor.devices import attention_probes, gpu_probe, torch_probes
 from surefit.doctor.probe import Probe
 from surefit.facts.hardware import DetectedGpu
 
@@ -103,13 +103,13 @@ def test_the_torch_that_a_driver_can_run(
 
 
 def test_what_an_architecture_supports() -> None:
-    assert card_probe(H200, 140 * 2**30) == Probe(
+    assert gpu_probe(H200, 140 * 2**30) == Probe(
         "gpu", "NVIDIA H200, 140.40 GiB (140.00 GiB free), compute capability 9.0 (bf16, fp8, flash-attention), "
         "driver 580.65.06",
     )  # fmt: skip
-    assert "(no bf16: float16 only)" in card_probe(DetectedGpu("T4", None, (7, 5), "535.1"), None).fact
-    assert "(bf16, flash-attention)" in card_probe(DetectedGpu("A100", None, (8, 0), "535.1"), None).fact
-    assert card_probe(H200, 2**30).verdict == "warn"
+    assert "(no bf16: float16 only)" in gpu_probe(DetectedGpu("T4", None, (7, 5), "535.1"), None).fact
+    assert "(bf16, flash-attention)" in gpu_probe(DetectedGpu("A100", None, (8, 0), "535.1"), None).fact
+    assert gpu_probe(H200, 2**30).verdict == "warn"
 
 
 def test_which_attention_runs_is_said_once_for_each_generation() -> None:
@@ -130,13 +130,13 @@ def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_
     assert devices.free_memory() == [143000 * 2**20, None]
     monkeypatch.setattr(devices, "detect_gpus", lambda: [H200, H200])
     monkeypatch.setattr(devices, "torch_probes", lambda present: iter([Probe("torch works", str(bool(present)))]))
-    first, second, policy, works = devices.gpu()
+    first, second, policy, works = devices.gpu_probes()
     assert policy.name == "attention policy"
     assert "139.65 GiB free" in first.fact
     assert "free" not in second.fact
     assert works.fact == "True"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    *_, hidden, works = devices.gpu()  # no policy: no GPU that is used
+    *_, hidden, works = devices.gpu_probes()  # no policy: no GPU that is used
     assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 2 to use", "False")
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert devices.free_memory() == []

@@ -27,20 +27,20 @@ def test_a_full_disk_and_one_without_permission(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_run_folder_is_written_to_and_left_as_it_was(tmp_path: Path) -> None:
-    (probe,) = places.file_system(tmp_path / "runs")
+    (probe,) = places.file_system_probes(tmp_path / "runs")
     assert "fsync and atomic rename work" in probe.fact
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_that_cannot_rename_or_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "SLOW_SYNC", -1.0)
-    assert next(places.file_system(tmp_path)).verdict == "warn"
+    assert next(places.file_system_probes(tmp_path)).verdict == "warn"
 
     def refuse(path: Path, content: str) -> None:
         raise MachineError("cannot be written: Operation not permitted", path=path)
 
     monkeypatch.setattr(places, "write_atomic", refuse)
-    (probe,) = places.file_system(tmp_path)
+    (probe,) = places.file_system_probes(tmp_path)
     assert probe.verdict == "fail"
     assert "not permitted" in probe.fact
 
@@ -63,14 +63,14 @@ def test_the_mount_that_holds_a_folder(tmp_path: Path, monkeypatch: pytest.Monke
 def test_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 2048))
-    assert named(places.limits(), "open files") == Probe(
+    assert named(places.limit_probes(), "open files") == Probe(
         "open files", "256 per process", "warn", "ulimit -n 2048", True
     )
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert named(places.limits(), "open files").verdict == "ok"
+    assert named(places.limit_probes(), "open files").verdict == "ok"
     monkeypatch.setattr(places, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(places, "SMALL_SHARED", 2**62)
-    assert named(places.limits(), "shared memory").verdict == "warn"
+    assert named(places.limit_probes(), "shared memory").verdict == "warn"
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +78,10 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         monkeypatch.setattr(places, "TORCHRUN_PORT", listener.getsockname()[1])
-        (probe,) = places.port()
+        (probe,) = places.port_probes()
     assert probe.verdict == "warn"
     assert probe.is_command
     assert probe.fix is not None
     assert probe.fix.removeprefix("export MASTER_PORT=").isdecimal()
-    (probe,) = places.port()
+    (probe,) = places.port_probes()
     assert probe.verdict == "ok"

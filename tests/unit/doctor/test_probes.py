@@ -17,7 +17,7 @@ import pytest
 from surefit.config.trackers import TRACKERS
 from surefit.doctor import probes
 from surefit.doctor.probe import Probe
-from surefit.doctor.probes import probe_all
+from surefit.doctor.probes import run_probes
 
 TOKEN = "hf_" + "s3cr3t" * 5
 
@@ -29,7 +29,7 @@ def named(found: Iterator[Probe] | list[Probe], name: str) -> Probe:
 @pytest.mark.slow
 def test_every_probe_has_a_fact_and_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    found = probe_all()
+    found = run_probes()
     names = {probe.name for probe in found}
     assert {"python", "surefit", "gpu", "torch works", "cpu", "memory", "working directory", "model cache"} <= names
     assert {"hub token", "offline mode", "clock", "text encoding", "run folder", "port", "variables"} <= names
@@ -48,8 +48,8 @@ def test_a_probe_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyP
         yield Probe("first", "fine")
         raise RuntimeError(f"no {TOKEN}")
 
-    monkeypatch.setattr(probes, "GROUPS", (broken, probes.clock))
-    found = probe_all()
+    monkeypatch.setattr(probes, "GROUPS", (broken, probes.clock_probes))
+    found = run_probes()
     assert named(found, "broken").verdict == "warn"
     assert TOKEN not in named(found, "broken").fact
     assert named(found, "clock").verdict == "ok"
@@ -60,7 +60,7 @@ def test_versions_against_the_tested_ranges(monkeypatch: pytest.MonkeyPatch) -> 
     wanted = ["torch<2.14,>=2.11", "transformers>=5.17", "peft>=0.19", 'wandb>=0.28; extra == "wandb"']
     monkeypatch.setattr(probes, "installed_version", installed.get)
     monkeypatch.setattr(probes.metadata, "requires", lambda name: wanted)
-    found = {probe.name: probe for probe in probes.packages()}
+    found = {probe.name: probe for probe in probes.package_probes()}
     assert set(found) == {"surefit", "transformers", "peft", "packages"}
     assert found["packages"].fact == "1 in the tested ranges: torch 2.13.0+cpu"
     assert (found["transformers"].verdict, found["transformers"].fix) == ("warn", "pip install 'transformers>=5.17'")
@@ -70,18 +70,18 @@ def test_versions_against_the_tested_ranges(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_python_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "_metadata", lambda field: ">=3.99")
-    assert named(probes.python(), "python").verdict == "fail"
+    assert named(probes.python_probes(), "python").verdict == "fail"
 
 
 def test_little_memory_and_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(probes, "ram_bytes", lambda: 2 * 2**30)
-    assert named(probes.machine(), "memory").verdict == "warn"
+    assert named(probes.machine_probes(), "memory").verdict == "warn"
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "none"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert named(probes.hub(), "hub token").fact.startswith("not set")
-    assert named(probes.hub(), "offline mode").verdict == "warn"
+    assert named(probes.hub_probes(), "hub token").fact.startswith("not set")
+    assert named(probes.hub_probes(), "offline mode").verdict == "warn"
 
 
 def test_a_clock_in_the_past_and_another_encoding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -89,17 +89,17 @@ def test_a_clock_in_the_past_and_another_encoding(monkeypatch: pytest.MonkeyPatc
     future.touch()
     os.utime(future, (4e9, 4e9))
     monkeypatch.setattr(probes.surefit, "__file__", str(future))
-    assert named(probes.clock(), "clock").verdict == "warn"
+    assert named(probes.clock_probes(), "clock").verdict == "warn"
     monkeypatch.setattr(probes.locale, "getpreferredencoding", lambda do_setlocale: "ISO-8859-1")
-    assert named(probes.text_encoding(), "text encoding").verdict == "warn"
+    assert named(probes.text_encoding_probes(), "text encoding").verdict == "warn"
 
 
 def test_what_fused_kernels_need_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "missing_for_kernels", lambda: "liger-kernel")
-    assert "off on a GPU: liger-kernel is missing" in named(probes.kernels(), "fused kernels").fact
+    assert "off on a GPU: liger-kernel is missing" in named(probes.kernel_probes(), "fused kernels").fact
     monkeypatch.setattr(probes, "missing_for_kernels", lambda: None)
     monkeypatch.setattr(probes, "installed_version", {"liger-kernel": "0.8.5", "triton": "3.9.0"}.get)
-    assert named(probes.kernels(), "fused kernels").fact == "liger-kernel 0.8.5, triton 3.9.0"
+    assert named(probes.kernel_probes(), "fused kernels").fact == "liger-kernel 0.8.5, triton 3.9.0"
 
 
 def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -107,18 +107,18 @@ def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
-    assert "would ask for a key" in named(probes.trackers(), "tracker wandb").fact
+    assert "would ask for a key" in named(probes.tracker_probes(), "tracker wandb").fact
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123456789\n")
-    assert named(probes.trackers(), "tracker wandb").fact == "0.28.0, set up"
-    assert named(probes.trackers(), "tracker mlflow").fact == "not installed"
+    assert named(probes.tracker_probes(), "tracker wandb").fact == "0.28.0, set up"
+    assert named(probes.tracker_probes(), "tracker mlflow").fact == "not installed"
     monkeypatch.setitem(TRACKERS, "mlflow", replace(TRACKERS["mlflow"], packages=()))
-    assert named(probes.trackers(), "tracker mlflow").fact == "not set up: it logs below ./mlruns"
+    assert named(probes.tracker_probes(), "tracker mlflow").fact == "not set up: it logs below ./mlruns"
 
 
 def test_only_variables_that_steer_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("WANDB_API_KEY", TOKEN)
-    fact = named(probes.variables(), "variables").fact
+    fact = named(probes.environment_variable_probes(), "variables").fact
     assert "CUDA_LAUNCH_BLOCKING=1" in fact
     assert "WANDB_API_KEY" not in fact
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.info import doctor
+from surefit.cli.info import doctor_command
 from surefit.cli.render import Output
 from surefit.core.errors import ConfigError
 from surefit.doctor import probes
@@ -48,13 +48,13 @@ def test_the_verb_prints_it_or_writes_a_new_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(probes, "GROUPS", (lambda: iter(FOUND),))
-    monkeypatch.setattr("surefit.cli.info.installed_stack", lambda: iter(()))
-    assert doctor(Output(), script=True) == 3
+    monkeypatch.setattr("surefit.cli.info.installed_stack_probes", lambda: iter(()))
+    assert doctor_command(Output(), script=True) == 3
     printed = capsys.readouterr().out
     assert printed.startswith("#!/usr/bin/env bash\n")
-    assert doctor(Output(), script=True, script_file=tmp_path / "fix.sh") == 3
+    assert doctor_command(Output(), script=True, script_file=tmp_path / "fix.sh") == 3
     assert (tmp_path / "fix.sh").read_text().rstrip() == printed.rstrip()
     with pytest.raises(ConfigError, match="a file of that name"):
-        doctor(Output(), script=True, script_file=tmp_path / "fix.sh")
+        doctor_command(Output(), script=True, script_file=tmp_path / "fix.sh")
     with pytest.raises(ConfigError, match="what is to be done"):
-        doctor(Output(), script_file=tmp_path / "other.sh")
+        doctor_command(Output(), script_file=tmp_path / "other.sh")

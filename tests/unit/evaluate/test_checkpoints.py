@@ -11,12 +11,12 @@ from tests.unit.evaluate.test_runner import LETTERS, RECIPE, examples_of, letter
 
 from surefit.checkpoint import manager
 from surefit.core.errors import ConfigError, ModelError
-from surefit.core.lock import locked
+from surefit.core.lock import hold_lock
 from surefit.core.rundir import read_json
 from surefit.evaluate import inference
-from surefit.evaluate.answers import read_run, scored_variants, shipped
+from surefit.evaluate.answers import list_scored_variants, read_run, select_tuned_variant
 from surefit.evaluate.checkpoints import score_checkpoints
-from surefit.evaluate.curve import svg
+from surefit.evaluate.curve import draw_checkpoint_curve
 from surefit.evaluate.runner import score_variants
 from surefit.model.saved import load_adapted, load_saved
 
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def checkpoint(run, step, weights):
-    return manager.save(run.run.checkpoints, step, manager.State(weights, {"step": torch.zeros(1)}, {}))
+    return manager.save_checkpoint(
+        run.run.checkpoints, step, manager.CheckpointState(weights, {"step": torch.zeros(1)}, {})
+    )
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def test_other_settings_ask_again(three, monkeypatch):
 
 
 def test_checkpoints_that_go_and_come_while_it_works(three):
-    weights = manager.load(three.run.checkpoints / "step-20").weights
+    weights = manager.load_checkpoint(three.run.checkpoints / "step-20").weights
 
     def on_progress(done, total, text):
         if text.startswith("step-10"):
@@ -107,14 +109,14 @@ def test_checkpoints_that_go_and_come_while_it_works(three):
 
 
 def test_one_that_goes_between_being_taken_and_read(three, monkeypatch):
-    load = manager.load
+    load = manager.load_checkpoint
 
     def late(path):
         if path.name == "step-20":
             shutil.rmtree(path)
         return load(path)
 
-    monkeypatch.setattr(manager, "load", late)
+    monkeypatch.setattr(manager, "load_checkpoint", late)
     found = scored(three)
     assert [point["step"] for point in found["checkpoints"]] == [10, 30]
     assert found["passed_over"][0].startswith("step-20: deleted before it was scored")
@@ -143,7 +145,7 @@ def test_two_at_work_do_not_score_the_same_one(three, monkeypatch):
 
 
 def test_the_run_may_be_in_use(three):
-    with locked(three.run.lock, "train"):
+    with hold_lock(three.run.lock, "train"):
         assert len(scored(three)["checkpoints"]) == 3
 
 
@@ -193,10 +195,10 @@ def test_a_whole_model(train_tiny, tiny_tokenizer):
 def test_they_can_be_compared_but_are_not_what_ships(three):
     scored(three)
     score_variants(three.config, RECIPE, three.hardware, three.run, {"eval": examples_of(LETTERS)}, ["base", "adapter"])
-    there = scored_variants(three.run, "eval")
+    there = list_scored_variants(three.run, "eval")
     assert there == ["base", "step-10", "step-20", "step-30", "adapter"]
-    assert shipped(there) == "adapter"
-    assert shipped(["base", "step-10"]) is None
+    assert select_tuned_variant(there) == "adapter"
+    assert select_tuned_variant(["base", "step-10"]) is None
     assert len(read_run(f"{three.run.path}:step-10", "eval").lines) == 8
     assert list(read_json(three.run.eval_summary)["sets"]["eval"]["variants"]) == ["base", "adapter"]
 
@@ -211,7 +213,7 @@ def test_the_picture():
     best = {"variant": "step-3900", "more_than_chance": False}
     found = {"metric": "a<b", "n": 1_200, "checkpoints": points, "best": best}
     found["base"] = {"mean": 0.2, "ci95": [0.1, 0.3]}
-    root = ET.fromstring(svg(found))
+    root = ET.fromstring(draw_checkpoint_curve(found))
     inside = "{http://www.w3.org/2000/svg}"
     circles = root.findall(f"{inside}circle")
     assert len(circles) == 39
@@ -224,7 +226,7 @@ def test_the_picture():
     steps = [text for text in written if text.replace(",", "").isdigit()]
     assert 5 < len(steps) < 20, "so many that they do not touch"
     assert [text for text in written if text.startswith("0.")] == ["0.0", "0.2", "0.4", "0.6", "0.8"], "round"
-    ET.fromstring(svg(found | {"checkpoints": points[:1], "base": None}))
+    ET.fromstring(draw_checkpoint_curve(found | {"checkpoints": points[:1], "base": None}))
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_the_picture():
 )
 def test_the_lines_across_the_picture_are_at_round_numbers(mean, labels):
     found = {"metric": "m", "n": 2, "checkpoints": [point(1, mean)], "base": None}
-    root = ET.fromstring(svg(found | {"best": {"variant": "step-1", "more_than_chance": None}}))
+    root = ET.fromstring(draw_checkpoint_curve(found | {"best": {"variant": "step-1", "more_than_chance": None}}))
     written = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
     assert [text for text in written if "." in text and text[0].isdigit() and "%" not in text] == labels
 

@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.cli.comparing import _verdict, where_they_differ
+from surefit.cli.comparing import _verdict, cut_around_difference
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import RunDir
-from surefit.evaluate.answers import read_answers, same_rows, shipped
-from surefit.evaluate.compare import compare_answers, detectable, mcnemar, read_pair
-from surefit.evaluate.gate import judge, require_reference
-from surefit.evaluate.plot import svg
+from surefit.evaluate.answers import align_answers, read_answers, select_tuned_variant
+from surefit.evaluate.compare import compare_answers, detectable_difference, mcnemar, read_pair
+from surefit.evaluate.gate import evaluate_gate, require_reference
+from surefit.evaluate.plot import draw_forest_plot
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -29,13 +29,13 @@ def test_an_example_shows_the_place_where_the_answers_part():
     gold, a, b = (
         f'[{{"name": "send_message", "arguments": {{"to": "Xenia", "text": "{x}"}}}}]' for x in ("no", "on", "n")
     )
-    shown = where_they_differ([gold, a, b], 50)
+    shown = cut_around_difference([gold, a, b], 50)
     assert len({text[:50] for text in (gold, a, b)}) == 1, "from the beginning, nobody would see a difference"
     assert len(set(shown)) == 3
     assert all(text.startswith("…") and len(text) <= 50 for text in shown)
     assert shown[1].endswith('"text": "on"}}]')
-    assert where_they_differ(["B", "A"]) == ["B", "A"]
-    assert where_they_differ(["x" * 100 + "a", "b"], 10) == ["xxxxxxxxx…", "b"]
+    assert cut_around_difference(["B", "A"]) == ["B", "A"]
+    assert cut_around_difference(["x" * 100 + "a", "b"], 10) == ["xxxxxxxxx…", "b"]
 
 
 def test_rows_too_few_for_any_difference_are_said_to_be():
@@ -105,13 +105,13 @@ def test_the_detectable_difference_is_found_four_times_in_five():
     from surefit.evaluate.stats import paired_bootstrap
 
     n, discordant = 300, 0.3
-    size = detectable(float(np.sqrt(discordant - 0.087**2)), n)
+    size = detectable_difference(float(np.sqrt(discordant - 0.087**2)), n)
     rng = np.random.default_rng(4)
     chances = [(discordant + size) / 2, (discordant - size) / 2, 1 - discordant]
     draws = rng.choice([1.0, -1.0, 0.0], (600, n), p=chances)
     found = np.mean([paired_bootstrap(np.zeros(n), row).low > 0 for row in draws])
     assert found == pytest.approx(0.8, abs=0.05)
-    assert detectable(0.0, 50) == pytest.approx(6 / 50)
+    assert detectable_difference(0.0, 50) == pytest.approx(6 / 50)
 
 
 def test_graded_scores_have_no_mcnemar(tmp_path):
@@ -134,7 +134,7 @@ def test_rows_are_matched_by_place_in_any_order_or_by_number(tmp_path):
     a, b = run_of(tmp_path, "a", values(0, 1, 0)), run_of(tmp_path, "b", values(1, 1, 0)[::-1])
     assert compare_answers(*read_pair(str(a.path), str(b.path)), RECIPE)["metrics"]["right"]["wins"] == 1
     moved = run_of(tmp_path, "c", [line(n, 1, where=f"elsewhere.jsonl:{n}") for n in range(3)])
-    assert len(same_rows(*read_pair(str(a.path), str(moved.path)))) == 3
+    assert len(align_answers(*read_pair(str(a.path), str(moved.path)))) == 3
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_what_a_name_may_be(tmp_path):
     assert read_pair(f"{text}:adapter", "base")[1].name == f"{text}:base"
     assert read_answers(f"{text}:merged+grammar").name == f"{text}:merged+grammar"
     assert read_pair(text, text, variant="adapter")[0].name == f"{text}:adapter"
-    assert shipped(["baseline:x", "base", "merged+grammar"]) == "merged+grammar"
-    assert shipped(["baseline:x", "base"]) is None
+    assert select_tuned_variant(["baseline:x", "base", "merged+grammar"]) == "merged+grammar"
+    assert select_tuned_variant(["baseline:x", "base"]) is None
     for wrong, message in ((f"{text}:mergd", "did you mean 'merged'"), ("nothing", "no run directory")):
         with pytest.raises(DataError, match=message):
             read_answers(wrong)
@@ -198,12 +198,12 @@ def test_the_verb(tmp_path):
 def test_the_picture_holds_names_that_are_not_markup(tmp_path):
     run = run_of(tmp_path, "a<b>&", values(*BEFORE))
     found = compare_answers(*read_pair(str(run.path), str(run.path)), RECIPE)
-    ElementTree.fromstring(svg(found))
+    ElementTree.fromstring(draw_forest_plot(found))
 
 
 def gate(run, tuned, **section):
     rows = [one["scores"] for one in tuned]
-    return judge(GateSection(**section), RECIPE, {"merged": rows}, run)
+    return evaluate_gate(GateSection(**section), RECIPE, {"merged": rows}, run)
 
 
 def test_a_gate_against_another_run(tmp_path):
@@ -231,18 +231,20 @@ def test_a_gate_cannot_pass_on_other_rows_or_another_scorer(tmp_path):
 def test_confidence_decides_how_sure_worse_must_be(tmp_path):
     base, tuned = values(*[1] * 60, *[0] * 40), values(*[1] * 53, *[0] * 47)
     scored = {name: [one["scores"] for one in each] for name, each in (("base", base), ("merged", tuned))}
-    strict, lax = (judge(GateSection(not_worse_than="base", confidence=c), RECIPE, scored, None) for c in (0.6, 0.999))
+    strict, lax = (
+        evaluate_gate(GateSection(not_worse_than="base", confidence=c), RECIPE, scored, None) for c in (0.6, 0.999)
+    )
     assert (strict["outcome"], lax["outcome"]) == ("failed", "cannot tell")
     assert "(99.9 %)" in lax["reason"]
 
 
 def test_a_gate_against_a_baseline():
     rows = {"baseline:lead-3": [{"right": 1.0}] * 30, "base": [{"right": 0.0}] * 30, "merged": [{"right": 0.0}] * 30}
-    found = judge(GateSection(not_worse_than="lead-3"), RECIPE, rows, None)
+    found = evaluate_gate(GateSection(not_worse_than="lead-3"), RECIPE, rows, None)
     assert found["outcome"] == "failed"
     assert "against the baseline lead-3" in found["reason"]
     del rows["baseline:lead-3"]
-    reason = judge(GateSection(not_worse_than="lead-3"), RECIPE, rows, None)["reason"]
+    reason = evaluate_gate(GateSection(not_worse_than="lead-3"), RECIPE, rows, None)["reason"]
     assert "the baseline lead-3 has not been scored" in reason
 
 

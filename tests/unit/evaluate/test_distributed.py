@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from surefit.evaluate.answer_cache import AnswerCache
-from surefit.evaluate.distributed import share, whole
-from surefit.evaluate.record import Scored
-from surefit.evaluate.rows import Answer, Picked
+from surefit.evaluate.distributed import local_row_indices, merge_results
+from surefit.evaluate.record import VariantResult
+from surefit.evaluate.rows import EvalRows, GeneratedAnswer
 from surefit.generate.engine import Generation
 from surefit.parallel.process_group import World
 from surefit.task import Example
 
 
-def rows_of(lengths: list[int]) -> Picked:
+def rows_of(lengths: list[int]) -> EvalRows:
     examples = [Example(({"role": "user", "content": "x" * length},)) for length in lengths]
-    return Picked(list(range(len(lengths))), examples, [f"eval:{n}" for n in range(len(lengths))])
+    return EvalRows(list(range(len(lengths))), examples, [f"eval:{n}" for n in range(len(lengths))])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_every_row_is_answered_by_one_process_and_all_have_about_as_much_to_read(size: int) -> None:
     lengths = [(37 * n) % 101 * 10 for n in range(61)]
     rows = rows_of(lengths)
-    parts = [share(rows, World(rank, size)) for rank in range(size)]
+    parts = [local_row_indices(rows, World(rank, size)) for rank in range(size)]
     assert sorted(place for part in parts for place in part) == list(range(61))
     assert all(part == sorted(part) for part in parts), "in the order of the set"
     sums = [sum(lengths[place] for place in part) for part in parts]
@@ -32,23 +32,23 @@ def test_every_row_is_answered_by_one_process_and_all_have_about_as_much_to_read
 
 
 def test_more_processes_than_rows() -> None:
-    parts = [share(rows_of([5, 9]), World(rank, 4)) for rank in range(4)]
+    parts = [local_row_indices(rows_of([5, 9]), World(rank, 4)) for rank in range(4)]
     assert parts == [[1], [0], [], []]
 
 
-def scored(indices: list[int], seconds: float) -> Scored:
+def scored(indices: list[int], seconds: float) -> VariantResult:
     lines = [{"index": index} for index in indices]
-    return Scored("base", lines, {"strategy": "greedy"}, {}, 1, 2, seconds, 10 * len(indices))
+    return VariantResult("base", lines, {"strategy": "greedy"}, {}, 1, 2, seconds, 10 * len(indices))
 
 
 def test_the_parts_put_together() -> None:
-    found = whole([scored([0, 3], 2.0), scored([1, 2, 4], 3.0), scored([], 0.0)])
+    found = merge_results([scored([0, 3], 2.0), scored([1, 2, 4], 3.0), scored([], 0.0)])
     assert [line["index"] for line in found.lines] == [0, 1, 2, 3, 4]
     assert (found.truncated, found.unparsed, found.seconds, found.tokens) == (3, 6, 3.0, 50)
 
 
-def answer(text: str) -> Answer:
-    return Answer((Generation(text, False, 1),))
+def answer(text: str) -> GeneratedAnswer:
+    return GeneratedAnswer((Generation(text, False, 1),))
 
 
 def test_each_process_has_a_file_and_reads_those_of_all(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_each_process_has_a_file_and_reads_those_of_all(tmp_path: Path) -> None:
 def test_tools_count_too() -> None:
     plain = Example(({"role": "user", "content": "long" * 20},))
     with_tools = Example((), ({"name": "x" * 500},), text="t")
-    assert share(Picked([0, 1], [plain, with_tools], ["a", "b"]), World(0, 2)) == [1]
+    assert local_row_indices(EvalRows([0, 1], [plain, with_tools], ["a", "b"]), World(0, 2)) == [1]

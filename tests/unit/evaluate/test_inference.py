@@ -14,9 +14,9 @@ from surefit.config.schema import EvaluateSection
 from surefit.core.errors import ConfigError, DataError
 from surefit.core.rundir import read_json
 from surefit.evaluate import inference
-from surefit.evaluate.in_training import scorer
+from surefit.evaluate.in_training import build_scorer
 from surefit.evaluate.runner import score_variants
-from surefit.evaluate.settings import require_settings
+from surefit.evaluate.settings import require_evaluation_settings
 from surefit.generate import server
 from surefit.generate.engine import Generation
 from surefit.model.load import load_model
@@ -173,7 +173,7 @@ def test_a_server_is_not_asked_what_it_cannot_be_told():
     examples = examples_of("A").examples
     rows = SimpleNamespace(examples=[replace(examples[0], tools=({},))], where=["x.jsonl:1"])
     with pytest.raises(DataError, match=r"x.jsonl:1.*tools"):
-        inference.Server(FakeServer("url"), RECIPE).prompts(rows)
+        inference.ServerModel(FakeServer("url"), RECIPE).prompts(rows)
 
 
 def test_training_scores_as_evaluation_does(run):
@@ -182,7 +182,7 @@ def test_training_scores_as_evaluation_does(run):
     summary = scored(run, SAMPLED, ("base",), **changes)["sets"]["eval"]["variants"]["base"]
     section = EvaluateSection.model_validate({**run.config.evaluate.model_dump(), **changes})
     config = run.config.model_copy(update={"evaluate": section})
-    measure = scorer(config, SAMPLED, load_tokenizer(config.model), examples_of(LETTERS))
+    measure = build_scorer(config, SAMPLED, load_tokenizer(config.model), examples_of(LETTERS))
     assert measure(load_model(config.model, run.hardware)) == {m: value["mean"] for m, value in summary.items()}
 
 
@@ -201,14 +201,14 @@ def test_training_scores_as_evaluation_does(run):
 )
 def test_settings_that_exclude_each_other(changes, recipe, field, problem):
     with pytest.raises(ConfigError, match=problem) as caught:
-        require_settings(EvaluateSection.model_validate(changes), recipe)
+        require_evaluation_settings(EvaluateSection.model_validate(changes), recipe)
     assert caught.value.field == f"evaluate.{field}"
     assert caught.value.help
 
 
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(ConfigError) as caught:
-        require_settings(EvaluateSection.model_validate({"constrained": "only", "samples": 2}), RECIPE)
+        require_evaluation_settings(EvaluateSection.model_validate({"constrained": "only", "samples": 2}), RECIPE)
     assert [error.field for error in (caught.value, *caught.value.also)] == [
         "evaluate.constrained", "evaluate.samples", "evaluate.samples",
     ]  # fmt: skip

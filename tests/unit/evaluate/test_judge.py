@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
-from surefit.evaluate.judge import Judge, Pair, read_verdict
+from surefit.evaluate.judge import AnswerPair, CachedJudge, parse_verdict
 
 SECTION = re.compile(r"\[(Task|Reference answer|Answer A|Answer B)\]\n(.*?)(?=\n\n\[|\Z)", re.DOTALL)
 
@@ -161,7 +161,7 @@ def test_a_second_time_costs_nothing_and_a_dry_run_asks_nobody(serve, sides):
 
 
 def test_an_interruption_keeps_what_was_answered(tmp_path):
-    pairs = [Pair(None, None, f"a{n}", f"b{n}", None) for n in range(40)]
+    pairs = [AnswerPair(None, None, f"a{n}", f"b{n}", None) for n in range(40)]
     asked = []
 
     def ask(questions, on_progress):
@@ -171,18 +171,18 @@ def test_an_interruption_keeps_what_was_answered(tmp_path):
         return ["VERDICT: TIE"] * len(questions)
 
     with pytest.raises(KeyboardInterrupt):
-        Judge(ask, "x", tmp_path / "c.jsonl").judge(pairs)
-    assert Judge(ask, "x", tmp_path / "c.jsonl").would_call(pairs).cached == len(asked) == 64
-    assert Judge(ask, "other", tmp_path / "d.jsonl").would_call(pairs).cached == 0
+        CachedJudge(ask, "x", tmp_path / "c.jsonl").judge(pairs)
+    assert CachedJudge(ask, "x", tmp_path / "c.jsonl").would_call(pairs).cached == len(asked) == 64
+    assert CachedJudge(ask, "other", tmp_path / "d.jsonl").would_call(pairs).cached == 0
 
 
 def test_the_gold_answer_and_both_orders_are_in_the_prompt():
-    pair = Pair("the task", "the gold", "from a", "from b", "a")
+    pair = AnswerPair("the task", "the gold", "from a", "from b", "a")
     first, second = parts(pair.messages(False)), parts(pair.messages(True))
     assert first == {"Task": "the task", "Reference answer": "the gold", "Answer A": "from a", "Answer B": "from b"}
     assert (second["Answer A"], second["Answer B"]) == ("from b", "from a")
     assert "reference answer" in pair.messages(False)[0]["content"]
-    without = Pair(None, None, "x", "y", None).messages(False)
+    without = AnswerPair(None, None, "x", "y", None).messages(False)
     assert "Reference" not in without[1]["content"]
     assert "reference" not in without[0]["content"]
 
@@ -196,4 +196,4 @@ def test_the_gold_answer_and_both_orders_are_in_the_prompt():
     ],
 )  # fmt: skip
 def test_reading_verdicts(text, verdict):
-    assert read_verdict(text) == verdict
+    assert parse_verdict(text) == verdict

@@ -15,9 +15,9 @@ from surefit.core.errors import ConfigError, DataError, GateError
 from surefit.core.rundir import read_json, write_json
 from surefit.data.rows.layouts import Examples
 from surefit.evaluate import inference, runner, variants
-from surefit.evaluate.rows import pick
+from surefit.evaluate.rows import select_eval_rows
 from surefit.evaluate.runner import score_variants
-from surefit.merge.merge import merge
+from surefit.merge.merge import merge_and_certify
 from surefit.model.load import load_model
 from surefit.model.tokenizer import load_tokenizer
 from surefit.task import Example, TaskRecipe
@@ -60,7 +60,7 @@ def letters_once(train_tiny, tiny_tokenizer):
     """An adapter that has learnt the letters by heart, merged."""
     sequences = [tokenize_example(example, tiny_tokenizer).input_ids for example in examples_of(LETTERS)]
     run = train_tiny(sequences, steps=60)
-    merge(run.config, run.hardware, run.run, sequences)
+    merge_and_certify(run.config, run.hardware, run.run, sequences)
     return run
 
 
@@ -388,11 +388,11 @@ def test_every_variant_is_asked_with_the_switches_of_the_section(letters, traine
     section = letters.config.evaluate.model_copy(update={"chat_template_kwargs": asked})
     config = letters.config.model_copy(update={"model": model, "evaluate": section})
     load_tokenizer(model).save_pretrained(letters.run.adapter)  # as training with these switches leaves it
-    merge(config, letters.hardware, letters.run, [[1, 2, 3]])
-    rows = pick("eval", examples_of("A"), None)
+    merge_and_certify(config, letters.hardware, letters.run, [[1, 2, 3]])
+    rows = select_eval_rows("eval", examples_of("A"), None)
     given = {
         name: answers.tokenizer.decode(answers.prompts(rows)[0])
-        for name, answers in runner.respondents(
+        for name, answers in runner.open_prompt_models(
             config, RECIPE, letters.hardware, letters.run, ("base", "adapter", "merged")
         )
     }

@@ -14,7 +14,7 @@ from surefit.core.errors import DataError
 from surefit.evaluate.scoring import read_predictions, score_files
 from surefit.task import Example, Prediction, TaskRecipe
 
-CALLS = recipes.get("function_calling")
+CALLS = recipes.get_recipe("function_calling")
 TOOLS = [{"name": "w", "description": "weather", "parameters": {"city": {"type": "str", "description": "where"}}}]
 
 
@@ -74,7 +74,7 @@ def test_graphs_of_many_lines_are_read_as_blocks_in_either_file(tmp_path, name):
     )
     (tmp_path / "gold.txt").write_text(blocks)
     (tmp_path / name).write_text(blocks.replace("boy)", "girl)"))
-    graphs = recipes.get("amr_parsing")
+    graphs = recipes.get_recipe("amr_parsing")
     scored = score_files(graphs, str(tmp_path / name), str(tmp_path / "gold.txt"))
     assert (scored.record["matched_by"], scored.record["n"]) == ("id", 2)
     assert [line["scores"]["exact_match"] for line in scored.lines] == [0.0, 1.0]

@@ -6,10 +6,10 @@ import pytest
 
 from surefit.config.schema import GateSection
 from surefit.core.errors import ConfigError, DataError
-from surefit.evaluate.estimates import estimates
-from surefit.evaluate.gate import judge
+from surefit.evaluate.estimates import compute_estimates
+from surefit.evaluate.gate import evaluate_gate
 from surefit.evaluate.paired import paired_comparisons
-from surefit.evaluate.summary import summarise
+from surefit.evaluate.summary import summarize_evaluation
 from surefit.task import TaskRecipe
 
 RECIPE = TaskRecipe(
@@ -34,18 +34,18 @@ def rows_of(*values):
 
 def verdict(gate, base, tuned, **kwargs):
     variants = {"base": rows_of(*base), "merged": rows_of(*tuned)}
-    return summarise(RECIPE, GateSection(**gate), {"eval": variants}, [], **kwargs)["gate"]
+    return summarize_evaluation(RECIPE, GateSection(**gate), {"eval": variants}, [], **kwargs)["gate"]
 
 
 def test_a_row_without_a_metric_does_not_enter_its_denominator():
-    found = estimates([{"right": 1.0, "rare": 0.0}, {"right": 0.0}, {"right": 0.0}], RECIPE)
+    found = compute_estimates([{"right": 1.0, "rare": 0.0}, {"right": 0.0}, {"right": 0.0}], RECIPE)
     assert found["right"]["mean"] == pytest.approx(1 / 3)
     assert (found["rare"]["mean"], found["rare"]["n"], found["right"]["n"]) == (0.0, 1, 3)
 
 
 def test_a_recipe_must_give_its_primary_metric():
     with pytest.raises(DataError, match="gave no right, its primary metric, but wrong"):
-        estimates([{"wrong": 1.0}], RECIPE)
+        compute_estimates([{"wrong": 1.0}], RECIPE)
 
 
 def test_wins_losses_ties_and_the_difference():
@@ -59,7 +59,7 @@ def test_wins_losses_ties_and_the_difference():
 def test_corpus_scores_use_the_recipes_aggregate_for_means_and_differences():
     base = [{"right": float(i % 3 == 0), "size": float(1 + i % 2)} for i in range(60)]
     tuned = [{"right": float(i % 3 != 1), "size": float(1 + i % 2)} for i in range(60)]
-    found = estimates(base, CORPUS)
+    found = compute_estimates(base, CORPUS)
     assert set(found) == {"right"}
     assert found["right"]["mean"] == pytest.approx(20 / 90)
     assert found["right"]["ci95"][0] < 20 / 90 < found["right"]["ci95"][1]
@@ -102,21 +102,21 @@ def test_the_gate(gate, base, tuned, outcome, reason):
 
 def test_a_gate_that_cannot_be_judged_does_not_pass():
     gate = GateSection(min=0.5, not_worse_than="base")
-    only_base = summarise(RECIPE, gate, {"eval": {"base": rows_of(1)}}, [])
+    only_base = summarize_evaluation(RECIPE, gate, {"eval": {"base": rows_of(1)}}, [])
     assert only_base["gate"] == {
         "outcome": "cannot tell", "passed": False, "margin": 0.05, "reason": "the tuned model has not been scored",
     }  # fmt: skip
-    only_tuned = summarise(RECIPE, gate, {"eval": {"merged": rows_of(1)}}, [])
+    only_tuned = summarize_evaluation(RECIPE, gate, {"eval": {"merged": rows_of(1)}}, [])
     assert only_tuned["gate"]["outcome"] == "cannot tell"
     assert "the base has not been scored" in only_tuned["gate"]["reason"]
-    assert judge(gate, RECIPE, {}, None)["outcome"] == "cannot tell"
+    assert evaluate_gate(gate, RECIPE, {}, None)["outcome"] == "cannot tell"
 
 
 def test_the_gate_looks_at_what_ships():
     variants = {"base": rows_of(*[0] * 40), "adapter": rows_of(*[1] * 40), "merged": rows_of(*[0] * 40)}
-    assert not summarise(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]
+    assert not summarize_evaluation(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]
     del variants["merged"]
-    assert summarise(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]
+    assert summarize_evaluation(RECIPE, GateSection(min=0.5), {"eval": variants}, [])["gate"]["passed"]
 
 
 def test_an_unknown_metric():

@@ -13,34 +13,34 @@ import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaForCausalLM
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import LoraSection
 from surefit.facts import memory_formula
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.memory_formula import (
     LOSS_BYTES,
-    Term,
-    at_least,
+    MemoryTerm,
+    count_trainable_parameters,
+    fullest_moment_bytes,
     memory_terms_on_one,
     target_modules,
-    trained,
-    trained_tensors,
+    trainable_tensor_sizes,
 )
 from surefit.facts.model import model_facts
-from surefit.facts.tensors import factors
+from surefit.facts.tensors import adapter_parameters
 from surefit.model.adapter import add_adapter, trainable_parameters
-from surefit.plan.build_plan import planned
+from surefit.plan.build_plan import build_plan
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B"
 N = 20_971_520
 """LoRA factors of Llama-3.1-8B at r = 8 on all linear layers."""
 
 
-def sizes(terms: list[Term]) -> dict[str, int]:
+def sizes(terms: list[MemoryTerm]) -> dict[str, int]:
     return {term.term: term.bytes for term in terms}
 
 
-def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -> None:
+def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., ResolvedConfig]) -> None:
     resolved = make_resolved(
         LLAMA_8B, "lora.r=8", "train.per_device_train_batch_size=2", "train.global_batch_size=8",
         "speed.chunked_loss=false",
@@ -58,10 +58,10 @@ def test_memory_of_8b_lora_in_bfloat16(make_resolved: Callable[..., Resolved]) -
     sums = sizes(terms)
     assert known.items() <= sums.items()
     beside = sums["activations"] + sums["batch"] + sums["workspace"]
-    assert at_least(terms) == 2 * 8_030_261_248 + 16 * N + 12 * 2 * 2047 * 128_256 + beside
+    assert fullest_moment_bytes(terms) == 2 * 8_030_261_248 + 16 * N + 12 * 2 * 2047 * 128_256 + beside
 
 
-def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[..., Resolved]) -> None:
+def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[..., ResolvedConfig]) -> None:
     resolved = make_resolved(
         LLAMA_8B, "train.method=full", "train.global_batch_size=1", "train.per_device_train_batch_size=1"
     )
@@ -72,7 +72,9 @@ def test_full_training_holds_twenty_bytes_per_parameter(make_resolved: Callable[
     )
 
 
-def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resolved: Callable[..., Resolved]) -> None:
+def test_gradients_are_held_with_the_logits_only_when_they_accumulate(
+    make_resolved: Callable[..., ResolvedConfig],
+) -> None:
     model = model_facts(LLAMA_8B)
 
     def moment(micro: int) -> str:
@@ -84,16 +86,21 @@ def test_gradients_are_held_with_the_logits_only_when_they_accumulate(make_resol
 
 
 def test_the_fullest_moment_is_not_the_sum() -> None:
-    terms = [Term("a", 5, ""), Term("b", 3, "", "loss"), Term("c", 4, "", "step"), Term("d", 2, "", "backward")]
-    assert at_least(terms) == 9
-    assert at_least([]) == 0
+    terms = [
+        MemoryTerm("a", 5, ""),
+        MemoryTerm("b", 3, "", "loss"),
+        MemoryTerm("c", 4, "", "step"),
+        MemoryTerm("d", 2, "", "backward"),
+    ]
+    assert fullest_moment_bytes(terms) == 9
+    assert fullest_moment_bytes([]) == 0
 
 
-def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -> None:
+def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., ResolvedConfig]) -> None:
     model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
     resolved = make_resolved(LLAMA_8B)
     assert memory_terms_on_one(resolved, model) == []
-    assert trained(model, None, "float32") is None
+    assert count_trainable_parameters(model, None, "float32") is None
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -104,25 +111,25 @@ def test_trained_parameters_are_those_peft_makes(
     model = make_tiny(tie_word_embeddings=False)
     model.save_pretrained(tmp_path)
     section = LoraSection(r=3, target_modules=targets, use_dora=dora)  # type: ignore[arg-type]
-    part = trained(model_facts(str(tmp_path)), section, "float32")
+    part = count_trainable_parameters(model_facts(str(tmp_path)), section, "float32")
     adapted = add_adapter(model, section)
     assert part is not None
     assert part.parameters == trainable_parameters(adapted)[0]
     named = {name: tuple(p.shape) for name, p in adapted.named_parameters() if p.requires_grad}
-    assert dict(factors(model_facts(str(tmp_path)), section)) == named
-    sizes = [numbers for numbers, _ in trained_tensors(model_facts(str(tmp_path)), section)]
+    assert dict(adapter_parameters(model_facts(str(tmp_path)), section)) == named
+    sizes = [numbers for numbers, _ in trainable_tensor_sizes(model_facts(str(tmp_path)), section)]
     assert sorted(sizes) == sorted(math.prod(shape) for shape in named.values())
 
 
-def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..., Resolved]) -> None:
+def test_of_dora_the_closed_form_knows_no_activations(make_resolved: Callable[..., ResolvedConfig]) -> None:
     model, plain = model_facts(LLAMA_8B), make_resolved(LLAMA_8B)
     adapter = plain.config.adapter.model_copy(update={"use_dora": True})
     speed = plain.config.speed.model_copy(update={"fused_lora": False})
     dora = replace(plain, config=plain.config.model_copy(update={"lora": adapter, "speed": speed}))
     assert memory_formula.peak_bytes_on_one(plain, model) is not None
     assert memory_formula.peak_bytes_on_one(dora, model) is None
-    assert "activations" in " ".join(planned(dora, model, hardware_facts("h100"), quick=True)["left_out"])
-    assert "activations" not in " ".join(planned(plain, model, hardware_facts("h100"), quick=True)["left_out"])
+    assert "activations" in " ".join(build_plan(dora, model, hardware_facts("h100"), quick=True)["left_out"])
+    assert "activations" not in " ".join(build_plan(plain, model, hardware_facts("h100"), quick=True)["left_out"])
     terms = {term.term: term.bytes for term in memory_terms_on_one(dora, model)}
     # 32 layers of q, o, down: 4,096 outputs each; k, v: 1,024; gate, up: 14,336
     assert terms["optimizer"] == 8 * (N * adapter.r // 8 + 32 * (3 * 4_096 + 2 * 1_024 + 2 * 14_336))

@@ -15,7 +15,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
 from surefit.facts.chat_template import PLAIN, template_text
 from surefit.facts.model import model_facts
-from surefit.facts.template import render
+from surefit.facts.template import render_chat_template
 from surefit.facts.tokenizer import tokenizer_facts
 from surefit.generate.engine import stop_token_ids
 from surefit.model.load import load_model
@@ -38,12 +38,12 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_the_plain_template_writes_roles_in_words_and_ends_answers_with_the_model_s_token() -> None:
-    text = render(PLAIN, CHAT, add_generation_prompt=True, special={"eos_token": "</s>"})
+    text = render_chat_template(PLAIN, CHAT, add_generation_prompt=True, special={"eos_token": "</s>"})
     assert text == ("System:\nBe short.\n\nUser:\nWhat is 2 + 2?\n\nAssistant:\n4</s>\nUser:\nAnd 3?\n\nAssistant:\n")
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
     asked = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    text = render(PLAIN, asked, tools=[tool], special={"eos_token": "</s>"})
+    text = render_chat_template(PLAIN, asked, tools=[tool], special={"eos_token": "</s>"})
     assert text.startswith('Tools:\n[{"type": "function"')
     assert text.endswith('Assistant:\n[{"name": "add", "arguments": {"a": 1}}]</s>\n')
 
@@ -51,7 +51,7 @@ def test_the_plain_template_writes_roles_in_words_and_ends_answers_with_the_mode
 def test_the_plain_template_begins_as_the_model_s_texts_do_and_loses_nothing() -> None:
     calls = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
     turns = [{"role": "user", "content": None}, {"role": "assistant", "content": "Let me add.", "tool_calls": calls}]
-    text = render(PLAIN, turns, special={"bos_token": "<s>", "eos_token": "</s>"})
+    text = render_chat_template(PLAIN, turns, special={"bos_token": "<s>", "eos_token": "</s>"})
     assert text == '<s>User:\n\n\nAssistant:\nLet me add.[{"name": "add", "arguments": {"a": 1}}]</s>\n'
 
 
@@ -80,11 +80,13 @@ def test_plain_needs_a_token_that_ends_answers(base: Path, tmp_path: Path) -> No
 
 def test_chatml_and_llama3_as_their_models_write_them() -> None:
     """The first is Qwen's of every conversation without tools, the second Llama 3's."""
-    assert render(template_text("chatml"), CHAT[:3]) == (
+    assert render_chat_template(template_text("chatml"), CHAT[:3]) == (
         "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n"
         "<|im_start|>assistant\n4<|im_end|>\n"
     )
-    text = render(template_text("llama3"), CHAT[1:2], add_generation_prompt=True, special={"bos_token": "<|bos|>"})
+    text = render_chat_template(
+        template_text("llama3"), CHAT[1:2], add_generation_prompt=True, special={"bos_token": "<|bos|>"}
+    )
     assert text == (
         "<|bos|><|start_header_id|>user<|end_header_id|>\n\nWhat is 2 + 2?<|eot_id|>"
         "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -99,8 +101,8 @@ def test_a_question_s_text_is_the_beginning_of_the_text_with_its_answer(name: st
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     answers = [{"role": "assistant", "content": "4"}, {"role": "assistant", "content": None, "tool_calls": calls}]
     for answer, tools in zip(answers, (None, [tool]), strict=True):
-        asked = render(template, CHAT[:2], tools=tools, add_generation_prompt=True, special=special)
-        written = render(template, [*CHAT[:2], answer], tools=tools, special=special)
+        asked = render_chat_template(template, CHAT[:2], tools=tools, add_generation_prompt=True, special=special)
+        written = render_chat_template(template, [*CHAT[:2], answer], tools=tools, special=special)
         end = {"plain": "</s>\n", "chatml": "<|im_end|>\n", "llama3": "<|eot_id|>"}[name]
         said = "4" if tools is None else '[{"name": "add", "arguments": {"a": 1}}]'
         assert written == f"{asked}{said}{end}"

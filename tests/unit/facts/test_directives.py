@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from surefit.facts.job_script import read_job_script
-from surefit.facts.sbatch_syntax import slips_in, variables_in
+from surefit.facts.sbatch_syntax import find_syntax_faults, variables_in
 
 HEAD = "#!/bin/bash\n"
 
@@ -24,7 +24,7 @@ HEAD = "#!/bin/bash\n"
     ],
 )  # fmt: skip
 def test_what_sbatch_takes(line: str) -> None:
-    assert [slip.message for slip in slips_in(f"{HEAD}#SBATCH {line}\nsrun hostname\n")] == []
+    assert [slip.message for slip in find_syntax_faults(f"{HEAD}#SBATCH {line}\nsrun hostname\n")] == []
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_what_sbatch_takes(line: str) -> None:
     ],
 )
 def test_what_sbatch_refuses_or_does_not_read(line: str, said: str) -> None:
-    (slip,) = slips_in(f"{HEAD}{line}\nsrun hostname\n")
+    (slip,) = find_syntax_faults(f"{HEAD}{line}\nsrun hostname\n")
     assert slip.line == 2
     assert said in slip.message + slip.help
 
 
 @pytest.mark.parametrize("first", ["", "# job", "#SBATCH --nodes=1", "#!bash"])
 def test_a_script_without_a_shebang(first: str) -> None:
-    (slip,) = slips_in(f"{first}\n#SBATCH --nodes=2\n")
+    (slip,) = find_syntax_faults(f"{first}\n#SBATCH --nodes=2\n")
     assert slip.line == 1
 
 
 def test_a_directive_that_was_taken_out_is_a_comment() -> None:
-    assert list(slips_in(f"{HEAD}##SBATCH --nodes=2\n# SBATCH lines follow\n")) == []
+    assert list(find_syntax_faults(f"{HEAD}##SBATCH --nodes=2\n# SBATCH lines follow\n")) == []
 
 
 def test_variables_stay_as_they_are() -> None:

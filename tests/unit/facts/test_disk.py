@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.facts.disk import disk_terms
 from surefit.facts.model import model_facts
 from surefit.generate.save import save_model
@@ -18,7 +18,7 @@ LLAMA_8B = "meta-llama/Llama-3.1-8B"
 WIDE = {"hidden_size": 128, "intermediate_size": 256}
 
 
-def sizes(resolved: Resolved, model: str) -> dict[str, int]:
+def sizes(resolved: ResolvedConfig, model: str) -> dict[str, int]:
     return {term.term: term.bytes for term in disk_terms(resolved, model_facts(model))}
 
 
@@ -26,7 +26,7 @@ def bytes_in(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
+def test_disk_of_8b_lora(make_resolved: Callable[..., ResolvedConfig]) -> None:
     single = sizes(make_resolved(LLAMA_8B, "lora.r=8", "model.dtype=float32"), LLAMA_8B)
     assert single["adapter"] == pytest.approx(83.9e6, rel=0.002)
     assert single["checkpoints"] / 3 - single["adapter"] == pytest.approx(167.8e6, rel=0.003)
@@ -36,13 +36,13 @@ def test_disk_of_8b_lora(make_resolved: Callable[..., Resolved]) -> None:
     assert half["merged"] == pytest.approx(16_060_522_496, rel=1e-5)
 
 
-def test_disk_of_full_training(make_resolved: Callable[..., Resolved]) -> None:
+def test_disk_of_full_training(make_resolved: Callable[..., ResolvedConfig]) -> None:
     disk = sizes(make_resolved(LLAMA_8B, "train.method=full"), LLAMA_8B)
     assert set(disk) == {"checkpoints", "model", "tokenizer"}
     assert disk["checkpoints"] == pytest.approx(3 * (2 + 4 + 8) * 8_030_261_248, rel=1e-4)
 
 
-def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., Resolved]) -> None:
+def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., ResolvedConfig]) -> None:
     """Two files of each process, every one with the names of all tensors and which part of them it has."""
     full = ("train.method=full", "hardware.count=4")
     whole, parts = (
@@ -53,7 +53,7 @@ def test_in_parts_a_checkpoint_has_more_headers(make_resolved: Callable[..., Res
     assert 4 * 2 * 80 * tensors < parts - whole < 4 * 2 * 160 * tensors
 
 
-def test_no_more_checkpoints_are_planned_than_the_run_writes(make_resolved: Callable[..., Resolved]) -> None:
+def test_no_more_checkpoints_are_planned_than_the_run_writes(make_resolved: Callable[..., ResolvedConfig]) -> None:
     def checkpoints(every: int) -> int:
         limits = ("train.global_batch_size=8", "train.per_device_train_batch_size=8", f"checkpoint.save_steps={every}")
         return sizes(make_resolved(LLAMA_8B, *limits, rows=80), LLAMA_8B)["checkpoints"]
@@ -62,7 +62,7 @@ def test_no_more_checkpoints_are_planned_than_the_run_writes(make_resolved: Call
     assert checkpoints(5) == 2 * checkpoints(10)
 
 
-def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -> None:
+def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., ResolvedConfig]) -> None:
     model = replace(model_facts(LLAMA_8B), parameters=None, linear_modules={})
     assert disk_terms(make_resolved(LLAMA_8B), model) == []
 
@@ -70,7 +70,7 @@ def test_an_unknown_model_has_no_terms(make_resolved: Callable[..., Resolved]) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
 def test_a_run_directory_has_the_size_that_is_planned(
-    make_resolved: Callable[..., Resolved], tmp_path: Path, kind: str, dtype: str
+    make_resolved: Callable[..., ResolvedConfig], tmp_path: Path, kind: str, dtype: str
 ) -> None:
     base = tiny_run.save_base(tmp_path / "base", **WIDE)
     adapter = {"use_dora": kind == "dora"}
@@ -92,7 +92,7 @@ def test_a_run_directory_has_the_size_that_is_planned(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_merged_model_has_the_size_that_is_planned(
-    make_resolved: Callable[..., Resolved], tmp_path: Path, dtype: str
+    make_resolved: Callable[..., ResolvedConfig], tmp_path: Path, dtype: str
 ) -> None:
     base = tiny_run.save_base(tmp_path / "base", **WIDE)
     merged = tmp_path / "merged"

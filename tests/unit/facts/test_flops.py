@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from surefit.config.schema import Config
-from surefit.facts.flops import peak_flops, seen_pairs, windows_of, work_of
+from surefit.facts.flops import peak_flops, seen_pairs, training_flops, windows_of
 from surefit.facts.model import build_facts, model_facts
 from surefit.model.adapter import add_adapter
 
@@ -55,7 +55,7 @@ def test_the_closed_form_is_what_torch_counts(family: str, kind: str, tied: bool
         model(input_ids=ids, use_cache=False).logits.float().sum().backward()
     counted = {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
     attention = counted.pop("aten.bmm")
-    work = work_of(facts, settings)
+    work = training_flops(facts, settings)
     assert work is not None
     documents = [length] * rows
     matrices = work.of(documents, rows * length) - work.pair * 3 * rows * seen_pairs(length)
@@ -66,7 +66,7 @@ def test_the_closed_form_is_what_torch_counts(family: str, kind: str, tied: bool
 
 
 def test_the_worked_example() -> None:
-    work = work_of(model_facts("meta-llama/Llama-3.1-8B"), config())
+    work = training_flops(model_facts("meta-llama/Llama-3.1-8B"), config())
     assert work is not None
     assert (work.token, work.supervised, work.pair * 32) == (27_992_588_288, 2_101_346_304, 1_572_864)
     assert work.of([2048], 2047) == 64_930_422_194_176
@@ -74,7 +74,7 @@ def test_the_worked_example() -> None:
 
 
 def test_unsupervised_tokens_need_no_head_and_packed_documents_do_not_see_each_other() -> None:
-    work = work_of(model_facts("surefit/nano"), config())
+    work = training_flops(model_facts("surefit/nano"), config())
     assert work is not None
     assert work.of([100], 60) - work.of([100], 10) == 50 * work.supervised
     layers = len(work.windows)
@@ -85,7 +85,7 @@ def test_a_window_bounds_what_a_position_sees() -> None:
     visible = torch.ones(30, 30).tril().triu(-6)
     assert seen_pairs(30, 7) == int(visible.sum())
     facts = model_facts("surefit/nano")
-    free, bound = work_of(facts, config()), work_of(facts, config(), [7] * facts.num_layers)
+    free, bound = training_flops(facts, config()), training_flops(facts, config(), [7] * facts.num_layers)
     assert free is not None
     assert bound is not None
     saved = free.of([30, 5], 3) - bound.of([30, 5], 3)
@@ -101,7 +101,7 @@ def test_windows_of_what_transformers_says() -> None:
 def test_an_unknown_architecture_has_no_number(tmp_path: Path) -> None:
     mixture = SHAPE | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4}
     facts = build_facts("any", mixture, None, where="here", source="local")
-    assert work_of(facts, config()) is None
+    assert training_flops(facts, config()) is None
 
 
 @pytest.mark.parametrize(("kind", "name"), [("cpu", "NVIDIA H100"), ("cuda", "NVIDIA H300 of next year")])

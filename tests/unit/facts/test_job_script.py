@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from surefit.core.errors import ConfigError
-from surefit.core.gc_pause import uncollected
+from surefit.core.gc_pause import pause_gc
 from surefit.facts.job_script import JobScript, read_job_script, setup_of_job
 from surefit.facts.shell import arithmetic, split_commands
 
@@ -187,7 +187,7 @@ def test_a_long_script_is_read_in_time(script, piece: str) -> None:
 
     def seconds(text: str) -> float:
         start = time.process_time()
-        with uncollected():  # a search for garbage goes through all that other tests have loaded
+        with pause_gc():  # a search for garbage goes through all that other tests have loaded
             script(text)
         return time.process_time() - start
 

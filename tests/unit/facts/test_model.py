@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from surefit.core.errors import MachineError, ModelError, SureFitError
 from surefit.facts.model import build_facts, catalogue, model_facts
-from surefit.facts.safetensors import Tensor
+from surefit.facts.safetensors import TensorHeader
 
 PUBLISHED = {
     "meta-llama/Llama-2-7b-hf": 6_738_415_616,
@@ -106,10 +106,10 @@ def test_the_built_in_model() -> None:
 
 def test_a_tied_head_in_the_file_and_old_buffers_are_not_parameters() -> None:
     tensors = {
-        "model.embed_tokens.weight": Tensor("F32", (10, 4), 160),
-        "lm_head.weight": Tensor("F32", (10, 4), 160),
-        "model.layers.0.self_attn.rotary_emb.inv_freq": Tensor("F32", (2,), 8),
-        "model.layers.0.self_attn.q_proj.weight": Tensor("F32", (4, 4), 64),
+        "model.embed_tokens.weight": TensorHeader("F32", (10, 4), 160),
+        "lm_head.weight": TensorHeader("F32", (10, 4), 160),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": TensorHeader("F32", (2,), 8),
+        "model.layers.0.self_attn.q_proj.weight": TensorHeader("F32", (4, 4), 64),
     }
     config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 10}
     tied = build_facts("m", {**config, "tie_word_embeddings": True}, tensors, where="c", source="local")
@@ -121,7 +121,7 @@ def test_a_tied_head_in_the_file_and_old_buffers_are_not_parameters() -> None:
 
 def test_packed_weights_are_not_counted_as_parameters() -> None:
     entry = catalogue()["Qwen/Qwen3-0.6B"]["config"] | {"quantization_config": {"quant_method": "bitsandbytes"}}
-    packed = {"model.layers.0.mlp.down_proj.weight": Tensor("U8", (100, 1), 100)}
+    packed = {"model.layers.0.mlp.down_proj.weight": TensorHeader("U8", (100, 1), 100)}
     facts = build_facts("m", entry, packed, where="c", source="local")
     assert (facts.parameters, facts.quantization, facts.weight_bytes) == (596_049_920, "bitsandbytes", 100)
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from surefit.core.errors import ModelError
-from surefit.facts.safetensors import INDEX, SINGLE, Tensor, read_header, read_weights
+from surefit.facts.safetensors import INDEX, SINGLE, TensorHeader, read_header, read_weights
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def weights(tmp_path: Path) -> Path:
 
 def test_a_real_file(weights: Path) -> None:
     assert read_header(weights) == {
-        "a.weight": Tensor("BF16", (3, 5), 30),
-        "b": Tensor("F32", (7,), 28),
-        "scalar": Tensor("F32", (), 4),
+        "a.weight": TensorHeader("BF16", (3, 5), 30),
+        "b": TensorHeader("F32", (7,), 28),
+        "scalar": TensorHeader("F32", (), 4),
     }
     assert read_header(weights)["scalar"].elements == 1
 

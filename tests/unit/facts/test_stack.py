@@ -13,7 +13,7 @@ import pytest
 
 from surefit.core import env
 from surefit.facts import stack as stack_module
-from surefit.facts.stack import StackFacts, Unmet, stack_facts
+from surefit.facts.stack import StackFacts, UnmetRequirement, stack_facts
 
 
 def install(folder: Path, name: str, version: str, *requires: str) -> Path:
@@ -98,8 +98,8 @@ def test_unmet_requirements_as_packaging_reads_them() -> None:
     )
     everything = ("torch", "huggingface-hub", "numpy", "safetensors")
     assert list(found.unmet(("peft", "trl"), everything)) == [
-        Unmet("peft", "huggingface-hub<1.0,>=0.17.0", "huggingface-hub", "2.4.0"),
-        Unmet("peft", "safetensors", "safetensors", None),
+        UnmetRequirement("peft", "huggingface-hub<1.0,>=0.17.0", "huggingface-hub", "2.4.0"),
+        UnmetRequirement("peft", "safetensors", "safetensors", None),
     ]
 
 

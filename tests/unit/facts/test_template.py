@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from surefit.core.errors import ModelError
-from surefit.facts.template import TemplateExceeds, TemplateRefused, render
+from surefit.facts.template import TemplateExceeds, TemplateRefused, render_chat_template
 from surefit.facts.tokenizer import tokenizer_facts
 from surefit.nano import PATH
 
@@ -36,7 +36,7 @@ WITHOUT_END = {
 def test_a_template_that_may_never_end_is_stopped(template: str) -> None:
     started = time.process_time()
     with pytest.raises(TemplateExceeds):
-        render(template, TURNS)
+        render_chat_template(template, TURNS)
     assert time.process_time() - started < 5
 
 
@@ -48,9 +48,9 @@ def test_what_real_templates_do_is_as_it_was() -> None:
         "{% set ns = namespace(n=0) %}{% for m in messages[::-1] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
         "{% for x in [3, 1] | sort %}{{ x }}{% if x == 1 %}{% continue %}{% endif %};{% endfor %}{{ '%s' % 5 }}"
     )
-    assert render(template, TURNS) == "0/2,<user>a1/2<assistant>bk=12" + "13;5"
+    assert render_chat_template(template, TURNS) == "0/2,<user>a1/2<assistant>bk=12" + "13;5"
     with pytest.raises(TemplateRefused):
-        render("{{ raise_exception('no') }}", TURNS)
+        render_chat_template("{{ raise_exception('no') }}", TURNS)
 
 
 def test_a_model_with_such_a_template_is_refused_by_name(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_render_tries_again_where_the_machine_stood_still(
     monkeypatch.setattr(time, "thread_time", lambda: next(readings, last))
     for _ in range(2):
         with pytest.raises(TemplateExceeds) if refused else nullcontext():
-            assert render(text, [{"role": "user", "content": " a "}]).startswith("a")
+            assert render_chat_template(text, [{"role": "user", "content": " a "}]).startswith("a")

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from surefit import nano
 from surefit.core.errors import ModelError
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateRefused, render_chat_template
 from surefit.facts.tokenizer import tokenizer_facts
 
 CHATML = (
@@ -70,7 +70,9 @@ def test_a_template_is_rendered_as_transformers_renders_it(asked: bool, tools: A
         theirs.chat_template = template
         expected = theirs.apply_chat_template(TURNS, tools=tools, tokenize=False, add_generation_prompt=asked)
         special = {"eos_token": "<|end|>"}
-        assert render(template, TURNS, tools=tools, add_generation_prompt=asked, special=special) == expected
+        assert (
+            render_chat_template(template, TURNS, tools=tools, add_generation_prompt=asked, special=special) == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_a_template_is_rendered_as_transformers_renders_it(asked: bool, tools: A
 )
 def test_a_template_that_refuses_says_so(template: str, folder) -> None:
     with pytest.raises(TemplateRefused):
-        render(template, TURNS)
+        render_chat_template(template, TURNS)
     assert tokenizer_facts(folder(tokenizer_config__json={"chat_template": template})).turn_end is None
 
 

@@ -13,8 +13,8 @@ import torch
 
 from surefit.core.errors import ConfigError, MachineError, ModelError
 from surefit.generate import constrained
-from surefit.generate.constrained import Compiler, Constrain, choices_ebnf
-from surefit.generate.engine import Decoding, generate, stop_token_ids
+from surefit.generate.constrained import GrammarCompiler, GrammarLogitsProcessor, choices_ebnf
+from surefit.generate.engine import DecodingConfig, generate, stop_token_ids
 from surefit.task import Grammar
 
 pytest.importorskip("xgrammar", reason="the extra `constrained` is not installed")
@@ -36,12 +36,12 @@ GRAMMARS = [
     Grammar("regex", "[0-9]{3}-[a-c]{1,4}"),
 ]
 WAYS = [
-    Decoding(60, 6),
-    Decoding(60, 1),
-    Decoding(60, 4, num_beams=3),
-    Decoding(60, 3, temperature=1.0),
-    Decoding(60, 3, temperature=3.0, seed=1),
-    Decoding(60, 6, prefill_chunk=3),
+    DecodingConfig(60, 6),
+    DecodingConfig(60, 1),
+    DecodingConfig(60, 4, num_beams=3),
+    DecodingConfig(60, 3, temperature=1.0),
+    DecodingConfig(60, 3, temperature=3.0, seed=1),
+    DecodingConfig(60, 6, prefill_chunk=3),
 ]
 
 
@@ -84,20 +84,22 @@ def test_every_row_of_a_batch_keeps_to_its_own_grammar(model, tiny_tokenizer, de
 
 def test_grammars_change_nothing_for_the_rows_that_have_none(model, tiny_tokenizer):
     prompts = prompts_of(6)
-    free = generate(model, tiny_tokenizer, prompts, Decoding(20, 6))
-    mixed = generate(model, tiny_tokenizer, prompts, Decoding(20, 6), grammars=GRAMMARS)
+    free = generate(model, tiny_tokenizer, prompts, DecodingConfig(20, 6))
+    mixed = generate(model, tiny_tokenizer, prompts, DecodingConfig(20, 6), grammars=GRAMMARS)
     assert mixed[2] == free[2]
     assert all(mixed[n] != free[n] for n in (0, 1, 3, 4, 5))
-    assert generate(model, tiny_tokenizer, prompts, Decoding(20, 6), grammars=[None] * 6) == free
+    assert generate(model, tiny_tokenizer, prompts, DecodingConfig(20, 6), grammars=[None] * 6) == free
     for size in (1, 2):
-        assert generate(model, tiny_tokenizer, prompts, Decoding(20, size), grammars=GRAMMARS) == mixed
+        assert generate(model, tiny_tokenizer, prompts, DecodingConfig(20, size), grammars=GRAMMARS) == mixed
 
 
 def test_the_most_probable_choice_is_the_definitions(model, tiny_tokenizer):
     """Greedy under a grammar: at each step the best token among those that some choice can go on with."""
     stops = stop_token_ids(model, tiny_tokenizer)
     for prompt in prompts_of(3, seed=5):
-        (answer,) = generate(model, tiny_tokenizer, [prompt], Decoding(30, 1), grammars=[Grammar("choices", PLACES)])
+        (answer,) = generate(
+            model, tiny_tokenizer, [prompt], DecodingConfig(30, 1), grammars=[Grammar("choices", PLACES)]
+        )
         ids: list[int] = []
         while not ids or ids[-1] not in stops:
             with torch.no_grad():
@@ -127,25 +129,25 @@ def test_special_tokens_are_no_way_to_write_their_own_text(make_tiny, tiny_token
     with torch.no_grad():
         model.lm_head.weight[tiny_tokenizer.convert_tokens_to_ids("<|user|>")] *= 100
     grammar = Grammar("regex", "[a-z<>|]{6,9}")
-    answers = generate(model, tiny_tokenizer, prompts_of(6), Decoding(30, 6), grammars=[grammar] * 6)
+    answers = generate(model, tiny_tokenizer, prompts_of(6), DecodingConfig(30, 6), grammars=[grammar] * 6)
     assert all(re.fullmatch(grammar.source, answer.text) for answer in answers)
 
 
 def test_what_the_limit_cuts_is_truncated(model, tiny_tokenizer):
     grammar = Grammar("regex", "[a-z]{50}")
-    (answer,) = generate(model, tiny_tokenizer, [[9]], Decoding(3, 1), grammars=[grammar])
+    (answer,) = generate(model, tiny_tokenizer, [[9]], DecodingConfig(3, 1), grammars=[grammar])
     assert answer.truncated
 
 
 def test_stop_texts_end_a_constrained_answer_too(model, tiny_tokenizer):
     grammar = Grammar("regex", "[a-z]{8}X[a-z]{50}")
-    (answer,) = generate(model, tiny_tokenizer, [[9]], Decoding(30, 1, stop=("X",)), grammars=[grammar])
+    (answer,) = generate(model, tiny_tokenizer, [[9]], DecodingConfig(30, 1, stop=("X",)), grammars=[grammar])
     assert re.fullmatch("[a-z]{8}", answer.text)
     assert not answer.truncated
 
 
 def test_a_grammar_is_compiled_once(model, tiny_tokenizer):
-    compiler = Compiler(model, tiny_tokenizer, [1, 4])
+    compiler = GrammarCompiler(model, tiny_tokenizer, [1, 4])
     sizes = []
     for source in ("[a-z]+", "[a-z]+", "[0-9]+"):
         compiler.compile(Grammar("regex", source))
@@ -155,8 +157,8 @@ def test_a_grammar_is_compiled_once(model, tiny_tokenizer):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_masks_in_every_dtype_of_logits(model, tiny_tokenizer, dtype):
-    compiler = Compiler(model, tiny_tokenizer, [1, 4])
-    constrain = Constrain(compiler, [Grammar("choices", ("A", "B")), None], width=2)
+    compiler = GrammarCompiler(model, tiny_tokenizer, [1, 4])
+    constrain = GrammarLogitsProcessor(compiler, [Grammar("choices", ("A", "B")), None], width=2)
     scores = constrain(torch.zeros((2, 2), dtype=torch.long), torch.zeros((2, compiler.vocabulary), dtype=dtype))
     a, b = (tiny_tokenizer.convert_tokens_to_ids(letter) for letter in "AB")
     assert torch.isfinite(scores[0]).nonzero().flatten().tolist() == sorted([a, b])
@@ -175,23 +177,23 @@ def test_masks_in_every_dtype_of_logits(model, tiny_tokenizer, dtype):
 )
 def test_grammars_that_are_none(model, tiny_tokenizer, grammar, problem):
     with pytest.raises(ConfigError, match=problem):
-        generate(model, tiny_tokenizer, [[5]], Decoding(4, 1), grammars=[grammar])
+        generate(model, tiny_tokenizer, [[5]], DecodingConfig(4, 1), grammars=[grammar])
 
 
 def test_a_model_without_an_end(make_tiny, tiny_tokenizer):
     endless = copy.deepcopy(tiny_tokenizer)
     endless.eos_token, endless.chat_template = None, None
     with pytest.raises(ModelError, match="no token that ends an answer"):
-        generate(make_tiny(), endless, [[5]], Decoding(4, 1), grammars=[GRAMMARS[1]])
+        generate(make_tiny(), endless, [[5]], DecodingConfig(4, 1), grammars=[GRAMMARS[1]])
 
 
 def test_without_the_package(model, tiny_tokenizer, monkeypatch):
     constrained._xgrammar.cache_clear()
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(MachineError, match="needs the package xgrammar") as caught:
-        generate(model, tiny_tokenizer, [[5]], Decoding(4, 1), grammars=[GRAMMARS[1]])
+        generate(model, tiny_tokenizer, [[5]], DecodingConfig(4, 1), grammars=[GRAMMARS[1]])
     assert "'.[constrained]'" in caught.value.help
-    assert generate(model, tiny_tokenizer, [[5]], Decoding(4, 1), grammars=[None]), "not needed for free answers"
+    assert generate(model, tiny_tokenizer, [[5]], DecodingConfig(4, 1), grammars=[None]), "not needed for free answers"
     monkeypatch.undo()
     constrained._xgrammar.cache_clear()
 

@@ -11,11 +11,11 @@ import pytest
 
 from surefit.core.errors import ConfigError, MachineError
 from surefit.data.tokens.tokenize import TEMPLATE_DATE
-from surefit.generate.engine import Decoding, Generation
+from surefit.generate.engine import DecodingConfig, Generation
 from surefit.generate.server import ServedModel
 from surefit.task import Grammar
 
-GREEDY = Decoding(32, 4)
+GREEDY = DecodingConfig(32, 4)
 QUESTION = [{"role": "user", "content": "say 7", "weight": 1}]
 
 
@@ -107,7 +107,7 @@ def test_answers_come_in_order_and_so_many_at_a_time(server):
 
 
 def test_what_is_asked_for(server):
-    decoding = Decoding(64, 1, temperature=0.7, seed=3, stop=("\n\n",))
+    decoding = DecodingConfig(64, 1, temperature=0.7, seed=3, stop=("\n\n",))
     client(server).answer([QUESTION] * 2, decoding)
     client(server).answer([QUESTION], GREEDY)
     drawn, again, greedy = server.seen
@@ -157,7 +157,7 @@ def test_switches_of_the_chat_template_are_handed_on_or_refused(server):
 )
 def test_grammars_are_asked_for_in_the_servers_own_words(server, owner, grammar, asked):
     server.models = [{"id": "tuned", "owned_by": owner}]
-    client(server).answer([QUESTION, QUESTION], Decoding(8, 1), [grammar, None])
+    client(server).answer([QUESTION, QUESTION], DecodingConfig(8, 1), [grammar, None])
     assert asked.items() <= server.seen[0].items()
     assert not asked.keys() & server.seen[1].keys()
 
@@ -171,7 +171,7 @@ def test_a_grammar_that_this_server_has_no_word_for(server):
 
 def test_what_the_limit_cut_is_truncated_and_no_text_is_an_empty_answer(server):
     server.script = [(200, completion("[1,", "length")), (200, completion(None)), (200, completion("x", "abort"))]
-    answers = client(server).answer([QUESTION] * 3, Decoding(8, 1))
+    answers = client(server).answer([QUESTION] * 3, DecodingConfig(8, 1))
     assert answers == [Generation("[1,", True, 2), Generation("", False, 2), Generation("x", True, 2)]
 
 
@@ -221,7 +221,7 @@ def test_a_failure_that_passes_is_asked_again(server, failure):
 def test_a_failure_that_stays_is_said_in_its_own_words(server, failure, said):
     server.script = [failure] * 20
     with pytest.raises(MachineError, match=said) as caught:
-        client(server).answer([QUESTION] * 5, Decoding(8, 1))
+        client(server).answer([QUESTION] * 5, DecodingConfig(8, 1))
     assert "(3 tries)" in caught.value.message
     assert len(server.seen) <= 8, "the other prompts are not asked any more"
 
@@ -312,4 +312,4 @@ def test_another_path_is_no_such_server(server):
 
 def test_beams_are_refused(server):
     with pytest.raises(ConfigError, match="beam search"):
-        client(server).answer([QUESTION], Decoding(8, 1, num_beams=2))
+        client(server).answer([QUESTION], DecodingConfig(8, 1, num_beams=2))

@@ -10,7 +10,7 @@ from tests.unit.data.test_turns import PUBLISHED, ask, say, tokenizer_with
 
 from surefit.core.errors import DataError
 from surefit.data.tokens.tokenize import encode_turns, tokenize_label_prompt, tokenize_prompt
-from surefit.facts.thinking import answer_of, divided
+from surefit.facts.thinking import split_reasoning, strip_reasoning
 from surefit.task import Example
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -36,26 +36,26 @@ HARMONY = "<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|chann
 def test_every_form_of_a_thought(written):
     for plain in ((), ("<think>", "</think>", "<seed:think>", "</seed:think>")):
         text = said(written, plain)
-        assert answer_of(text) == "4"
+        assert strip_reasoning(text) == "4"
         assert ("2 and 2" in text) == ("2 and 2" in written)
-    assert answer_of(written) == "4"  # as a server or another tool writes it, its special tokens kept
-    assert divided(text) is None or "<|" not in text
+    assert strip_reasoning(written) == "4"  # as a server or another tool writes it, its special tokens kept
+    assert split_reasoning(text) is None or "<|" not in text
 
 
 def test_a_thought_that_never_ends_is_no_answer():
     for written in ("<|channel|>analysis<|message|>2 and", "<|channel>thought\n2 and", "<think>2 and", "[THINK]2 and"):
-        assert answer_of(said(written)) == answer_of(written) == ""
+        assert strip_reasoning(said(written)) == strip_reasoning(written) == ""
 
 
 def test_channels_without_their_special_tokens():
-    assert answer_of("analysis2 and 2assistantfinal4") == "4"
-    assert answer_of("analysis of the assistant") == "analysis of the assistant"
+    assert strip_reasoning("analysis2 and 2assistantfinal4") == "4"
+    assert strip_reasoning("analysis of the assistant") == "analysis of the assistant"
 
 
 def test_what_has_no_thought_is_left_as_it_is():
     for text in ("4", "", " 4 <b>x</b>\n", "a [THINK] b", "analysis"):
         assert said(text, ("[THINK]", "<b>", "</b>")) == text
-        assert answer_of(text) == text
+        assert strip_reasoning(text) == text
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

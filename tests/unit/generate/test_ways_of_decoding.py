@@ -11,8 +11,8 @@ import torch
 
 from surefit.core.errors import ConfigError
 from surefit.generate import engine
-from surefit.generate.engine import Decoding, generate, stop_token_ids
-from surefit.generate.processors import Draw, StopTexts
+from surefit.generate.engine import DecodingConfig, generate, stop_token_ids
+from surefit.generate.processors import SamplingProcessor, StopTextCriteria
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,9 +60,9 @@ def beams_by_hand(model, prompt, beams, limit, stops):
 
 def test_beams_find_what_the_definition_finds_in_any_batch(speaker, tiny_tokenizer):
     stops = stop_token_ids(speaker, tiny_tokenizer)
-    batched = generate(speaker, tiny_tokenizer, PROMPTS, Decoding(8, 3, num_beams=3))
-    assert batched == generate(speaker, tiny_tokenizer, PROMPTS, Decoding(8, 1, num_beams=3))
-    assert batched != generate(speaker, tiny_tokenizer, PROMPTS, Decoding(8, 3))
+    batched = generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(8, 3, num_beams=3))
+    assert batched == generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(8, 1, num_beams=3))
+    assert batched != generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(8, 3))
     for prompt, answer in zip(PROMPTS, batched, strict=True):
         tokens = beams_by_hand(speaker, prompt, 3, 8, stops)
         assert answer.text == tiny_tokenizer.decode(tokens, skip_special_tokens=True)
@@ -72,14 +72,14 @@ def test_beams_find_what_the_definition_finds_in_any_batch(speaker, tiny_tokeniz
 
 def test_a_draw_depends_on_the_seed_and_the_prompts_number_only(speaker, tiny_tokenizer):
     prompts = [PROMPTS[4]] * 6 + PROMPTS
-    drawn = generate(speaker, tiny_tokenizer, prompts, Decoding(12, 4, temperature=1.0, seed=7))
+    drawn = generate(speaker, tiny_tokenizer, prompts, DecodingConfig(12, 4, temperature=1.0, seed=7))
     torch.manual_seed(99)
-    assert drawn == generate(speaker, tiny_tokenizer, prompts, Decoding(12, 1, temperature=1.0, seed=7))
-    assert drawn[:4] == generate(speaker, tiny_tokenizer, prompts[:4], Decoding(12, 4, temperature=1.0, seed=7))
+    assert drawn == generate(speaker, tiny_tokenizer, prompts, DecodingConfig(12, 1, temperature=1.0, seed=7))
+    assert drawn[:4] == generate(speaker, tiny_tokenizer, prompts[:4], DecodingConfig(12, 4, temperature=1.0, seed=7))
     assert len({answer.text for answer in drawn[:6]}) > 1, "every repetition of a prompt draws anew"
-    assert drawn != generate(speaker, tiny_tokenizer, prompts, Decoding(12, 4, temperature=1.0, seed=8))
+    assert drawn != generate(speaker, tiny_tokenizer, prompts, DecodingConfig(12, 4, temperature=1.0, seed=8))
     state = torch.random.get_rng_state()
-    generate(speaker, tiny_tokenizer, prompts[:1], Decoding(2, 1, temperature=1.0))
+    generate(speaker, tiny_tokenizer, prompts[:1], DecodingConfig(2, 1, temperature=1.0))
     assert torch.equal(state, torch.random.get_rng_state()), "nobody else's random numbers are used up"
 
 
@@ -87,7 +87,7 @@ def test_a_draw_depends_on_the_seed_and_the_prompts_number_only(speaker, tiny_to
 def test_tokens_are_drawn_as_often_as_they_are_probable(temperature):
     logits = torch.tensor([2.0, 1.0, 0.0, -torch.inf, -1.0])
     draws = 20_000
-    scores = Draw(temperature, 1, range(draws))(None, logits.repeat(draws, 1))
+    scores = SamplingProcessor(temperature, 1, range(draws))(None, logits.repeat(draws, 1))
     counts = Counter(scores.argmax(dim=1).tolist())
     assert torch.isfinite(scores).sum() == draws, "one token is left of each row"
     for token, p in enumerate((logits / temperature).softmax(0).tolist()):
@@ -96,19 +96,19 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(temperature):
 
 
 def test_a_cold_draw_is_greedy(speaker, tiny_tokenizer):
-    cold = generate(speaker, tiny_tokenizer, PROMPTS, Decoding(12, 4, temperature=1e-6))
-    assert cold == generate(speaker, tiny_tokenizer, PROMPTS, Decoding(12, 4))
+    cold = generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(12, 4, temperature=1e-6))
+    assert cold == generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(12, 4))
 
 
 def test_a_stop_text_ends_an_answer_wherever_tokens_divide_it(speaker, tiny_tokenizer):
-    free = generate(speaker, tiny_tokenizer, PROMPTS, Decoding(24, 4))
+    free = generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(24, 4))
     whole = max((answer for answer in free if answer.truncated), key=lambda answer: len(answer.text))
     number = free.index(whole)
     for start, length in ((0, 1), (1, 3), (5, 2), (8, 4)):
         stop = whole.text[start : start + length]
-        decoding = Decoding(24, 4, stop=("never in it", stop))
+        decoding = DecodingConfig(24, 4, stop=("never in it", stop))
         cut = generate(speaker, tiny_tokenizer, PROMPTS, decoding)
-        assert cut == generate(speaker, tiny_tokenizer, PROMPTS, Decoding(24, 1, stop=decoding.stop))
+        assert cut == generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(24, 1, stop=decoding.stop))
         assert cut[number].text == whole.text[: whole.text.index(stop)]
         assert not cut[number].truncated, "it ended as asked"
         assert cut[number].tokens < whole.tokens
@@ -117,24 +117,26 @@ def test_a_stop_text_ends_an_answer_wherever_tokens_divide_it(speaker, tiny_toke
 
 
 def test_generation_stops_at_a_stop_text_and_not_at_the_limit(speaker, tiny_tokenizer, monkeypatch):
-    (free,) = generate(speaker, tiny_tokenizer, PROMPTS[:1], Decoding(24, 1))
+    (free,) = generate(speaker, tiny_tokenizer, PROMPTS[:1], DecodingConfig(24, 1))
     widths = []
-    original = StopTexts.__call__
+    original = StopTextCriteria.__call__
     monkeypatch.setattr(
-        StopTexts, "__call__", lambda self, ids, *a, **k: widths.append(ids.shape[1]) or original(self, ids, *a, **k)
+        StopTextCriteria,
+        "__call__",
+        lambda self, ids, *a, **k: widths.append(ids.shape[1]) or original(self, ids, *a, **k),
     )
-    (cut,) = generate(speaker, tiny_tokenizer, PROMPTS[:1], Decoding(24, 1, stop=(free.text[2],)))
+    (cut,) = generate(speaker, tiny_tokenizer, PROMPTS[:1], DecodingConfig(24, 1, stop=(free.text[2],)))
     assert max(widths) == len(PROMPTS[0]) + cut.tokens
 
 
 def test_a_stop_text_with_beams_and_one_in_the_prompt(speaker, tiny_tokenizer):
     prompt = tiny_tokenizer("STOP here: STOP").input_ids
-    with_stop = Decoding(10, 2, num_beams=2, stop=("STOP",))
+    with_stop = DecodingConfig(10, 2, num_beams=2, stop=("STOP",))
     assert generate(speaker, tiny_tokenizer, [prompt], with_stop) == generate(
-        speaker, tiny_tokenizer, [prompt], Decoding(10, 2, num_beams=2)
+        speaker, tiny_tokenizer, [prompt], DecodingConfig(10, 2, num_beams=2)
     ), "only the answer counts"
-    (free,) = generate(speaker, tiny_tokenizer, [prompt], Decoding(10, 1, num_beams=2))
-    (cut,) = generate(speaker, tiny_tokenizer, [prompt], Decoding(10, 1, num_beams=2, stop=(free.text[:1],)))
+    (free,) = generate(speaker, tiny_tokenizer, [prompt], DecodingConfig(10, 1, num_beams=2))
+    (cut,) = generate(speaker, tiny_tokenizer, [prompt], DecodingConfig(10, 1, num_beams=2, stop=(free.text[:1],)))
     assert not cut.truncated
 
 
@@ -143,22 +145,22 @@ def test_a_stop_text_with_beams_and_one_in_the_prompt(speaker, tiny_tokenizer):
 def test_a_prompt_that_is_read_in_parts_gets_the_same_answer(speaker, tiny_tokenizer, chunk, beams):
     widths = []
     hook = speaker.model.embed_tokens.register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
-    read = generate(speaker, tiny_tokenizer, PROMPTS, Decoding(12, 7, num_beams=beams, prefill_chunk=chunk))
+    read = generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(12, 7, num_beams=beams, prefill_chunk=chunk))
     hook.remove()
     assert max(widths) == min(chunk, 30)
-    assert read == generate(speaker, tiny_tokenizer, PROMPTS, Decoding(12, 7, num_beams=beams))
+    assert read == generate(speaker, tiny_tokenizer, PROMPTS, DecodingConfig(12, 7, num_beams=beams))
 
 
 def test_what_excludes_each_other():
     with pytest.raises(ConfigError, match=r"4 beams and a temperature of 0\.7"):
-        Decoding(8, 1, num_beams=4, temperature=0.7)
+        DecodingConfig(8, 1, num_beams=4, temperature=0.7)
     with pytest.raises(ConfigError, match="stop string is empty"):
-        Decoding(8, 1, stop=("\n", ""))
+        DecodingConfig(8, 1, stop=("\n", ""))
 
 
 def test_the_end_of_the_answer_wins_over_a_stop_text_behind_it(make_tiny, tiny_tokenizer):
-    decoder = engine._Decoder(make_tiny(), tiny_tokenizer, Decoding(9, 1, stop=("z",)))
-    stop = StopTexts(tiny_tokenizer, ("z",), 0)
+    decoder = engine._Decoder(make_tiny(), tiny_tokenizer, DecodingConfig(9, 1, stop=("z",)))
+    stop = StopTextCriteria(tiny_tokenizer, ("z",), 0)
     ids = tiny_tokenizer("abc<|end|>z").input_ids
     assert decoder._finish(ids, stop).text == "abc"
     assert decoder._finish(ids, stop).tokens == 4

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from surefit.config.load import Loaded, load_config
-from surefit.config.resolve import resolve, write_resolved
+from surefit.config.load import LoadedConfig, load_config
+from surefit.config.resolve import resolve_config, write_resolved
 from surefit.core.errors import ConfigError
-from surefit.importers import read
-from surefit.importers.adopt import Adopted, adopt
+from surefit.importers import read_tool_config
+from surefit.importers.adopt import AdoptedConfig, apply_launcher_files
 
 CONFIG = """\
 model: {{name_or_path: surefit/nano}}
@@ -42,7 +42,7 @@ ZERO = {
 }
 
 
-def load(tmp_path: Path, more: str, *overrides: str) -> Loaded:
+def load(tmp_path: Path, more: str, *overrides: str) -> LoadedConfig:
     path = tmp_path / "run.yaml"
     path.write_text(CONFIG.format(more=more))
     return load_config(path, overrides)
@@ -52,18 +52,18 @@ def load(tmp_path: Path, more: str, *overrides: str) -> Loaded:
 def zero(tmp_path):
     """Writes a DeepSpeed file and a config that names it, and adopts it."""
 
-    def make(more: str = "", *overrides: str, parallel: str = "", **changes) -> Adopted:
+    def make(more: str = "", *overrides: str, parallel: str = "", **changes) -> AdoptedConfig:
         tree = {key: value for key, value in (ZERO | changes).items() if value is not None}
         (tmp_path / "ds.json").write_text(json.dumps(tree, indent=1))
         named = f"parallel: {{deepspeed_config: {tmp_path}/ds.json{parallel}}}\n{more}"
-        return adopt(load(tmp_path, named, *overrides))
+        return apply_launcher_files(load(tmp_path, named, *overrides))
 
     return make
 
 
 def test_without_a_file_nothing_changes(tmp_path) -> None:
     loaded = load(tmp_path, "")
-    assert adopt(loaded) == Adopted(loaded)
+    assert apply_launcher_files(loaded) == AdoptedConfig(loaded)
 
 
 def test_a_deepspeed_file_fills_what_is_open_and_says_so(zero) -> None:
@@ -85,8 +85,8 @@ def test_tuning_reaches_deepspeed(zero) -> None:
 
     found = zero("train: {global_batch_size: 8}")
     assert not any("overlap_comm" in lost.key for _, lost in found.unplaced)
-    assert engine.tuning(found.loaded.config.parallel.deepspeed_config) == {"overlap_comm": True}
-    assert engine.tuning(None) == {}
+    assert engine.read_deepspeed_tuning(found.loaded.config.parallel.deepspeed_config) == {"overlap_comm": True}
+    assert engine.read_deepspeed_tuning(None) == {}
 
 
 def test_the_section_parallel_gives_way_and_the_command_line_does_not(zero) -> None:
@@ -141,7 +141,7 @@ def test_stage_one_has_no_place(zero) -> None:
 
 def test_an_accelerate_file(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(ACCELERATE)
-    found = adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+    found = apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
     config = found.loaded.config
     assert (config.hardware.count, config.hardware.nodes) == (4, 2)
     assert (config.parallel.mode, config.parallel.offload, config.model.dtype) == ("zero3", True, "bfloat16")
@@ -164,21 +164,21 @@ parallelism_config:
 
 def test_accelerates_shared_tokens_within_shards(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(SHARDED)
-    found = adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+    found = apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
     parallel = found.loaded.config.parallel
     assert (parallel.mode, parallel.cp, parallel.dp_replicate, parallel.tp) == ("fsdp", 2, 2, 1)
     lines = list(found.lines())
     key = "parallelism_config.parallelism_config_cp_size"
     assert f"parallel.cp: 2, from acc.yaml:8 {key} (was 1)" in lines
     assert [lost.key for _, lost in found.unplaced] == ["parallelism_config.parallelism_config_cp_comm_strategy"]
-    setup = read(tmp_path / "acc.yaml", "accelerate").setup
+    setup = read_tool_config(tmp_path / "acc.yaml", "accelerate").setup
     assert (setup.world_size, setup.processes) == (4, 8)
 
 
 def test_sizes_that_do_not_make_up_the_processes(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(SHARDED.replace("cp_size: 2", "cp_size: 4"))
     with pytest.raises(ConfigError, match="expected sizes whose product is num_processes, 8, got 4"):
-        adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+        apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
 
 
 def test_an_accelerate_file_may_name_the_deepspeed_file(tmp_path) -> None:
@@ -186,7 +186,7 @@ def test_an_accelerate_file_may_name_the_deepspeed_file(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(
         "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: ds.json}\n"
     )
-    config = adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}")).loaded.config
+    config = apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}")).loaded.config
     assert (config.parallel.mode, config.train.max_grad_norm) == ("zero2", 0.7)
     assert config.parallel.deepspeed_config == str(tmp_path / "ds.json")
 
@@ -196,18 +196,18 @@ def test_two_files_that_differ_are_an_error(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(ACCELERATE)
     both = f"parallel: {{accelerate_config: {tmp_path}/acc.yaml, deepspeed_config: {tmp_path}/ds.json}}"
     with pytest.raises(ConfigError, match=r"parallel.mode is zero3 in acc.yaml:8 .* and zero2 in ds.json:1"):
-        adopt(load(tmp_path, both))
+        apply_launcher_files(load(tmp_path, both))
 
 
 def test_processes_that_machines_cannot_share(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(ACCELERATE.replace("num_processes: 8", "num_processes: 7"))
     with pytest.raises(ConfigError, match="7 processes cannot be shared by 2 machines"):
-        adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
+        apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
 
 
 def test_a_file_that_is_not_there(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/none.yaml}}"))
+        apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/none.yaml}}"))
 
 
 def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path) -> None:
@@ -217,7 +217,7 @@ def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path) -
     )
     for named, place in (("gone.yaml", ""), ("acc.yaml", "named in acc.yaml:6 deepspeed_config.")):
         with pytest.raises(ConfigError) as caught:
-            adopt(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path / named}}}"))
+            apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path / named}}}"))
         key = "deepspeed" if place else "accelerate"
         assert (caught.value.field, caught.value.path) == (f"parallel.{key}_config", str(tmp_path / "run.yaml"))
         assert place in caught.value.message
@@ -226,7 +226,7 @@ def test_a_file_that_is_not_there_is_told_with_the_key_that_names_it(tmp_path) -
 def test_json_that_ends_early_is_called_json(tmp_path) -> None:
     (tmp_path / "ds.json").write_text('{"gradient_clipping": 0.3,\n"zero_optimization": {"stage": 2}')
     with pytest.raises(ConfigError, match="not valid JSON") as caught:
-        read(tmp_path / "ds.json", "deepspeed")
+        read_tool_config(tmp_path / "ds.json", "deepspeed")
     assert "indentation" not in (caught.value.help or "")
 
 
@@ -238,11 +238,11 @@ def test_resolved_yaml_says_where_it_came_from_and_runs_as_it_is(zero, tmp_path,
         kind, name, memory_bytes, bf16 = "cpu", "cpu", None, False
 
     found = zero("train: {global_batch_size: 8}")
-    resolved = resolve(found.loaded, Model(), Hardware(), 100)
+    resolved = resolve_config(found.loaded, Model(), Hardware(), 100)
     write_resolved(resolved, tmp_path / "resolved.yaml")
     text = (tmp_path / "resolved.yaml").read_text()
     assert "mode: zero2  # file ds.json:18 zero_optimization.stage" in text
     assert "learning_rate: 0.0001  # file ds.json:12 optimizer.params.lr" in text
-    again = adopt(load_config(tmp_path / "resolved.yaml"))
+    again = apply_launcher_files(load_config(tmp_path / "resolved.yaml"))
     assert again.taken == ()
     assert again.loaded.config == resolved.config

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from surefit.cli.checking_foreign import run_fair_rules
+from surefit.cli.checking_foreign import run_applicable_rules
 from surefit.core.errors import SureFitError
-from surefit.importers import read
+from surefit.importers import read_tool_config
 from surefit.lint.engine import all_rules
 
 COLLECTION = Path(__file__).parents[4] / "shared/data/foreign_configs"
@@ -203,12 +203,12 @@ def lines_found(text: str, path: Path) -> set[int]:
     """The lines that any finding names."""
     path.write_text(text, encoding="utf-8")
     try:
-        found = read(path)
+        found = read_tool_config(path)
     except SureFitError as error:
         return {error.line} if error.line else set()
     return {
         finding.line
-        for finding in run_fair_rules(found, all_rules())[0].findings
+        for finding in run_applicable_rules(found, all_rules())[0].findings
         if finding.line and finding.severity != "info"
     }
 

@@ -12,10 +12,10 @@ from types import ModuleType
 import pytest
 import yaml
 
-from surefit.cli.checking_foreign import run_fair_rules
+from surefit.cli.checking_foreign import run_applicable_rules
 from surefit.core.errors import ConfigError
-from surefit.importers import UNKNOWN, detect, read
-from surefit.importers.write import config_text
+from surefit.importers import UNKNOWN, detect_tool, read_tool_config
+from surefit.importers.write import to_config_yaml
 from surefit.lint.engine import all_rules
 
 ROOT = Path(__file__).parents[3]
@@ -75,7 +75,7 @@ def test_other_people_s_files_are_said_to_be_others(
 ) -> None:
     (tmp_path / name).write_text(OTHERS[name])
     with pytest.raises(ConfigError, match=UNKNOWN):
-        detect(tmp_path / name)
+        detect_tool(tmp_path / name)
 
 
 LEFT_OUT = {
@@ -122,7 +122,7 @@ LEFT_OUT = {
 def test_what_changes_the_training_is_told_where_it_is_lost(what: str, tmp_path: Path) -> None:
     text, comments = LEFT_OUT[what]
     (tmp_path / "run.yaml").write_text(text)
-    written = config_text(read(tmp_path / "run.yaml"))
+    written = to_config_yaml(read_tool_config(tmp_path / "run.yaml"))
     for comment in comments:
         assert comment in written, written
 
@@ -130,16 +130,16 @@ def test_what_changes_the_training_is_told_where_it_is_lost(what: str, tmp_path:
 def test_a_schedule_that_cannot_be_said_does_not_become_the_tool_s_default(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model_name_or_path: a\ndataset_name: b\noutput_dir: o\nlr_scheduler_type: polynomial\n")
-    found = read(path)
+    found = read_tool_config(path)
     assert found.loaded is not None
     assert "train.lr_scheduler_type" not in found.names
-    assert "linear" not in config_text(found).split("# Not carried over")[0]
+    assert "linear" not in to_config_yaml(found).split("# Not carried over")[0]
 
 
 def test_a_mixture_without_an_adapter_trains_every_weight(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("model_name_or_path: a\noutput_dir: o\nlearning_rate: 1e-5\ndatasets: [{path: b}]\n")
-    found = read(path)
+    found = read_tool_config(path)
     assert found.loaded is not None
     assert found.loaded.config.train.method == "full"
 
@@ -150,7 +150,7 @@ def test_a_mixture_without_an_adapter_trains_every_weight(tmp_path: Path) -> Non
 def test_other_trainers_of_trl_are_known_and_not_imported_as_supervised(line: str, tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"model_name_or_path: a\ndataset_name: b\noutput_dir: o\nlearning_rate: 1e-5\n{line}\n")
-    found = read(path)
+    found = read_tool_config(path)
     assert found.tool == "trl"
     assert found.loaded is None
     assert found.setup.unknown == () == found.setup.passed_over
@@ -160,7 +160,7 @@ def codes(path: Path, text: str) -> dict[str, int | None]:
     path.write_text(text)
     return {
         finding.code: finding.line
-        for finding in run_fair_rules(read(path), all_rules())[0].findings
+        for finding in run_applicable_rules(read_tool_config(path), all_rules())[0].findings
         if finding.severity != "info"
     }
 
@@ -216,7 +216,7 @@ def test_a_text_as_target_modules_is_a_pattern_and_no_list(tmp_path: Path) -> No
     assert "MOD008" not in codes(tmp_path / "run.yaml", text)
     assert "MOD008" in codes(tmp_path / "run.yaml", text.replace("'model.layers.[0-9]+.self_attn.q_proj'", "[q_prj]"))
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "target_modules": ".*q_proj"}')
-    assert read(tmp_path / "adapter_config.json").setup.target_modules is None
+    assert read_tool_config(tmp_path / "adapter_config.json").setup.target_modules is None
 
 
 ALL = "[mlp.experts.gate_up_proj, mlp.experts.down_proj]"
@@ -243,7 +243,7 @@ def test_stacks_of_experts_are_all_carried_over_or_named_as_lost(
     for tool, text in own.items():
         path = tmp_path / f"{tool}.yaml"
         path.write_text(f"{text}lora_target_parameters: {names}\n")
-        found = read(path)
+        found = read_tool_config(path)
         assert found.tool == tool
         assert found.loaded is not None
         assert found.loaded.config.lora.experts == carried
@@ -252,16 +252,16 @@ def test_stacks_of_experts_are_all_carried_over_or_named_as_lost(
         assert carried or "beside all stacks" in lost["lora_target_parameters"]
     adapter = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], "target_parameters": yaml.safe_load(names)}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    assert ("target_parameters" in {one.key for one in read(tmp_path / "adapter_config.json").lost}) is not bool(
-        carried
-    )
+    assert (
+        "target_parameters" in {one.key for one in read_tool_config(tmp_path / "adapter_config.json").lost}
+    ) is not bool(carried)
 
 
 def test_without_an_adapter_they_have_no_effect(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(
         f"base_model: a/b\ndatasets: [{{path: c, type: alpaca}}]\nlora_target_parameters: {ALL}\n"
     )
-    found = read(tmp_path / "run.yaml")
+    found = read_tool_config(tmp_path / "run.yaml")
     assert "lora_target_parameters" in found.setup.ignored
     assert found.loaded is not None
     assert found.loaded.config.lora.experts is False
@@ -316,7 +316,7 @@ def test_what_is_said_of_a_key(
 def test_json_is_read_as_json(text: str, line: int, problem: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(text)
     with pytest.raises(ConfigError, match="not valid JSON") as caught:
-        detect(tmp_path / "ds.json")
+        detect_tool(tmp_path / "ds.json")
     assert (caught.value.line, problem in caught.value.message) == (line, True)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.checking_foreign import context_of
-from surefit.importers import read
-from surefit.importers.result import Foreign
+from surefit.cli.checking_foreign import build_lint_context
+from surefit.importers import read_tool_config
+from surefit.importers.result import ImportedConfig
 from surefit.lint.engine import run_rules
 
 TRL = "model_name_or_path: surefit/nano\ndataset_name: rows.jsonl\nreport_to: none\noutput_dir: out\n"
@@ -30,15 +30,15 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def reading(text: str) -> Foreign:
+def reading(text: str) -> ImportedConfig:
     path = Path("run.yaml")
     path.write_text(text, encoding="utf-8")
-    return read(path)
+    return read_tool_config(path)
 
 
 def found_in(text: str) -> dict[str, str]:
     """Code → the key its finding points to."""
-    context, _ = context_of(reading(text))
+    context, _ = build_lint_context(reading(text))
     return {finding.code: finding.field for finding in run_rules(context).findings}
 
 
@@ -152,7 +152,7 @@ def test_packing_of_llamafactory(text: str, packing: bool | None, strategy: str 
 
 
 def test_the_help_is_in_the_tool_s_own_words() -> None:
-    context, _ = context_of(reading(FACTORY + "packing: true\n"))
+    context, _ = build_lint_context(reading(FACTORY + "packing: true\n"))
     (finding,) = (finding for finding in run_rules(context).findings if finding.code == "PCK002")
     assert finding.message.startswith("packing: the examples of a row are not kept apart")
     assert "neat_packing: true" in str(finding.help)
@@ -278,7 +278,7 @@ def test_the_tokenizer_is_judged_where_its_template_is_used(base_model: Path) ->
     assert "TPL002" in found_in(axolotl)
     assert "TPL002" in found_in(axolotl + "chat_template: tokenizer_default\n")
     assert "TPL002" not in found_in(axolotl + "chat_template: chatml\n")
-    context, _ = context_of(reading(FACTORY.replace("surefit/nano", str(base_model)) + "template: qwen\n"))
+    context, _ = build_lint_context(reading(FACTORY.replace("surefit/nano", str(base_model)) + "template: qwen\n"))
     assert context.tokenizer is not None
     assert (context.tokenizer.eos_token, context.tokenizer.end_of_turn) == ("<|end|>", None)
 
@@ -290,6 +290,6 @@ def test_check_names_the_line_of_an_expression_that_never_ends(tmp_path: Path) -
         f'  "rank_pattern": {{"q_proj[": 4}},\n  "target_modules": "{".*" * 15}Z",\n  "task_type": "CAUSAL_LM"\n}}'
     )
     (tmp_path / "adapter_config.json").write_text(text)
-    context, _ = context_of(read(tmp_path / "adapter_config.json"))
+    context, _ = build_lint_context(read_tool_config(tmp_path / "adapter_config.json"))
     wrong = [(one.line, one.field, one.severity) for one in run_rules(context).findings]
     assert wrong == [(6, "rank_pattern", "error"), (7, "target_modules", "error")]

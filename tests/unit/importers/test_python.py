@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.core.errors import ConfigError
-from surefit.importers import read, tool_of
-from surefit.importers.python_source import COMPUTED, parse
+from surefit.importers import find_tool, read_tool_config
+from surefit.importers.python_source import COMPUTED, parse_script
 from surefit.lint.engine import run_rules
 from surefit.lint.rule import Finding, LintContext
 from surefit.nano import PATH as NANO
@@ -69,7 +69,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "train.py") -> Path:
 
 
 def judged(path: Path) -> list[Finding]:
-    found = read(path)
+    found = read_tool_config(path)
     return run_rules(LintContext(None, path, setup=found.setup, problems=found.problems)).findings
 
 
@@ -89,7 +89,7 @@ def test_what_is_computed_is_never_an_error(tmp_path: Path, chosen: dict[int, st
 
 
 def test_everything_computed(tmp_path: Path) -> None:
-    found = read(written(tmp_path, computed(dict.fromkeys(range(len(SLOTS)), "args.value"))))
+    found = read_tool_config(written(tmp_path, computed(dict.fromkeys(range(len(SLOTS)), "args.value"))))
     assert {one.why for one in found.lost} == {"it is computed while the script runs"}
     said = {name for name, value in vars(found.setup).items() if value not in (None, (), {})}
     assert said == {"tool"}
@@ -136,12 +136,12 @@ def test_a_directory_and_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_another_encoding_that_the_script_names(tmp_path: Path) -> None:
     text = f"# -*- coding: latin-1 -*-\nname = 'é'\n{SOUND}".encode("latin-1")
     assert judged(written(tmp_path, text)) == []
-    assert tool_of(written(tmp_path, text)) == "python"
+    assert find_tool(written(tmp_path, text)) == "python"
 
 
 def value_of(tmp_path: Path, text: str) -> object:
     """The value of `it`, or COMPUTED."""
-    source = parse(written(tmp_path, text))
+    source = parse_script(written(tmp_path, text))
     return source.value(ast.parse("it", mode="eval").body, source.module)
 
 
@@ -264,9 +264,9 @@ def test_requirements_that_are_none(tmp_path: Path) -> None:
         ("environment.yml", "name: x\nchannels: [a]\ndependencies: []\n", None),
     ):
         with pytest.raises(ConfigError) as caught:
-            read(written(tmp_path, text, name))
+            read_tool_config(written(tmp_path, text, name))
         assert caught.value.line == line, text
-    found = read(
+    found = read_tool_config(
         written(
             tmp_path, "numpy >= \nscipy=1.2\n-e .\n./own.whl\ntorch==2.9.0 ; python_version > '3'\n", "requirements.txt"
         )

@@ -19,10 +19,10 @@ from surefit.config.load import parse_yaml
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError
 from surefit.facts.setup import Setup
-from surefit.importers import MODULES, detect, read, tool_of
-from surefit.importers.config_mapping import Draft, Tool
-from surefit.importers.result import Foreign
-from surefit.importers.write import config_text
+from surefit.importers import MODULES, detect_tool, find_tool, read_tool_config
+from surefit.importers.config_mapping import ConfigDraft, ToolSchema
+from surefit.importers.result import ImportedConfig
+from surefit.importers.write import to_config_yaml
 
 EXAMPLES = Path(__file__).parent / "examples"
 FILES = {
@@ -31,25 +31,25 @@ FILES = {
 }  # fmt: skip
 
 
-def example(tool: str) -> Foreign:
-    return read(EXAMPLES / FILES[tool])
+def example(tool: str) -> ImportedConfig:
+    return read_tool_config(EXAMPLES / FILES[tool])
 
 
-def read_text(tmp_path: Path, text: str, name: str = "run.yaml", tool: str | None = None) -> Foreign:
+def read_text(tmp_path: Path, text: str, name: str = "run.yaml", tool: str | None = None) -> ImportedConfig:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
-    return read(path, tool)
+    return read_tool_config(path, tool)
 
 
-def table(tool: str) -> Tool:
+def table(tool: str) -> ToolSchema:
     found = importlib.import_module(f"surefit.importers.{MODULES[tool]}").TOOL
-    assert isinstance(found, Tool)
+    assert isinstance(found, ToolSchema)
     return found
 
 
 @pytest.mark.parametrize("tool", FILES)
 def test_the_tool_is_recognised(tool: str) -> None:
-    assert detect(EXAMPLES / FILES[tool]) == tool
+    assert detect_tool(EXAMPLES / FILES[tool]) == tool
     assert example(tool).setup.tool == tool
 
 
@@ -165,11 +165,11 @@ def test_a_json_file_has_lines_too() -> None:
 def test_every_key_of_the_example_ends_in_one_place(tool: str) -> None:
     path = EXAMPLES / FILES[tool]
     tree, lines = parse_yaml(path.read_text().replace("\t", " "), path)
-    draft = Draft(table(tool), path, tree, lines)
+    draft = ConfigDraft(table(tool), path, tree, lines)
     ends_in_one_place(draft)
 
 
-def ends_in_one_place(draft: Draft) -> None:
+def ends_in_one_place(draft: ConfigDraft) -> None:
     found = draft.finished()
     ends = {
         "mapped": set(found.mapped),
@@ -212,7 +212,7 @@ def test_a_wrong_pattern_ends_in_one_place(key: str, kind: dict[str, str]) -> No
 
 def require_each_key_once(tool: str, tree: dict[str, Any]) -> None:
     lines = {key: number for number, key in enumerate(tree, 1)}
-    draft = Draft(table(tool), Path("any.yaml"), tree, lines)
+    draft = ConfigDraft(table(tool), Path("any.yaml"), tree, lines)
     found = draft.finished()
     ends = [*found.mapped, *(one.key for one in found.lost), *found.setup.gone, *found.setup.unknown]
     ends += [str(problem.field) for problem in found.problems]
@@ -307,7 +307,7 @@ def test_keys_without_effect(tmp_path: Path, text: str, ignored: set[str]) -> No
 def test_tools_are_told_apart(tmp_path: Path, text: str, tool: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)
-    assert detect(path) == tool
+    assert detect_tool(path) == tool
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "hello", "foo: 1", "version: 2\nservices: {}\n"])
@@ -315,14 +315,14 @@ def test_what_is_no_config_is_refused_with_what_was_looked_for(tmp_path: Path, t
     path = tmp_path / "a.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        detect(path)
+        detect_tool(path)
     assert "axolotl" in str(caught.value.help)
     assert "deepspeed" in str(caught.value.help)
     if text in ("", "hello"):
-        assert tool_of(path) is None, "SureFit's own reader says what is wrong with it"
+        assert find_tool(path) is None, "SureFit's own reader says what is wrong with it"
     else:
         with pytest.raises(ConfigError, match="not a file of a tool that SureFit knows"):
-            tool_of(path)
+            find_tool(path)
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -346,14 +346,14 @@ def test_a_file_that_does_not_parse_is_refused(tmp_path: Path, data: bytes) -> N
     path = tmp_path / "a.yaml"
     path.write_bytes(data)
     with pytest.raises(ConfigError):
-        read(path, "axolotl")
-    assert tool_of(path) is None
+        read_tool_config(path, "axolotl")
+    assert find_tool(path) is None
 
 
 def test_byte_order_mark_and_dos_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "a.yml"
     path.write_bytes(b"\xef\xbb\xbf" + (EXAMPLES / "axolotl.yml").read_bytes().replace(b"\n", b"\r\n"))
-    found = read(path)
+    found = read_tool_config(path)
     assert found.loaded is not None
     assert found.loaded.config == example("axolotl").loaded.config  # type: ignore[union-attr]
     assert found.loaded.lines == example("axolotl").loaded.lines  # type: ignore[union-attr]
@@ -379,7 +379,7 @@ def test_further_data_sets_are_mixed_in(tmp_path: Path) -> None:
     assert (found.loaded.config.data.train, found.loaded.config.data.mix) == ("b", {"c/d@x": 1.0})
     assert not found.rows_known, "the rows of the first are not all"
     assert "datasets" not in {one.key for one in (*found.judged, *found.lost)}
-    assert "data.mix" not in config_text(read_text(tmp_path, "base_model: a\ndatasets: [{path: b, type: alpaca}]\n"))
+    assert "data.mix" not in to_config_yaml(read_text(tmp_path, "base_model: a\ndatasets: [{path: b, type: alpaca}]\n"))
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ def test_what_the_training_path_can_do_too(tmp_path: Path, text: str, key: str, 
     assert found.problems == ()
     assert found.loaded is not None
     assert lookup(found.loaded.config, key) == value
-    tree, _ = parse_yaml(config_text(found), tmp_path / "b.yaml")
+    tree, _ = parse_yaml(to_config_yaml(found), tmp_path / "b.yaml")
     assert Config.model_validate(tree) == found.loaded.config
 
 
@@ -538,8 +538,8 @@ def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str) 
 
 
 def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
-    assert "a batch still counts examples" in config_text(read_text(tmp_path, TRL + "packing: true\n"))
-    assert "a batch still counts examples" not in config_text(read_text(tmp_path, TRL + "packing: false\n"))
+    assert "a batch still counts examples" in to_config_yaml(read_text(tmp_path, TRL + "packing: true\n"))
+    assert "a batch still counts examples" not in to_config_yaml(read_text(tmp_path, TRL + "packing: false\n"))
 
 
 def test_the_stage_of_a_deepspeed_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +607,7 @@ def test_an_import_reads_back_as_it_was(tmp_path: Path, name: str) -> None:
     config = {"base_model": name, "datasets": [{"path": name, "type": "alpaca"}], "optimizer": f"{name}\nx: 1"}
     found = read_text(tmp_path, json.dumps(config), "a.json")
     assert found.loaded is not None
-    tree, _ = parse_yaml(config_text(found), tmp_path / "b.yaml")
+    tree, _ = parse_yaml(to_config_yaml(found), tmp_path / "b.yaml")
     assert Config.model_validate(tree) == found.loaded.config
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from surefit.core.errors import DataError, MachineError
 from surefit.core.processes import own_command
-from surefit.launch.cluster import on_ray
+from surefit.launch.cluster import run_on_ray
 
 CONFIG = """recipe: chat
 model: {name_or_path: surefit/nano}
@@ -28,7 +28,7 @@ FILES = 6
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MachineError) as told:
-        list(on_ray(len, ["job"]))
+        list(run_on_ray(len, ["job"]))
     assert "'.[scale]'" in (told.value.help or "")
 
 
@@ -94,7 +94,7 @@ def test_a_killed_worker_changes_nothing(cluster: dict[str, str], tmp_path: Path
 def test_what_a_task_raises_arrives_as_it_was(cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster["RAY_ADDRESS"])
     with pytest.raises(DataError, match="not found") as told:
-        list(on_ray(_refuse, [Path("a.jsonl")]))
+        list(run_on_ray(_refuse, [Path("a.jsonl")]))
     assert told.value.path == "a.jsonl"
 
 

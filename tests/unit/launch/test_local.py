@@ -29,20 +29,20 @@ class Ended:
 
 
 def test_a_run_that_is_asked_to_stop_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "Group", Ended)
-    assert local.launch(["train"], 2, "") == EXIT_SHORT
+    monkeypatch.setattr(local, "LocalProcessGroup", Ended)
+    assert local.launch_processes(["train"], 2, "") == EXIT_SHORT
     monkeypatch.setattr(Ended, "stopped_by", signal.SIGTERM)
     with pytest.raises(Interrupted, match="stopped by SIGTERM, after memory had run out") as caught:
-        local.launch(["train"], 2, "surefit train x --resume")
+        local.launch_processes(["train"], 2, "surefit train x --resume")
     assert caught.value.exit_code == EXIT_INTERRUPTED
     assert "surefit train x --resume" in str(caught.value.help)
 
 
 def test_a_process_is_told_what_was_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert env.adapted() == {}
+    assert env.read_oom_adaptations() == {}
     changes = {"train.per_device_train_batch_size": 4, "train.gradient_checkpointing": "selective"}
-    told = env.of_process(1, 2, 29_500, changes)
+    told = env.child_env(1, 2, 29_500, changes)
     assert (told["RANK"], told["WORLD_SIZE"], told["MASTER_PORT"]) == ("1", "2", "29500")
     monkeypatch.setattr(os, "environ", told)
-    assert env.adapted() == changes
+    assert env.read_oom_adaptations() == changes
     assert env.launched_here()

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from surefit.cli.checking_foreign import context_of
+from surefit.cli.checking_foreign import build_lint_context
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, MachineError
 from surefit.facts.job_script import read_job_script
-from surefit.importers import read
+from surefit.importers import read_tool_config
 from surefit.launch.slurm import (
     BatchJob,
     job_states,
-    render,
     render_array,
     render_evaluate,
     render_merge,
+    render_train,
     submit,
     task_states,
 )
@@ -64,7 +64,7 @@ def job(
 @pytest.fixture(params=CASES.values(), ids=CASES)
 def script(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "job.sbatch"
-    path.write_text(render(job(**request.param)), encoding="utf-8")
+    path.write_text(render_train(job(**request.param)), encoding="utf-8")
     return path
 
 
@@ -83,7 +83,7 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
 
 
 def test_our_own_rules_find_nothing(script: Path) -> None:
-    context, _ = context_of(read(script))
+    context, _ = build_lint_context(read_tool_config(script))
     found = [each.code for each in run_rules(context).findings]
     # Where a directory is called $HOME, SLM012 says truly that sbatch takes it for text.
     literal = {"SLM012"} if "$HOME; rm" in script.read_text(encoding="utf-8") else set()
@@ -98,12 +98,12 @@ def test_no_line_ends_in_blanks(script: Path) -> None:
 
 def test_two_nodes_of_four_as_a_whole() -> None:
     """The file is there to be read; `SNAPSHOT.write_text(render(job()))` renews it."""
-    assert render(job()) == SNAPSHOT.read_text(encoding="utf-8")
+    assert render_train(job()) == SNAPSHOT.read_text(encoding="utf-8")
 
 
 def test_it_starts_one_launcher_on_each_node(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
-    path.write_text(render(job()), encoding="utf-8")
+    path.write_text(render_train(job()), encoding="utf-8")
     read_back = read_job_script(path)
     launch = read_back.launch
     assert launch is not None
@@ -114,7 +114,7 @@ def test_it_starts_one_launcher_on_each_node(tmp_path: Path) -> None:
 
 
 def run_as_slurm_would(
-    tmp_path: Path, events: str = "", make: Callable[[BatchJob], str] = render, begun: str = "true", **case: Any
+    tmp_path: Path, events: str = "", make: Callable[[BatchJob], str] = render_train, begun: str = "true", **case: Any
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Run a rendered script with stand-ins for SLURM's programs and for the run: `srun` writes its arguments down."""
     programs = tmp_path / "bin"
@@ -175,7 +175,7 @@ def test_a_stage_ends_with_the_exit_code_of_its_command(tmp_path: Path, make: Ca
     assert words[-6:] == [verb, "/home/me/run.yaml", "--set", "hardware.nodes=2", "--set", "hardware.count=4"]
     path = tmp_path / "stage.sbatch"
     path.write_text(make(job(1, 1)), encoding="utf-8")
-    assert run_rules(context_of(read(path))[0]).findings == []
+    assert run_rules(build_lint_context(read_tool_config(path))[0]).findings == []
 
 
 @pytest.mark.parametrize("answered", [True, False], ids=["answered", "nothing answered"])
@@ -213,7 +213,7 @@ def test_a_merge_near_the_end_of_its_time_says_so_and_goes_on(tmp_path: Path) ->
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        render(job(**changes))
+        render_train(job(**changes))
     assert told in str(caught.value)
     assert caught.value.help
 
@@ -246,35 +246,35 @@ def test_an_option_is_one_and_holds_no_secret(option: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         job(slurm={"options": [option]})
     fine = ["--constraint=a100", "-C a100", "--export=TOKENIZERS_PARALLELISM=false", "--export=HF_TOKEN=$HF_TOKEN"]
-    script = render(job(slurm={"options": fine}))
+    script = render_train(job(slurm={"options": fine}))
     assert all(f"#SBATCH {one}\n" in script for one in fine)
 
 
 @pytest.mark.parametrize("limit", ["90", "2:01", "8:00:00", "2-12", "1-00:00", "UNLIMITED", "0"])
 def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
-    assert f"#SBATCH --time={limit}\n" in render(job(slurm={"time": limit}))
+    assert f"#SBATCH --time={limit}\n" in render_train(job(slurm={"time": limit}))
     with pytest.raises(ConfigError, match="told to save"):
         render_array(job(slurm={"time": "1:00"}), 2)
 
 
 def test_nccl_says_why_it_fails_where_there_is_nccl() -> None:
     wanted = 'export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"\n'
-    assert wanted in render(job())
+    assert wanted in render_train(job())
     assert wanted in render_evaluate(job(1, 4))
-    assert wanted not in render(job(1, 1))
-    assert wanted not in render(job(hardware={"gpu": "cpu"}))
+    assert wanted not in render_train(job(1, 1))
+    assert wanted not in render_train(job(hardware={"gpu": "cpu"}))
 
 
 def test_a_global_batch_is_shared_by_the_data_ranks_only() -> None:
-    assert "global batch of 2." in render(job(parallel={"mode": "cp", "cp": 4}, train={"global_batch_size": 2}))
+    assert "global batch of 2." in render_train(job(parallel={"mode": "cp", "cp": 4}, train={"global_batch_size": 2}))
 
 
 def test_the_environment_of_the_submitting_process_or_the_one_that_is_named(tmp_path: Path) -> None:
-    assert f'export PATH={ENVIRONMENT}/bin:"$PATH"' in render(job())
+    assert f'export PATH={ENVIRONMENT}/bin:"$PATH"' in render_train(job())
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "activate").touch()
-    assert f"source {tmp_path}/bin/activate" in render(job(slurm={"venv": str(tmp_path)}))
-    assert f"source {tmp_path}/bin/activate" in render(replace(job(), python=tmp_path / "bin" / "python3"))
+    assert f"source {tmp_path}/bin/activate" in render_train(job(slurm={"venv": str(tmp_path)}))
+    assert f"source {tmp_path}/bin/activate" in render_train(replace(job(), python=tmp_path / "bin" / "python3"))
 
 
 def stand_in(directory: Path, name: str, text: str) -> None:
@@ -325,7 +325,7 @@ def test_an_array_job(processes: tuple[int, int], tmp_path: Path) -> None:
     found = read_job_script(path)
     assert found.launch is not None
     assert (found.nodes, found.gpus_per_node, found.launch.per_node) == (*processes, processes[1])
-    context, _ = context_of(read(path))
+    context, _ = build_lint_context(read_tool_config(path))
     assert run_rules(context).findings == []
     if shutil.which("shellcheck"):
         checked = subprocess.run(["shellcheck", "--severity=warning", str(path)], capture_output=True, check=False)

@@ -16,8 +16,8 @@ from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
 from surefit.facts.dataset import DatasetFacts, dataset_facts
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.lint.engine import all_rules, choose_rules, explain, find_rule, run_rules
-from surefit.lint.rule import Finding, Fix, LintContext, Rule, rule
+from surefit.lint.engine import all_rules, choose_rules, explain_rule, find_rule, run_rules
+from surefit.lint.rule import ConfigFix, Finding, LintContext, Rule, rule
 
 CONFIG = Config.model_validate(
     {"model": {"name_or_path": "surefit/nano"}, "data": {"train": "rows.jsonl"}, "output_dir": "runs/x"}
@@ -117,7 +117,7 @@ def test_problems_of_gathering_become_findings() -> None:
 
 def test_find_and_explain() -> None:
     assert find_rule("sch001").name == "warmup-never-ends"
-    assert explain("SCH001").startswith("# SCH001: warmup-never-ends (error)\n\nThe warmup is")
+    assert explain_rule("SCH001").startswith("# SCH001: warmup-never-ends (error)\n\nThe warmup is")
     for wrong in ("SCH999", "XYZ001", "", "SCH"):
         with pytest.raises(ConfigError, match="there is no rule"):
             find_rule(wrong)
@@ -170,7 +170,7 @@ def test_a_suppression_is_only_judged_where_its_rule_could_look() -> None:
     judge = find_rule("CFG005")
     (useless,) = run_rules(context, [needs_a_model, finds_nothing_here, finds_nothing, judge]).findings
     assert useless.message.startswith("TST007")
-    assert useless.fix == Fix("lint.ignore.TST007", None)
+    assert useless.fix == ConfigFix("lint.ignore.TST007", None)
     assert run_rules(context, [finds_nothing]).findings == [], "CFG005 was not chosen"
 
 

@@ -19,8 +19,8 @@ from pydantic import BaseModel
 
 import surefit.lint.rules
 from surefit import recipes
-from surefit.config.load import Loaded
-from surefit.config.resolve import leaves, resolve
+from surefit.config.load import LoadedConfig
+from surefit.config.resolve import iter_config_values, resolve_config
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, DataError, MachineError, ModelError
 from surefit.facts.audit import Observation
@@ -186,15 +186,17 @@ def contexts(draw: st.DrawFn) -> LintContext:
     """What a rule may be handed: a config, and any of the facts."""
     config = draw(CONFIGS)
     known = {name: draw(facts, label=name) for name, facts in FACTS.items()}
-    keys = sorted(key for key, _ in leaves(config))
+    keys = sorted(key for key, _ in iter_config_values(config))
     lines = {key: number for number, key in enumerate(draw(st.sets(st.sampled_from(keys))), 1)}
     overridden = draw(st.frozensets(st.sampled_from(keys), max_size=2))
-    loaded = Loaded(config, Path("run.yaml"), lines, overridden)
+    loaded = LoadedConfig(config, Path("run.yaml"), lines, overridden)
     resolved = None
     if known["model"] and known["hardware"]:
         with contextlib.suppress(ConfigError):
-            resolved = resolve(loaded, known["model"], known["hardware"], draw(st.none() | st.integers(0, 10**6)))
-    columns = recipes.get(draw(st.sampled_from(recipes.names()))).columns
+            resolved = resolve_config(
+                loaded, known["model"], known["hardware"], draw(st.none() | st.integers(0, 10**6))
+            )
+    columns = recipes.get_recipe(draw(st.sampled_from(recipes.list_recipes()))).columns
     setup = draw(st.just(setup_of(config, resolved)) | SETUPS)
     return LintContext(
         config, loaded.path, lines, overridden, setup=setup, resolved=resolved, columns=columns,

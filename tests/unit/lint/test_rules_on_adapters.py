@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from surefit.config.load import Loaded
-from surefit.config.resolve import resolve
+from surefit.config.load import LoadedConfig
+from surefit.config.resolve import resolve_config
 from surefit.config.schema import Config
 from surefit.facts.hardware import hardware_facts
 from surefit.facts.model import model_facts
@@ -73,7 +73,7 @@ def test_an_adapter_goes_on_as_it_was_trained(tmp_path: Path, key: str) -> None:
 
 def test_fused_lora_is_off_with_its_reason() -> None:
     tree = {"model": {"name_or_path": "base"}, "data": {"train": "rows"}, "output_dir": "runs/x", "lora": DORA}
-    loaded = Loaded(Config.model_validate(tree), Path("run.yaml"), {}, frozenset())
-    resolved = resolve(loaded, model_facts("surefit/nano"), hardware_facts("h100"), None)
+    loaded = LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset())
+    resolved = resolve_config(loaded, model_facts("surefit/nano"), hardware_facts("h100"), None)
     assert resolved.config.speed.fused_lora is False
     assert resolved.provenance["speed.fused_lora"].detail == "it computes plain LoRA, and has no magnitudes"

@@ -42,7 +42,7 @@ QUIET = [
 
 def found(code: str, path: Path, text: str) -> list[Finding]:
     path.write_text(text, encoding="utf-8")
-    read = importers.read(path)
+    read = importers.read_tool_config(path)
     return run_rules(LintContext(None, path, setup=read.setup), [find_rule(code)]).findings
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from surefit.facts.environment import EnvironmentFacts, environment_facts
 from surefit.facts.job_script import JobScript, read_job_script, setup_of_job
-from surefit.facts.setup import Place, Setup
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import Finding, LintContext
 
@@ -74,7 +74,7 @@ def test_a_setup(values: dict[str, Any], expected: set[str]) -> None:
 
 
 def test_findings_use_the_users_own_keys_and_lines() -> None:
-    places = {"warmup_ratio": Place("warmup_ratio", "args.yaml", 7)}
+    places = {"warmup_ratio": SettingLocation("warmup_ratio", "args.yaml", 7)}
     (finding,) = found(gone={"warmup_ratio": "write warmup_steps: 3"}, places=places)
     assert (finding.path, finding.line, finding.field) == ("args.yaml", 7, "warmup_ratio")
     assert finding.message == "warmup_ratio is no longer accepted by TRL"

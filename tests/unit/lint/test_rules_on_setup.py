@@ -17,7 +17,7 @@ from surefit.config.schema import Config
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.facts.setup import Place, Setup
+from surefit.facts.setup import SettingLocation, Setup
 from surefit.lint.engine import all_rules, run_rules
 from surefit.lint.rule import Finding, LintContext
 
@@ -231,7 +231,10 @@ def test_the_logits_of_an_evaluation_batch() -> None:
 
 
 def test_keys_are_called_as_the_users_file_calls_them() -> None:
-    places = {"bf16": Place("mixed_precision.bf16"), "fp16": Place("mixed_precision.fp16", "other.json", 7)}
+    places = {
+        "bf16": SettingLocation("mixed_precision.bf16"),
+        "fp16": SettingLocation("mixed_precision.fp16", "other.json", 7),
+    }
     (one,) = found(bf16=True, fp16=True, places=places)
     assert "mixed_precision.bf16 and mixed_precision.fp16" in one.message
     assert (one.field, one.path, one.line) == ("mixed_precision.fp16", "other.json", 7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surefit.merge.merge import merge
+from surefit.merge.merge import merge_and_certify
 
 
 def sequences_of(count, length, seed):
@@ -40,4 +40,6 @@ def held_out():
 @pytest.fixture
 def merged(held_out):
     """merged(trained_run, …) → the certificate of its merge."""
-    return lambda trained, **options: merge(trained.config, trained.hardware, trained.run, held_out, **options)
+    return lambda trained, **options: merge_and_certify(
+        trained.config, trained.hardware, trained.run, held_out, **options
+    )

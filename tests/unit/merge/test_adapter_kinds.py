@@ -16,10 +16,10 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, GateError
 from surefit.core.rundir import read_json
 from surefit.merge.adapter_file import read_adapter
-from surefit.merge.combine import Combined, combine
-from surefit.merge.merge import MergeJob, certify_merged, merge_adapter
-from surefit.model.adapter import completeness, lora_modules
-from surefit.model.layerwise_forward import FromFiles, Weights
+from surefit.merge.combine import AdapterCombination, combine_adapters
+from surefit.merge.merge import MergeJob, certify_merged, merge_adapter_job
+from surefit.model.adapter import lora_modules, require_complete_adapter
+from surefit.model.layerwise_forward import LayerwiseModel, WeightFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {
@@ -74,7 +74,7 @@ def job(folder, **changes):
 
 def empty(folder):
     """The base without its weights."""
-    return FromFiles(job(folder).base, folder / "base", "cpu")
+    return LayerwiseModel(job(folder).base, folder / "base", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def answers(folder, rows):
 @pytest.mark.parametrize("name", KINDS)
 def test_the_merged_model_answers_as_peft_does(tmp_path, tiny_tokenizer, rows, name):
     folder = make(tmp_path, tiny_tokenizer, biases=name == "lora_bias", **KINDS[name])
-    certificate = merge_adapter(job(folder), Cpu(), rows)
+    certificate = merge_adapter_job(job(folder), Cpu(), rows)
     assert certificate["passed"]
     assert certificate["base_recorded"] is False, "PEFT does not say which base's bytes"
     adapted, merged = answers(folder, rows)
@@ -107,7 +107,7 @@ def test_the_merged_model_answers_as_peft_does(tmp_path, tiny_tokenizer, rows, n
 def test_families_with_other_layers_and_names(tmp_path, tiny_tokenizer, rows, family):
     targets = ["q_proj", "v_proj"] if family == "qwen3_moe" else "all-linear"
     folder = make(tmp_path, tiny_tokenizer, family, target_modules=targets)
-    assert merge_adapter(job(folder), Cpu(), rows)["passed"]
+    assert merge_adapter_job(job(folder), Cpu(), rows)["passed"]
     adapted, merged = answers(folder, rows)
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
 
@@ -133,11 +133,11 @@ GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 def test_factors_beside_experts(tmp_path, tiny_tokenizer, rows, family, settings, monkeypatch):
     monkeypatch.setitem(families.FAMILIES, "gpt_oss", GPT_OSS)
     folder = make(tmp_path, tiny_tokenizer, family, **({"target_modules": ["q_proj", "v_proj"]} | settings))
-    certificate = merge_adapter(job(folder), Cpu(), rows)
+    certificate = merge_adapter_job(job(folder), Cpu(), rows)
     assert certificate["passed"]
     adapted, merged = answers(folder, rows)
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
-    assert Weights(folder / "merged").names == Weights(folder / "base").names
+    assert WeightFiles(folder / "merged").names == WeightFiles(folder / "base").names
     again = certify_merged(job(folder), Cpu(), rows)
     assert again["passed"], again["reason"]
 
@@ -179,7 +179,7 @@ def test_an_expert_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, 
     folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[GATE_UP, DOWN])
     damage(folder, change)
     with pytest.raises(GateError, match=text):
-        merge_adapter(job(folder), Cpu(), rows)
+        merge_adapter_job(job(folder), Cpu(), rows)
 
 
 @pytest.mark.parametrize("change", [zeroed, only_b_zeroed])
@@ -187,10 +187,10 @@ def test_training_refuses_an_expert_without_factors(tmp_path, tiny_tokenizer, ch
     folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[GATE_UP, DOWN])
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
     modules = lora_modules(PeftModel.from_pretrained(base, folder / "adapter"))
-    completeness(folder / "adapter", modules)
+    require_complete_adapter(folder / "adapter", modules)
     damage(folder, change)
     with pytest.raises(GateError, match=r"expert 2 of model\.layers\.0\.mlp\.experts\.down_proj"):
-        completeness(folder / "adapter", modules)
+        require_complete_adapter(folder / "adapter", modules)
 
 
 def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, rows):
@@ -199,26 +199,26 @@ def test_a_stack_without_factors_is_refused_by_name(tmp_path, tiny_tokenizer, ro
     tensors = {name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.experts.lora" not in name}
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(GateError, match=r"layers\.1\.mlp\.experts\.down_proj has no factors"):
-        merge_adapter(job(folder), Cpu(), rows)
+        merge_adapter_job(job(folder), Cpu(), rows)
 
 
 def test_adapters_of_experts_are_not_combined(tmp_path, tiny_tokenizer):
     folder = make(tmp_path, tiny_tokenizer, "qwen3_moe", target_modules=["q_proj"], target_parameters=[DOWN])
-    twice = Combined("cat", ((folder / "adapter", 0.5), (folder / "adapter", 0.5)))
+    twice = AdapterCombination("cat", ((folder / "adapter", 0.5), (folder / "adapter", 0.5)))
     with pytest.raises(GateError, match="factors for experts"):
-        combine(empty(folder), twice, tmp_path)
+        combine_adapters(empty(folder), twice, tmp_path)
 
 
 def test_a_parameter_that_is_no_stack_of_experts_is_refused(tmp_path, tiny_tokenizer, rows):
     folder = make(tmp_path, tiny_tokenizer, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
     with pytest.raises(GateError, match="no stack of experts that they are for"):
-        merge_adapter(job(folder), Cpu(), rows)
+        merge_adapter_job(job(folder), Cpu(), rows)
 
 
 @pytest.mark.parametrize("settings", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens", "q_proj"]}])
 def test_a_tied_weight_that_is_changed_on_one_side_is_tied_no_longer(tmp_path, tiny_tokenizer, rows, settings):
     folder = make(tmp_path, tiny_tokenizer, tied=True, **settings)
-    assert merge_adapter(job(folder), Cpu(), rows)["passed"]
+    assert merge_adapter_job(job(folder), Cpu(), rows)["passed"]
     assert read_json(folder / "merged/config.json")["tie_word_embeddings"] is False
     adapted, merged = answers(folder, rows)
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
@@ -226,7 +226,7 @@ def test_a_tied_weight_that_is_changed_on_one_side_is_tied_no_longer(tmp_path, t
 
 def test_an_adapter_on_a_tied_model_leaves_it_tied(tmp_path, tiny_tokenizer, rows):
     folder = make(tmp_path, tiny_tokenizer, tied=True)
-    assert merge_adapter(job(folder), Cpu(), rows)["passed"]
+    assert merge_adapter_job(job(folder), Cpu(), rows)["passed"]
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged")
     assert merged.lm_head.weight is merged.model.embed_tokens.weight
 
@@ -282,9 +282,9 @@ def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenize
     parts = [(folder / "adapter", 0.7), (other / "adapter", 0.5)]
     density = 1.0 if "dare" in way else 0.5  # dare drops at random, and the draws of PEFT are others
     monkeypatch.setattr("surefit.merge.combine.DENSITY", density)
-    combined = Combined(way, tuple(parts))
-    adapter = combine(empty(folder), combined, tmp_path)
-    certificate = merge_adapter(job(folder, adapter=adapter, combined=combined), Cpu(), rows)
+    combined = AdapterCombination(way, tuple(parts))
+    adapter = combine_adapters(empty(folder), combined, tmp_path)
+    certificate = merge_adapter_job(job(folder, adapter=adapter, combined=combined), Cpu(), rows)
     assert certificate["passed"]
     assert certificate["combined"]["exact_sum"] is (way == "cat")
     theirs = PeftModel.from_pretrained(
@@ -304,6 +304,6 @@ def test_two_adapters_are_combined_as_peft_combines_them(tmp_path, tiny_tokenize
 def test_adapters_that_cannot_be_combined_in_this_way(tmp_path, tiny_tokenizer):
     folder = make(tmp_path, tiny_tokenizer)
     other = make(tmp_path / "other", tiny_tokenizer, r=8)
-    both = Combined("ties", ((folder / "adapter", 1.0), (other / "adapter", 1.0)))
+    both = AdapterCombination("ties", ((folder / "adapter", 1.0), (other / "adapter", 1.0)))
     with pytest.raises(ConfigError, match="by ties"):
-        combine(empty(folder), both, tmp_path)
+        combine_adapters(empty(folder), both, tmp_path)

@@ -13,15 +13,15 @@ from peft.tuners.lora import LoraLayer
 
 from surefit.merge import certify
 from surefit.merge.certify import (
-    Check,
-    Size,
-    agreement,
-    difference,
-    effect_kept,
+    MergeCheck,
+    RoundingDimensions,
+    check_agreement,
+    check_effect,
+    compare_logits,
     logit_noise,
     read_logits,
 )
-from surefit.model.layerwise_forward import nudged
+from surefit.model.layerwise_forward import perturb_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -59,12 +59,12 @@ def sequences():
 
 
 def logit_checks(adapter, merged, sequences, dtype):
-    size = certify.size_of(merged)
+    size = certify.rounding_dimensions(merged)
     moved = copy.deepcopy(merged)
     for name, parameter in moved.named_parameters():
-        nudged(parameter.data, certify.nudge(dtype, size), name)
+        perturb_weights(parameter.data, certify.nudge(dtype, size), name)
     logits = [read_logits(model, sequences) for model in (adapter, merged, moved)]
-    return agreement("m", *logits, dtype, size)
+    return check_agreement("m", *logits, dtype, size)
 
 
 @pytest.mark.parametrize("layers", [2, 8])
@@ -111,11 +111,11 @@ def test_the_bounds_hold_for_noise_of_the_assumed_size():
     """Normal errors with the permitted root mean square: mean, maximum, divergence and agreement all just pass."""
     generator = torch.Generator().manual_seed(0)
     reference = [torch.randn(200, 500, generator=generator) for _ in range(3)]
-    size = Size(2, 64)
+    size = RoundingDimensions(2, 64)
     noise = logit_noise(torch.bfloat16, size)
     noisy = [logits + 0.98 * noise * torch.randn(logits.shape, generator=generator) for logits in reference]
     moved = [logits + noise / certify.SAFETY * torch.randn(logits.shape, generator=generator) for logits in noisy]
-    mean, worst, divergence, top1 = agreement("n", reference, noisy, moved, torch.bfloat16, size)
+    mean, worst, divergence, top1 = check_agreement("n", reference, noisy, moved, torch.bfloat16, size)
     assert all(check.passed for check in (mean, divergence, top1))
     assert mean.value / mean.threshold == pytest.approx(0.98 * math.sqrt(2 / math.pi), abs=0.01)
     assert worst.value / worst.threshold == pytest.approx(1.0, abs=0.3), "the worst of 600 positions"
@@ -159,7 +159,7 @@ def test_a_few_positions_are_compared_too():
 
 def test_differences_are_those_of_the_definitions():
     one, two = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0]]), torch.tensor([[0.0, 3.0, 2.0], [3.0, 0.0, 1.0]])
-    found = difference([one], [two])
+    found = compare_logits([one], [two])
     assert (found.entries, found.positions, found.agreeing, found.infinite) == (6, 2, 1, 0)
     assert (found.absolute, found.largest) == (3.0, 2.0)
     assert found.rms == pytest.approx(math.sqrt(5 / 6))
@@ -172,34 +172,34 @@ def test_differences_are_those_of_the_definitions():
 def test_logits_that_are_no_numbers_fail_and_can_be_written(broken):
     good, bad = torch.zeros(2, 3), torch.tensor([[0.0, float("nan"), 1.0], [0.0, float("inf"), 1.0]])
     one, two = ([bad], [good]) if broken == "reference" else ([good], [bad])
-    checks = agreement("m", one, two, two, torch.float32, Size(1, 8))
+    checks = check_agreement("m", one, two, two, torch.float32, RoundingDimensions(1, 8))
     assert [(check.name, check.value, check.passed) for check in checks] == [("m_logits_not_finite", 2, False)]
-    written = Check("x", float("nan"), 1.0, "<=", "why").as_dict()
+    written = MergeCheck("x", float("nan"), 1.0, "<=", "why").as_dict()
     assert written["value"] == "nan"
     assert written["passed"] is False
     json.dumps(written, allow_nan=False)
 
 
 def test_the_limit_grows_with_the_step_of_the_dtype_the_depth_and_the_width():
-    size = Size(32, 4096)
+    size = RoundingDimensions(32, 4096)
     single, half, brain = (logit_noise(dtype, size) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     assert 1e-4 < single < 1e-3
     assert brain / half == pytest.approx(8, rel=1e-3)
-    assert logit_noise(torch.float32, Size(32, 16384)) == pytest.approx(2 * single, rel=1e-3)
-    assert logit_noise(torch.bfloat16, Size(132, 4096)) / brain == pytest.approx(math.sqrt(272 / 72))
+    assert logit_noise(torch.float32, RoundingDimensions(32, 16384)) == pytest.approx(2 * single, rel=1e-3)
+    assert logit_noise(torch.bfloat16, RoundingDimensions(132, 4096)) / brain == pytest.approx(math.sqrt(272 / 72))
 
 
 def test_the_effect_kept_is_one_for_the_adapter_and_nothing_for_the_base():
     generator = torch.Generator().manual_seed(0)
     base = [torch.randn(8, 50, generator=generator)]
     adapter = [base[0] + torch.randn(8, 50, generator=generator)]
-    assert effect_kept(base, adapter, adapter).value == 1.0
-    assert effect_kept(base, adapter, base).value == 0.0
-    assert not effect_kept(base, base, base).passed, "an adapter without an effect is not kept"
+    assert check_effect(base, adapter, adapter).value == 1.0
+    assert check_effect(base, adapter, base).value == 0.0
+    assert not check_effect(base, base, base).passed, "an adapter without an effect is not kept"
     halfway = [(base[0] + adapter[0]) / 2]
-    assert effect_kept(base, adapter, halfway).value == pytest.approx(0.5)
+    assert check_effect(base, adapter, halfway).value == pytest.approx(0.5)
     noise = lambda: 0.1 * torch.randn(8, 50, generator=generator)  # noqa: E731
-    quiet = effect_kept([base[0] + noise()], [base[0] + noise()], [base[0] + noise()])
+    quiet = check_effect([base[0] + noise()], [base[0] + noise()], [base[0] + noise()])
     assert quiet.value == pytest.approx(0.5, abs=0.05)
     assert not quiet.passed
 

@@ -9,7 +9,7 @@ import torch
 
 from surefit.core.errors import GateError
 from surefit.core.rundir import read_json
-from surefit.merge.dequantize import as_computed_with, as_stored
+from surefit.merge.dequantize import build_dequantizer, use_stored_weight
 from surefit.model.load import load_model
 from surefit.model.quantize import frozen_matrix, quantized_layers
 from surefit.model.saved import load_saved
@@ -31,7 +31,7 @@ def test_the_weights_are_those_the_quantised_model_computes_with(quantised) -> N
     """Bit for bit, layer by layer, from the base's files alone."""
     section = quantised.config.model
     plain = load_model(section.model_copy(update={"quantization": "none"}), quantised.hardware)
-    frozen = as_computed_with(plain, section.quantization)
+    frozen = build_dequantizer(plain, section.quantization)
     model = load_model(section, quantised.hardware)
     names = quantized_layers(plain)
     assert len(names) == 14, "seven linear layers in each of two"
@@ -46,7 +46,7 @@ def test_the_weights_are_those_the_quantised_model_computes_with(quantised) -> N
 
 def test_a_plain_model_is_left_as_it_is(trained) -> None:
     run = trained(dtype="float32")
-    assert as_computed_with(load_model(run.config.model, run.hardware), "none") is as_stored
+    assert build_dequantizer(load_model(run.config.model, run.hardware), "none") is use_stored_weight
 
 
 def test_into_the_original_base_is_refused_and_says_what_instead(quantised, merged) -> None:

@@ -15,8 +15,15 @@ from surefit.config.schema import ModelSection
 from surefit.core.errors import ConfigError, DataError, GateError, MachineError, ModelError
 from surefit.core.rundir import file_sha256, read_json
 from surefit.merge import quantised
-from surefit.merge.export import export_adapter, export_hub, export_quantised, public, read_export, source_of
-from surefit.merge.quantised import Conversion, find_converter, measure, require_convertible
+from surefit.merge.export import (
+    export_adapter,
+    export_hub,
+    export_quantized,
+    load_certified_model,
+    read_export,
+    redact_certificate,
+)
+from surefit.merge.quantised import Conversion, find_converter, measure_conversion, require_convertible
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -46,7 +53,7 @@ def test_a_hub_export_holds_the_model_and_nothing_else(ready, tmp_path):
     (ready.run.merged / "eval.predictions.jsonl").write_text('{"gold": "a row"}')
     (ready.run.merged / ".env").write_text("HF_TOKEN=x")
     (ready.run.merged / "optimizer.pt").write_bytes(b"x")
-    manifest = export_hub(source_of(ready.run), tmp_path / "out", card)
+    manifest = export_hub(load_certified_model(ready.run), tmp_path / "out", card)
     there = {path.name for path in (tmp_path / "out").iterdir()}
     assert there == {*manifest["files"], "export.json"}
     assert not there & {"eval.predictions.jsonl", ".env", "optimizer.pt"}
@@ -60,7 +67,7 @@ def test_a_hub_export_holds_the_model_and_nothing_else(ready, tmp_path):
 
 def test_an_adapter_export_is_what_was_certified_and_plain_peft_reads_it(ready, tmp_path):
     base = ready.config.model.name_or_path
-    manifest = export_adapter(source_of(ready.run), "someone/base", tmp_path / "out", card)
+    manifest = export_adapter(load_certified_model(ready.run), "someone/base", tmp_path / "out", card)
     assert read_export(tmp_path / "out") == manifest
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= manifest["files"].keys()
     assert not manifest["files"].keys() & {"config.json", "model.safetensors", "surefit.json"}
@@ -78,7 +85,7 @@ def test_another_adapter_than_the_certified_one_is_refused(ready, tmp_path):
     next(iter(tensors.values())).view(-1)[0] += 1
     save_file(tensors, file)
     with pytest.raises(GateError, match="not the adapter that was merged"):
-        export_adapter(source_of(ready.run), "someone/base", tmp_path / "out", card)
+        export_adapter(load_certified_model(ready.run), "someone/base", tmp_path / "out", card)
     assert not (tmp_path / "out").exists()
 
 
@@ -86,17 +93,17 @@ def test_a_run_without_an_adapter_has_none_to_export(trained, merged, tmp_path):
     run = trained("full")
     assert merged(run)["passed"]
     with pytest.raises(ConfigError, match="all weights were trained"):
-        export_adapter(source_of(run.run), "someone/base", tmp_path / "out", card)
+        export_adapter(load_certified_model(run.run), "someone/base", tmp_path / "out", card)
 
 
 def test_nothing_is_exported_without_a_certificate(ready):
     certificate = read_json(ready.run.certificate)
     ready.run.certificate.write_text(json.dumps(certificate | {"passed": False, "reason": "it is broken"}))
     with pytest.raises(GateError, match="not certified: it is broken"):
-        source_of(ready.run)
+        load_certified_model(ready.run)
     ready.run.certificate.unlink()
     with pytest.raises(GateError, match="has no certificate"):
-        source_of(ready.run)
+        load_certified_model(ready.run)
 
 
 def test_another_model_than_the_certified_one_is_refused(ready):
@@ -105,23 +112,23 @@ def test_another_model_than_the_certified_one_is_refused(ready):
     next(iter(tensors.values())).view(-1)[0] += 1
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(GateError, match="not the model that its certificate was given for"):
-        source_of(ready.run)
+        load_certified_model(ready.run)
 
 
 def test_what_is_no_export_is_not_replaced(ready, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError) as caught:
-        export_hub(source_of(ready.run), tmp_path / "mine", card)
+        export_hub(load_certified_model(ready.run), tmp_path / "mine", card)
     assert caught.value.code == "E1604"
     assert (tmp_path / "mine/thesis.txt").exists()
     for _ in range(2):
-        export_hub(source_of(ready.run), tmp_path / "out", card)
+        export_hub(load_certified_model(ready.run), tmp_path / "out", card)
 
 
 def test_a_changed_or_missing_file_is_noticed(ready, tmp_path):
     out = tmp_path / "out"
-    export_hub(source_of(ready.run), out, card)
+    export_hub(load_certified_model(ready.run), out, card)
     (out / "README.md").write_text((out / "README.md").read_text().replace("True", "true"))
     with pytest.raises(ModelError, match=r"README\.md is not what was exported"):
         read_export(out)
@@ -135,7 +142,7 @@ def test_a_changed_or_missing_file_is_noticed(ready, tmp_path):
 def test_nf4_is_made_and_measured(ready, conversion, held_out, tmp_path):
     pytest.importorskip("bitsandbytes")
     out = tmp_path / "out"
-    manifest = export_quantised(source_of(ready.run), conversion("nf4"), out, held_out, card)
+    manifest = export_quantized(load_certified_model(ready.run), conversion("nf4"), out, held_out, card)
     certificate = read_json(out / "certificate.json")
     measured = certificate["measured"]
     assert manifest["format"] == certificate["format"] == "nf4"
@@ -152,7 +159,7 @@ def test_nf4_is_made_and_measured(ready, conversion, held_out, tmp_path):
 def test_what_is_measured_is_the_difference_itself(ready, conversion, held_out):
     """Not converted at all, the model differs from itself by nothing; with one layer changed, by that."""
     unchanged = conversion("int8")
-    checks, measured = measure(unchanged, ready.run.merged, held_out)
+    checks, measured = measure_conversion(unchanged, ready.run.merged, held_out)
     assert all(check.passed for check in checks)
     assert (measured["logit_error_max"], measured["top1_agreement"]) == (pytest.approx(0, abs=1e-5), 1)
     assert measured["positions"] == sum(len(row) for row in held_out)
@@ -175,17 +182,17 @@ def test_a_broken_conversion_is_refused(ready, conversion, held_out, tmp_path, m
                 del tensors[name]
         save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
-    monkeypatch.setattr("surefit.merge.export.make", broken)
+    monkeypatch.setattr("surefit.merge.export.convert_model", broken)
     monkeypatch.setattr("surefit.merge.export.require_convertible", lambda conversion: None)
     with pytest.raises(GateError, match=reason):
-        export_quantised(source_of(ready.run), conversion("int8"), tmp_path / "out", held_out, card)
+        export_quantized(load_certified_model(ready.run), conversion("int8"), tmp_path / "out", held_out, card)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 def test_torchao_formats(ready, conversion, held_out, tmp_path, format):
     pytest.importorskip("torchao", reason="the extra torchao is not installed")
-    export_quantised(source_of(ready.run), conversion(format), tmp_path / "out", held_out, card)
+    export_quantized(load_certified_model(ready.run), conversion(format), tmp_path / "out", held_out, card)
     measured = read_json(tmp_path / "out/certificate.json")["measured"]
     assert 0 < measured["logit_error_mean"] < 0.2 * measured["logit_deviation"]
 
@@ -214,7 +221,7 @@ def test_a_converter_that_fails_is_quoted(ready, conversion, held_out, tmp_path,
     monkeypatch.setattr(quantised, "find_spec", lambda name: True)
     job = conversion("gguf", llama_cpp=tmp_path)
     with pytest.raises(MachineError, match="Model LlamaForNobody is not supported"):
-        export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+        export_quantized(load_certified_model(ready.run), job, tmp_path / "out", held_out, card)
     assert not (tmp_path / "out").exists()
 
 
@@ -222,7 +229,9 @@ def test_a_package_that_the_converter_lacks_is_named(ready, conversion, held_out
     (tmp_path / "convert_hf_to_gguf.py").write_text("import sentencepieces_of_nobody")
     monkeypatch.setattr(quantised, "find_spec", lambda name: True)
     with pytest.raises(MachineError, match="needs sentencepieces_of_nobody, which is not installed") as found:
-        export_quantised(source_of(ready.run), conversion("gguf", llama_cpp=tmp_path), tmp_path / "out", held_out, card)
+        export_quantized(
+            load_certified_model(ready.run), conversion("gguf", llama_cpp=tmp_path), tmp_path / "out", held_out, card
+        )
     assert found.value.help == "pip install sentencepieces_of_nobody"
 
 
@@ -275,7 +284,7 @@ def test_gguf_is_read_again_and_measured(ready, conversion, held_out, tmp_path):
     pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
     (tmp_path / "convert_hf_to_gguf.py").write_text(WRITER)
     job = conversion("gguf", outtype="f16", llama_cpp=tmp_path)
-    manifest = export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+    manifest = export_quantized(load_certified_model(ready.run), job, tmp_path / "out", held_out, card)
     assert "model.gguf" in manifest["files"]
     assert not [name for name in manifest["files"] if "safetensors" in name]
     measured = read_json(tmp_path / "out/certificate.json")["measured"]
@@ -283,7 +292,7 @@ def test_gguf_is_read_again_and_measured(ready, conversion, held_out, tmp_path):
     wrong = tmp_path / "convert_hf_to_gguf.py"
     wrong.write_text(WRITER.replace(".swapaxes(1, 2)", ""))
     with pytest.raises(GateError, match="logit_error_mean"):
-        export_quantised(source_of(ready.run), replace(job), tmp_path / "other", held_out, card)
+        export_quantized(load_certified_model(ready.run), replace(job), tmp_path / "other", held_out, card)
 
 
 LIBRARY = """
@@ -309,20 +318,23 @@ def test_what_the_quantiser_made_is_the_only_file(ready, conversion, held_out, t
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(quantised, "find_spec", lambda name: True)
     job = conversion("gguf", outtype="q4_k_m", llama_cpp=tmp_path)
-    manifest = export_quantised(source_of(ready.run), job, tmp_path / "out", held_out, card)
+    manifest = export_quantized(load_certified_model(ready.run), job, tmp_path / "out", held_out, card)
     assert [name for name in manifest["files"] if name.endswith(".gguf")] == ["model.gguf"]
     assert "q4_k_m" in read_json(tmp_path / "out/certificate.json")["how"]
     (tmp_path / "llama_cpp.py").write_text(LIBRARY.replace("!= 15", "== 15"))
     with pytest.raises(MachineError, match="quantiser ended with 1"):
-        export_quantised(source_of(ready.run), job, tmp_path / "other", held_out, card)
+        export_quantized(load_certified_model(ready.run), job, tmp_path / "other", held_out, card)
     assert not (tmp_path / "other").exists()
 
 
 def test_no_prompts_no_certificate(ready, conversion, tmp_path):
     with pytest.raises(DataError, match="no held-out rows"):
-        export_quantised(source_of(ready.run), conversion("nf4"), tmp_path / "out", [], card)
+        export_quantized(load_certified_model(ready.run), conversion("nf4"), tmp_path / "out", [], card)
 
 
 def test_a_public_certificate_names_no_directory():
     said = {"base": {"name": "/home/me/base"}, "checks": [{"why": "from /srv/x/base with this hash", "value": 1}]}
-    assert public(said) == {"base": {"name": "base"}, "checks": [{"why": "from base with this hash", "value": 1}]}
+    assert redact_certificate(said) == {
+        "base": {"name": "base"},
+        "checks": [{"why": "from base with this hash", "value": 1}],
+    }

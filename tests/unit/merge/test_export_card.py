@@ -12,7 +12,7 @@ from surefit.config.schema import ModelSection
 from surefit.core.rundir import RunDir, write_json
 from surefit.merge.origin import hub_id, license_of
 from surefit.recipes.function_calling import RECIPE
-from surefit.report.model_card import About, model_card
+from surefit.report.model_card import CardContext, render_model_card
 
 SECRET = "hf_" + "a" * 30
 RESOLVED = """
@@ -71,11 +71,11 @@ CERTIFICATE = {
 def about(**changes):
     known = {"name": "one", "recipe": RECIPE, "base": "Qwen/Qwen3-4B", "base_name": "Qwen/Qwen3-4B",
              "license": "apache-2.0", "datasets": ["Salesforce/xlam"], "format": "hub"}  # fmt: skip
-    return About(**{**known, **changes})
+    return CardContext(**{**known, **changes})
 
 
 def test_the_hub_reads_the_front_matter(run):
-    card = ModelCard(model_card(run, about(), CERTIFICATE, run.path))
+    card = ModelCard(render_model_card(run, about(), CERTIFICATE, run.path))
     data = card.data
     assert (data.base_model, data.license, data.datasets) == ("Qwen/Qwen3-4B", "apache-2.0", ["Salesforce/xlam"])
     assert data.library_name == "transformers"
@@ -86,14 +86,14 @@ def test_the_hub_reads_the_front_matter(run):
 
 
 def test_no_base_on_the_hub_no_base_in_the_front_matter(run):
-    text = model_card(run, about(base=None, base_name="base", license=None, datasets=[]), CERTIFICATE, run.path)
+    text = render_model_card(run, about(base=None, base_name="base", license=None, datasets=[]), CERTIFICATE, run.path)
     front = yaml.safe_load(text.split("---")[1])
     assert not {"base_model", "license", "datasets"} & front.keys()
     assert "`base` (not on the hub)" in text
 
 
 def test_nothing_private_is_in_it(run):
-    text = model_card(run, about(), CERTIFICATE, run.path)
+    text = render_model_card(run, about(), CERTIFICATE, run.path)
     assert "| data.eval | eval.jsonl |" in text
     for private in ("/home/me", "/srv", "private data/", "the private prompt", "the gold row", "the answer",
                     "tracker.internal", "output_dir", SECRET, str(run.path)):  # fmt: skip
@@ -101,7 +101,7 @@ def test_nothing_private_is_in_it(run):
 
 
 def test_the_facts_against_it_are_said(run):
-    text = model_card(run, about(), CERTIFICATE, run.path)
+    text = render_model_card(run, about(), CERTIFICATE, run.path)
     limits = text.partition("## Limitations")[2].partition("## How")[0]
     assert "On `eval`, 3 of 40 answers were cut off by the limit of 96 new tokens" in limits
     assert "worse on `old_tools`: exact_match -20.0 [-30.0, -10.0] points" in limits
@@ -109,7 +109,7 @@ def test_the_facts_against_it_are_said(run):
 
 
 def test_scores_certificate_and_passport_are_tables(run):
-    text = model_card(run, about(), CERTIFICATE, run.path)
+    text = render_model_card(run, about(), CERTIFICATE, run.path)
     assert "| **exact_match** | 0.200 [0.150, 0.250] | 0.700 [0.650, 0.750] |" in text
     assert "| base identity | abababababab… | == | abababababab… |" in text
     assert "| exact duplicates | 4 | 100 |" in text
@@ -120,18 +120,18 @@ def test_a_conversion_says_what_it_is(run):
     measured = {"positions": 900, "top1_agreement": 0.97, "kl_mean": 0.01, "logit_error_mean": 0.1,
                 "logit_error_max": 2.0, "logit_deviation": 3.0}  # fmt: skip
     own = {"against": "merged", "how": "bitsandbytes, NF4", "prompts": 32, "measured": measured, "merge": CERTIFICATE}
-    text = model_card(run, about(format="nf4"), own, run.path)
+    text = render_model_card(run, about(format="nf4"), own, run.path)
     front = yaml.safe_load(text.split("---")[1])
     assert front["base_model_relation"] == "quantized"
     assert "| top1 agreement | 0.97 |" in text
     assert "agrees with it in 97.0 % of the next tokens. Its task metric was not measured" in text
     lines = [{"metric": "exact_match", "score": "0.690 [0.6, 0.7]", "difference": "-0.010 [-0.02, +0.00]"}]
-    scored = model_card(run, about(format="nf4", score={"n": 40, "lines": lines}), own, run.path)
+    scored = render_model_card(run, about(format="nf4", score={"n": 40, "lines": lines}), own, run.path)
     assert "| exact_match | 0.690 [0.6, 0.7] | -0.010 [-0.02, +0.00] |" in scored
 
 
 def test_an_empty_run_has_a_card(tmp_path):
-    text = model_card(RunDir(tmp_path), about(), CERTIFICATE, tmp_path)
+    text = render_model_card(RunDir(tmp_path), about(), CERTIFICATE, tmp_path)
     assert "It has not been scored" in text
     assert "`surefit audit` was not run" in text
 
@@ -149,7 +149,7 @@ def test_where_the_base_comes_from(tmp_path):
 
 def test_html_in_a_name_is_shown_and_not_run(run):
     """The hub renders HTML in a card; names of runs, sets and models are whatever somebody wrote."""
-    text = model_card(
+    text = render_model_card(
         run, about(name="<img src=x onerror=alert(1)>", base_name="</code><script>1</script>"), CERTIFICATE, run.path
     )
     assert "<img" not in text

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 
 from surefit.core.errors import ConfigError, GateError, MachineError, ModelError
 from surefit.core.rundir import file_sha256, write_json
-from surefit.merge.push import prepare_push, push
+from surefit.merge.push import prepare_push, push_to_hub
 
 
 class Hub(ThreadingHTTPServer):
@@ -163,7 +163,7 @@ def export(tmp_path):
 def test_the_export_and_nothing_else_arrives_private(export, hub):
     prepared = prepare_push(export, "me/one")
     assert prepared.left_behind == [".env", "notes.txt"]
-    push(prepared)
+    push_to_hub(prepared)
     assert hub.private == {"me/one": True}
     expected = {name: (export / name).read_bytes() for name in prepared.files}
     assert hub.files["me/one"] == expected
@@ -173,18 +173,18 @@ def test_the_export_and_nothing_else_arrives_private(export, hub):
 
 
 def test_public_is_asked_for(export, hub):
-    push(prepare_push(export, "me/one", private=False))
+    push_to_hub(prepare_push(export, "me/one", private=False))
     assert hub.private == {"me/one": False}
 
 
 def test_a_push_that_was_cut_off_is_pushed_again(export, hub):
     hub.refuses = {"/commit/": 507}
     with pytest.raises(MachineError, match="did not take me/one") as found:
-        push(prepare_push(export, "me/one"))
+        push_to_hub(prepare_push(export, "me/one"))
     assert "push again" in found.value.help
     assert not hub.files
     hub.refuses = {}
-    push(prepare_push(export, "me/one"))
+    push_to_hub(prepare_push(export, "me/one"))
     assert len(hub.files["me/one"]) == 5
 
 
@@ -192,18 +192,18 @@ def test_a_push_that_was_cut_off_is_pushed_again(export, hub):
 def test_a_token_that_may_not_write(export, hub, status):
     hub.refuses = {"/repos/create": status}
     with pytest.raises(ConfigError, match="does not let this token write"):
-        push(prepare_push(export, "me/one"))
+        push_to_hub(prepare_push(export, "me/one"))
 
 
 def test_no_token_and_offline(export, hub, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(MachineError, match="HF_HUB_OFFLINE"):
-        push(prepare_push(export, "me/one"))
+        push_to_hub(prepare_push(export, "me/one"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path_factory.mktemp("none") / "token"))
     with pytest.raises(ConfigError, match="no token"):
-        push(prepare_push(export, "me/one"))
+        push_to_hub(prepare_push(export, "me/one"))
     assert not hub.private
 
 
@@ -256,7 +256,7 @@ def large(export, hub, monkeypatch):
 @pytest.mark.parametrize("part", [None, 5_000_000], ids=["whole", "in parts"])
 def test_a_large_file_goes_by_lfs(large, hub, capfd, part):
     hub.part = part
-    push(prepare_push(large, "me/one"))
+    push_to_hub(prepare_push(large, "me/one"))
     weights = large / "model.safetensors"
     assert hub.files["me/one"]["model.safetensors"] == weights.read_bytes()
     assert list(hub.store) == [file_sha256(weights)], "the small files came with the commit"
@@ -270,11 +270,11 @@ def test_a_large_file_goes_by_lfs(large, hub, capfd, part):
 def test_large_files_that_have_arrived_are_not_sent_again(large, hub):
     hub.refuses = {"/commit/": 507}
     with pytest.raises(MachineError, match="did not take me/one"):
-        push(prepare_push(large, "me/one"))
+        push_to_hub(prepare_push(large, "me/one"))
     assert hub.puts == 12_000_000
     assert not hub.files
     hub.refuses = {}
-    push(prepare_push(large, "me/one"))
+    push_to_hub(prepare_push(large, "me/one"))
     assert hub.puts == 12_000_000
     assert len(hub.files["me/one"]) == 5
 
@@ -282,7 +282,7 @@ def test_large_files_that_have_arrived_are_not_sent_again(large, hub):
 def test_a_store_that_refuses_is_said_without_the_token(large, hub, capfd):
     hub.refuses = {"/put/": 403}
     with pytest.raises((ConfigError, MachineError)) as found:
-        push(prepare_push(large, "me/one"))
+        push_to_hub(prepare_push(large, "me/one"))
     assert "me/one" in found.value.message
     assert not hub.files
     assert "hf_" not in f"{found.value.message}{found.value.help}{''.join(capfd.readouterr())}"

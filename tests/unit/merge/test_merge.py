@@ -18,10 +18,10 @@ from surefit.core.rundir import read_json
 from surefit.merge import merge as room
 from surefit.merge import stream
 from surefit.merge.adapter_file import Update
-from surefit.merge.fold import fold, rounding_error
-from surefit.merge.merge import merge
+from surefit.merge.fold import fold_update, rounding_error
+from surefit.merge.merge import merge_and_certify
 from surefit.model.adapter import WEIGHTS
-from surefit.model.identity import base_identity, weights_sha256
+from surefit.model.identity import base_identity, named_tensors_sha256
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -209,14 +209,14 @@ def half(update):
 
 
 def test_another_scaling_is_found_by_the_weights(trained, monkeypatch, merged):
-    monkeypatch.setattr(stream, "fold", lambda matrix, update: fold(matrix, half(update)))
+    monkeypatch.setattr(stream, "fold_update", lambda matrix, update: fold_update(matrix, half(update)))
     assert failed(refused(merged, trained(), "merge_rounding")) == ["merge_rounding"]
 
 
 def test_arithmetic_with_another_scaling_is_found_by_the_logits_alone(trained, monkeypatch, merged):
     run = trained()
 
-    monkeypatch.setattr(stream, "fold", lambda matrix, update: fold(matrix, half(update)))
+    monkeypatch.setattr(stream, "fold_update", lambda matrix, update: fold_update(matrix, half(update)))
     monkeypatch.setattr(stream, "rounding_error", lambda base, update, new, _: rounding_error(base, half(update), new))
     names = failed(refused(merged, run, "reloaded_logit_error_mean"))
     assert set(names) == {
@@ -237,13 +237,13 @@ def test_arithmetic_in_a_coarse_dtype_is_found(trained, monkeypatch, merged):
 
 
 def damaged_before_reloading(monkeypatch, damage):
-    original = room.Weights
+    original = room.WeightFiles
 
     def read(directory):
         damage(directory)
         return original(directory)
 
-    monkeypatch.setattr(room, "Weights", read)
+    monkeypatch.setattr(room, "WeightFiles", read)
 
 
 def test_a_truncated_shard(trained, monkeypatch, merged):
@@ -307,7 +307,7 @@ def test_an_update_below_the_step_of_the_dtype_is_not_certified(trained, merged)
     change_factors(run, lambda tensors: [t.mul_(2.0**-9) for name, t in tensors.items() if "lora_B" in name])
     record = run.run.adapter / "surefit.json"
     text = json.loads(record.read_text())
-    text["weights_sha256"] = weights_sha256(load_file(run.run.adapter / WEIGHTS))
+    text["weights_sha256"] = named_tensors_sha256(load_file(run.run.adapter / WEIGHTS))
     record.write_text(json.dumps(text))
     assert failed(refused(merged, run, "effect_kept")) == ["effect_kept"]
 
@@ -323,7 +323,7 @@ def test_an_interrupted_merge_leaves_what_was_there(trained, monkeypatch, when, 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(room._Certifying, when, interrupt)
+    monkeypatch.setattr(room._CertificateBuilder, when, interrupt)
     with pytest.raises(KeyboardInterrupt):
         merged(run)
     assert read_json(run.run.certificate) == before
@@ -354,7 +354,7 @@ def test_a_full_disk_is_the_machines_error_and_nothing_is_left(trained, monkeypa
 def test_no_held_out_rows(trained):
     run = trained()
     with pytest.raises(DataError, match="no held-out rows"):
-        merge(run.config, None, run.run, [])
+        merge_and_certify(run.config, None, run.run, [])
 
 
 def test_a_base_that_is_gone(trained, merged):
@@ -412,7 +412,7 @@ def test_fold_is_the_correctly_rounded_sum(dtype, transposed):
     b = torch.randn(1500, 4, generator=generator).to(kind)
     exact = base.double() + 0.3 * (b.double() @ a.double())
     update = Update(a, b, 0.3)
-    fold(matrix, update)
+    fold_update(matrix, update)
     assert stored.dtype == kind
     assert rounding_error(base, update, matrix) <= 1
     assert (matrix == exact.to(kind)).double().mean() > (0.2 if dtype == "float32" else 0.999)
@@ -423,5 +423,5 @@ def test_fold_is_the_correctly_rounded_sum(dtype, transposed):
 def test_fold_reports_an_overflow():
     matrix = torch.full((2, 2), 6e4, dtype=torch.float16)
     base, update = matrix.clone(), Update(torch.ones(1, 2), torch.ones(2, 1), 3e4)
-    fold(matrix, update)
+    fold_update(matrix, update)
     assert rounding_error(base, update, matrix) == float("inf")

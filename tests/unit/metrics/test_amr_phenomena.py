@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefit.metrics.amr_phenomena import PHENOMENA, phenomena
+from surefit.metrics.amr_phenomena import PHENOMENA, count_phenomena
 from surefit.metrics.smatch import align, read_graph
 
 GOLD = read_graph(
@@ -12,11 +12,11 @@ GOLD = read_graph(
 
 def counts(text: str) -> dict[str, tuple[int, int, int]]:
     graph = read_graph(text)
-    return phenomena(graph, GOLD, align(graph, GOLD))
+    return count_phenomena(graph, GOLD, align(graph, GOLD))
 
 
 def test_gold_against_itself():
-    found = phenomena(GOLD, GOLD, align(GOLD, GOLD))
+    found = count_phenomena(GOLD, GOLD, align(GOLD, GOLD))
     assert set(found) == set(PHENOMENA)
     assert all(a == b == c for a, b, c in found.values())
     assert found["concepts"] == (4, 4, 4)
@@ -40,6 +40,6 @@ def test_each_fault_shows_where_it_is():
 
 
 def test_an_answer_that_cannot_be_read_has_only_gold_counts():
-    found = phenomena(None, GOLD, None)
+    found = count_phenomena(None, GOLD, None)
     assert {(a, b) for a, b, _ in found.values()} == {(0, 0)}
     assert all(gold for _, _, gold in found.values())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.metrics.bfcl_files import as_row, read_category, verdict
+from surefit.metrics.bfcl_files import read_category, row_from_question, score_bfcl_answer
 from surefit.recipes.function_calling import RECIPE
 
 QUESTION: dict[str, Any] = {
@@ -26,7 +26,7 @@ GOLD = {"ground_truth": [{"weather": {"city": ["Oslo", "Oslo, NO"], "unit": ["fa
 
 
 def test_a_question_becomes_a_row_of_the_recipe() -> None:
-    row = as_row(QUESTION | GOLD)
+    row = row_from_question(QUESTION | GOLD)
     assert row["query"] == "Be brief.\nOslo, in fahrenheit?"
     (tool,) = json.loads(row["tools"])
     assert tool["parameters"]["city"] == {"description": "City", "type": "str"}
@@ -35,7 +35,7 @@ def test_a_question_becomes_a_row_of_the_recipe() -> None:
     assert tool["parameters"]["hours"]["type"] == "List[int], optional"
     assert json.loads(row["answers"]) == [{"name": "weather", "arguments": {"city": "Oslo", "unit": "fahrenheit"}}]
     assert RECIPE.to_example(row).completion == row["answers"]
-    assert json.loads(as_row(QUESTION)["answers"]) == []
+    assert json.loads(row_from_question(QUESTION)["answers"]) == []
 
 
 def test_every_acceptable_value_is_accepted() -> None:
@@ -43,18 +43,18 @@ def test_every_acceptable_value_is_accepted() -> None:
         return json.dumps([{"name": "weather", "arguments": arguments}])
 
     asked = QUESTION | GOLD
-    assert verdict(asked, answer(city="Oslo", unit="fahrenheit"), "live_simple") == 1
-    assert verdict(asked, answer(city="oslo, no", unit="fahrenheit", hours=[1]), "live_simple") == 1
-    assert verdict(asked, answer(city="Oslo"), "live_simple") == 0
-    assert verdict(asked, answer(city="Bergen", unit="fahrenheit"), "live_simple") == 0
-    assert verdict(asked, "[", "live_simple") == 0
-    assert verdict(asked, "[]", "live_simple") == 0
+    assert score_bfcl_answer(asked, answer(city="Oslo", unit="fahrenheit"), "live_simple") == 1
+    assert score_bfcl_answer(asked, answer(city="oslo, no", unit="fahrenheit", hours=[1]), "live_simple") == 1
+    assert score_bfcl_answer(asked, answer(city="Oslo"), "live_simple") == 0
+    assert score_bfcl_answer(asked, answer(city="Bergen", unit="fahrenheit"), "live_simple") == 0
+    assert score_bfcl_answer(asked, "[", "live_simple") == 0
+    assert score_bfcl_answer(asked, "[]", "live_simple") == 0
 
 
 def test_where_no_tool_fits_a_call_is_wrong_and_prose_is_right() -> None:
-    assert verdict(QUESTION, "[]", "irrelevance") == 1
-    assert verdict(QUESTION, "Sorry.", "irrelevance") == 1
-    assert verdict(QUESTION, '[{"name": "weather", "arguments": {"city": "Oslo"}}]', "irrelevance") == 0
+    assert score_bfcl_answer(QUESTION, "[]", "irrelevance") == 1
+    assert score_bfcl_answer(QUESTION, "Sorry.", "irrelevance") == 1
+    assert score_bfcl_answer(QUESTION, '[{"name": "weather", "arguments": {"city": "Oslo"}}]', "irrelevance") == 0
 
 
 def test_reading_a_category(tmp_path: Path) -> None:

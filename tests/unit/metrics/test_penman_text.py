@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from graphs import random_graph
 
-from surefit.metrics.penman_text import KINDS, one_line, repair, tokens, well_formed, with_concepts
-from surefit.metrics.penman_tree import skeleton, without_coreference, without_role
-from surefit.metrics.smatch import match, read_graph
+from surefit.metrics.penman_text import KINDS, is_well_formed, one_line, repair_graph, tokenize_penman, with_concepts
+from surefit.metrics.penman_tree import concept_skeleton, without_coreference, without_role
+from surefit.metrics.smatch import count_matches, read_graph
 
 GOOD = '(m / muốn :polarity - :pivot (đ / đứa_trẻ :name (t / tên :op1 "Hà Nội")) :theme (a / ăn :pivot đ :quant 3.5))'
 
@@ -36,11 +36,11 @@ GOOD = '(m / muốn :polarity - :pivot (đ / đứa_trẻ :name (t / tên :op1 "
     ],
 )
 def test_each_repair(text, repaired, kinds):
-    found = repair(text)
+    found = repair_graph(text)
     assert found.text == repaired
     assert set(found.kinds) == kinds
     assert kinds <= KINDS.keys()
-    assert well_formed(found.text)
+    assert is_well_formed(found.text)
     assert read_graph(found.text) is not None
 
 
@@ -48,13 +48,13 @@ def test_each_repair(text, repaired, kinds):
     "text", ["", "no graph", "()", "(a", "(boy)", "(a b)", "(a / b (c / d))", "(a / b/c)", "(a b / c)"]
 )
 def test_what_would_take_a_guess_stays_broken(text):
-    assert repair(text) is None
-    assert not well_formed(text)
+    assert repair_graph(text) is None
+    assert not is_well_formed(text)
 
 
 def test_a_sound_graph_needs_no_repair():
-    assert well_formed(GOOD)
-    assert repair(GOOD) == (GOOD, ())
+    assert is_well_formed(GOOD)
+    assert repair_graph(GOOD) == (GOOD, ())
 
 
 def test_a_repair_is_sound_and_a_second_one_changes_nothing():
@@ -67,21 +67,21 @@ def test_a_repair_is_sound_and_a_second_one_changes_nothing():
             broken = (
                 broken[:place] + rng.choice(['"', "(", ")", ":", "/", " ", "x"]) + broken[place + rng.randrange(2) :]
             )
-        found = repair(broken)
+        found = repair_graph(broken)
         if found is not None:
-            assert well_formed(found.text), broken
-            assert repair(found.text) == (found.text, ()), broken
+            assert is_well_formed(found.text), broken
+            assert repair_graph(found.text) == (found.text, ()), broken
 
 
 def test_deep_nesting_is_refused_and_no_crash():
     deep = "(a / b :x " * 5000
-    assert repair(deep + ")" * 5000) is None
-    assert not well_formed(deep + "(c / d)" + ")" * 5000)
+    assert repair_graph(deep + ")" * 5000) is None
+    assert not is_well_formed(deep + "(c / d)" + ")" * 5000)
 
 
 def test_gaps_are_no_messages(caplog, capfd):
     with caplog.at_level(logging.INFO):
-        assert not well_formed("(a / b :x)")
+        assert not is_well_formed("(a / b :x)")
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
 
@@ -89,7 +89,7 @@ def test_gaps_are_no_messages(caplog, capfd):
 def test_one_line_keeps_every_token():
     laid_out = '(b / bi kịch\n\t:domain(c / chó)\n    :name (n / tên :op1 "Hà  Nội"))'
     assert one_line(laid_out) == '(b / bi kịch :domain (c / chó) :name (n / tên :op1 "Hà  Nội"))'
-    assert tokens(one_line(laid_out)) == tokens(laid_out)
+    assert tokenize_penman(one_line(laid_out)) == tokenize_penman(laid_out)
 
 
 def test_concepts_in_three_ways_and_what_smatch_thinks():
@@ -99,11 +99,11 @@ def test_concepts_in_three_ways_and_what_smatch_thinks():
     assert with_concepts(spaced, "_") == underscored
     assert with_concepts(spaced, "") == "(c / chủtịch :domain (n / người :mod (g / bikịch)))"
     assert read_graph(spaced) == read_graph(with_concepts(spaced, ""))
-    assert match(read_graph(underscored), read_graph(spaced))[:3] == (4, 6, 6)
+    assert count_matches(read_graph(underscored), read_graph(spaced))[:3] == (4, 6, 6)
 
 
 def test_the_skeleton_has_no_variables():
-    text = skeleton(GOOD)
+    text = concept_skeleton(GOOD)
     assert text == (
         '(muốn :polarity - :pivot (đứa_trẻ :name (tên :op1 "Hà Nội")) :theme (ăn :pivot (đứa_trẻ) :quant 3.5))'
     )

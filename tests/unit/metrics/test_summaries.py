@@ -5,9 +5,9 @@ import random
 import pytest
 
 from surefit.metrics.extractiveness import coverage_and_density, fragments, novelty
-from surefit.metrics.many import map_many
+from surefit.metrics.many import map_in_processes
 from surefit.metrics.rouge import KINDS, rouge
-from surefit.metrics.words import sentences, words
+from surefit.metrics.words import split_sentences, split_words
 
 
 def published_fragments(document, summary):
@@ -58,7 +58,7 @@ def test_fragments_are_the_longest_there_are(vocabulary):
 
 
 def test_extremes():
-    text = words("the tax on figs is two percent")
+    text = split_words("the tax on figs is two percent")
     assert coverage_and_density(text, text) == (1.0, 7.0)
     assert coverage_and_density(text, ["a", "levy"]) == coverage_and_density(text, []) == (0.0, 0.0)
     assert coverage_and_density([], text) == (0.0, 0.0)
@@ -79,8 +79,8 @@ def test_letters_and_plain_agree_on_plain_text():
 
 
 def test_composed_and_decomposed_letters_are_the_same():
-    assert words("Đồng ý") == words("Đồ\u0302ng ý".replace("ồ\u0302", "o\u0302\u0300")) == ["đồng", "ý"]
-    assert words("क़ानून की धारा") == ["क़ानून", "की", "धारा"]
+    assert split_words("Đồng ý") == split_words("Đồ\u0302ng ý".replace("ồ\u0302", "o\u0302\u0300")) == ["đồng", "ý"]
+    assert split_words("क़ानून की धारा") == ["क़ानून", "की", "धारा"]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_composed_and_decomposed_letters_are_the_same():
     ],
 )
 def test_sentences(text, expected):
-    assert sentences(text) == expected
+    assert split_sentences(text) == expected
 
 
 def test_processes_give_what_one_gives_in_the_same_order():
     texts = ["Figs are taxed.", "", "Nuts, too", "Figs"] * 3
-    expected = [words(text) for text in texts]
-    assert map_many(words, texts, seconds=0, processes=2) == expected
-    assert map_many(words, texts, seconds=0) == expected
-    assert map_many(words, [], seconds=1e6) == []
+    expected = [split_words(text) for text in texts]
+    assert map_in_processes(split_words, texts, seconds=0, processes=2) == expected
+    assert map_in_processes(split_words, texts, seconds=0) == expected
+    assert map_in_processes(split_words, [], seconds=1e6) == []

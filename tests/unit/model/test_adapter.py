@@ -13,7 +13,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from surefit.config.schema import LoraSection
 from surefit.core.errors import ConfigError, GateError
-from surefit.model.adapter import adapted_modules, add_adapter, completeness, lora_modules, trainable_parameters
+from surefit.model.adapter import (
+    adapted_modules,
+    add_adapter,
+    lora_modules,
+    require_complete_adapter,
+    trainable_parameters,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -103,11 +109,11 @@ def saved(tmp_path: Path) -> tuple[Path, PeftModel]:
 
 def test_a_trained_adapter_passes_with_either_way_to_name_its_layers(saved: tuple[Path, PeftModel]) -> None:
     directory, model = saved
-    completeness(directory, lora_modules(model))
-    completeness(directory, adapted_modules(tiny_run.llama(), "all-linear"))
+    require_complete_adapter(directory, lora_modules(model))
+    require_complete_adapter(directory, adapted_modules(tiny_run.llama(), "all-linear"))
     targets = json.loads((directory / "adapter_config.json").read_text())["target_modules"]
     assert targets == sorted(targets)
-    completeness(directory, adapted_modules(tiny_run.llama(), targets))
+    require_complete_adapter(directory, adapted_modules(tiny_run.llama(), targets))
 
 
 A = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
@@ -129,7 +135,7 @@ def test_an_incomplete_adapter_is_stopped(saved: tuple[Path, PeftModel], change:
     tensors: dict[str, Any] = load_file(directory / WEIGHTS) | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, directory / WEIGHTS)
     with pytest.raises(GateError, match=words):
-        completeness(directory, lora_modules(model))
+        require_complete_adapter(directory, lora_modules(model))
 
 
 MAGNITUDE = A.replace("lora_A.weight", "lora_magnitude_vector")
@@ -154,23 +160,23 @@ def test_of_dora_the_magnitudes_belong_to_it(tmp_path: Path, change: dict[str, A
     tensors: dict[str, Any] = load_file(tmp_path / WEIGHTS) | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / WEIGHTS)
     if words is None:
-        completeness(tmp_path, lora_modules(model))
+        require_complete_adapter(tmp_path, lora_modules(model))
         return
     with pytest.raises(GateError, match=words):
-        completeness(tmp_path, lora_modules(model))
+        require_complete_adapter(tmp_path, lora_modules(model))
 
 
 def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None:
     directory, model = saved
     (directory / WEIGHTS).write_bytes(b"")
     with pytest.raises(GateError, match="cannot be read"):
-        completeness(directory, lora_modules(model))
+        require_complete_adapter(directory, lora_modules(model))
     with pytest.raises(GateError, match="cannot be read"):
-        completeness(directory / "nowhere", lora_modules(model))
+        require_complete_adapter(directory / "nowhere", lora_modules(model))
 
 
 def test_an_untrained_adapter_is_stopped(tmp_path: Path) -> None:
     model = adapt()
     model.save_pretrained(str(tmp_path), save_embedding_layers=False)
     with pytest.raises(GateError, match=r"is all zero: this layer was not trained; .* and 11 more"):
-        completeness(tmp_path, lora_modules(model))
+        require_complete_adapter(tmp_path, lora_modules(model))

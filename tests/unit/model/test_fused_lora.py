@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefit.config.schema import LoraSection
 from surefit.model import fused_lora
 from surefit.model.adapter import add_adapter
-from surefit.model.fused_lora import FusedLinear, fuse_lora, left_to_peft
+from surefit.model.fused_lora import FusedLinear, fuse_lora, unfused_layers
 
 X = torch.linspace(-1, 1, 5 * 16).view(5, 16)
 
@@ -236,7 +236,7 @@ def test_what_is_left_to_peft_is_named(settings: dict[str, Any], why: str) -> No
     model = adapted(**settings)
     expected = model(X)
     assert fuse_lora(model) == 0
-    left = left_to_peft(model)
+    left = unfused_layers(model)
     assert sorted(name.rpartition(".")[2] for name in left) == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert all(why in reason for reason in left.values())
     assert torch.equal(model(X), expected)
@@ -245,7 +245,7 @@ def test_what_is_left_to_peft_is_named(settings: dict[str, Any], why: str) -> No
 def test_other_types_of_layers_and_of_inputs() -> None:
     model = adapted()
     fuse_lora(model)
-    assert left_to_peft(model) == {}
+    assert unfused_layers(model) == {}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert inner(model).q_proj(X).dtype == torch.bfloat16  # PEFT's way
     model.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj"], use_dora=True))

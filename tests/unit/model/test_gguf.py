@@ -19,15 +19,15 @@ from small_disk import room
 from surefit import nano
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError, ModelError
-from surefit.core.progress import heard_by
+from surefit.core.progress import progress_listener
 from surefit.facts import gguf_source as source_module
 from surefit.facts.gguf import read_gguf
-from surefit.facts.gguf_source import MANIFEST, SMOLLM2, gguf_source, read_manifest
+from surefit.facts.gguf_source import MANIFEST, SMOLLM2, gguf_source, read_conversion_manifest
 from surefit.facts.model import model_facts
 from surefit.facts.tokenizer import facts_of_tokenizer, gguf_tokenizer_facts
-from surefit.merge.origin import gguf_of, hub_id, license_of, name_of
+from surefit.merge.origin import base_model_name, find_gguf_origin, hub_id, license_of
 from surefit.model import gguf as converter
-from surefit.model.identity import base_identity, base_record, named
+from surefit.model.identity import base_identity, base_record, describe_base
 from surefit.model.tokenizer import load_tokenizer, model_path
 
 pytest.importorskip("gguf", reason="llama.cpp's library gguf is not installed")
@@ -133,7 +133,7 @@ def test_special_tokens_are_whole_and_none_is_added(file):
 
 def test_a_file_is_converted_once_wherever_it_lies(file, tmp_path, monkeypatch):
     said: list[str] = []
-    with heard_by(said.append):
+    with progress_listener(said.append):
         first = model_path(str(file))
     assert said[0].startswith("converting tiny.gguf (911.3 KiB, Q4_1) to float32, once")
     assert "kept in" in said[-1]
@@ -152,7 +152,7 @@ def test_another_file_in_its_place_is_another_model(file):
     write_gguf(file, "Q8_0")
     second = model_path(str(file))
     assert first != second
-    assert read_manifest(Path(second))["source"]["quantization"] == "Q8_0"
+    assert read_conversion_manifest(Path(second))["source"]["quantization"] == "Q8_0"
 
 
 def test_a_damaged_conversion_is_made_again(file, monkeypatch):
@@ -179,9 +179,9 @@ def test_what_is_said_of_it_to_others(file):
     gguf = {"file": "tiny.gguf", "sha256": sha256, "quantization": "Q4_1", "dequantized_to": "float32", "converter": 1}
     assert record["gguf"] == gguf
     assert record["sha256"] == base_identity(Path(model_path(str(file))))
-    assert named(record) == f"{file} (tiny.gguf, Q4_1, sha256 {sha256[:12]}…)"
-    assert (hub_id(section), name_of(section), license_of(section)) == (None, "tiny.gguf", "apache-2.0")
-    assert gguf_of(section).sha256 == sha256
+    assert describe_base(record) == f"{file} (tiny.gguf, Q4_1, sha256 {sha256[:12]}…)"
+    assert (hub_id(section), base_model_name(section), license_of(section)) == (None, "tiny.gguf", "apache-2.0")
+    assert find_gguf_origin(section).sha256 == sha256
     assert "gguf" not in base_record(ModelSection(name_or_path="surefit/nano"))
 
 

@@ -15,9 +15,9 @@ from surefit.model.identity import (
     adapter_identity,
     base_directory,
     base_identity,
+    named_tensors_sha256,
     read_record,
     tensor_sha256,
-    weights_sha256,
     write_record,
 )
 
@@ -76,8 +76,8 @@ def test_tensors_differ_by_value_shape_and_dtype():
 
 def test_named_tensors_are_hashed_by_name_not_by_order():
     a, b = torch.zeros(2), torch.ones(2)
-    assert weights_sha256({"a": a, "b": b}) == weights_sha256({"b": b, "a": a})
-    assert weights_sha256({"a": a, "b": b}) != weights_sha256({"a": b, "b": a})
+    assert named_tensors_sha256({"a": a, "b": b}) == named_tensors_sha256({"b": b, "a": a})
+    assert named_tensors_sha256({"a": a, "b": b}) != named_tensors_sha256({"a": b, "b": a})
 
 
 def test_an_adapter_is_its_config_and_its_weights(tmp_path):
@@ -107,7 +107,7 @@ def test_a_record_names_the_base_and_what_was_trained(tmp_path, base):
     write_record(tmp_path, ModelSection(name_or_path=str(base)), tensors)
     assert read_record(tmp_path) == {
         "base": {"name": str(base), "sha256": base_identity(base)},
-        "weights_sha256": weights_sha256(tensors),
+        "weights_sha256": named_tensors_sha256(tensors),
     }
 
 

@@ -32,7 +32,15 @@ from surefit.model.adapter import add_adapter
 from surefit.model.compat import checkpoint_activations
 from surefit.model.compile import compile_layers
 from surefit.model.fused_lora import fuse_lora
-from surefit.model.kernels import Fused, Gates, Norm, gates_of, norm_of, rotation_of, use_kernels
+from surefit.model.kernels import (
+    FusedModuleCounts,
+    GatedMlpNames,
+    RmsNormSpec,
+    find_gated_mlp,
+    find_rms_norm,
+    find_rope_function,
+    use_kernels,
+)
 from surefit.model.sdpa import gpu_assumed
 
 SIZES: dict[str, Any] = {
@@ -66,19 +74,19 @@ def assert_close(found: list[torch.Tensor], expected: list[torch.Tensor], error:
 @pytest.mark.parametrize(
     ("kind", "fused"),
     [
-        (LlamaConfig, Fused(5, 2, 2)),
-        (Qwen3Config, Fused(9, 2, 2)),
-        (Olmo2Config, Fused(9, 2, 2)),  # the weight is multiplied before rounding, and is not 1 + w
-        (GemmaConfig, Fused(5, 0, 2)),  # 1 + w; gelu
-        (Gemma2Config, Fused(9, 0, 2)),
-        (Qwen3MoeConfig, Fused(9, 0, 2)),  # experts
-        (GlmConfig, Fused(5, 0, 0)),  # pairs of neighbours are rotated
-        (CohereConfig, Fused(0, 2, 0)),  # norms with a mean
-        (GPT2Config, Fused(0, 0, 0)),
+        (LlamaConfig, FusedModuleCounts(5, 2, 2)),
+        (Qwen3Config, FusedModuleCounts(9, 2, 2)),
+        (Olmo2Config, FusedModuleCounts(9, 2, 2)),  # the weight is multiplied before rounding, and is not 1 + w
+        (GemmaConfig, FusedModuleCounts(5, 0, 2)),  # 1 + w; gelu
+        (Gemma2Config, FusedModuleCounts(9, 0, 2)),
+        (Qwen3MoeConfig, FusedModuleCounts(9, 0, 2)),  # experts
+        (GlmConfig, FusedModuleCounts(5, 0, 0)),  # pairs of neighbours are rotated
+        (CohereConfig, FusedModuleCounts(0, 2, 0)),  # norms with a mean
+        (GPT2Config, FusedModuleCounts(0, 0, 0)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_families_get_what_fits_them_and_compute_the_same(kind: Any, fused: Fused) -> None:
+def test_families_get_what_fits_them_and_compute_the_same(kind: Any, fused: FusedModuleCounts) -> None:
     model = model_of(kind)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -113,16 +121,16 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_norm_is_known_by_what_it_computes() -> None:
-    assert norm_of(LlamaRMSNorm(64, eps=1e-6)) == Norm(1e-6, 0.0, False)
-    assert norm_of(GemmaRMSNorm(64, eps=1e-5)) == Norm(1e-5, 1.0, True)
-    assert norm_of(Scaled(lambda x: x.pow(2).mean(-1, keepdim=True) + 1e-6)) == Norm(1e-6, 0.0, False)
+    assert find_rms_norm(LlamaRMSNorm(64, eps=1e-6)) == RmsNormSpec(1e-6, 0.0, False)
+    assert find_rms_norm(GemmaRMSNorm(64, eps=1e-5)) == RmsNormSpec(1e-5, 1.0, True)
+    assert find_rms_norm(Scaled(lambda x: x.pow(2).mean(-1, keepdim=True) + 1e-6)) == RmsNormSpec(1e-6, 0.0, False)
     others: list[Any] = [
         torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.Embedding(8, 64),
         Scaled(lambda x: x.pow(2).sum(-1, keepdim=True) + 1e-6),
         Scaled(lambda x: x.var(-1, keepdim=True) + 1e-6),
         Scaled(lambda x: x.pow(2).mean(-1, keepdim=True) + 1e-3),  # not with the eps that it has
     ]  # fmt: skip
-    assert [norm_of(other) for other in others] == [None] * len(others)
+    assert [find_rms_norm(other) for other in others] == [None] * len(others)
 
 
 class Gated(torch.nn.Module):
@@ -137,13 +145,15 @@ class Gated(torch.nn.Module):
 
 
 def test_an_mlp_is_known_by_its_linears_and_its_activation() -> None:
-    assert gates_of(Gated()) == Gates("w1", "w3", "w2")
-    assert gates_of(Gated(torch.nn.functional.gelu)) is None
-    assert gates_of(Gated(lambda x: 2 * torch.nn.functional.silu(x))) is None
+    assert find_gated_mlp(Gated()) == GatedMlpNames("w1", "w3", "w2")
+    assert find_gated_mlp(Gated(torch.nn.functional.gelu)) is None
+    assert find_gated_mlp(Gated(lambda x: 2 * torch.nn.functional.silu(x))) is None
     square = LlamaConfig(**SIZES | {"intermediate_size": 64})
-    assert gates_of(LlamaMLP(square)) == Gates("gate_proj", "up_proj", "down_proj"), "widths do not tell them apart"
-    assert rotation_of(LlamaAttention) == "apply_rotary_pos_emb"
-    assert rotation_of(LlamaMLP) is None
+    assert find_gated_mlp(LlamaMLP(square)) == GatedMlpNames("gate_proj", "up_proj", "down_proj"), (
+        "widths do not tell them apart"
+    )
+    assert find_rope_function(LlamaAttention) == "apply_rotary_pos_emb"
+    assert find_rope_function(LlamaMLP) is None
 
 
 def lora(dropout: float = 0.0, r: int = 6) -> PeftModel:

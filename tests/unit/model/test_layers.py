@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from surefit.config.schema import ModelSection
 from surefit.core.errors import MachineError
 from surefit.model import layers
-from surefit.model.layers import FOR_WEIGHTS, load_to_answer, skeleton, split_by_layers
+from surefit.model.layers import FOR_WEIGHTS, build_meta_model, load_for_generation, split_by_layers
 
 
 def llama(count: int = 12, tied: bool = False) -> LlamaForCausalLM:
@@ -75,14 +75,14 @@ def test_when_it_is_split(monkeypatch: pytest.MonkeyPatch, cards: int, quantizat
     monkeypatch.setattr(layers, "load_model", lambda section, hardware, **more: asked.update(more))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
     section = ModelSection(name_or_path="surefit/nano", dtype="float32", quantization=quantization)  # type: ignore[arg-type]
-    size = sum(parameter.nbytes for parameter in skeleton(section).parameters())
+    size = sum(parameter.nbytes for parameter in build_meta_model(section).parameters())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (size, 10**9))
-    load_to_answer(section, SimpleNamespace(kind="cuda"))  # type: ignore[arg-type]
+    load_for_generation(section, SimpleNamespace(kind="cuda"))  # type: ignore[arg-type]
     assert ("placed" in asked and asked["placed"] is not None) == split
     monkeypatch.setenv("RANK", "0")
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "2")
     monkeypatch.setenv("LOCAL_RANK", "0")
     asked.clear()
-    load_to_answer(section, SimpleNamespace(kind="cuda"))  # type: ignore[arg-type]
+    load_for_generation(section, SimpleNamespace(kind="cuda"))  # type: ignore[arg-type]
     assert asked == {}, "each of several processes has a GPU of its own"

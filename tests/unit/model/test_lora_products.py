@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from surefit.model.lora_products import products
+from surefit.model.lora_products import lora_linear_products
 
 SCALINGS = [0.5, 2.0]
 
@@ -44,7 +44,7 @@ def test_it_is_the_formula(dropout: bool, bias: bool, through: bool) -> None:
     x, dropped, weights, biases, a, b, scalings = arguments(dropout, bias)
     x.requires_grad_(through)
     leaves = [tensor for tensor in (x, dropped, *a, *b) if tensor is not None and tensor.requires_grad]
-    found = products(x, dropped, weights, biases, a, b, scalings)[:-1]
+    found = lora_linear_products(x, dropped, weights, biases, a, b, scalings)[:-1]
     expected = by_formula(x, dropped, weights, biases, a, b, scalings)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
     for outputs in (found, expected):
@@ -59,4 +59,4 @@ def test_it_is_the_formula(dropout: bool, bias: bool, through: bool) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_torch_may_trace_it(dropout: bool, bias: bool) -> None:
     """Its schema, its shapes without data, and its gradients when they are traced, also with symbolic sizes."""
-    assert set(torch.library.opcheck(products, arguments(dropout, bias)).values()) == {"SUCCESS"}
+    assert set(torch.library.opcheck(lora_linear_products, arguments(dropout, bias)).values()) == {"SUCCESS"}

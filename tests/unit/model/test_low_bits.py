@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from surefit.core.env import hub_cache
 from surefit.core.errors import MachineError, ModelError
-from surefit.facts.low_bits import why_not
+from surefit.facts.low_bits import dequantization_obstacle
 from surefit.facts.model import model_facts
 from surefit.facts.safetensors import read_weights
 from surefit.model import low_bits
@@ -207,7 +207,7 @@ def test_a_cache_without_room_or_permission_is_said_with_its_variable(
 def test_what_no_download_would_help_is_said_of_the_config_alone() -> None:
     deepseek_v4 = {"quantization_config": {"quant_method": "fp8", "expert_dtype": "fp4"}}
     integers = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}}
-    assert "FP4" in str(why_not(deepseek_v4, {}))
-    assert "pack-quantized" in str(why_not(integers, {}))
-    assert why_not({"quantization_config": {"quant_method": "mxfp4"}}, {}) is None
-    assert why_not({"quantization_config": {"quant_method": "gptq"}}, {}) is None
+    assert "FP4" in str(dequantization_obstacle(deepseek_v4, {}))
+    assert "pack-quantized" in str(dequantization_obstacle(integers, {}))
+    assert dequantization_obstacle({"quantization_config": {"quant_method": "mxfp4"}}, {}) is None
+    assert dequantization_obstacle({"quantization_config": {"quant_method": "gptq"}}, {}) is None

@@ -13,10 +13,10 @@ from peft import get_peft_model_state_dict
 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, GateError
-from surefit.data.tokens.collate import collate, pack
-from surefit.model.adapter import add_adapter, start_from
+from surefit.data.tokens.collate import collate, collate_packed
+from surefit.model.adapter import add_adapter, load_initial_adapter
 from surefit.model.load import load_model
-from surefit.model.prepare import base_of, prepare_for_training, reads_padding
+from surefit.model.prepare import prepare_for_training, reads_padding, unwrap_base_model
 from surefit.train.loss import loss_sum
 
 
@@ -47,7 +47,7 @@ def gradients(settings: Config) -> tuple[float, dict[str, torch.Tensor]]:
     model, _ = prepared(settings)
     model.train()
     items = tiny_run.rows(4)
-    batch = pack(items) if settings.data.packing else collate(items, 0)
+    batch = collate_packed(items) if settings.data.packing else collate(items, 0)
     loss = loss_sum(model, batch, chunked=settings.speed.chunked_loss)
     loss.backward()
     return float(loss), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -93,10 +93,10 @@ def test_a_packed_model_reads_padding_where_it_must(base: Path, tmp_path: Path) 
     with torch.no_grad():
         alone = model(input_ids=padded[:, 2:]).logits
         with reads_padding(model):
-            assert base_of(model).config._attn_implementation == "sdpa"
+            assert unwrap_base_model(model).config._attn_implementation == "sdpa"
             found = model(input_ids=padded, attention_mask=mask, position_ids=torch.tensor([[0, 0, 0, 1]])).logits
     torch.testing.assert_close(found[:, 2:], alone)
-    assert base_of(model).config._attn_implementation == "torch_varlen"
+    assert unwrap_base_model(model).config._attn_implementation == "torch_varlen"
 
 
 def test_an_adapter_goes_on_from_another(base: Path, tmp_path: Path, trained: Path) -> None:
@@ -139,14 +139,14 @@ def test_an_adapter_that_does_not_fit(
     settings = tiny_run.config(base, tmp_path)
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises(ConfigError, match=words):
-        start_from(model, adapter_like(trained, tmp_path / "other", **changes), settings.model)
+        load_initial_adapter(model, adapter_like(trained, tmp_path / "other", **changes), settings.model)
 
 
 def test_an_adapter_of_other_layers(base: Path, tmp_path: Path, trained: Path) -> None:
     settings = changed(tiny_run.config(base, tmp_path), lora__target_modules=["q_proj"])
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises(ConfigError, match=r"differ in 12 layers, model\.layers\.0\.mlp\.down_proj among them"):
-        start_from(model, trained, settings.model)
+        load_initial_adapter(model, trained, settings.model)
 
 
 def test_an_adapter_of_another_base(tmp_path: Path, trained: Path) -> None:
@@ -154,7 +154,7 @@ def test_an_adapter_of_another_base(tmp_path: Path, trained: Path) -> None:
     settings = tiny_run.config(other, tmp_path)
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises(ConfigError, match=r"it was trained on .*base, whose files are not those of .*other"):
-        start_from(model, trained, settings.model)
+        load_initial_adapter(model, trained, settings.model)
 
 
 def test_an_adapter_that_says_nothing_of_its_base(base: Path, tmp_path: Path, trained: Path) -> None:
@@ -162,7 +162,7 @@ def test_an_adapter_that_says_nothing_of_its_base(base: Path, tmp_path: Path, tr
     (anonymous / "surefit.json").unlink()
     settings = tiny_run.config(base, tmp_path)
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
-    (note,) = start_from(model, anonymous, settings.model)
+    (note,) = load_initial_adapter(model, anonymous, settings.model)
     assert note.startswith("nothing says which base model")
 
 
@@ -175,5 +175,5 @@ def test_a_damaged_adapter(base: Path, tmp_path: Path, trained: Path, damage: st
     settings = tiny_run.config(base, tmp_path)
     model = add_adapter(load_model(settings.model, tiny_run.CPU), settings.adapter)
     with pytest.raises((ConfigError, GateError)) as caught:
-        start_from(model, directory, settings.model)
+        load_initial_adapter(model, directory, settings.model)
     assert caught.value.field == "lora.start_from"

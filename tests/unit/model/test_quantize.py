@@ -21,7 +21,7 @@ from surefit.model.quantize import (
     frozen_matrix,
     hidden_tensors,
     is_four_bit,
-    products_of,
+    linear_products,
     quantization_config,
     quantize_meta,
     to_float8,
@@ -197,7 +197,7 @@ def test_a_float8_layer_keeps_its_types() -> None:
 def test_no_row_comes_out_of_float8_s_range() -> None:
     """Of every finite bfloat16 as the largest number of its row, though the division rounds: nothing is clamped."""
     largest = torch.arange(0x7F80, dtype=torch.int16).view(torch.bfloat16)
-    rows, scale = float8_ops.rows(torch.stack([largest, -largest, largest / 3], dim=1))
+    rows, scale = float8_ops.quantize_rows(torch.stack([largest, -largest, largest / 3], dim=1))
     quotients = largest.float() / scale[:, 0]
     assert bool((quotients > 448).any())
     assert float(quotients.bfloat16().max()) == 448
@@ -210,13 +210,13 @@ def test_a_gpu_s_product_of_rows_quantised_once(monkeypatch: pytest.MonkeyPatch)
     linears = [torch.nn.Linear(64, outputs) for outputs in (48, 32, 40)]
     x = torch.randn(32, 64) * torch.logspace(-2, 2, 32)[:, None]
     layers, low = [Float8Linear.of(linear.bfloat16()) for linear in linears], x.bfloat16()
-    whole = [layer.product_of(*float8_ops.rows(low)) for layer in layers[:2]]
+    whole = [layer.product_of(*float8_ops.quantize_rows(low)) for layer in layers[:2]]
     whole.append(layers[2](low))  # whose 40 outputs are no multiple of 16
     monkeypatch.setattr(quantize, "_multiplies_float8", lambda x, layer: layer.out_features % 16 == 0)
     calls = []
-    rows = float8_ops.rows
-    monkeypatch.setattr(float8_ops, "rows", lambda x: calls.append(x) or rows(x))
-    shared = [product() for product in products_of(layers, low)]
+    rows = float8_ops.quantize_rows
+    monkeypatch.setattr(float8_ops, "quantize_rows", lambda x: calls.append(x) or rows(x))
+    shared = [product() for product in linear_products(layers, low)]
     assert len(calls) == 1
     alone = [layer(low) for layer in layers]
     assert all(map(torch.equal, shared, whole))

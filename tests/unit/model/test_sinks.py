@@ -10,16 +10,16 @@ import varlen_on_cpu  # noqa: F401 (registers the kernel)
 from transformers import AutoModelForCausalLM, GptOssConfig
 
 from surefit.model import varlen
-from surefit.model.attention import disagreement, pack_ids, require_packable, use_varlen
+from surefit.model.attention import pack_ids, packing_disagreement, require_packable, use_varlen
 from surefit.model.sdpa import gpu_assumed
-from surefit.model.varlen import Documents, Formula, counting_attention
+from surefit.model.varlen import Formula, PackedDocuments, counting_attention
 
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)
-WHOLE = Documents(torch.tensor([0, 7, 8, 13], dtype=torch.int32), (7, 1, 5), 7)
-LAST = Documents(torch.tensor([0, 2, 3, 6], dtype=torch.int32), (2, 1, 3), 3)
+WHOLE = PackedDocuments(torch.tensor([0, 7, 8, 13], dtype=torch.int32), (7, 1, 5), 7)
+LAST = PackedDocuments(torch.tensor([0, 2, 3, 6], dtype=torch.int32), (2, 1, 3), 3)
 
 
-def attended(attend: Any, queries: Documents, window: int | None, trained: bool) -> list[torch.Tensor | None]:
+def attended(attend: Any, queries: PackedDocuments, window: int | None, trained: bool) -> list[torch.Tensor | None]:
     """The result of (4 heads over 2) and the gradients of queries, keys, values and sinks."""
     torch.manual_seed(0)
     given = [
@@ -35,9 +35,9 @@ def attended(attend: Any, queries: Documents, window: int | None, trained: bool)
 @pytest.mark.parametrize("trained", [True, False], ids=["trained", "frozen"])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("queries", [WHOLE, LAST], ids=["all", "the last of each document"])
-def test_result_and_gradients_are_the_formula_s(queries: Documents, window: int | None, trained: bool) -> None:
+def test_result_and_gradients_are_the_formula_s(queries: PackedDocuments, window: int | None, trained: bool) -> None:
     found = attended(varlen._varlen, queries, window, trained)
-    expected = attended(varlen._each, queries, window, trained)  # its logits are float32
+    expected = attended(varlen._exact_per_document, queries, window, trained)  # its logits are float32
     for mine, theirs in zip(found, expected, strict=True):
         if theirs is None:
             assert mine is None
@@ -85,4 +85,4 @@ def test_the_proof_would_see_forgotten_sinks(monkeypatch: pytest.MonkeyPatch) ->
         q, k, v, *rest[:4], scale=rest[4], window_size=rest[5], enable_gqa=True
     ))  # fmt: skip
     with gpu_assumed():
-        assert "off by" in (disagreement(gpt_oss()) or "")
+        assert "off by" in (packing_disagreement(gpt_oss()) or "")

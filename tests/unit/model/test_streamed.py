@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from surefit.config.schema import ModelSection
 from surefit.core.errors import ModelError
-from surefit.model.layerwise_forward import FromFiles, Weights
+from surefit.model.layerwise_forward import LayerwiseModel, WeightFiles
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11], [9, 3, 4, 30, 31, 32, 33]])
@@ -31,7 +31,7 @@ def filled(module) -> bool:
 @torch.no_grad()
 def test_it_answers_as_the_model_in_memory(tmp_path, family) -> None:
     section = saved(tmp_path, family)
-    streamed = FromFiles(section, tmp_path, "cpu")
+    streamed = LayerwiseModel(section, tmp_path, "cpu")
     if reason := streamed.why_not():
         assert "in another form" in reason
         return
@@ -47,7 +47,7 @@ def test_most_families_run_from_their_files(tmp_path) -> None:
     not_streamed = {
         family
         for family in families.FAMILIES
-        if FromFiles(saved(tmp_path / family, family), tmp_path / family, "cpu").why_not()
+        if LayerwiseModel(saved(tmp_path / family, family), tmp_path / family, "cpu").why_not()
     }
     assert len(not_streamed) <= 4, not_streamed
 
@@ -55,7 +55,7 @@ def test_most_families_run_from_their_files(tmp_path) -> None:
 @torch.no_grad()
 def test_only_one_layer_is_there_at_a_time(tmp_path) -> None:
     section = saved(tmp_path, "llama", num_hidden_layers=3)
-    streamed = FromFiles(section, tmp_path, "cpu")
+    streamed = LayerwiseModel(section, tmp_path, "cpu")
     seen = []
     for layer in streamed.model.model.layers:
         layer.register_forward_hook(lambda *_: seen.append([filled(other) for other in streamed.model.model.layers]))
@@ -69,7 +69,7 @@ def test_a_parameter_in_the_place_of_one_that_was_let_go_is_not_taken_for_it(tmp
     section = saved(tmp_path / "base", "llama")
     adapter = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     get_peft_model(families.build("llama"), adapter).save_pretrained(tmp_path / "adapter")
-    streamed = FromFiles(section, tmp_path / "base", "cpu")
+    streamed = LayerwiseModel(section, tmp_path / "base", "cpu")
     names = [name for name, _ in streamed.model.named_parameters()]
     adapted = streamed.with_adapter(tmp_path / "adapter", names)
     adapted.later = torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(1)) for _ in range(1000))
@@ -86,11 +86,11 @@ def test_a_tensor_that_is_not_where_the_index_says(tmp_path) -> None:
     places[one], places[other] = places[other], places[one]
     file.write_text(json.dumps(index))
     with pytest.raises(ModelError, match="where the index says"):
-        Weights(tmp_path)
+        WeightFiles(tmp_path)
 
 
 def test_a_config_of_no_causal_language_model(tmp_path) -> None:
     section = saved(tmp_path, "llama")
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(ModelError, match="builds no model"):
-        FromFiles(section, tmp_path, "cpu")
+        LayerwiseModel(section, tmp_path, "cpu")

@@ -10,9 +10,9 @@ import pytest
 from surefit.config.schema import Config, ModelSection
 from surefit.core.errors import ConfigError
 from surefit.data.tokens.tokenize import conversation_segments, tokenize_prompt
-from surefit.facts.chat_template import with_defaults
-from surefit.facts.template import TemplateRefused, render, variables_of
-from surefit.model.tokenizer import load_tokenizer, with_switches
+from surefit.facts.chat_template import bake_template_defaults
+from surefit.facts.template import TemplateRefused, render_chat_template, variables_of
+from surefit.model.tokenizer import load_tokenizer, with_template_kwargs
 from surefit.task import Example
 from surefit.train.identity import require_same
 
@@ -72,12 +72,12 @@ def test_whoever_serves_what_is_saved_asks_as_it_was_trained(tmp_path: Path) -> 
     turns = [dict(MESSAGES[0])]
     text = saved.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=True)
     assert text == QUESTION
-    assert given(with_switches(saved, {"enable_thinking": True})) == QUESTION
+    assert given(with_template_kwargs(saved, {"enable_thinking": True})) == QUESTION
 
 
 def test_a_tokenizer_is_left_as_it_was() -> None:
     own = load_tokenizer(section())
-    assert given(with_switches(own, OFF)) == QUESTION + EMPTY
+    assert given(with_template_kwargs(own, OFF)) == QUESTION + EMPTY
     assert given(own) == QUESTION
 
 
@@ -90,10 +90,10 @@ def test_nothing_but_the_switch_changes(start: str, value: Any) -> None:
     turns = [dict(MESSAGES[0])]
     wanted = tokenizer.apply_chat_template(turns, tokenize=False, effort=value)
     assert f"[{value}]" in str(wanted)
-    changed = with_switches(tokenizer, {"effort": value})
+    changed = with_template_kwargs(tokenizer, {"effort": value})
     assert changed.apply_chat_template(turns, tokenize=False) == wanted
-    assert render(with_defaults(template, {"effort": value}), turns) == wanted
-    assert render(template, turns, switches={"effort": value}) == wanted
+    assert render_chat_template(bake_template_defaults(template, {"effort": value}), turns) == wanted
+    assert render_chat_template(template, turns, switches={"effort": value}) == wanted
 
 
 def test_what_a_template_reads() -> None:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from surefit import nano
 from surefit.core.errors import ModelError
 from surefit.generate.save import require_savable, save_model
-from surefit.model.multimodal_wrapper import Whole, whole_config
+from surefit.model.multimodal_wrapper import MultimodalWrapper, multimodal_config
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import family_shapes
@@ -66,18 +66,18 @@ def test_the_whole_checkpoint_is_saved(kind: str, tmp_path: Path) -> None:
     assert not found["missing_keys"]
     assert not found["unexpected_keys"]
 
-    whole = whole_config(model.config, base)
+    whole = multimodal_config(model.config, base)
     assert whole is not None
-    assert Whole(model, whole, base).changed_in(result) == []
+    assert MultimodalWrapper(model, whole, base).changed_in(result) == []
     name = next(iter(sorted(kept)))
     save_file(after | {name: after[name] + 1}, result / FILE)
-    assert Whole(model, whole, base).changed_in(result) == [name]
+    assert MultimodalWrapper(model, whole, base).changed_in(result) == [name]
 
 
 def test_a_model_that_is_all_of_its_checkpoint_is_no_part(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(nano.PATH)
-    assert whole_config(config, nano.PATH) is None
-    assert whole_config(config, tmp_path) is None
+    assert multimodal_config(config, nano.PATH) is None
+    assert multimodal_config(config, tmp_path) is None
 
 
 def test_a_checkpoint_without_its_vision_part_is_refused(tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_what_is_saved_does_not_claim_to_be_quantised(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     stored = config | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    whole = whole_config(model.config, tmp_path)
+    whole = multimodal_config(model.config, tmp_path)
     assert whole is not None
     assert "quantization_config" not in whole.to_dict()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from surefit import nano, samples
-from surefit.generate.engine import Decoding, generate
+from surefit.generate.engine import DecodingConfig, generate
 
 FOLDER = nano.PATH
 CONVERSATION = [
@@ -89,7 +89,7 @@ def test_any_text_survives_the_tokenizer(tokenizer):
 
 def test_right_on_old_tools_with_greedy_generation(model, tokenizer, corpus):
     """The card says 77 of 100; other processors round differently, hence the distance."""
-    path = samples.resolve("surefit/function-calling-old-tools")
+    path = samples.find_sample("surefit/function-calling-old-tools")
     assert isinstance(path, Path)
     rows = [json.loads(line) for line in path.read_text().splitlines()[:60]]
     prompts = [
@@ -100,6 +100,6 @@ def test_right_on_old_tools_with_greedy_generation(model, tokenizer, corpus):
         )["input_ids"]
         for row in rows
     ]
-    answers = generate(model, tokenizer, prompts, Decoding(max_new_tokens=96, batch_size=30))
+    answers = generate(model, tokenizer, prompts, DecodingConfig(max_new_tokens=96, batch_size=30))
     right = sum(answer.text == row["answers"] for answer, row in zip(answers, rows, strict=True))
     assert right >= 36

@@ -12,7 +12,7 @@ AMR = ("amr-train", "amr-eval", "amr-tiny-train", "amr-tiny-eval")
 
 
 def rows_of(name):
-    return [json.loads(line) for line in samples.resolve(f"surefit/{name}").read_text().splitlines()]
+    return [json.loads(line) for line in samples.find_sample(f"surefit/{name}").read_text().splitlines()]
 
 
 def calls_in(rows):
@@ -25,21 +25,21 @@ def sets():
 
 
 def test_resolve_knows_the_shipped_names_and_no_others():
-    assert {f"surefit/{name}" for name in (TRAIN, EVAL, OLD, *AMR)} <= set(samples.available())
-    assert samples.resolve("surefit/function-calling-trian") is None
-    assert samples.resolve("function-calling-train") is None
+    assert {f"surefit/{name}" for name in (TRAIN, EVAL, OLD, *AMR)} <= set(samples.list_samples())
+    assert samples.find_sample("surefit/function-calling-trian") is None
+    assert samples.find_sample("function-calling-train") is None
 
 
 def test_regenerated_sets_have_the_same_bytes(make_samples, tmp_path):
     for path in make_samples.write_samples(tmp_path):
-        assert path.read_bytes() == samples.resolve(f"surefit/{path.stem}").read_bytes(), path.stem
+        assert path.read_bytes() == samples.find_sample(f"surefit/{path.stem}").read_bytes(), path.stem
 
 
 def test_sizes(sets):
     assert len(sets[TRAIN]) == 3000
     assert len(sets[EVAL]) >= 250
     assert len(sets[OLD]) >= 200
-    assert sum(path.stat().st_size for path in samples.available().values()) < 5 * 2**20
+    assert sum(path.stat().st_size for path in samples.list_samples().values()) < 5 * 2**20
 
 
 def test_no_evaluated_call_is_trained_on(sets, corpus):

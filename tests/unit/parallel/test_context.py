@@ -10,11 +10,11 @@ import pytest
 import torch
 import varlen_on_cpu  # noqa: F401 (registers the kernel)
 
-from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.collate import collate, collate_packed
 from surefit.model import varlen
 from surefit.model.sdpa import gpu_assumed
-from surefit.model.varlen import counting_attention, sharing, varlen_attention
-from surefit.parallel.context_parallel import divided, part_of, tokens_of
+from surefit.model.varlen import counting_attention, share_keys_across_processes, varlen_attention
+from surefit.parallel.context_parallel import chunk_token_indices, shard_micro_batch, split_documents_across_ranks
 
 LENGTHS = (23, 1, 40, 2, 7)
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
@@ -36,8 +36,8 @@ def work(pieces: list[Any]) -> tuple[int, int]:
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("lengths", [(1,), (5, 3, 1), LENGTHS, (4_000,), (3_000, 1_001), tuple(range(1, 90))])
 def test_every_token_goes_to_one_process_and_all_have_the_same_work(lengths: tuple[int, ...], size: int) -> None:
-    parts = divided(lengths, size)
-    tokens = torch.cat([tokens for part in parts for tokens in tokens_of(part)])
+    parts = split_documents_across_ranks(lengths, size)
+    tokens = torch.cat([tokens for part in parts for tokens in chunk_token_indices(part)])
     assert sorted(tokens.tolist()) == list(range(sum(lengths)))
     counts, keys = zip(*map(work, parts), strict=True)
     assert max(counts) - min(counts) <= 2
@@ -48,8 +48,8 @@ def test_every_token_goes_to_one_process_and_all_have_the_same_work(lengths: tup
 
 
 def test_parts_together_teach_what_the_row_teaches_padded_or_packed() -> None:
-    for batch in (pack(items(LENGTHS)), collate(items(LENGTHS), 0)):
-        parts = [part_of(batch, rank, 3, lambda tensor: tensor, CPU)[0] for rank in range(3)]
+    for batch in (collate_packed(items(LENGTHS)), collate(items(LENGTHS), 0)):
+        parts = [shard_micro_batch(batch, rank, 3, lambda tensor: tensor, CPU)[0] for rank in range(3)]
         shape = {tuple(part[name].shape) for part in parts for name in ("input_ids", "position_ids")}
         assert len(shape) == 1, "the processes exchange tensors of one shape"
         assert sorted(torch.cat([part["targets"] for part in parts])) == sorted(batch["targets"])
@@ -66,8 +66,8 @@ def test_parts_together_teach_what_the_row_teaches_padded_or_packed() -> None:
 
 
 def test_a_process_without_tokens_has_filling_alone() -> None:
-    batch = pack([(np.array([5]), np.array([-100]))])
-    parts = [part_of(batch, rank, 4, lambda tensor: tensor, CPU)[0] for rank in range(4)]
+    batch = collate_packed([(np.array([5]), np.array([-100]))])
+    parts = [shard_micro_batch(batch, rank, 4, lambda tensor: tensor, CPU)[0] for rank in range(4)]
     assert {part["input_ids"].shape for part in parts} == {(1, 2)}
     assert sum(int((part["input_ids"] == 5).sum()) for part in parts) == 1
     assert all(len(part["targets"]) == 0 for part in parts)
@@ -87,7 +87,7 @@ def whole_and_parts(dtype: torch.dtype, device: torch.device, **formula: Any) ->
     output, _ = varlen_attention(module, *leaves, None, **places, **formula)
     whole = [output, *torch.autograd.grad((output * weights).sum(), leaves)]
     parts = torch.zeros_like(output)
-    own = [torch.cat(tokens_of(part)).to(device) for part in divided(LENGTHS, 3)]
+    own = [torch.cat(chunk_token_indices(part)).to(device) for part in split_documents_across_ranks(LENGTHS, 3)]
     size = 1 + max(map(len, own))
 
     def filled(tensor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -96,10 +96,10 @@ def whole_and_parts(dtype: torch.dtype, device: torch.device, **formula: Any) ->
     for rank in range(3):
         query, *others = (filled(tensor, own[rank]) for tensor in leaves)
         everything = iter([torch.cat([filled(tensor, tokens) for tokens in own], 2)[0] for tensor in leaves[1:]])
-        _, share = part_of(
-            pack(items(LENGTHS)), rank, 3, lambda _, given=everything: next(given).transpose(0, 1), device
+        _, share = shard_micro_batch(
+            collate_packed(items(LENGTHS)), rank, 3, lambda _, given=everything: next(given).transpose(0, 1), device
         )
-        with sharing(share):
+        with share_keys_across_processes(share):
             part, _ = varlen_attention(module, query, *others, None, **formula)
         parts = parts.index_copy(1, own[rank], part[:, : len(own[rank])])
     return whole, [parts, *torch.autograd.grad((parts * weights).sum(), leaves)]
@@ -136,7 +136,7 @@ def test_the_real_kernel_puts_the_last_query_at_the_last_key(window: int | None)
 
 
 def test_sharing_ends_with_its_block() -> None:
-    _, share = part_of(pack(items((4,))), 0, 2, lambda tensor: tensor, CPU)
-    with sharing(share):
+    _, share = shard_micro_batch(collate_packed(items((4,))), 0, 2, lambda tensor: tensor, CPU)
+    with share_keys_across_processes(share):
         assert varlen._share is share
     assert varlen._share is None

@@ -3,16 +3,16 @@
 import pytest
 
 from surefit.config.schema import ParallelSection
-from surefit.parallel.engine import engine_of
+from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World
 
 
 @pytest.mark.parametrize("mode", ["single", "ddp", "fsdp"])
 def test_one_process_has_nobody_to_share_with(mode: str) -> None:
-    assert engine_of(ParallelSection(mode=mode), World()).name == "single"
+    assert build_engine(ParallelSection(mode=mode), World()).name == "single"
 
 
 def test_zero_is_an_engine_of_one_process_too() -> None:
     """It can keep optimizer state in the host's memory, so it must not quietly become something else."""
     pytest.importorskip("deepspeed")
-    assert engine_of(ParallelSection(mode="zero2", offload=True), World()).name == "zero2"
+    assert build_engine(ParallelSection(mode="zero2", offload=True), World()).name == "zero2"

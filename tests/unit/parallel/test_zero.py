@@ -11,9 +11,9 @@ import torch
 from surefit.config.schema import ParallelSection
 from surefit.core.errors import MachineError
 from surefit.parallel import zero
-from surefit.parallel.engine import engine_of
+from surefit.parallel.engine import build_engine
 from surefit.parallel.process_group import World
-from surefit.train.loss import can_chunk
+from surefit.train.loss import chunked_loss_obstacle
 from surefit.train.optim import MasterAdamW
 
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
@@ -32,7 +32,7 @@ def test_without_deepspeed_the_error_says_what_to_install(monkeypatch) -> None:
 
 @needs_deepspeed
 def test_the_engine_is_found_by_its_mode() -> None:
-    engine = engine_of(ParallelSection(mode="zero3"), World())
+    engine = build_engine(ParallelSection(mode="zero3"), World())
     assert isinstance(engine, zero.Zero)
     assert (engine.name, engine.stage, engine.data_size) == ("zero3", 3, 1)
 
@@ -51,23 +51,23 @@ def test_what_deepspeed_is_told(tmp_path) -> None:
         json.dumps({"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": "auto"}})
     )
     section = ParallelSection(mode="zero3", offload=True, deepspeed_config=str(tmp_path / "ds.json"))
-    told = zero.settings(section, torch.bfloat16)
+    told = zero.build_deepspeed_config(section, torch.bfloat16)
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     assert told["zero_optimization"] == {
         "stage": 3, "overlap_comm": False, "offload_optimizer": host, "offload_param": host,
     }  # fmt: skip
     assert told["bf16"] == {"enabled": True}
     assert told["gradient_clipping"] == 0.0
-    plain = zero.settings(ParallelSection(mode="zero2"), torch.float32)
+    plain = zero.build_deepspeed_config(ParallelSection(mode="zero2"), torch.float32)
     assert plain["zero_optimization"] == {"stage": 2}
     assert "bf16" not in plain
 
 
 def test_weights_in_shares_are_a_reason_not_to_chunk_the_loss() -> None:
     model = tiny_run.llama()
-    assert can_chunk(model) is None
+    assert chunked_loss_obstacle(model) is None
     model.lm_head.weight.ds_id = 0
-    assert "ZeRO-3" in (can_chunk(model) or "")
+    assert "ZeRO-3" in (chunked_loss_obstacle(model) or "")
 
 
 @needs_deepspeed

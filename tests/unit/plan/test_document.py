@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from surefit.config.load import load_config
-from surefit.config.resolve import resolve
+from surefit.config.resolve import resolve_config
 from surefit.core.units import GIB
 from surefit.facts.hardware import HardwareFacts, hardware_facts
 from surefit.facts.model import ModelFacts, model_facts
-from surefit.plan.build_plan import planned
+from surefit.plan.build_plan import build_plan
 from surefit.plan.planner import Planner
 
 
@@ -35,7 +35,7 @@ def plan(tmp_path) -> Callable[..., dict[str, Any]]:
         path.write_text("model: {name_or_path: x}\ndata: {train: rows.jsonl}\noutput_dir: runs/x\n")
         loaded = load_config(path, [f"model.name_or_path={model}", *overrides])
         facts, hardware = change_model(model_facts(model)), change_hardware(hardware_facts(gpu, tmp_path))
-        return planned(resolve(loaded, facts, hardware, rows), facts, hardware, rows, quick=quick)
+        return build_plan(resolve_config(loaded, facts, hardware, rows), facts, hardware, rows, quick=quick)
 
     return make
 

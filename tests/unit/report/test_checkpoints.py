@@ -9,7 +9,7 @@ import pytest
 
 from surefit.core.rundir import RunDir, write_json
 from surefit.report.artefacts import read_artefacts
-from surefit.report.build import render, view
+from surefit.report.build import build_page, render_page
 
 
 def page_of(folder: Path, **changes: Any) -> str:
@@ -22,7 +22,7 @@ def page_of(folder: Path, **changes: Any) -> str:
     best = {"variant": "step-30", "confidence": 0.975, "over": over, "more_than_chance": False}
     found = {"metric": "exact_match", "n": 200, "checkpoints": points, "best": best, "base": None} | changes
     write_json(RunDir(folder).eval / "checkpoints.json", found)
-    return render(view(read_artefacts(RunDir(folder))))
+    return render_page(build_page(read_artefacts(RunDir(folder))))
 
 
 def test_it_is_drawn_and_said(tmp_path: Path) -> None:

@@ -122,4 +122,4 @@ def test_too_few_too_many_and_twice_the_same_are_refused(first: RunDir, tmp_path
 
 def test_output_is_for_several_runs(first: RunDir, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--output is for the page that compares"):
-        reporting.report(SimpleNamespace(), [first.path], tmp_path / "x.html")  # type: ignore[arg-type]
+        reporting.report_command(SimpleNamespace(), [first.path], tmp_path / "x.html")  # type: ignore[arg-type]

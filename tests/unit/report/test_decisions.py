@@ -11,14 +11,14 @@ import pytest
 
 from surefit.core.rundir import RunDir, append_jsonl, write_json
 from surefit.report import examples as examples_module
-from surefit.report.actual import off_by, plan_against_actual
+from surefit.report.actual import compare_plan_with_run, percent_off
 from surefit.report.artefacts import Artefacts, read_artefacts
-from surefit.report.build import Page, build_report, view
-from surefit.report.certified import ANSWERS, IDENTITY, groups, sentences
-from surefit.report.examples import Example, examples
+from surefit.report.build import Page, build_page, build_report
+from surefit.report.certified import ANSWERS, IDENTITY, describe_certificate, group_checks
+from surefit.report.examples import ComparedAnswers, select_compared_sets
 from surefit.report.reproduce import reproduction
 from surefit.report.scores import set_scores
-from surefit.report.shapes import Certificate
+from surefit.report.shapes import CertificateRecord
 
 MAKE = runpy.run_path(str(Path(__file__).with_name("make_run.py")))
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def page_of(run: RunDir) -> Page:
-    return view(read_artefacts(run))
+    return build_page(read_artefacts(run))
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -120,20 +120,20 @@ def test_checks_are_asked_as_questions_those_that_failed_first() -> None:
         {"name": "reloaded_top1_agreement", "value": 0.9, "threshold": 0.99, "passed": False, "why": "too far"},
         {"name": "in_memory_kl_mean", "passed": True},
     ]
-    certificate = Certificate.model_validate({"passed": False, "reason": "two checks", "checks": checks})
-    found = {group.title: group for group in groups(certificate)}
+    certificate = CertificateRecord.model_validate({"passed": False, "reason": "two checks", "checks": checks})
+    found = {group.title: group for group in group_checks(certificate)}
     assert [asked.check.name for asked in found[IDENTITY].asked] == ["adapter_complete", "base_identity"]
     assert found[IDENTITY].failed == 1
     assert [asked.where for asked in found[ANSWERS].asked] == ["read back from disk", "before it was written"]
-    assert sentences(certificate)[0] == (
+    assert describe_certificate(certificate)[0] == (
         "These weights were refused. Has every layer its factors, all finite and trained? No: q_proj of layer 3 has no "
         "factors; Does it choose the same next token? No: too far."
     )
 
 
 def test_a_quantised_or_unrecorded_base_is_said() -> None:
-    certificate = Certificate(passed=True, quantization="nf4", into="dequantized", base_recorded=False)
-    said = " ".join(sentences(certificate))
+    certificate = CertificateRecord(passed=True, quantization="nf4", into="dequantized", base_recorded=False)
+    said = " ".join(describe_certificate(certificate))
     assert "trained on a base in nf4, and merged into the dequantized weights" in said
     assert "that the base is right is an assumption" in said
 
@@ -143,7 +143,7 @@ def test_a_quantised_or_unrecorded_base_is_said() -> None:
 
 def compared(run: RunDir) -> Any:
     page = page_of(run)
-    return plan_against_actual(page.found, page.training, page.attempts)
+    return compare_plan_with_run(page.found, page.training, page.attempts)
 
 
 def test_memory_by_phase_has_the_most_of_all_attempts(run: RunDir) -> None:
@@ -163,7 +163,7 @@ def test_memory_by_phase_has_the_most_of_all_attempts(run: RunDir) -> None:
     rows = {row.what: row for row in found.rows}
     assert rows["Time in training steps"].planned == 13.0
     assert rows["Time of all of training"].actual == pytest.approx(31.2)
-    assert off_by(rows["Optimizer steps"]).startswith("+1,900") or rows["Optimizer steps"].actual == 20
+    assert percent_off(rows["Optimizer steps"]).startswith("+1,900") or rows["Optimizer steps"].actual == 20
 
 
 def test_folders_are_measured_and_a_broken_config_costs_only_its_part(run: RunDir) -> None:
@@ -186,7 +186,7 @@ def test_examples_keep_within_their_bytes_and_every_kind_gets_its_share(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examples_module, "BUDGET", 60_000)
-    groups = examples(*rows(run))
+    groups = select_compared_sets(*rows(run))
     for group in groups:
         assert sum(example.size for example in group.shown) <= 30_000
         kinds = [example.kind for example in group.shown]
@@ -211,7 +211,7 @@ def test_the_headline_is_the_last_turn(run: RunDir, prompt: str, headline: str) 
     path = run.eval / "eval" / "merged.predictions.jsonl"
     lines = [json.loads(line) | {"prompt": prompt} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shown: list[Example] = examples(*rows(run))[0].shown
+    shown: list[ComparedAnswers] = select_compared_sets(*rows(run))[0].shown
     assert shown[0].headline == headline
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefit.core.rundir import RunDir, write_atomic
 from surefit.report.build import build_report
-from surefit.report.expert_use import LAST, MAX_COLUMNS, experts
+from surefit.report.expert_use import LAST, MAX_COLUMNS, measure_expert_load
 from surefit.report.shapes import Metrics
 
 write_run = runpy.run_path(str(Path(__file__).with_name("make_run.py")))["write_run"]
@@ -20,11 +20,11 @@ def line(step: int, dead: list[int | None], share: float = 0.5) -> Metrics:
 
 
 def test_nothing_is_drawn_without_experts() -> None:
-    assert experts([Metrics(step=1, loss=1.0)]) is None
+    assert measure_expert_load([Metrics(step=1, loss=1.0)]) is None
 
 
 def test_stretches_are_means_and_every_step_is_in_one() -> None:
-    found = experts([line(step, [0, 0], share=step / 1000) for step in range(1, 2 * MAX_COLUMNS + 1)])
+    found = measure_expert_load([line(step, [0, 0], share=step / 1000) for step in range(1, 2 * MAX_COLUMNS + 1)])
     assert found is not None
     assert (found.first, found.last) == (1, 2 * MAX_COLUMNS)
     assert [row.layer for row in found.rows] == [1, 2]
@@ -37,13 +37,13 @@ def test_stretches_are_means_and_every_step_is_in_one() -> None:
 def test_dead_experts_are_those_of_all_the_last_steps() -> None:
     start = [line(step, [8, 8]) for step in range(1, 4)]
     end = [line(step, [3 + step % 2, 0]) for step in range(4, 4 + LAST)]
-    found = experts([*start, *end])
+    found = measure_expert_load([*start, *end])
     assert found is not None
     assert f"in each of the last {LAST} steps: at least 3 in layer 1." in found.sentences[1]
-    none = experts([line(1, [0, 0])])
+    none = measure_expert_load([line(1, [0, 0])])
     assert none is not None
     assert none.sentences[1].startswith("No layer had dead experts")
-    unknown = experts([line(1, [None, None])])
+    unknown = measure_expert_load([line(1, [None, None])])
     assert unknown is not None
     assert unknown.sentences[1] == "A step has too few tokens to say which experts are dead."
 

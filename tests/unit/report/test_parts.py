@@ -13,17 +13,17 @@ import pytest
 import yaml
 
 import surefit.report
-from surefit.config.resolve import Origin, Resolved, leaves, write_resolved
+from surefit.config.resolve import ResolvedConfig, ValueOrigin, iter_config_values, write_resolved
 from surefit.config.schema import Config
 from surefit.core.rundir import RunDir
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.report.artefacts import read_artefacts, read_settings
 from surefit.report.build import embed_json
-from surefit.report.curves import MAX_POINTS, thin, training
+from surefit.report.curves import MAX_POINTS, build_training_curves, thin_points
 from surefit.report.shapes import Event, Metrics
-from surefit.report.text import percent, points, shorten, signed, utc
+from surefit.report.text import percent, points, shorten_text, signed, utc
 from surefit.report.timeline import attempts
-from surefit.report.verdict import trained_facts
+from surefit.report.verdict import describe_training
 
 ROOM = Path(surefit.report.__file__).parent
 
@@ -36,7 +36,7 @@ def test_thinning_keeps_the_ends_and_every_peak() -> None:
     curve = [(step, draw.gauss(0, 1)) for step in range(1, 100_001)]
     curve[77_777] = (77_778, 50.0)
     curve[33_333] = (33_334, -50.0)
-    kept = thin(curve)
+    kept = thin_points(curve)
     assert len(kept) <= MAX_POINTS
     assert kept == sorted(set(kept))
     assert {curve[0], curve[-1], curve[77_777], curve[33_333]} <= set(kept)
@@ -45,7 +45,7 @@ def test_thinning_keeps_the_ends_and_every_peak() -> None:
 
 def test_thinning_keeps_the_extremes_of_every_stretch() -> None:
     curve = [(step, float((step * 7919) % 1009)) for step in range(10_000)]
-    kept = set(thin(curve, limit=100))
+    kept = set(thin_points(curve, limit=100))
     inner = curve[1:-1]
     for i in range(49):
         stretch = inner[i * len(inner) // 49 : (i + 1) * len(inner) // 49]
@@ -57,7 +57,7 @@ def test_thinning_keeps_the_extremes_of_every_stretch() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, MAX_POINTS])
 def test_short_curves_are_left_alone(count: int) -> None:
     curve = [(step, float(step)) for step in range(count)]
-    assert thin(curve) == curve
+    assert thin_points(curve) == curve
 
 
 def test_the_totals_are_sums_over_the_steps() -> None:
@@ -67,17 +67,17 @@ def test_the_totals_are_sums_over_the_steps() -> None:
         Metrics(step=2, eval_loss=2.5),
         Metrics(step=3, rejected=True, seconds=1.0, tokens=50),
     ]
-    found = training(lines, [Event(time=0, stage="train", event="resumed", step=2)])
+    found = build_training_curves(lines, [Event(time=0, stage="train", event="resumed", step=2)])
     assert found is not None
     assert (found.steps, found.last_step, found.seconds, found.tokens, found.peak_memory) == (3, 3, 6.0, 350.0, 9.0)
     assert found.rejected == [3]
     assert [(mark.step, mark.kind) for mark in found.marks] == [(2, "resumed"), (3, "rejected")]
     assert [(row.step, row.eval_loss) for row in found.table] == [(1, None), (2, 2.5), (3, None)]
-    assert training([Metrics(step=2, eval_loss=2.5)], []) is None
+    assert build_training_curves([Metrics(step=2, eval_loss=2.5)], []) is None
 
 
 def test_of_two_lines_for_a_step_the_later_one_counts() -> None:
-    found = training([Metrics(step=2, loss=9.0), Metrics(step=1, loss=3.0), Metrics(step=2, loss=2.0)], [])
+    found = build_training_curves([Metrics(step=2, loss=9.0), Metrics(step=1, loss=3.0), Metrics(step=2, loss=2.0)], [])
     assert found is not None
     assert found.charts[0].data()["x"] == [1, 2]
     assert found.charts[0].curves[0].points == [(1, 3.0), (2, 2.0)]
@@ -128,16 +128,21 @@ def test_the_settings_are_those_that_resolve_wrote(tmp_path: Path) -> None:
         "evaluate": {"extra_sets": {"old": "old.jsonl"}},
         "output_dir": "runs/a",
     })  # fmt: skip
-    origins = [Origin("user", "run.yaml:3"), Origin("--set"), Origin("default"), Origin("auto", "it # fits: 2 × 2")]
-    provenance = {key: origins[i % 4] for i, (key, _) in enumerate(leaves(config))}
+    origins = [
+        ValueOrigin("user", "run.yaml:3"),
+        ValueOrigin("--set"),
+        ValueOrigin("default"),
+        ValueOrigin("auto", "it # fits: 2 × 2"),
+    ]
+    provenance = {key: origins[i % 4] for i, (key, _) in enumerate(iter_config_values(config))}
     run = RunDir(tmp_path)
-    write_resolved(Resolved(config, provenance, 1, None), run.resolved)
+    write_resolved(ResolvedConfig(config, provenance, 1, None), run.resolved)
     found = read_artefacts(run)
     assert found.problems == {}
     assert found.settings is not None
     origins_found = {setting.key: (setting.origin, setting.detail) for setting in found.settings}
     assert origins_found == {key: (origin.kind, origin.detail) for key, origin in provenance.items()}
-    for setting, (_, value) in zip(found.settings, leaves(config), strict=True):
+    for setting, (_, value) in zip(found.settings, iter_config_values(config), strict=True):
         assert yaml.safe_load(setting.text) == value
     assert found.value("model.name_or_path") == "a # b: 'c'"
     assert found.value("model.revision") is None
@@ -160,7 +165,7 @@ def test_scores_and_differences() -> None:
 
 @pytest.mark.parametrize("text", ["a" * 5_000, "&" * 700, "\U0001f600" * 900, "<'>" * 400 + "x" * 10_000])
 def test_shortened_text_keeps_both_ends_within_its_bytes(text: str) -> None:
-    short = shorten(text, 600)
+    short = shorten_text(text, 600)
     head, _, tail = short.partition(" [… ")
     assert text.startswith(head)
     assert text.endswith(tail.partition("] ")[2])
@@ -182,7 +187,7 @@ def test_embedded_json_is_the_same_json_and_cannot_end_the_script() -> None:
 
 
 def test_a_choice_of_examples_is_even_and_deterministic() -> None:
-    gaps = {b - a for a, b in itertools.pairwise(evenly(178, 5))}
+    gaps = {b - a for a, b in itertools.pairwise(evenly_spaced_indices(178, 5))}
     assert gaps <= {35, 36}
 
 
@@ -273,6 +278,9 @@ def test_what_is_trained_is_read_from_the_switches_as_they_are_written(
         {"model": {"name_or_path": "m"}, "data": {"train": "rows.jsonl"}, "lora": switches, "output_dir": "runs/r"}
     )  # fmt: skip
     run = RunDir(tmp_path)
-    write_resolved(Resolved(config, dict.fromkeys(dict(leaves(config)), Origin("user")), 1, None), run.resolved)
-    facts = dict(trained_facts(read_artefacts(run), None, []))
+    write_resolved(
+        ResolvedConfig(config, dict.fromkeys(dict(iter_config_values(config)), ValueOrigin("user")), 1, None),
+        run.resolved,
+    )
+    facts = dict(describe_training(read_artefacts(run), None, []))
     assert facts["What is trained"].startswith(said)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from surefit.retrieval.lrurec import LRURec, Size, next_item_loss, scan
+from surefit.retrieval.lrurec import LRURec, LRURecSize, next_item_loss, scan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,7 +51,7 @@ def test_the_scan_is_the_recurrence_and_so_are_its_gradients(length, dtype):
 
 def test_the_loss_and_its_gradients_are_those_of_cross_entropy():
     torch.manual_seed(0)
-    model = LRURec(Size(700, width=16)).eval()
+    model = LRURec(LRURecSize(700, width=16)).eval()
     items = torch.randint(1, 701, (9, 40))
     items[:, 0] = 0
     targets = torch.randint(1, 701, (9, 40))
@@ -70,7 +70,7 @@ def test_the_loss_and_its_gradients_are_those_of_cross_entropy():
 
 def test_neither_padding_nor_the_beginning_reaches_an_item():
     torch.manual_seed(1)
-    model = LRURec(Size(50, width=16)).eval()
+    model = LRURec(LRURecSize(50, width=16)).eval()
     alone = model(torch.tensor([[5, 9, 2]]))
     batched = model(torch.tensor([[5, 9, 2, 0, 0, 0], [1, 2, 3, 4, 5, 6]]))
     assert torch.allclose(alone[0], batched[0, :3], atol=1e-6)
@@ -97,7 +97,7 @@ def written_out(model, history):
 
 def test_the_model_is_the_papers_equations():
     torch.manual_seed(4)
-    model = LRURec(Size(80, width=16)).eval()
+    model = LRURec(LRURecSize(80, width=16)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" not in name and "ring_log" not in name:
@@ -109,7 +109,7 @@ def test_the_model_is_the_papers_equations():
 
 def test_what_comes_later_is_not_seen():
     torch.manual_seed(2)
-    model = LRURec(Size(50, width=16)).eval()
+    model = LRURec(LRURecSize(50, width=16)).eval()
     one, other = model(torch.tensor([[5, 9, 2, 7], [5, 9, 8, 1]]))
     assert torch.allclose(one[:2], other[:2], atol=1e-6)
     assert not torch.allclose(one[2], other[2], atol=1e-3)
@@ -117,7 +117,7 @@ def test_what_comes_later_is_not_seen():
 
 def test_the_ring_is_where_the_paper_puts_it():
     torch.manual_seed(3)
-    unit = LRURec(Size(10, width=512, blocks=1)).recurrent[0]
+    unit = LRURec(LRURecSize(10, width=512, blocks=1)).recurrent[0]
     nu, theta, gamma = torch.exp(unit.ring_log.detach())
     magnitude = torch.exp(-nu)
     assert 0.8 <= magnitude.min() < 0.81

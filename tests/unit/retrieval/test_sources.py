@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.retrieval.interactions import build
-from surefit.retrieval.sources import read_events, readable_title, vintage
+from surefit.retrieval.interactions import build_interactions
+from surefit.retrieval.sources import detect_movielens_release, read_events, readable_title
 
 SHARED = Path(__file__).parents[3] / "../shared/data/recommendation"
 RATINGS = "userId,movieId,rating,timestamp\r\n1,1,4.0,964982703\r\n1,3,4.0,964981247\r\n2,1,5.0,964982224\r\n"
@@ -73,7 +73,7 @@ def test_reviews_old_and_new_compressed_or_not(tmp_path, review, user, item, end
     assert (events.users, events.items) == ([user, user], [item, item])
     assert events.titles == {item: "A crème"}
     assert "repeat an item" in events.notes[0]
-    assert vintage(tmp_path) is None
+    assert detect_movielens_release(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_another_release_under_the_name_is_said(movielens):
     renamed = movielens.rename(movielens.with_name("ml-latest-small"))
     (renamed / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,31,2.5,1260759144\n")
     (renamed / "movies.csv").write_text("movieId,title,genres\n31,Dangerous Minds (1995),Drama\n")
-    assert "671 users, 100,004 ratings" in (vintage(renamed) or "")
+    assert "671 users, 100,004 ratings" in (detect_movielens_release(renamed) or "")
     assert "2016" in read_events(renamed).notes[0]
 
 
@@ -161,8 +161,8 @@ def test_titles_as_a_person_says_them(title, readable):
 def test_ml_latest_small_is_the_published_data_set():
     events = read_events(SHARED / "ml-latest-small")
     assert events.notes == ()
-    assert "2018" in (vintage(SHARED / "ml-latest-small") or "")
-    counts = build(events).counts()
+    assert "2018" in (detect_movielens_release(SHARED / "ml-latest-small") or "")
+    counts = build_interactions(events).counts()
     assert (counts["users"], counts["items"], counts["interactions"]) == (610, 3650, 90274)
     assert (counts["mean_length"], counts["users_with_tied_last_two"]) == (147.99, 91)
 

@@ -12,9 +12,9 @@ from surefit.core.errors import ConfigError
 from surefit.core.rundir import file_sha256, read_json
 from surefit.recipes.rec_ranking import RECIPE
 from surefit.retrieval.candidates import RankerRows, cut_title
-from surefit.retrieval.interactions import build
+from surefit.retrieval.interactions import build_interactions
 from surefit.retrieval.sources import read_events
-from surefit.retrieval.stage import Retrieval, retrieve
+from surefit.retrieval.stage import RetrievalOptions, run_retrieval
 from surefit.task import mean_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +37,7 @@ def movielens(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(movielens, tmp_path_factory):
     output = tmp_path_factory.mktemp("rows")
-    retrieve(Retrieval(movielens, output, "window5", train_rows=100, candidates=8))
+    run_retrieval(RetrievalOptions(movielens, output, "window5", train_rows=100, candidates=8))
     return output
 
 
@@ -46,7 +46,7 @@ def lines_of(path):
 
 
 def test_training_rows_have_one_right_answer_and_no_film_that_was_taken(movielens, written):
-    interactions = build(read_events(movielens))
+    interactions = build_interactions(read_events(movielens))
     taken = {
         str(user): [interactions.titles[item] for item in history]
         for user, history in zip(interactions.users, interactions.trained, strict=True)
@@ -105,9 +105,9 @@ def test_the_manifest_knows_its_files(movielens, written):
 
 
 def test_the_same_call_writes_the_same_bytes(movielens, written, tmp_path):
-    again = retrieve(Retrieval(movielens, tmp_path, "window5", train_rows=100, candidates=8))
+    again = run_retrieval(RetrievalOptions(movielens, tmp_path, "window5", train_rows=100, candidates=8))
     assert again["written"] == read_json(written / "manifest.json")["written"]
-    other = retrieve(Retrieval(movielens, tmp_path, "window5", train_rows=100, candidates=8, seed=1))
+    other = run_retrieval(RetrievalOptions(movielens, tmp_path, "window5", train_rows=100, candidates=8, seed=1))
     assert other["written"]["train"] != again["written"]["train"]
     assert other["written"]["test"] == again["written"]["test"]
 
@@ -118,7 +118,7 @@ def test_the_same_call_writes_the_same_bytes(movielens, written, tmp_path):
 )
 def test_what_cannot_be_asked_for(movielens, tmp_path, change, message):
     with pytest.raises(ConfigError, match=message):
-        Retrieval(movielens, tmp_path, **change)
+        RetrievalOptions(movielens, tmp_path, **change)
 
 
 def test_long_titles_are_cut_between_words():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from surefit.facts.eval_prompts import ScoredFacts
+from surefit.facts.eval_prompts import EvalPromptFacts
 from surefit.lint.engine import find_rule
-from surefit.stages.checking import checked
-from surefit.stages.eval_prompts import scored_facts
-from surefit.stages.run_context import gather
+from surefit.stages.checking import run_check
+from surefit.stages.eval_prompts import load_eval_prompt_facts
+from surefit.stages.run_context import load_run_context
 
 SHORT = "What is the capital of Norway?"
 RUN = """\
@@ -40,19 +40,21 @@ def written(here: Path, also: str = "", **words: object) -> Path:
     return here / "run.yaml"
 
 
-def facts(path: Path, *, counted: bool = False) -> ScoredFacts:
+def facts(path: Path, *, counted: bool = False) -> EvalPromptFacts:
     from surefit.facts.tokenizer import facts_of_tokenizer
 
-    found = gather(path)
+    found = load_run_context(path)
     assert found.model is not None
     tokenizer = facts_of_tokenizer(found.model)
-    asked, problems = scored_facts(found.loaded.config, found.recipe, found.rows, None, tokenizer, counted=counted)
+    asked, problems = load_eval_prompt_facts(
+        found.loaded.config, found.recipe, found.rows, None, tokenizer, counted=counted
+    )
     assert asked is not None, problems
     return asked
 
 
 def warned(path: Path) -> list[str]:
-    return [finding["message"] for finding in checked(gather(path), [find_rule("MEM009")])["findings"]]
+    return [finding["message"] for finding in run_check(load_run_context(path), [find_rule("MEM009")])["findings"]]
 
 
 def test_every_set_is_looked_at(here: Path) -> None:
@@ -74,7 +76,7 @@ def test_the_tokens_are_those_that_the_model_is_asked(here: Path) -> None:
     from surefit.task import Example
 
     asked = facts(written(here), counted=True).held_out
-    tokenizer = load_tokenizer(gather(here / "run.yaml").loaded.config.model)
+    tokenizer = load_tokenizer(load_run_context(here / "run.yaml").loaded.config.model)
     prompt = Example(({"role": "user", "content": f"24 {SHORT}"},))
     assert asked.longest == len(tokenize_prompt(prompt, tokenizer))
 
@@ -114,8 +116,8 @@ def test_in_training_the_held_out_rows_and_afterwards_all(here: Path) -> None:
 
 
 def test_a_set_that_cannot_be_read_is_named(here: Path) -> None:
-    found = gather(written(here, "{old: gone.jsonl}"))
-    asked, (problem,) = scored_facts(found.loaded.config, found.recipe, found.rows, None, None)
+    found = load_run_context(written(here, "{old: gone.jsonl}"))
+    asked, (problem,) = load_eval_prompt_facts(found.loaded.config, found.recipe, found.rows, None, None)
     assert asked is None
     assert problem.field == "evaluate.extra_sets.old"
 
@@ -127,12 +129,12 @@ def test_check_says_that_scoring_takes_longer_than_training(here: Path) -> None:
     config = here / "run.yaml"
     rule = [find_rule("EVL008")]
     config.write_text(text.replace("max_new_tokens: 64", "max_new_tokens: 65536"))
-    (finding,) = checked(gather(config), rule)["findings"]
+    (finding,) = run_check(load_run_context(config), rule)["findings"]
     assert finding["message"].startswith("answers of up to 65,536 tokens to 25 prompts at 1 checkpoint take up to ")
     assert "max_new_tokens" in finding["help"]
     config.write_text(text.replace("max_new_tokens: 64", "max_new_tokens: 65536").replace("true", "false"))
-    assert checked(gather(config), rule)["findings"] == []
+    assert run_check(load_run_context(config), rule)["findings"] == []
     config.write_text(
         text.replace("max_new_tokens: 64", "max_new_tokens: 1").replace("max_examples: 30", "max_examples: 1")
     )
-    assert checked(gather(config), rule)["findings"] == []
+    assert run_check(load_run_context(config), rule)["findings"] == []

@@ -15,8 +15,8 @@ from small_disk import room
 from surefit.config.load import load_config
 from surefit.core.errors import DataError, MachineError
 from surefit.data.read import file_io, readers
-from surefit.stages.progress_listener import Watcher
-from surefit.stages.tokenize_shards import LAYOUT_ROWS, Wishes, prepare_shards
+from surefit.stages.progress_listener import ProgressListener
+from surefit.stages.tokenize_shards import LAYOUT_ROWS, ShardOptions, prepare_shards
 
 from .test_sharding import contents, write_rows
 
@@ -31,7 +31,7 @@ def make(tmp_path: Path, train: object, prepared: Path) -> dict[str, object]:
     """`surefit prepare` of a config as typed."""
     path = tmp_path / f"{prepared.name}.yaml"
     path.write_text(CONFIG.format(train=train, prepared=prepared, output=tmp_path / "run"))
-    return prepare_shards(load_config(path, ()).config, Watcher(), Wishes())
+    return prepare_shards(load_config(path, ()).config, ProgressListener(), ShardOptions())
 
 
 @pytest.fixture

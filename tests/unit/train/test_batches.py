@@ -10,7 +10,7 @@ import tiny_run
 import torch
 
 from surefit.config.schema import Config
-from surefit.train.batches import Batches
+from surefit.train.batches import MicroBatcher
 from surefit.train.step import train_step
 
 ROWS = tiny_run.rows(32, seed=5)
@@ -24,8 +24,8 @@ def config(packing: bool, size: int = 2, batch: int = 12) -> Config:
     return made.model_copy(update={"data": made.data.model_copy(update={"max_length": 24})})
 
 
-def batches(packing: bool, ranks: int = 1, **settings: int) -> Batches:
-    return Batches(ROWS, LENGTHS, config(packing, **settings), 0, ranks)
+def batches(packing: bool, ranks: int = 1, **settings: int) -> MicroBatcher:
+    return MicroBatcher(ROWS, LENGTHS, config(packing, **settings), 0, ranks)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -63,7 +63,7 @@ def test_the_fullest_of_few_rows_is_as_full_as_a_step_that_repeats_them() -> Non
     """Eight rows, four times, twelve to a step: three steps, which see some rows twice."""
     few = ROWS[:8]
     lengths = LENGTHS[:8]
-    made = Batches(few, lengths, config(True, size=6), 0)
+    made = MicroBatcher(few, lengths, config(True, size=6), 0)
     fullest = int(lengths[made.fullest()].sum())
     assert all(lengths[micro].sum() <= fullest for step in range(3) for micro in made.of_step(step))
 

@@ -15,8 +15,8 @@ from surefit.checkpoint import manager
 from surefit.core.errors import GateError, MachineError
 from surefit.core.rundir import read_json, read_jsonl
 from surefit.train import dry_pass as module
-from surefit.train.dry_pass import DryPass
-from surefit.train.loop import Training
+from surefit.train.dry_pass import DryPassResult
+from surefit.train.loop import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_a_run_with_it_equals_one_without(
         settings = tiny_run.config(base, tmp_path / name, kind, dtype, packing=packing, max_steps=4, weight_decay=0.1)
         training = tiny_run.training(settings)
         if name == "without":
-            monkeypatch.setattr(Training, "dry_pass", lambda self: None)
+            monkeypatch.setattr(Trainer, "dry_pass", lambda self: None)
         training.fit()
         lines = [line for line in read_jsonl(tmp_path / name / "metrics.jsonl") if "loss" in line]
         learnt = [(line["loss"], line["grad_norm"]) for line in lines]
@@ -92,7 +92,7 @@ def test_it_runs_the_fullest_batch_and_writes_down_what_that_took(base: Path, tm
 def test_its_line_compares_with_the_plan() -> None:
     gib = 1024**3
     on_gpu = {"dry step": {"allocated": int(21.3 * gib), "reserved": 22 * gib, "held": 1}}
-    found = DryPass(8192, 1, 2.0, 1.9, 100, 0.2, 3, 0.3, 0.1, 168 * 1024**2, on_gpu)
+    found = DryPassResult(8192, 1, 2.0, 1.9, 100, 0.2, 3, 0.3, 0.1, 168 * 1024**2, on_gpu)
     plan = {"estimate": {"phases": [{"name": "load", "allocated_bytes": 30 * gib},
                                     {"name": "first step", "allocated_bytes": int(22.1 * gib)},
                                     {"name": "step", "allocated_bytes": 30 * gib}]}}  # fmt: skip
@@ -101,7 +101,7 @@ def test_its_line_compares_with_the_plan() -> None:
         "a checkpoint takes 0.3 s and 168.0 MiB"
     )
     assert "21.30 GiB, 1.9 s" in found.text(None)
-    on_cpu = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": gib}})
+    on_cpu = DryPassResult(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": gib}})
     plan = {"estimate": {"first_step": {"low_bytes": gib, "high_bytes": 2 * gib}, "phases": []}}
     assert "1.00 GiB of RAM (1.00 GiB to 2.00 GiB planned), 1.9 s" in on_cpu.text(plan)
 
@@ -111,11 +111,11 @@ def test_its_line_compares_with_the_plan() -> None:
 )
 def test_a_worst_case_outside_the_plan_is_said(took: float, where: str | None) -> None:
     gib = 1024**3
-    found = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": int(took * gib)}})
+    found = DryPassResult(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"resident": int(took * gib)}})
     plan = {"estimate": {"first_step": {"low_bytes": gib, "high_bytes": 2 * gib}, "phases": []}}
     assert (found.against(plan), found.warning(plan) is None) == (where, where is None)
     assert found.against(None) is None
-    on_gpu = DryPass(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"allocated": int(took * gib)}})
+    on_gpu = DryPassResult(8192, 1, 2.0, 1.9, 0, 0.0, 0, 0.3, 0.1, 10, {"dry step": {"allocated": int(took * gib)}})
     plan = {"estimate": {"phases": [{"name": "first step", "allocated_bytes": int(1.5 * gib)}]}}
     assert on_gpu.against(plan) == ("below" if took < 1.4 else "above" if took > 1.6 else None)
 
@@ -131,12 +131,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_its_first_step(base: Pat
 
 
 def test_a_disk_that_gives_back_something_else(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = manager.load
+    load = manager.load_checkpoint
 
-    def corrupted(path: Path) -> manager.State:
+    def corrupted(path: Path) -> manager.CheckpointState:
         state = load(path)
         name = sorted(state.weights)[0]
-        return manager.State(state.weights | {name: state.weights[name] + 1}, state.optimizer, state.trainer)
+        return manager.CheckpointState(state.weights | {name: state.weights[name] + 1}, state.optimizer, state.trainer)
 
     monkeypatch.setattr(module.manager, "load", corrupted)
     with pytest.raises(MachineError, match="1 tensors of a checkpoint came back other"):

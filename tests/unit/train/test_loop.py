@@ -18,8 +18,8 @@ from surefit.checkpoint.manager import latest_complete, list_steps
 from surefit.core.errors import ConfigError, DataError, GateError, Interrupted, MachineError, ModelError
 from surefit.core.rundir import read_jsonl
 from surefit.model.load import load_model
-from surefit.train.loop import Training
-from surefit.train.progress import Progress
+from surefit.train.loop import Trainer
+from surefit.train.progress import TrainingProgress
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_run.save_base(tmp_path_factory.mktemp("model") / "base")
 
 
-def poisoned(training: Training, bad: Callable[[int], bool]) -> Training:
+def poisoned(training: Trainer, bad: Callable[[int], bool]) -> Trainer:
     """Make the loss NaN in the steps (counted from 1) for which `bad` holds."""
     layer = training.model.get_submodule("base_model.model.model.norm")
     layer.register_forward_hook(
@@ -36,12 +36,12 @@ def poisoned(training: Training, bad: Callable[[int], bool]) -> Training:
     return training
 
 
-def send(number: signal.Signals, at: int) -> Callable[[Progress], None]:
+def send(number: signal.Signals, at: int) -> Callable[[TrainingProgress], None]:
     return lambda progress: os.kill(os.getpid(), number) if progress.step == at else None
 
 
 def test_a_whole_run(base: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     result = tiny_run.training(tiny_run.config(base, tmp_path, every=5), on_progress=seen.append).fit()
     assert result.output == tmp_path / "adapter"
     assert (result.counters.step, result.counters.rejected, result.resumed_from) == (12, 0, None)
@@ -59,7 +59,7 @@ def test_a_whole_run(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_loss_falls_on_rows_that_can_be_learnt(base: Path, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     settings = tiny_run.config(base, tmp_path, kind="full", num_train_epochs=20.0)
     training = tiny_run.training(settings, on_progress=seen.append)
     result = training.fit()
@@ -151,7 +151,7 @@ def test_a_stop_during_the_held_out_loss_is_made_up_for_on_resume(base: Path, tm
 
 
 def test_a_second_ctrl_c_stops_at_once(base: Path, tmp_path: Path) -> None:
-    def twice(progress: Progress) -> None:
+    def twice(progress: TrainingProgress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -9,12 +9,12 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
 from surefit.core.errors import ModelError
-from surefit.data.tokens.collate import collate, pack
+from surefit.data.tokens.collate import collate, collate_packed
 from surefit.facts import activations
 from surefit.facts.activations import chunk_rows
 from surefit.plan.simulate import record_run
 from surefit.plan.trace import Recorder
-from surefit.train.loss import can_chunk, cross_entropy_, loss_sum
+from surefit.train.loss import chunked_loss_obstacle, cross_entropy_, loss_sum
 
 
 def examples(lengths=(14, 9, 11), vocabulary=families.VOCABULARY):
@@ -78,7 +78,7 @@ def assert_chunks_change_nothing(model, batch, tolerance=1e-6) -> None:
 @pytest.mark.usefixtures("small_chunks", "one_thread")
 def test_chunks_change_neither_loss_nor_gradients(family) -> None:
     model = families.build(family)
-    assert can_chunk(model) is None
+    assert chunked_loss_obstacle(model) is None
     assert_chunks_change_nothing(model, collate(examples(), 0))
 
 
@@ -139,7 +139,7 @@ def test_bfloat16_within_its_rounding() -> None:
 @pytest.mark.usefixtures("small_chunks", "one_thread")
 def test_a_packed_micro_batch_reaches_the_model_as_it_is(monkeypatch) -> None:
     model = families.build("llama")
-    batch = pack(examples())
+    batch = collate_packed(examples())
     seen = {}
     forward = model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda *args, **kwargs: seen.update(kwargs) or forward(*args, **kwargs))
@@ -180,16 +180,16 @@ def test_with_recomputed_layers_and_dropout() -> None:
 
 
 def test_what_cannot_be_chunked_is_said_and_computed_whole() -> None:
-    assert "one module" in (can_chunk(families.build("llama").model) or "")
+    assert "one module" in (chunked_loss_obstacle(families.build("llama").model) or "")
     prompted = get_peft_model(families.build("llama"), PromptTuningConfig("CAUSAL_LM", num_virtual_tokens=2))
-    assert "adds tokens" in (can_chunk(prompted) or "")
+    assert "adds tokens" in (chunked_loss_obstacle(prompted) or "")
 
 
 @pytest.mark.usefixtures("small_chunks", "one_thread")
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_the_routers_loss_is_the_one_transformers_adds(family) -> None:
     routed = families.build(family, output_router_logits=True, router_aux_loss_coef=0.5)
-    assert can_chunk(routed) is None
+    assert chunked_loss_obstacle(routed) is None
     batch = collate(examples(), 0)
     assert_chunks_change_nothing(routed, batch)
     routed.zero_grad()
@@ -299,7 +299,7 @@ def test_a_chunk_is_even_and_bounded() -> None:
 def test_a_model_without_a_decoder_of_its_own() -> None:
     model = torch.nn.Linear(2, 2)
     model.config = SimpleNamespace()
-    assert can_chunk(model) is not None
+    assert chunked_loss_obstacle(model) is not None
 
 
 def logits_and_targets(rows: int, vocabulary: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

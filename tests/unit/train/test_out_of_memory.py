@@ -11,7 +11,7 @@ from surefit.config.oom_ladder import as_arguments, next_rung
 from surefit.config.schema import Config
 from surefit.facts.model import ModelFacts, model_facts
 from surefit.model.memory_errors import is_out_of_memory
-from surefit.train.out_of_memory import OutOfMemory, explained
+from surefit.train.out_of_memory import OutOfMemory, explain_out_of_memory
 
 
 def config(**sections: Any) -> Config:
@@ -29,7 +29,7 @@ def config(**sections: Any) -> Config:
 
 
 def raised(error: Exception, settings: Config, model: ModelFacts | None = None, kind: str = "cuda") -> OutOfMemory:
-    with pytest.raises(OutOfMemory) as caught, explained("in step 3", settings, model, kind, longest=2048):
+    with pytest.raises(OutOfMemory) as caught, explain_out_of_memory("in step 3", settings, model, kind, longest=2048):
         raise error
     return caught.value
 
@@ -93,7 +93,10 @@ def test_torch_itself_says_it_so() -> None:
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(RuntimeError, match="size mismatch"), explained("in step 3", config(), None, "cpu", 9):
+    with (
+        pytest.raises(RuntimeError, match="size mismatch"),
+        explain_out_of_memory("in step 3", config(), None, "cpu", 9),
+    ):
         raise RuntimeError("size mismatch")
 
 

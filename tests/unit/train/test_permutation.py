@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from surefit.train import sampler
-from surefit.train.permutation import permuted
+from surefit.train.permutation import permute_positions
 
 
 def shuffle(n: int, *key: int) -> np.ndarray:
-    return permuted(np.arange(n), n, key)
+    return permute_positions(np.arange(n), n, key)
 
 
 def test_every_number_comes_once_up_to_600_and_at_the_powers_of_two() -> None:
@@ -22,7 +22,7 @@ def test_every_number_comes_once_up_to_600_and_at_the_powers_of_two() -> None:
 
 def test_it_is_a_function_of_position_and_key() -> None:
     whole = shuffle(1000, 3, 0, 1)
-    assert [int(permuted(np.array([place]), 1000, (3, 0, 1))[0]) for place in range(1000)] == whole.tolist()
+    assert [int(permute_positions(np.array([place]), 1000, (3, 0, 1))[0]) for place in range(1000)] == whole.tolist()
     assert shuffle(1000, 3, 0, 1).tolist() == whole.tolist()
     assert (shuffle(1000, 3, 0, 2) == whole).sum() < 10  # 1 is expected
     assert (shuffle(1000, 4, 0, 1) == whole).sum() < 10
@@ -48,7 +48,7 @@ def test_neighbours_are_not_neighbours_afterwards(n: int) -> None:
 
 def test_large_numbers_stay_inside() -> None:
     n = 10**12 + 39
-    found = permuted(np.arange(n - 1000, n), n, (1, 0, 5))
+    found = permute_positions(np.arange(n - 1000, n), n, (1, 0, 5))
     assert len(set(found.tolist())) == 1000
     assert found.min() >= 0
     assert found.max() < n

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from surefit.core.rundir import read_jsonl
-from surefit.facts.flops import Work
+from surefit.facts.flops import TrainingFlops
 from surefit.telemetry.jsonl import MetricsLog
-from surefit.train.progress import Counters, Progress
-from surefit.train.reporting import SHOWN_OVER, Meter, Pace, Reporting
+from surefit.train.progress import Counters, TrainingProgress
+from surefit.train.reporting import SHOWN_OVER, EtaEstimator, MfuMeter, StepReporter
 from surefit.train.step import StepResult
 
-WORK = Work(token=10, supervised=5, pair=1, windows=(None,))
+WORK = TrainingFlops(token=10, supervised=5, pair=1, windows=(None,))
 
 
 def test_pace_of_steps_and_pauses() -> None:
     """Steps of 2 s, a pause of 10 s after every fourth, 12 steps: what is left is right from the second step on."""
-    pace, now = Pace(4, pause=7.0), 100.0
+    pace, now = EtaEstimator(4, pause=7.0), 100.0
     left = {}
     for step in range(1, 13):
         seconds = 30.0 if step == 1 else 2.0
@@ -36,30 +36,30 @@ def test_pace_of_steps_and_pauses() -> None:
 
 def test_measurements_between_checkpoints_are_pauses_too() -> None:
     """Every 4 and every 6 of 13 steps: after 4, 6, 8 and 12, and after the last."""
-    pace = Pace(4, 6, pause=7.0)
+    pace = EtaEstimator(4, 6, pause=7.0)
     pace.step(1, 2.0, 0.0)
     assert pace.left(1, 13) == 12 * 2 + 5 * 7
     assert pace.left(7, 13) == 6 * 2 + 3 * 7
-    assert Pace(4, None, pause=7.0).left(7, 13) == 3 * 7
+    assert EtaEstimator(4, None, pause=7.0).left(7, 13) == 3 * 7
 
 
 def test_a_last_step_that_is_no_multiple_has_its_pause_too() -> None:
-    pace = Pace(4, pause=7.0)
+    pace = EtaEstimator(4, pause=7.0)
     pace.step(9, 2.0, 0.0)
     assert pace.left(9, 10) == 2 + 7
 
 
 def test_what_came_before_a_resume_does_not_count() -> None:
-    pace = Pace(4)
+    pace = EtaEstimator(4)
     for step in (100, 101, 102):
         pace.step(step, 3.0, 3.0 * step)
     assert pace.left(102, 104) == pytest.approx(6)
 
 
-def reported(tmp_path: Path, meter: Meter) -> tuple[list[Progress], list[dict[str, float]]]:
-    seen: list[Progress] = []
+def reported(tmp_path: Path, meter: MfuMeter) -> tuple[list[TrainingProgress], list[dict[str, float]]]:
+    seen: list[TrainingProgress] = []
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    reporting = Reporting(log, seen.append, 40, 0.1, Pace(10), meter)
+    reporting = StepReporter(log, seen.append, 40, 0.1, EtaEstimator(10), meter)
     counters = Counters()
     for step in range(1, 41):
         counters.step = step
@@ -71,7 +71,7 @@ def reported(tmp_path: Path, meter: Meter) -> tuple[list[Progress], list[dict[st
 
 
 def test_the_line_is_smoothed_and_the_log_is_exact(tmp_path: Path) -> None:
-    seen, lines = reported(tmp_path, Meter(WORK, peak=1000.0))
+    seen, lines = reported(tmp_path, MfuMeter(WORK, peak=1000.0))
     assert [line["tokens_per_second"] for line in lines] == [50.0 * step for step in range(1, 41)]
     last = range(41 - SHOWN_OVER, 41)
     assert seen[-1].tokens_per_second == pytest.approx(sum(100 * step for step in last) / (2.0 * SHOWN_OVER))
@@ -81,17 +81,21 @@ def test_the_line_is_smoothed_and_the_log_is_exact(tmp_path: Path) -> None:
     assert seen[-1].mfu == pytest.approx(sum(flops[-SHOWN_OVER:]) / (2.0 * SHOWN_OVER) / 1000.0)
 
 
-@pytest.mark.parametrize("meter", [Meter(), Meter(WORK, None), Meter(None, 1e12)], ids=["neither", "cpu", "unknown"])
-def test_an_mfu_is_not_guessed(tmp_path: Path, meter: Meter) -> None:
+@pytest.mark.parametrize(
+    "meter", [MfuMeter(), MfuMeter(WORK, None), MfuMeter(None, 1e12)], ids=["neither", "cpu", "unknown"]
+)
+def test_an_mfu_is_not_guessed(tmp_path: Path, meter: MfuMeter) -> None:
     seen, lines = reported(tmp_path, meter)
     assert {line["mfu"] for line in lines} == {None}
     assert "MFU" not in seen[-1].text
 
 
 def test_the_line_names_every_number_that_is_known() -> None:
-    progress = Progress(7, 10, 0.5, 1.25, 0.5, 2e-4, 12_500.0, 60.0, True, 2, 1.5, mfu=0.421, memory_bytes=3 * 1024**3)
+    progress = TrainingProgress(
+        7, 10, 0.5, 1.25, 0.5, 2e-4, 12_500.0, 60.0, True, 2, 1.5, mfu=0.421, memory_bytes=3 * 1024**3
+    )
     assert progress.text == (
         "loss 1.2500 · held-out 1.5000 · lr 2.00e-04 · grad 0.50 · 12.50k tok/s · MFU 42% · 3.00 GiB · 2 rejected"
     )
-    bare = Progress(7, 10, 0.5, 1.25, 0.5, 2e-4, 500.0, 60.0, False, 0, None)
+    bare = TrainingProgress(7, 10, 0.5, 1.25, 0.5, 2e-4, 500.0, 60.0, False, 0, None)
     assert bare.text == "loss 1.2500 · lr 2.00e-04 · grad 0.50 · 500 tok/s · REJECTED"

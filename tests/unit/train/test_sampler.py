@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from surefit.core.errors import DataError
-from surefit.train.sampler import batch_rows, dropout_seed, epoch_order, micro_batches, survey
+from surefit.train.sampler import batch_rows, dropout_seed, epoch_order, fingerprint_training_rows, micro_batches
 
 
 def test_every_epoch_is_a_shuffle_of_all_rows_and_differs_from_the_last() -> None:
@@ -61,15 +61,15 @@ def test_dropout_seeds_differ_between_steps_and_runs() -> None:
 
 def test_survey_notices_any_change_of_the_rows() -> None:
     rows = [(np.array([1, 2, 3]), np.array([-100, 2, 3])), (np.array([4, 5]), np.array([4, 5]))]
-    found = survey(rows)
+    found = fingerprint_training_rows(rows)
     assert list(found.lengths) == [3, 2]
     changed = [(np.array([1, 2, 3]), np.array([-100, -100, 3])), rows[1]]
-    assert survey(rows).sha256 == found.sha256 != survey(changed).sha256
+    assert fingerprint_training_rows(rows).sha256 == found.sha256 != fingerprint_training_rows(changed).sha256
 
 
 def test_rows_that_teach_nothing_are_refused() -> None:
     with pytest.raises(DataError, match="no rows"):
-        survey([])
+        fingerprint_training_rows([])
     masked = [(np.array([1, 2]), np.array([1, -100]))]  # a label on the first token has nothing before it
     with pytest.raises(DataError, match="row 0 has no supervised token among its 2"):
-        survey(masked)
+        fingerprint_training_rows(masked)

@@ -17,16 +17,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from surefit.checkpoint import manager
-from surefit.checkpoint.manager import damage, latest_complete, list_steps
+from surefit.checkpoint.manager import find_checkpoint_damage, latest_complete, list_steps
 from surefit.core.errors import ConfigError, GateError, Interrupted, MachineError
 from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.train import checkpointing
 from surefit.train.heldout import perplexity
-from surefit.train.loop import Training
+from surefit.train.loop import Trainer
 from surefit.train.signals import StopRequest
 from surefit.train.step import train_step
 
-SAVE = manager.save
+SAVE = manager.save_checkpoint
 BEST = {"metric_for_best_model": "eval_loss", "save_total_limit": 1}
 WORSE = {"learning_rate": 0.5, "lr_scheduler_type": "constant_with_warmup"}
 """So high that the held-out loss soon gets worse."""
@@ -43,7 +43,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     returns what began and ended, in order."""
     events: list[str] = []
 
-    def save(directory: Path, step: int, state: manager.State) -> Path:
+    def save(directory: Path, step: int, state: manager.CheckpointState) -> Path:
         events.append(f"begin {step}")
         end = time.monotonic() + 20
         time.sleep(0.2)
@@ -58,12 +58,12 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-def without_dry_pass(training: Training) -> Training:
+def without_dry_pass(training: Trainer) -> Trainer:
     training.dry_pass = lambda write=True: None  # type: ignore[method-assign]
     return training
 
 
-def run(settings: Any, **callbacks: Any) -> Training:
+def run(settings: Any, **callbacks: Any) -> Trainer:
     return without_dry_pass(tiny_run.training(settings, **callbacks))
 
 
@@ -90,7 +90,7 @@ def test_what_is_written_is_the_state_when_it_was_taken(base: Path, tmp_path: Pa
     training = run(tiny_run.config(base, tmp_path, every=4), on_progress=keep)
     training.fit()
     for step, path in list_steps(tmp_path / "checkpoints"):
-        weights = manager.load(path).weights
+        weights = manager.load_checkpoint(path).weights
         assert all(torch.equal(weights[name], tensor) for name, tensor in seen[step].items())
     assert not torch.equal(*(seen[step]["base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"]
                              for step in (8, 9)))  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_disk_that_fills_up_under_the_writer_is_waited_out(
 ) -> None:
     tries: list[int] = []
 
-    def save(directory: Path, step: int, state: manager.State) -> Path:
+    def save(directory: Path, step: int, state: manager.CheckpointState) -> Path:
         tries.append(step)
         if len(tries) < 4:
             raise full_disk()
@@ -221,11 +221,11 @@ def test_a_damaged_checkpoint_of_the_right_size_does_not_push_out_the_last_good_
     with pytest.raises(Interrupted):
         run(one, on_progress=stop).fit(resume=True)  # saves step-9 and keeps one
     assert [step for step, _ in list_steps(tmp_path / "checkpoints")] == [9, 12]
-    assert damage(tmp_path / "checkpoints/step-9", hashes=True) is None
+    assert find_checkpoint_damage(tmp_path / "checkpoints/step-9", hashes=True) is None
     assert run(one).fit(resume=True).resumed_from == 9
 
 
-def scored(settings: Any) -> Training:
+def scored(settings: Any) -> Trainer:
     """A run whose metric is best after step 4."""
     training = run(settings, score=lambda model: {"exact_match": 1 / (1 + abs(training.counters.step - 4))})
     return training
@@ -238,7 +238,7 @@ def test_the_best_is_kept_and_exported(base: Path, tmp_path: Path) -> None:
     assert result.best_step == 4
     assert "exporting step 4, the best by exact_match: 1.0000" in result.notes
     exported = load_file(result.output / "adapter_model.safetensors")
-    saved = manager.load(tmp_path / "checkpoints/step-4").weights
+    saved = manager.load_checkpoint(tmp_path / "checkpoints/step-4").weights
     for name, tensor in exported.items():
         assert torch.equal(tensor, saved[name.replace(".weight", ".default.weight")])
     written = read_json(tmp_path / "checkpoints/best.json")

@@ -15,17 +15,19 @@ from surefit.checkpoint import manager, shards
 from surefit.checkpoint.disk_guard import DiskGuard
 from surefit.core.errors import MachineError
 from surefit.parallel.process_group import World
-from surefit.parallel.shard_ranges import Flat
+from surefit.parallel.shard_ranges import FlatRange
 from surefit.train import sharded_checkpoint
-from surefit.train.sharded_checkpoint import WritingTogether
+from surefit.train.sharded_checkpoint import ShardedCheckpointWriter
 
 WRITE = manager.write_part
-COMMIT = manager.commit
+COMMIT = manager.commit_sharded_checkpoint
 
 
-def state(step: int, of: int = 1) -> manager.State:
-    held = {"a": Flat(torch.full((6,), float(step)), 0, (2, 3))}
-    return manager.State(shards.values_of(held), {}, {"step": step}, shards.part_of_all(0, of, held, {}))
+def state(step: int, of: int = 1) -> manager.CheckpointState:
+    held = {"a": FlatRange(torch.full((6,), float(step)), 0, (2, 3))}
+    return manager.CheckpointState(
+        shards.shard_values(held), {}, {"step": step}, shards.build_checkpoint_shard(0, of, held, {})
+    )
 
 
 @pytest.fixture
@@ -34,13 +36,13 @@ def notes() -> list[str]:
 
 
 @pytest.fixture
-def together(tmp_path: Path, notes: list[str]) -> WritingTogether:
+def together(tmp_path: Path, notes: list[str]) -> ShardedCheckpointWriter:
     def complete(step: int, write: Callable[[], object]) -> None:
         write()
         notes.append(f"complete {step} {threading.current_thread().name}")
 
     guard = DiskGuard(tmp_path, notes.append, sleep=lambda seconds: None)
-    return WritingTogether(
+    return ShardedCheckpointWriter(
         World(), tmp_path, guard, lambda: notes.append("room"), lambda: notes.append("ready"), complete
     )
 
@@ -51,18 +53,18 @@ def full(*given: Any) -> None:
     raise error
 
 
-def test_a_thread_makes_it_complete(together: WritingTogether, tmp_path: Path, notes: list[str]) -> None:
+def test_a_thread_makes_it_complete(together: ShardedCheckpointWriter, tmp_path: Path, notes: list[str]) -> None:
     together.finish()  # nothing is being written
     together.start(4, state(4))
     together.finish()
     assert notes == ["ready", "complete 4 step-4"]
-    assert manager.load(tmp_path / "step-4").weights["a"].tolist() == [[4.0] * 3] * 2
+    assert manager.load_checkpoint(tmp_path / "step-4").weights["a"].tolist() == [[4.0] * 3] * 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
 
 
 @pytest.mark.parametrize("broken", ["write_part", "commit"])
 def test_a_full_disk_is_waited_out(
-    together: WritingTogether, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
+    together: ShardedCheckpointWriter, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     tries = []
     real = {"write_part": WRITE, "commit": COMMIT}[broken]
@@ -80,12 +82,12 @@ def test_a_full_disk_is_waited_out(
     ]  # fmt: skip
     assert notes.count("room") == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
-    assert manager.damage(tmp_path / "step-4", hashes=True) is None
+    assert manager.find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None
 
 
 @pytest.mark.parametrize("broken", ["write_part", "commit"])
 def test_any_other_fault_comes_out_at_the_next_meeting(
-    together: WritingTogether, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    together: ShardedCheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def fails(*given: Any) -> None:
         raise RuntimeError("the writer broke")
@@ -99,7 +101,7 @@ def test_any_other_fault_comes_out_at_the_next_meeting(
 
 
 def test_parts_that_never_come_keep_nobody(
-    together: WritingTogether, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    together: ShardedCheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the other of two processes had died, or wrote to another disk."""
     monkeypatch.setattr(sharded_checkpoint, "LAST_SECONDS", 0.1)
@@ -115,11 +117,11 @@ def test_parts_that_never_come_keep_nobody(
 
 
 def test_whatever_ends_the_run_a_checkpoint_that_all_have_written_is_complete(
-    together: WritingTogether, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    together: ShardedCheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = threading.Event()
 
-    def slow(place: Path, given: manager.State) -> None:
+    def slow(place: Path, given: manager.CheckpointState) -> None:
         wait.wait(5)
         WRITE(place, given)
 
@@ -128,4 +130,4 @@ def test_whatever_ends_the_run_a_checkpoint_that_all_have_written_is_complete(
     assert not manager.list_steps(tmp_path)
     threading.Timer(0.1, wait.set).start()
     together.end()
-    assert manager.damage(tmp_path / "step-4", hashes=True) is None
+    assert manager.find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None

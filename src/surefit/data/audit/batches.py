@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from surefit.data.tokens.cache import MASKED
 from surefit.facts.audit import Observation
 from surefit.facts.batch import BatchFacts
-from surefit.facts.named_templates import by_name
+from surefit.facts.named_templates import to_template_dict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,7 +36,7 @@ ALWAYS = ("dead", "overwritten", "supervised_padding", "attention", "positions",
 
 
 @dataclass(frozen=True)
-class Placed:
+class BatchExample:
     """An example where it was found.
 
     Attributes:
@@ -57,7 +57,7 @@ class Placed:
 
 
 @dataclass
-class Count:
+class BatchCheckCounts:
     """What is seen while the batches are gone through."""
 
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALWAYS, 0))
@@ -88,33 +88,35 @@ def audit_batches(
         conversations: the examples are conversations. Of plain text everything but the first token is learnt, so there
             is no prompt that a mask could start in.
     """
-    count = Count()
+    count = BatchCheckCounts()
     ends = prompt_ends(tokenizer) if conversations else []
-    judge = partial(_judge_mask, count, tokenizer, [(text, _ids(tokenizer, text)) for text in ends])
+    judge = partial(_check_answer_starts, count, tokenizer, [(text, _ids(tokenizer, text)) for text in ends])
     examples, tokens, supervised = 0, 0, 0
     shown: list[dict[str, Any]] = []
     for number, (tensors, items) in enumerate(batches, start=1):
         arrays = {name: np.atleast_2d(np.asarray(tensor)) for name, tensor in tensors.items()}
-        placed = list(_place(arrays["input_ids"], items, number, count))
+        placed = list(_locate_examples(arrays["input_ids"], items, number, count))
         for each in placed:
             ids, labels = each.item[0], arrays["labels"][each.row, each.columns]
             examples, tokens = examples + 1, tokens + len(ids)
             supervised += int(np.count_nonzero(labels[1:] != MASKED))
-            _judge_labels(count, each, labels)
-            _judge_place(count, each, arrays)
+            _check_labels(count, each, labels)
+            _check_attention_and_positions(count, each, arrays)
             if ends:
                 judge(each, ids, labels)
         if len(placed) == len(items):  # else what looks like padding may be the example that was not found
-            _judge_padding(count, arrays, placed, number)
+            _check_padding(count, arrays, placed, number)
         if number in (1, len(batches)):
-            shown += [_shown(tokenizer, each, arrays["labels"]) for each in placed[:1]]
+            shown += [_describe_example(tokenizer, each, arrays["labels"]) for each in placed[:1]]
     longest = max((len(ids) for _, items in batches for ids, _ in items), default=0)
     return BatchFacts(len(batches), examples, tokens, supervised, longest, count.observations(), tuple(shown))
 
 
-def _place(input_ids: npt.NDArray[Any], items: Sequence[Item], number: int, count: Count) -> Iterator[Placed]:
+def _locate_examples(
+    input_ids: npt.NDArray[Any], items: Sequence[Item], number: int, count: BatchCheckCounts
+) -> Iterator[BatchExample]:
     """Every example where its ids lie: at the left, behind the one before it, or at the right end of a row."""
-    found: list[Placed] = []
+    found: list[BatchExample] = []
     width = input_ids.shape[1]
     row, column = 0, 0
     for index, item in enumerate(items, start=1):
@@ -126,16 +128,16 @@ def _place(input_ids: npt.NDArray[Any], items: Sequence[Item], number: int, coun
             count.add("overwritten", True, f"{name}: its {len(item[0])} tokens are not in the batch")
             continue
         row, column = place[0], place[1] + len(item[0])
-        found.append(Placed(item, name, row, column - len(item[0])))
+        found.append(BatchExample(item, name, row, column - len(item[0])))
     shared = [each.row for each in found]
-    yield from (Placed(e.item, e.name, e.row, e.start, shared.count(e.row) > 1) for e in found)
+    yield from (BatchExample(e.item, e.name, e.row, e.start, shared.count(e.row) > 1) for e in found)
 
 
 def _lies_at(input_ids: npt.NDArray[Any], ids: npt.NDArray[Any], row: int, start: int) -> bool:
     return start >= 0 and np.array_equal(input_ids[row, start : start + len(ids)], ids)
 
 
-def _judge_labels(count: Count, each: Placed, labels: npt.NDArray[Any]) -> None:
+def _check_labels(count: BatchCheckCounts, each: BatchExample, labels: npt.NDArray[Any]) -> None:
     ids, own = each.item
     dead = not np.any(labels[1:] != MASKED)
     count.add("dead", dead, f"{each.name}: all {len(ids)} labels are {MASKED}")
@@ -145,7 +147,9 @@ def _judge_labels(count: Count, each: Placed, labels: npt.NDArray[Any]) -> None:
     count.add("overwritten", not dead and wrong.size > 0, what + str(wrong[0] if wrong.size else 0))
 
 
-def _judge_place(count: Count, each: Placed, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+def _check_attention_and_positions(
+    count: BatchCheckCounts, each: BatchExample, arrays: Mapping[str, npt.NDArray[Any]]
+) -> None:
     """Attention and positions at the example's place."""
     mask, positions = arrays.get("attention_mask"), arrays.get("position_ids")
     flat = mask if mask is not None and mask.ndim == 2 else None
@@ -161,7 +165,9 @@ def _judge_place(count: Count, each: Placed, arrays: Mapping[str, npt.NDArray[An
         count.add("run_together", not apart, f"{each.name}: attention sees the examples before it in its row")
 
 
-def _judge_padding(count: Count, arrays: Mapping[str, npt.NDArray[Any]], placed: Sequence[Placed], number: int) -> None:
+def _check_padding(
+    count: BatchCheckCounts, arrays: Mapping[str, npt.NDArray[Any]], placed: Sequence[BatchExample], number: int
+) -> None:
     padding = np.ones(arrays["input_ids"].shape, dtype=bool)
     for each in placed:
         padding[each.row, each.columns] = False
@@ -180,11 +186,11 @@ def _judge_padding(count: Count, arrays: Mapping[str, npt.NDArray[Any]], placed:
                 count.add("attention", True, what)
 
 
-def _judge_mask(
-    count: Count,
+def _check_answer_starts(
+    count: BatchCheckCounts,
     tokenizer: PreTrainedTokenizerBase,
     ends: Sequence[tuple[str, list[int]]],
-    each: Placed,
+    each: BatchExample,
     ids: npt.NDArray[Any],
     labels: npt.NDArray[Any],
 ) -> None:
@@ -211,7 +217,7 @@ def prompt_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     nothing can be said about where a mask has to begin.
     """
     found: list[str] = []
-    for template in by_name(tokenizer.chat_template).values():
+    for template in to_template_dict(tokenizer.chat_template).values():
         ends = _prompt_ends(tokenizer, template)
         if not ends:
             return []
@@ -250,7 +256,9 @@ def _prompt_end(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]],
     return asking.rpartition(MARK)[2] if MARK in asking else None
 
 
-def _shown(tokenizer: PreTrainedTokenizerBase, each: Placed, labels: npt.NDArray[Any]) -> dict[str, Any]:
+def _describe_example(
+    tokenizer: PreTrainedTokenizerBase, each: BatchExample, labels: npt.NDArray[Any]
+) -> dict[str, Any]:
     ids, own = each.item[0], labels[each.row, each.columns]
     learnt = np.flatnonzero(own != MASKED)
     first, last = (int(learnt[0]), int(learnt[-1]) + 1) if learnt.size else (len(ids), len(ids))

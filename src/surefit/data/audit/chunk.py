@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from surefit.core.errors import DataError, RecipeError
-from surefit.core.sampling import portions
-from surefit.data.audit.languages import language_of
+from surefit.core.sampling import split_by_total_size
+from surefit.data.audit.languages import detect_language
 from surefit.data.audit.near_duplicates import Hashes, text_keys
-from surefit.data.audit.sample import Tally, chosen_detectors, look_at_rows
+from surefit.data.audit.sample import DetectorTally, run_detectors, select_detectors
 from surefit.data.rows.layouts import row_converter
-from surefit.data.rows.messages import trained_on
-from surefit.data.rows.other_templates import other_templates
-from surefit.data.rows.reasoning import thinking_as
-from surefit.data.rows.rendered_turns import Comparison, Segments, unclosed_thoughts
+from surefit.data.rows.messages import is_trained_on
+from surefit.data.rows.other_templates import find_foreign_templates
+from surefit.data.rows.reasoning import convert_reasoning
+from surefit.data.rows.rendered_turns import Segments, TemplateLossFinder, unclosed_thoughts
 from surefit.data.tokens import tokenize
-from surefit.data.tokens.show import segments
-from surefit.facts.dataset import answer_of, is_blank, is_null
+from surefit.data.tokens.show import decode_segments
+from surefit.facts.dataset import is_blank, is_null, target_value
 from surefit.task import Example, TaskRecipe
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ SCRIPTS = {
 
 
 @dataclass(frozen=True)
-class Question:
+class AuditJob:
     """What an audit is asked to look at; it can be sent to another process.
 
     Attributes:
@@ -76,7 +76,7 @@ class Question:
 
 
 @dataclass
-class Seen:
+class ChunkStats:
     """What a run of rows shows; arrays have an entry for each row, in order, but `given` and `learnt`.
 
     Attributes:
@@ -99,7 +99,7 @@ class Seen:
         empty: whether a row says nothing, or has no answer.
     """
 
-    tally: Tally
+    tally: DetectorTally
     rows: bytes
     contents: npt.NDArray[np.bytes_]
     targets: Hashes
@@ -117,7 +117,7 @@ class Seen:
     empty: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
 
 
-def converter(question: Question) -> Callable[[Mapping[str, Any]], Example] | None:
+def build_converter(question: AuditJob) -> Callable[[Mapping[str, Any]], Example] | None:
     """Row → example, where there is a recipe.
 
     Raises:
@@ -126,35 +126,39 @@ def converter(question: Question) -> Callable[[Mapping[str, Any]], Example] | No
     if question.recipe is None:
         return None
     convert = row_converter(question.columns, question.source, question.recipe(), question.fmt)
-    return lambda row: thinking_as(convert(row), question.thinking)
+    return lambda row: convert_reasoning(convert(row), question.thinking)
 
 
-class Looker:
+class ChunkAuditor:
     """A question with what answering it takes, made once in each process."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: AuditJob) -> None:
         self.question = question
-        self.convert = converter(question)
+        self.convert = build_converter(question)
         self.tokenizer = question.tokenizer() if question.tokenizer else None
-        self.detectors = chosen_detectors(question.columns, question.recipe_name)
+        self.detectors = select_detectors(question.columns, question.recipe_name)
         self.comparison = self.tokens = None
         if self.tokenizer is not None:
-            self.comparison = Comparison(self._segments)
-            self.tokens = tokenize.special_tokens_of(self.tokenizer)
+            self.comparison = TemplateLossFinder(self._segments)
+            self.tokens = tokenize.special_tokens_from_tokenizer(self.tokenizer)
 
-    def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> Seen:
+    def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> ChunkStats:
         """Rows `first`, `first` + 1, … of the data set."""
-        tally = look_at_rows(self.detectors, enumerate(rows, start=first))
+        tally = run_detectors(self.detectors, enumerate(rows, start=first))
         empty = np.zeros(len(rows), np.bool_)
         examples = self._examples(first, rows, tally, empty)
         longest, lengths = self._lengths(first, examples, tally)
         self._rendered(first, examples, tally)
-        texts = [said(e, BOTH) if e else "" for e in examples] if self.convert else [row_text(row) for row in rows]
-        asked = [said(e, USER) if e else "" for e in examples] if self.question.prompts else []
+        texts = (
+            [text_from_roles(e, BOTH) if e else "" for e in examples]
+            if self.convert
+            else [row_text(row) for row in rows]
+        )
+        asked = [text_from_roles(e, USER) if e else "" for e in examples] if self.question.prompts else []
         if self.convert is None:
             empty |= [not text.strip() for text in texts]
         digests, contents = _digests(rows)
-        return Seen(
+        return ChunkStats(
             tally=tally,
             rows=digests,
             contents=contents,
@@ -166,7 +170,7 @@ class Looker:
             prompts=np.array([prompt_digest(e) for e in examples] if asked else [], DIGEST),
             prompt_keys=text_keys(asked),
             scripts=_scripts(texts),
-            languages=Counter(language_of(text) for text in texts if text),
+            languages=Counter(detect_language(text) for text in texts if text),
             tried=self._round_trips(first, examples, tally),
             texts=texts,
             asked=asked,
@@ -177,7 +181,7 @@ class Looker:
         assert self.tokenizer is not None
         return tokenize.conversation_segments(example, self.tokenizer)
 
-    def _rendered(self, first: int, examples: Sequence[Example | None], tally: Tally) -> None:
+    def _rendered(self, first: int, examples: Sequence[Example | None], tally: DetectorTally) -> None:
         """What the chat template leaves out of each row, and texts that were rendered before."""
         if self.comparison is None or self.tokens is None:
             return
@@ -185,14 +189,14 @@ class Looker:
             if example is None:
                 continue
             sights = [*self.tokens.sights(example), *unclosed_thoughts(example)]
-            sights += other_templates(example, self.tokens.all)
+            sights += find_foreign_templates(example, self.tokens.all)
             if example.text is None and self.tokenizer and self.tokenizer.chat_template:
                 sights += self.comparison.losses(example, self._segments(example))
             for name, what in sights:
                 tally.add(name, index, what)
 
     def _examples(
-        self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]
+        self, first: int, rows: Sequence[Mapping[str, Any]], tally: DetectorTally, empty: npt.NDArray[np.bool_]
     ) -> list[Example | None]:
         """The rows as training would see them; None for one that it could not use."""
         examples: list[Example | None] = []
@@ -210,10 +214,10 @@ class Looker:
         return examples
 
     def _lengths(
-        self, first: int, examples: list[Example | None], tally: Tally
+        self, first: int, examples: list[Example | None], tally: DetectorTally
     ) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
-        """`Seen.longest`, and (all, learnt) of each token example; a row that the chat template refuses is taken out of
-        `examples`."""
+        """`ChunkStats.longest`, and (all, learnt) of each token example; a row that the chat template refuses is taken out
+        of `examples`."""
         longest, found = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
         usable = [number for number, example in enumerate(examples) if example is not None]
         for number, own in zip(usable, self._counted(first, usable, examples, tally), strict=True):
@@ -225,7 +229,7 @@ class Looker:
             self._judge_length(first + number, own, tally)
         return longest, found
 
-    def _judge_length(self, index: int, lengths: Sequence[tuple[int, int]], tally: Tally) -> None:
+    def _judge_length(self, index: int, lengths: Sequence[tuple[int, int]], tally: DetectorTally) -> None:
         limit = self.question.max_length
         total = max(total for total, _ in lengths)
         learnt = sum(learnt for _, learnt in lengths)
@@ -237,7 +241,7 @@ class Looker:
             tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is learnt")
 
     def _counted(
-        self, first: int, usable: list[int], examples: list[Example | None], tally: Tally
+        self, first: int, usable: list[int], examples: list[Example | None], tally: DetectorTally
     ) -> list[list[tuple[int, int]]]:
         """(all, learnt) of each token example of each usable row; none where the chat template refuses it."""
         wanted = [example for example in examples if example is not None]
@@ -245,31 +249,31 @@ class Looker:
         if self.tokenizer is None:
             return [[size] for size in sizes]
         counted: list[list[tuple[int, int]]] = []
-        for part in portions((total for total, _ in sizes), CHARACTERS):
+        for part in split_by_total_size((total for total, _ in sizes), CHARACTERS):
             try:
-                counted += tokenize.lengths(self.tokenizer, wanted[part])
+                counted += tokenize.count_token_lengths(self.tokenizer, wanted[part])
             except DataError:
                 placed = zip(usable[part], wanted[part], strict=True)
                 counted += [self._counted_alone(first + number, example, tally) for number, example in placed]
         return counted
 
-    def _counted_alone(self, index: int, example: Example, tally: Tally) -> list[tuple[int, int]]:
+    def _counted_alone(self, index: int, example: Example, tally: DetectorTally) -> list[tuple[int, int]]:
         assert self.tokenizer is not None
         try:
-            return tokenize.lengths(self.tokenizer, [example])[0]
+            return tokenize.count_token_lengths(self.tokenizer, [example])[0]
         except DataError as error:
             tally.add("unusable_row", index, error.message)
             return []
 
     def _targets(
-        self, first: int, rows: Sequence[Mapping[str, Any]], tally: Tally, empty: npt.NDArray[np.bool_]
+        self, first: int, rows: Sequence[Mapping[str, Any]], tally: DetectorTally, empty: npt.NDArray[np.bool_]
     ) -> Hashes:
         name = self.question.target
         if name is None:
             return np.zeros(0, np.uint64)
         hashes = []
         for index, row in enumerate(rows, start=first):
-            answer = answer_of(row, name)
+            answer = target_value(row, name)
             empty[index - first] |= is_null(answer) or is_blank(answer)
             if is_null(answer):
                 tally.add("null_target", index, f"{name} is null")
@@ -279,7 +283,7 @@ class Looker:
             hashes.append(hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=8).digest())
         return np.frombuffer(b"".join(hashes), np.uint64)
 
-    def _round_trips(self, first: int, examples: Sequence[Example | None], tally: Tally) -> int:
+    def _round_trips(self, first: int, examples: Sequence[Example | None], tally: DetectorTally) -> int:
         """Read some of the examples back from their tokens; how many."""
         if self.tokenizer is None:
             return 0
@@ -293,9 +297,9 @@ class Looker:
         return len(chosen)
 
 
-def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: Tally) -> None:
+def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: DetectorTally) -> None:
     """Compare what is rendered with what its tokens decode to, and where the loss starts."""
-    shown = zip(tokenize.conversation_segments(example, tokenizer), segments(example, tokenizer), strict=True)
+    shown = zip(tokenize.conversation_segments(example, tokenizer), decode_segments(example, tokenizer), strict=True)
     for rendered, decoded in shown:
         whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
         if whole.lstrip() != back.lstrip():
@@ -321,7 +325,7 @@ def _learnt_from(segments: Sequence[tuple[str, bool]]) -> int:
 BOTH, USER = ("user", "assistant"), ("user",)
 
 
-def said(example: Example, roles: tuple[str, ...]) -> str:
+def text_from_roles(example: Example, roles: tuple[str, ...]) -> str:
     """What these roles say. The system message and the tools are left out: rows share them, and differ nevertheless."""
     if example.text is not None:
         return example.text
@@ -345,7 +349,7 @@ def prompt_digest(example: Example | None) -> bytes:
 def _characters(example: Example) -> tuple[int, int]:
     if example.text is not None:
         return len(example.text), len(example.text)
-    lengths = [(len(_turn_text(message)), trained_on(message)) for message in example.messages]
+    lengths = [(len(_turn_text(message)), is_trained_on(message)) for message in example.messages]
     return sum(n for n, _ in lengths), sum(n for n, learnt in lengths if learnt)
 
 

@@ -13,18 +13,18 @@ import numpy as np
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_atomic
-from surefit.data.audit.chunk import Question
-from surefit.data.audit.near_duplicates import near_duplicates, near_matches
-from surefit.data.audit.whole import Audited, Whole, first_of_equals, repeats
-from surefit.data.read.file_io import endings
-from surefit.data.read.sources import Source
+from surefit.data.audit.chunk import AuditJob
+from surefit.data.audit.near_duplicates import find_near_duplicates, match_near_duplicates
+from surefit.data.audit.whole import AuditableRows, MergedStats, first_equal_rows, iterate_duplicates
+from surefit.data.read.file_io import file_extensions
+from surefit.data.read.sources import RowSource
 
 REASONS = ("empty", "over_max_length", "leak_exact", "leak_near", "duplicate", "near_duplicate")
 """Observations for which a row is left out; of several that a row shows, the first is named."""
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedRow:
     """A row that is left out.
 
     Attributes:
@@ -36,25 +36,25 @@ class Removed:
     what: str
 
 
-class Removals(dict[int, Removed]):
+class Removals(dict[int, RemovedRow]):
     """Row number → why it is left out. Memory is a matter of the rows that are."""
 
-    def find(self, question: Question, train: Whole, scored: Mapping[str, Whole]) -> None:
+    def find(self, question: AuditJob, train: MergedStats, scored: Mapping[str, MergedStats]) -> None:
         """Choose the rows, given what an audit has gathered."""
         self._unfit(question, train)
         for others in scored.values():
             self._leaks(train, others)
-        for index, earlier in repeats(first_of_equals(train)):
+        for index, earlier in iterate_duplicates(first_equal_rows(train)):
             self._add(index, "duplicate", f"the same as {train.spool.where(earlier)}")
         # Of rows that are nearly the same one stays: so rows that go for another reason are no measure.
-        for near in near_duplicates(train.keys, train.texts, self.__contains__):
+        for near in find_near_duplicates(train.keys, train.texts, self.__contains__):
             what = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
             self._add(near.index, "near_duplicate", what)
 
     def _add(self, index: int, reason: str, what: str) -> None:
-        self.setdefault(index, Removed(reason, what))
+        self.setdefault(index, RemovedRow(reason, what))
 
-    def _unfit(self, question: Question, train: Whole) -> None:
+    def _unfit(self, question: AuditJob, train: MergedStats) -> None:
         limit = question.max_length if question.tokenizer else None
         for start, block in train.empty.blocks():
             for index in (np.flatnonzero(block) + start).tolist():
@@ -63,7 +63,7 @@ class Removals(dict[int, Removed]):
             for place in np.flatnonzero(block > limit).tolist():
                 self._add(start + place, "over_max_length", f"{int(block[place]):,} tokens, max_length {limit:,}")
 
-    def _leaks(self, train: Whole, scored: Whole) -> None:
+    def _leaks(self, train: MergedStats, scored: MergedStats) -> None:
         """Every training row whose prompt is scored, or nearly."""
         prompts = scored.prompts.read(0, len(scored.prompts))
         place = {prompt: scored.spool.where(n) for n, prompt in reversed([*enumerate(prompts.tolist())]) if prompt}
@@ -71,7 +71,7 @@ class Removals(dict[int, Removed]):
         for start, block in train.prompts.blocks():
             for index in np.flatnonzero(np.isin(block, wanted)).tolist():
                 self._add(start + index, "leak_exact", f"the prompt of {place[block[index].item()]}")
-        for near in near_matches(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
+        for near in match_near_duplicates(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
             what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
             self._add(near.index, "leak_near", what)
 
@@ -81,14 +81,14 @@ class Removals(dict[int, Removed]):
         return {reason: found[reason] for reason in REASONS if found[reason]}
 
 
-def clean_path(source: Source, out: Path | None) -> Path:
+def clean_path(source: RowSource, out: Path | None) -> Path:
     """Where the copy goes: where `out` says, or beside a file or a directory.
 
     Raises:
         DataError: no place can be told, or it is one that holds the source itself.
     """
     if out is None and source.path is not None:
-        name = source.path.name.removesuffix(endings(source.path.name)[1])
+        name = source.path.name.removesuffix(file_extensions(source.path.name)[1])
         name = name.removesuffix(Path(name).suffix) if source.kind != "directory" else name
         out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
     if out is None:
@@ -111,7 +111,7 @@ def removed_path(out: Path) -> Path:
     return out.with_name(f"{out.stem}.removed.jsonl")
 
 
-def write_clean(rows: Audited, removals: Removals, out: Path) -> None:
+def write_clean(rows: AuditableRows, removals: Removals, out: Path) -> None:
     """Write the copy and, beside it, the list; whole or not at all, and never over a file that is read.
 
     Raises:
@@ -132,7 +132,7 @@ def write_clean(rows: Audited, removals: Removals, out: Path) -> None:
             (gone if removed else kept).write(line)
 
 
-def _lines(rows: Audited, removals: Removals) -> Iterator[tuple[bytes, bool]]:
+def _lines(rows: AuditableRows, removals: Removals) -> Iterator[tuple[bytes, bool]]:
     for number, (row, path, line) in enumerate(rows.placed()):
         found = removals.get(number)
         if found is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 READ = 1_000
 """Characters of a text that are looked at."""
 UNKNOWN = "unknown"
-SURE = 0.7
+MIN_PROBABILITY = 0.7
 """The probability that a language must exceed. Code and single words stay below it."""
 LANGUAGES = (
     "af am ar az be bg bn ca cs cy da de el en es et eu fa fi fr ga gu he hi hr hu hy id is it ja ka kk km kn ko "
@@ -24,14 +24,14 @@ LANGUAGES = (
 Chinese's, Malay of Indonesian's, Galician of Spanish's."""
 
 
-def language_of(text: str) -> str:
+def detect_language(text: str) -> str:
     """The language of a text, or `UNKNOWN`.
 
-    >>> language_of("Die Katze sitzt nicht auf dem Dach"), language_of("猫は屋根の上にいる"), language_of("x = 3")
-    ('de', 'ja', 'unknown')
+    >>> [detect_language(text) for text in ("Die Katze sitzt nicht auf dem Dach", "猫は屋根の上にいる", "x = 3")]
+    ['de', 'ja', 'unknown']
     """
     language, probability = _classifier().classify(text[:READ])
-    return language if probability > SURE else UNKNOWN
+    return language if probability > MIN_PROBABILITY else UNKNOWN
 
 
 @cache

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
-from surefit.core.sampling import evenly
-from surefit.data.audit.sample import Tally
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.data.audit.sample import DetectorTally
 from surefit.data.rows.layouts import row_converter
 from surefit.facts.audit import Observation
 from surefit.facts.dataset import GENERAL
@@ -27,7 +27,7 @@ TRAINING_ROWS = 2_000
 first ones."""
 
 
-def leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str) -> Observation | None:
+def find_leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str) -> Observation | None:
     """Compare the prompts of scored rows with those of the training rows, as AUD001 does with all of them.
 
     Rows are converted only where the first text of their prompt is the same. Sources that were not read whole are left
@@ -44,16 +44,16 @@ def leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str)
     compared = dict.fromkeys(sets, 0)
     for key, rows in sets.items():
         convert, start = _reader(rows, recipe, fmt)
-        for number in evenly(len(rows), max(1, SCORED_ROWS // len(sets))):
+        for number in evenly_spaced_indices(len(rows), max(1, SCORED_ROWS // len(sets))):
             if example := convert(rows[number]):
                 wanted[prompt_text(example)].append((key, rows.where(number)))
                 starts.add(start(rows[number]))
                 compared[key] += 1
     if len(wanted) == 1 and sum(compared.values()) > 1:  # rows that all have one prompt differ in their answers
         return None
-    found = dict(_found(train, wanted, starts, recipe, fmt))
+    found = dict(_find_prompts(train, wanted, starts, recipe, fmt))
     leaked = [(key, where, row) for prompt, row in found.items() for key, where in wanted[prompt]]
-    tally = Tally()
+    tally = DetectorTally()
     for number, (_, _, row) in enumerate(leaked):
         tally.add(LEAK, number, f"the prompt of {train.where(row)}")
     detail = "; ".join(
@@ -62,7 +62,7 @@ def leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str)
     return tally.observation(LEAK, sum(compared.values()), lambda number: leaked[number][1], detail)
 
 
-def _found(
+def _find_prompts(
     train: Rows, wanted: Mapping[str, Any], starts: set[str | None], recipe: TaskRecipe, fmt: str
 ) -> Iterator[tuple[str, int]]:
     """The wanted prompts that training rows have, each with the first such row's number."""

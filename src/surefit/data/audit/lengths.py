@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Lengths:
+class LengthCounts:
     """How often each length occurs; memory is a matter of the different lengths."""
 
     def __init__(self, lengths: npt.ArrayLike = ()) -> None:
@@ -37,7 +37,7 @@ class Lengths:
     def quantile(self, share: float) -> int:
         """The least length that at least this share of them does not exceed; as numpy's method "higher".
 
-        >>> Lengths([1, 2, 3, 10]).quantile(0.5)
+        >>> LengthCounts([1, 2, 3, 10]).quantile(0.5)
         3
         """
         values, counts = self.counted()

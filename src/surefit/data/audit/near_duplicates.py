@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from surefit.core.sampling import portions
+from surefit.core.sampling import split_by_total_size
 
 THRESHOLD = 0.8
 """Jaccard index from which two texts are near-duplicates."""
@@ -74,7 +74,7 @@ class Shingles:
         return frozenset(self.hashes[self.starts[index] : self.starts[index + 1]].tolist())
 
 
-def shingles(texts: Sequence[str]) -> Shingles:
+def build_shingles(texts: Sequence[str]) -> Shingles:
     """Hash the word runs of every text; one that is shorter than a run is one run."""
     encoded = [text.encode("utf-8", "replace") for text in texts]
     data = _LOWER[np.frombuffer(b"\n".join([*encoded, b"\n\n"]), np.uint8)]
@@ -115,7 +115,7 @@ def _runs(words: Hashes, count: npt.NDArray[np.int64]) -> Shingles:
 
 def text_keys(texts: Sequence[str]) -> Hashes:
     """`band_keys` of texts of any length, a portion at a time."""
-    parts = [band_keys(shingles(texts[part])) for part in portions(map(len, texts), CHARACTERS)]
+    parts = [band_keys(build_shingles(texts[part])) for part in split_by_total_size(map(len, texts), CHARACTERS)]
     return np.concatenate([np.zeros((0, BANDS), np.uint64), *parts])
 
 
@@ -145,7 +145,7 @@ def jaccard(a: frozenset[int], b: frozenset[int]) -> float:
 
 
 @dataclass(frozen=True)
-class Near:
+class NearDuplicate:
     """A text, the earlier one it resembles, and their exact Jaccard index."""
 
     index: int
@@ -153,7 +153,7 @@ class Near:
     similarity: float
 
 
-class Pairs(Protocol):
+class PairCollection(Protocol):
     """Pairs of a text's number and a value, added in any order."""
 
     def add(self, numbers: npt.NDArray[np.int64], values: npt.NDArray[np.int64], /) -> None:
@@ -163,7 +163,7 @@ class Pairs(Protocol):
         """(numbers, values) by number, those of a text together; to be read once."""
 
 
-class Keys(Protocol):
+class BandKeys(Protocol):
     """The bands of many texts, in memory or on disk."""
 
     def __len__(self) -> int: ...
@@ -177,14 +177,14 @@ class Keys(Protocol):
     def row(self, index: int) -> Hashes:
         """The bands of one text."""
 
-    def ordered(self) -> Pairs:
+    def ordered(self) -> PairCollection:
         """An empty collection, where these keys are kept."""
 
     def table(self, rows: int, width: int) -> Any:
         """Zeros [rows, width] that are read and written by lists of rows, likewise."""
 
 
-class _InMemory:
+class _KeysInMemory:
     """Keys as `band_keys` gives them."""
 
     def __init__(self, keys: Hashes) -> None:
@@ -204,14 +204,14 @@ class _InMemory:
         row: Hashes = self._keys[index]
         return row
 
-    def ordered(self) -> Pairs:
-        return _Held()
+    def ordered(self) -> PairCollection:
+        return _PairsInMemory()
 
     def table(self, rows: int, width: int) -> npt.NDArray[np.int64]:
         return np.zeros((rows, width), np.int64)
 
 
-class _Held:
+class _PairsInMemory:
     """Pairs in memory."""
 
     def __init__(self) -> None:
@@ -227,7 +227,9 @@ class _Held:
             yield numbers[order], values[order]
 
 
-def near_duplicates(keys: Keys | Hashes, text: Callable[[int], str], skip: Callable[[int], bool]) -> Iterator[Near]:
+def find_near_duplicates(
+    keys: BandKeys | Hashes, text: Callable[[int], str], skip: Callable[[int], bool]
+) -> Iterator[NearDuplicate]:
     """Texts that are near-duplicates of an earlier one which itself is none, in order.
 
     Memory holds some sets of `HELD` runs in all; what else grows with the texts lies where `keys` keeps it.
@@ -237,7 +239,7 @@ def near_duplicates(keys: Keys | Hashes, text: Callable[[int], str], skip: Calla
         text: number → text; called for candidates only.
         skip: numbers to leave out (exact duplicates, say).
     """
-    held = keys if not isinstance(keys, np.ndarray) else _InMemory(keys)
+    held = keys if not isinstance(keys, np.ndarray) else _KeysInMemory(keys)
     pairs, count = _groups(held)
     leaders = held.table(count, LEADERS)  # number + 1 of the first texts of each group, 0 where free
     sets = _Sets(text)
@@ -259,7 +261,7 @@ def _near_in_block(
     sets: _Sets,
     text: Callable[[int], str],
     skip: Callable[[int], bool],
-) -> Iterator[Near]:
+) -> Iterator[NearDuplicate]:
     """Of the texts with their groups those that are near-duplicates; of the others each becomes a leader."""
     for index, own in _sets((index for index in mine if not skip(index)), text):
         known = np.unique(leaders[mine[index]])
@@ -274,7 +276,7 @@ def _near_in_block(
                 leaders[group, free[0]] = index + 1
 
 
-def _groups(keys: Keys) -> tuple[Pairs, int]:
+def _groups(keys: BandKeys) -> tuple[PairCollection, int]:
     """(each text with the number of every group that shares a band with it, how many groups)."""
     total, pairs = 0, keys.ordered()
     for band in range(BANDS):
@@ -309,38 +311,40 @@ class _Sets:
     def __getitem__(self, index: int) -> frozenset[int]:
         own = self._sets.pop(index, None)
         if own is None:
-            self.keep(index, own := shingles([self._text(index)]).of(0))
+            self.keep(index, own := build_shingles([self._text(index)]).of(0))
         else:
             self._sets[index] = own
         return own
 
 
-def _first_near(index: int, own: frozenset[int], candidates: Iterable[int], sets: Any) -> Near | None:
+def _first_near(index: int, own: frozenset[int], candidates: Iterable[int], sets: Any) -> NearDuplicate | None:
     """The first candidate that is as near as the threshold says."""
     for candidate in candidates:
         similarity = jaccard(own, sets[candidate])
         if similarity >= THRESHOLD:
-            return Near(index, candidate, similarity)
+            return NearDuplicate(index, candidate, similarity)
     return None
 
 
-def near_matches(
-    keys: Keys | Hashes, text: Callable[[int], str], known_keys: Keys | Hashes, known_text: Callable[[int], str]
-) -> list[Near]:
+def match_near_duplicates(
+    keys: BandKeys | Hashes, text: Callable[[int], str], known_keys: BandKeys | Hashes, known_text: Callable[[int], str]
+) -> list[NearDuplicate]:
     """Of each text the known one that it is a near-duplicate of, where there is one; `earlier` numbers the known.
 
     Memory is a matter of the bands that both sides have; of the known, those that share one are read.
     """
-    asked, known = (held if not isinstance(held, np.ndarray) else _InMemory(held) for held in (keys, known_keys))
-    numbers, shared = _sharing(known, asked)
+    asked, known = (held if not isinstance(held, np.ndarray) else _KeysInMemory(held) for held in (keys, known_keys))
+    numbers, shared = _find_shared_bands(known, asked)
     search = _Search(shared)
     for index, own in _sets(numbers, known_text):
         search.add(index, known.row(index), own)
-    found = (search.nearest(index, asked.row(index), own) for index, own in _sets(_sharing(asked, known)[0], text))
+    found = (
+        search.nearest(index, asked.row(index), own) for index, own in _sets(_find_shared_bands(asked, known)[0], text)
+    )
     return [near for near in found if near is not None]
 
 
-def _sharing(keys: Keys, others: Keys) -> tuple[Iterator[int], set[int]]:
+def _find_shared_bands(keys: BandKeys, others: BandKeys) -> tuple[Iterator[int], set[int]]:
     """(the texts that share a band with any of the others, in order; the bands that they share)."""
     pairs, shared = keys.ordered(), set[int]()
     for band in range(BANDS):
@@ -358,8 +362,8 @@ def _sets(numbers: Iterable[int], text: Callable[[int], str]) -> Iterator[tuple[
     waiting = iter(numbers)
     while block := list(islice(waiting, BLOCK)):
         texts = [text(index) for index in block]
-        for part in portions(map(len, texts), CHARACTERS):
-            found = shingles(texts[part])
+        for part in split_by_total_size(map(len, texts), CHARACTERS):
+            found = build_shingles(texts[part])
             yield from ((index, found.of(k)) for k, index in enumerate(block[part]))
 
 
@@ -378,7 +382,7 @@ class _Search:
                 leaders.append(index)
                 self._sets[index] = own
 
-    def nearest(self, index: int, keys: Hashes, own: frozenset[int]) -> Near | None:
+    def nearest(self, index: int, keys: Hashes, own: frozenset[int]) -> NearDuplicate | None:
         """The first added text that shares a band and is as near as the threshold says."""
         candidates = sorted({leader for key in keys.tolist() for leader in self._bands.get(key, ())})
         return _first_near(index, own, candidates, self._sets)

@@ -12,14 +12,14 @@ import numpy as np
 
 from surefit import __version__
 from surefit.core.rundir import file_sha256
-from surefit.data.audit.lengths import Lengths
-from surefit.data.audit.whole import Audit, Audited
+from surefit.data.audit.lengths import LengthCounts
+from surefit.data.audit.whole import AuditableRows, AuditResult
 
 BINS = 24
 
 
 @dataclass(frozen=True)
-class Histogram:
+class LengthHistogram:
     """Lengths in bins of equal width from 0; the few over the last bin (1 % at most) are counted by themselves."""
 
     width: int
@@ -27,20 +27,20 @@ class Histogram:
     over: int
 
 
-def histogram(lengths: Lengths) -> Histogram:
+def build_histogram(lengths: LengthCounts) -> LengthHistogram:
     """At most `BINS` bins up to the 99th percentile, with a width of 1, 2 or 5 times a power of ten.
 
-    >>> histogram(Lengths([3, 4, 12, 19]))
-    Histogram(width=1, counts=(0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1), over=0)
+    >>> build_histogram(LengthCounts([3, 4, 12, 19]))
+    LengthHistogram(width=1, counts=(0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1), over=0)
     """
     if not len(lengths):
-        return Histogram(1, (), 0)
+        return LengthHistogram(1, (), 0)
     top = lengths.quantile(0.99)
     width = _round_width((top + 1) / BINS)
     bins = top // width + 1
     values, rows = lengths.counted()
     counts = np.bincount(np.minimum(values // width, bins), weights=rows, minlength=bins + 1)
-    return Histogram(width, tuple(int(count) for count in counts[:bins]), int(counts[bins]))
+    return LengthHistogram(width, tuple(int(count) for count in counts[:bins]), int(counts[bins]))
 
 
 def _round_width(least: float) -> int:
@@ -48,12 +48,12 @@ def _round_width(least: float) -> int:
     return next(step * power for step in (1, 2, 5, 10) if step * power >= least)
 
 
-def length_summary(lengths: Lengths) -> dict[str, Any]:
+def summarize_lengths(lengths: LengthCounts) -> dict[str, Any]:
     """Total, extremes, quantiles and histogram of the lengths of one part of the examples."""
     if not len(lengths):
         return {"total": 0}
     p50, p95, p99 = (lengths.quantile(share) for share in (0.5, 0.95, 0.99))
-    bins = histogram(lengths)
+    bins = build_histogram(lengths)
     return {
         "total": lengths.total,
         "min": lengths.quantile(0),
@@ -66,8 +66,8 @@ def length_summary(lengths: Lengths) -> dict[str, Any]:
     }
 
 
-def passport(
-    audit: Audit, rows: Audited, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+def build_passport(
+    audit: AuditResult, rows: AuditableRows, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of passport.json.
 
@@ -94,9 +94,9 @@ def passport(
         "unit": audit.unit,
         "max_length": facts.max_length,
         "lengths": {
-            "prompt": length_summary(audit.given),
-            "answer": length_summary(audit.learnt),
-            "whole": length_summary(audit.whole),
+            "prompt": summarize_lengths(audit.given),
+            "answer": summarize_lengths(audit.learnt),
+            "whole": summarize_lengths(audit.whole),
         },
         "supervised_share": round(learnt / total, 6) if total else None,
         "scripts": _shares(audit.scripts),
@@ -113,7 +113,7 @@ def passport(
     }  # fmt: skip
 
 
-def _file(path: Path, rows: Audited) -> dict[str, Any]:
+def _file(path: Path, rows: AuditableRows) -> dict[str, Any]:
     return {
         "name": path.name,
         "bytes": path.stat().st_size,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import DataError
-from surefit.core.sampling import evenly
-from surefit.core.units import MIB, shortened
-from surefit.data.audit.detectors import Detector, Sighting, detectors, file_detectors
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.core.units import MIB, truncate_text
+from surefit.data.audit.detectors import Detector, DetectorMatch, load_detectors, load_file_detectors
 from surefit.data.audit.detectors.conventions import NAMES
-from surefit.data.read.sources import files_of, resolve_source
+from surefit.data.read.sources import list_source_files, resolve_source
 from surefit.facts.audit import AuditFacts, Observation
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SMALL_FILE = 8 * MIB
 
 
 @dataclass
-class Tally:
+class DetectorTally:
     """How often each thing was seen, and the first places.
 
     Attributes:
@@ -41,14 +41,14 @@ class Tally:
         self.counts[name] = self.counts.get(name, 0) + 1
         places = self.first.setdefault(name, [])
         if len(places) < EXAMPLES:
-            places.append((index, shortened(what, 160)))
+            places.append((index, truncate_text(what, 160)))
 
-    def extend(self, sightings: Iterable[Sighting]) -> None:
+    def extend(self, sightings: Iterable[DetectorMatch]) -> None:
         """Count what a detector saw."""
         for sighting in sightings:
             self.add(sighting.name, sighting.index, sighting.what)
 
-    def merge(self, later: Tally) -> None:
+    def merge(self, later: DetectorTally) -> None:
         """Add the counts of rows after these."""
         for name, count in later.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
@@ -60,14 +60,14 @@ class Tally:
         return Observation(self.counts.get(name, 0), of, places, detail)
 
 
-def chosen_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
+def select_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
     """The detectors that can see anything in rows with these columns."""
-    return [detector for detector in detectors() if detector.applies(columns, recipe)]
+    return [detector for detector in load_detectors() if detector.applies(columns, recipe)]
 
 
-def look_at_rows(looking: Sequence[Detector], numbered: Iterable[tuple[int, Mapping[str, Any]]]) -> Tally:
+def run_detectors(looking: Sequence[Detector], numbered: Iterable[tuple[int, Mapping[str, Any]]]) -> DetectorTally:
     """What the detectors see in rows given with their numbers."""
-    tally = Tally()
+    tally = DetectorTally()
     looks = [detector.look for detector in looking]
     for index, row in numbered:
         for look in looks:
@@ -75,13 +75,15 @@ def look_at_rows(looking: Sequence[Detector], numbered: Iterable[tuple[int, Mapp
     return tally
 
 
-def detected(tally: Tally, looking: Sequence[Detector], of: int, where: Callable[[int], str]) -> dict[str, Observation]:
+def build_observations(
+    tally: DetectorTally, looking: Sequence[Detector], of: int, where: Callable[[int], str]
+) -> dict[str, Observation]:
     """An observation for every name that was looked for, seen or not."""
     names = [name for detector in looking for name in detector.names]
     return {name: tally.observation(name, of, where) for name in names}
 
 
-def file_observations(source: str, largest: int | None = None) -> dict[str, Observation]:
+def run_file_detectors(source: str, largest: int | None = None) -> dict[str, Observation]:
     """What the detectors of whole files see, also in files that cannot be read as rows.
 
     Args:
@@ -90,44 +92,44 @@ def file_observations(source: str, largest: int | None = None) -> dict[str, Obse
     """
     try:
         found = resolve_source(source)
-        files = [] if found.kind == "url" else list(map(Path, files_of(found)))
+        files = [] if found.kind == "url" else list(map(Path, list_source_files(found)))
     except DataError:
         return {}
     files = [path for path in files if largest is None or path.stat().st_size <= largest]
     observations: dict[str, Observation] = {}
-    for detector in file_detectors():
+    for detector in load_file_detectors():
         for path in files:
             for name, seen in detector.look_at(path).items():
-                observations[name] = _together(observations[name], seen) if name in observations else seen
+                observations[name] = _merge_observations(observations[name], seen) if name in observations else seen
     return observations
 
 
-def _together(a: Observation, b: Observation) -> Observation:
+def _merge_observations(a: Observation, b: Observation) -> Observation:
     detail = "; ".join(part for part in (a.detail, b.detail) if part)
     return Observation(a.rows + b.rows, a.of + b.of, (*a.examples, *b.examples)[:EXAMPLES], detail)
 
 
-def convention_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
+def select_convention_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
     """Return those of the detectors that see how something is written."""
-    return [each for each in chosen_detectors(columns, recipe) if NAMES.intersection(each.names)]
+    return [each for each in select_detectors(columns, recipe) if NAMES.intersection(each.names)]
 
 
-def conventions_of(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> dict[str, Observation]:
+def observe_conventions(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> dict[str, Observation]:
     """Return how up to `limit` rows, spread evenly, write what can be written in several ways."""
-    numbers = evenly(len(rows), limit)
+    numbers = evenly_spaced_indices(len(rows), limit)
     sample = [(index, rows[index]) for index in numbers]
     columns = dict.fromkeys(name for _, row in sample for name in row)
-    looking = convention_detectors(columns, recipe)
-    return detected(look_at_rows(looking, sample), looking, len(sample), rows.where)
+    looking = select_convention_detectors(columns, recipe)
+    return build_observations(run_detectors(looking, sample), looking, len(sample), rows.where)
 
 
-def sample_audit(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:
+def audit_sample(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:
     """The row-level detectors on up to `limit` rows, spread evenly, and the whole files where they are small; no
     tokenizer, no numpy."""
-    numbers = evenly(len(rows), limit)
+    numbers = evenly_spaced_indices(len(rows), limit)
     sample = [(index, rows[index]) for index in numbers]
     columns = dict.fromkeys(name for _, row in sample for name in row)
-    looking = chosen_detectors(columns, recipe)
-    observations = detected(look_at_rows(looking, sample), looking, len(sample), rows.where)
-    observations |= file_observations(rows.source, SMALL_FILE)
+    looking = select_detectors(columns, recipe)
+    observations = build_observations(run_detectors(looking, sample), looking, len(sample), rows.where)
+    observations |= run_file_detectors(rows.source, SMALL_FILE)
     return AuditFacts(rows.source, rows.total, len(sample), observations)

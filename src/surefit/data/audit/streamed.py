@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.data.audit.sample import SAMPLE
 from surefit.data.read.load import Rows, files_sha256, rows_sha256
-from surefit.data.read.readers import Placed
+from surefit.data.read.readers import RowWithPlace
 from surefit.data.read.sources import resolve_source
-from surefit.data.read.stream import file_errors, ranges, read_range
+from surefit.data.read.stream import file_errors, read_range, split_into_ranges
 
 
-class Streamed:
+class StreamedRows:
     """The rows of a source, counted.
 
     Attributes:
@@ -35,16 +35,16 @@ class Streamed:
             limit: of all rows take so many, spread evenly.
 
         Raises:
-            DataError, MachineError: as `ranges` and `read_range`.
+            DataError, MachineError: as `split_into_ranges` and `read_range`.
         """
         self.source = source
-        self._parts = ranges(source, split=split, range_bytes=sys.maxsize)
+        self._parts = split_into_ranges(source, split=split, range_bytes=sys.maxsize)
         remote = resolve_source(source).kind in ("hub", "url")
         self.files = () if remote else tuple(Path(one.file) for one in self._parts)
         every = sum(1 for _ in self._every()) if limit is not None else 0
         self._chosen = (limit, every) if limit is not None and limit < every else None
         self._count = 0
-        self._few: list[Placed] = []
+        self._few: list[RowWithPlace] = []
         columns: dict[str, None] = {}
         rows = self._counted(columns)
         with file_errors(source):
@@ -55,7 +55,7 @@ class Streamed:
                 self.sha256 = files_sha256(self.files)
         self.columns = list(columns)
 
-    def _counted(self, columns: dict[str, None]) -> Iterator[Placed]:
+    def _counted(self, columns: dict[str, None]) -> Iterator[RowWithPlace]:
         """The rows, which are counted on the way; their columns, and some of them, are noted."""
         stride = 1
         for found in self.placed():
@@ -70,25 +70,25 @@ class Streamed:
     def __len__(self) -> int:
         return self._count
 
-    def placed(self) -> Iterator[Placed]:
+    def placed(self) -> Iterator[RowWithPlace]:
         """The rows in order, with their places."""
         return self._every() if self._chosen is None else _spread(self._every(), *self._chosen)
 
-    def _every(self) -> Iterator[Placed]:
+    def _every(self) -> Iterator[RowWithPlace]:
         return itertools.chain.from_iterable(map(read_range, self._parts))
 
     def sample(self, limit: int) -> Rows:
         """Up to `limit` rows, spread evenly; a few are at hand, for more the files are read again."""
         if limit <= SAMPLE or self._count <= len(self._few):
-            chosen = [self._few[place] for place in evenly(len(self._few), limit)]
+            chosen = [self._few[place] for place in evenly_spaced_indices(len(self._few), limit)]
         else:
-            wanted = set(evenly(self._count, limit))
+            wanted = set(evenly_spaced_indices(self._count, limit))
             chosen = [found for number, found in enumerate(self.placed()) if number in wanted]
         return Rows(self.source, chosen, self.files, self.sha256)
 
 
-def _spread(rows: Iterator[Placed], limit: int, count: int) -> Iterator[Placed]:
-    """`limit` of `count` rows, as `evenly` chooses them."""
+def _spread(rows: Iterator[RowWithPlace], limit: int, count: int) -> Iterator[RowWithPlace]:
+    """`limit` of `count` rows, as `evenly_spaced_indices` chooses them."""
     taken = 0
     for number, found in enumerate(rows):
         if number == taken * count // limit:

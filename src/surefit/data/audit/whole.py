@@ -20,15 +20,21 @@ from typing import Any, Protocol
 import numpy as np
 
 from surefit.core import env, processes
-from surefit.core.progress import OnProgress, silent
+from surefit.core.progress import OnProgress, ignore_progress
 from surefit.data.audit import chunk
-from surefit.data.audit.chunk import DIGEST, Looker, Question, Seen
-from surefit.data.audit.lengths import Lengths
-from surefit.data.audit.near_duplicates import near_duplicates, near_matches
-from surefit.data.audit.sample import SAMPLE, Tally, chosen_detectors, convention_detectors, detected
-from surefit.data.read.disk_columns import Column, Spool, SpooledKeys, spooled
+from surefit.data.audit.chunk import DIGEST, AuditJob, ChunkAuditor, ChunkStats
+from surefit.data.audit.lengths import LengthCounts
+from surefit.data.audit.near_duplicates import find_near_duplicates, match_near_duplicates
+from surefit.data.audit.sample import (
+    SAMPLE,
+    DetectorTally,
+    build_observations,
+    select_convention_detectors,
+    select_detectors,
+)
+from surefit.data.read.disk_columns import Column, Spool, SpooledKeys, open_spool
 from surefit.data.read.load import Rows
-from surefit.data.read.readers import Placed, characters
+from surefit.data.read.readers import RowWithPlace, count_characters
 from surefit.data.rows.template_checks import NAMES as RENDERINGS
 from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
@@ -45,7 +51,7 @@ ROUND_TRIPS = 200
 
 
 @dataclass(frozen=True)
-class Audit:
+class AuditResult:
     """What an audit found.
 
     Attributes:
@@ -55,7 +61,7 @@ class Audit:
         content_sha256: of the rows as canonical JSON, whatever file holds them.
         unit: what lengths are counted in, "tokens" or "characters".
         usable: rows that can be used.
-        given: of each token example, the length of what is not learnt (`chunk.Seen`).
+        given: of each token example, the length of what is not learnt (`chunk.ChunkStats`).
         learnt: of each token example, the length of what is.
         whole: of each token example, the lengths of both together.
         scripts: writing system → its letters in what users and assistant say.
@@ -70,16 +76,16 @@ class Audit:
     content_sha256: str
     unit: str
     usable: int
-    given: Lengths
-    learnt: Lengths
-    whole: Lengths
+    given: LengthCounts
+    learnt: LengthCounts
+    whole: LengthCounts
     scripts: Mapping[str, int]
     languages: Mapping[str, int]
     scored: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     workers: int = 1
 
 
-class Audited(Protocol):
+class AuditableRows(Protocol):
     """Rows that can be gone through more than once: in memory, or streamed from their files."""
 
     source: str
@@ -95,24 +101,24 @@ class Audited(Protocol):
     def columns(self) -> list[str]:
         """Every column that any row has."""
 
-    def placed(self) -> Iterator[Placed]:
+    def placed(self) -> Iterator[RowWithPlace]:
         """The rows in order."""
 
     def sample(self, limit: int) -> Rows:
         """Some of them, spread evenly."""
 
 
-def audit(
-    rows: Audited,
-    question: Question,
+def audit_rows(
+    rows: AuditableRows,
+    question: AuditJob,
     *,
-    scored: Mapping[str, Audited] | None = None,
-    mixed: Mapping[str, Audited] | None = None,
+    scored: Mapping[str, AuditableRows] | None = None,
+    mixed: Mapping[str, AuditableRows] | None = None,
     expected: Sequence[str] | None = (),
     workers: int = 1,
-    on_progress: OnProgress = silent,
-    and_then: Callable[[Question, Whole, Mapping[str, Whole]], None] | None = None,
-) -> Audit:
+    on_progress: OnProgress = ignore_progress,
+    and_then: Callable[[AuditJob, MergedStats, Mapping[str, MergedStats]], None] | None = None,
+) -> AuditResult:
     """Look at every row.
 
     Args:
@@ -134,33 +140,33 @@ def audit(
     sample = replace(sample, epoch_rows=len(rows), divided=len(rows))
     every = max(1, len(rows) // ROUND_TRIPS)
     question = replace(question, columns=tuple(rows.columns), target=sample.target, every=every, prompts=bool(scored))
-    most, workers = workers, _useful(workers, rows)
+    most, workers = workers, _count_useful_workers(workers, rows)
     scored, mixed = scored or {}, mixed or {}
     total = len(rows) + sum(map(len, (*scored.values(), *mixed.values())))
-    with ExitStack() as stack, _rows_kept():
-        seen = Whole(stack.enter_context(spooled()))
-        for part in _looked_at(rows.placed(), seen.spool, question, workers):
+    with ExitStack() as stack, _pause_gc():
+        seen = MergedStats(stack.enter_context(open_spool()))
+        for part in _audit_chunks(rows.placed(), seen.spool, question, workers):
             seen.add(part)
             on_progress(len(seen), total, "rows")
         theirs = {}
         for name, others in scored.items():
             about = replace(question, columns=tuple(others.columns), source=others.source)
-            theirs[name] = Whole(stack.enter_context(spooled()))
-            for part in _looked_at(others.placed(), theirs[name].spool, about):
+            theirs[name] = MergedStats(stack.enter_context(open_spool()))
+            for part in _audit_chunks(others.placed(), theirs[name].spool, about):
                 theirs[name].add(part)
             on_progress(total, total, name)
         added = {}
         for name, others in mixed.items():
             about = replace(question, columns=tuple(others.columns), source=others.source, prompts=False)
-            added[name] = Whole(stack.enter_context(spooled()))
-            for part in _looked_at(others.placed(), added[name].spool, about, _useful(most, others)):
+            added[name] = MergedStats(stack.enter_context(open_spool()))
+            for part in _audit_chunks(others.placed(), added[name].spool, about, _count_useful_workers(most, others)):
                 added[name].add(part)
         leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
         observations = _observations(question, seen) | _leak_observations(leaks, theirs, seen.spool)
         several = expected is None  # each task has ways of its own
         if and_then:
             and_then(question, seen, theirs)
-        return Audit(
+        return AuditResult(
             facts=AuditFacts(
                 rows.source,
                 len(rows),
@@ -170,7 +176,7 @@ def audit(
                 {} if several else {name: _conventions(question, scored[name], seen) for name, seen in theirs.items()},
                 {name: _renderings(whole) for name, whole in (added | theirs).items()} if question.tokenizer else {},
             ),
-            dataset=_of_all_rows(sample, seen, observations["duplicate"].rows),
+            dataset=_with_full_counts(sample, seen, observations["duplicate"].rows),
             sha256=rows.sha256,
             content_sha256=seen.sha256.hexdigest(),
             unit="tokens" if question.tokenizer else "characters",
@@ -185,12 +191,12 @@ def audit(
         )
 
 
-def _useful(workers: int, rows: Audited) -> int:
+def _count_useful_workers(workers: int, rows: AuditableRows) -> int:
     """Return how many processes are worth their start."""
     return max(1, min(workers, int(_expected_seconds(rows) / START_SECONDS)))
 
 
-def _expected_seconds(rows: Audited) -> float:
+def _expected_seconds(rows: AuditableRows) -> float:
     """What looking at all rows will take one process, by the length of a few."""
     some = rows.sample(50)
     characters = sum(len(chunk.row_text(row)) for row in some) / max(1, len(some))
@@ -198,7 +204,7 @@ def _expected_seconds(rows: Audited) -> float:
 
 
 @contextlib.contextmanager
-def _rows_kept() -> Iterator[None]:
+def _pause_gc() -> Iterator[None]:
     """Spare the garbage collector the rows, which stay anyway: searching them again and again costs a fifth more."""
     gc.freeze()
     try:
@@ -210,18 +216,20 @@ def _rows_kept() -> Iterator[None]:
 # Looking, in this process or in several
 
 
-def _looked_at(placed: Iterable[Placed], spool: Spool, question: Question, workers: int = 1) -> Iterator[Seen]:
+def _audit_chunks(
+    placed: Iterable[RowWithPlace], spool: Spool, question: AuditJob, workers: int = 1
+) -> Iterator[ChunkStats]:
     """What each chunk shows, in order; a few chunks for each process are in memory."""
     if workers == 1:
-        looker = Looker(question)
+        looker = ChunkAuditor(question)
         for start, rows in _chunks(placed, spool):
             yield looker.look(start, rows)
         return
-    with processes.pool(workers, _start, (question,)) as pool:
+    with processes.pool(workers, _start_worker, (question,)) as pool:
         try:
-            waiting: deque[Future[Seen]] = deque()
+            waiting: deque[Future[ChunkStats]] = deque()
             for start, rows in _chunks(placed, spool):
-                waiting.append(pool.submit(_look, start, rows))
+                waiting.append(pool.submit(_audit_chunk, start, rows))
                 if len(waiting) > 3 * workers:
                     yield waiting.popleft().result()
             while waiting:
@@ -231,13 +239,13 @@ def _looked_at(placed: Iterable[Placed], spool: Spool, question: Question, worke
             raise
 
 
-def _chunks(placed: Iterable[Placed], spool: Spool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _chunks(placed: Iterable[RowWithPlace], spool: Spool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """(number of the first row, rows) of `CHUNK` rows, or of fewer where they are long."""
     start, held, size = 0, [], 0
     for found in placed:
         spool.place(found)
         held.append(found.row)
-        size += characters(found.row)
+        size += count_characters(found.row)
         if len(held) == CHUNK or size > CHUNK_CHARACTERS:
             yield start, held
             start, held, size = start + len(held), [], 0
@@ -245,29 +253,29 @@ def _chunks(placed: Iterable[Placed], spool: Spool) -> Iterator[tuple[int, list[
         yield start, held
 
 
-_looker: list[Looker] = []
+_worker_auditor: list[ChunkAuditor] = []
 """In a worker process: what answers its question."""
 
 
-def _start(question: Question) -> None:
+def _start_worker(question: AuditJob) -> None:
     env.quiet_libraries()
     env.one_tokenizer_thread()
-    _looker.append(Looker(question))
+    _worker_auditor.append(ChunkAuditor(question))
 
 
-def _look(start: int, rows: list[dict[str, Any]]) -> Seen:
-    return _looker[-1].look(start, rows)
+def _audit_chunk(start: int, rows: list[dict[str, Any]]) -> ChunkStats:
+    return _worker_auditor[-1].look(start, rows)
 
 
-class Whole:
+class MergedStats:
     """What all chunks show together: counts in memory, what is compared between rows in a spool."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
-        self.tally, self.scripts, self.tried, self.usable = Tally(), Counter[str](), 0, 0
+        self.tally, self.scripts, self.tried, self.usable = DetectorTally(), Counter[str](), 0, 0
         self.languages: Counter[str] = Counter()
         self.sha256 = hashlib.sha256()
-        self.given, self.learnt, self.whole = Lengths(), Lengths(), Lengths()
+        self.given, self.learnt, self.whole = LengthCounts(), LengthCounts(), LengthCounts()
         self.contents, self.targets = spool.column("contents", DIGEST), spool.column("targets", np.uint64)
         self.prompts, self.empty = spool.column("prompts", DIGEST), spool.column("empty", np.bool_)
         self.longest = spool.column("longest", np.int32)
@@ -277,7 +285,7 @@ class Whole:
     def __len__(self) -> int:
         return len(self.contents)
 
-    def add(self, part: Seen) -> None:
+    def add(self, part: ChunkStats) -> None:
         """The next chunk."""
         self.tally.merge(part.tally)
         self.scripts.update(part.scripts)
@@ -295,10 +303,10 @@ class Whole:
 # Judging all rows together
 
 
-def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
+def _observations(question: AuditJob, seen: MergedStats) -> dict[str, Observation]:
     count, where = len(seen), seen.spool.where
-    looking = chosen_detectors(question.columns, question.recipe_name)
-    found = detected(seen.tally, looking, count, where)
+    looking = select_detectors(question.columns, question.recipe_name)
+    found = build_observations(seen.tally, looking, count, where)
     usable = seen.usable
     of = {"unusable_row": count} if question.recipe else {}
     of |= dict.fromkeys(("null_target", "blank_target"), count) if question.target else {}
@@ -313,11 +321,11 @@ def _observations(question: Question, seen: Whole) -> dict[str, Observation]:
     for name, possible in of.items():
         found[name] = seen.tally.observation(name, possible, where, _detail(name, question, seen))
     if question.target:
-        found["constant_target"] = _constant(seen)
-    return found | _repeated(seen)
+        found["constant_target"] = _observe_constant_target(seen)
+    return found | _observe_duplicates(seen)
 
 
-def _renderings(seen: Whole) -> dict[str, Observation]:
+def _renderings(seen: MergedStats) -> dict[str, Observation]:
     """Return what is seen of another source's rows once they are rendered, and those that cannot be used."""
     found = {name: seen.tally.observation(name, seen.usable, seen.spool.where) for name in RENDERINGS}
     return found | {UNUSABLE: seen.tally.observation(UNUSABLE, len(seen), seen.spool.where)}
@@ -326,13 +334,13 @@ def _renderings(seen: Whole) -> dict[str, Observation]:
 UNUSABLE = "unusable_row"
 
 
-def _conventions(question: Question, rows: Audited, seen: Whole) -> dict[str, Observation]:
+def _conventions(question: AuditJob, rows: AuditableRows, seen: MergedStats) -> dict[str, Observation]:
     """Return how the rows of a scored set write what can be written in several ways."""
-    looking = convention_detectors(rows.columns, question.recipe_name)
-    return detected(seen.tally, looking, len(seen), seen.spool.where)
+    looking = select_convention_detectors(rows.columns, question.recipe_name)
+    return build_observations(seen.tally, looking, len(seen), seen.spool.where)
 
 
-def _detail(name: str, question: Question, seen: Whole) -> str:
+def _detail(name: str, question: AuditJob, seen: MergedStats) -> str:
     if name != "over_max_length" or question.max_length is None:
         return ""
     rows, tokens, longest = seen.whole.over(question.max_length)
@@ -341,7 +349,7 @@ def _detail(name: str, question: Question, seen: Whole) -> str:
     return f"{tokens:,} of {seen.whole.total:,} tokens are in those rows; the longest has {longest:,}"
 
 
-def _constant(seen: Whole) -> Observation:
+def _observe_constant_target(seen: MergedStats) -> Observation:
     """All rows, where they have one and the same answer; a single row is no pattern."""
     count = len(seen.targets)
     constant = count > 1 and _distinct(seen.targets) == 1
@@ -352,13 +360,13 @@ def _distinct(hashes: Column) -> int:
     return sum(len(np.unique(values)) for _, values in hashes.parts())
 
 
-def _repeated(seen: Whole) -> dict[str, Observation]:
+def _observe_duplicates(seen: MergedStats) -> dict[str, Observation]:
     where, count = seen.spool.where, len(seen)
-    exact, near = Tally(), Tally()
-    first = first_of_equals(seen)
-    for index, earlier in repeats(first):
+    exact, near = DetectorTally(), DetectorTally()
+    first = first_equal_rows(seen)
+    for index, earlier in iterate_duplicates(first):
         exact.add("duplicate", index, f"the same as {where(earlier)}")
-    for pair in near_duplicates(seen.keys, seen.texts, lambda index: bool(first.read(index, index + 1)[0])):
+    for pair in find_near_duplicates(seen.keys, seen.texts, lambda index: bool(first.read(index, index + 1)[0])):
         near.add("near_duplicate", pair.index, f"{pair.similarity:.0%} the same as {where(pair.earlier)}")
     return {
         "duplicate": exact.observation("duplicate", count, where),
@@ -366,7 +374,7 @@ def _repeated(seen: Whole) -> dict[str, Observation]:
     }
 
 
-def first_of_equals(seen: Whole) -> Column:
+def first_equal_rows(seen: MergedStats) -> Column:
     """For each row the number of the first equal to it, plus 1; 0 where it is that one itself."""
     found = seen.spool.column("first", np.int64)
     if len(found):
@@ -385,14 +393,14 @@ def first_of_equals(seen: Whole) -> Column:
     return found
 
 
-def repeats(first: Column) -> Iterator[tuple[int, int]]:
-    """(a row that equals an earlier one, the first such), given `first_of_equals`."""
+def iterate_duplicates(first: Column) -> Iterator[tuple[int, int]]:
+    """(a row that equals an earlier one, the first such), given `first_equal_rows`."""
     for start, block in first.blocks():
         for place in np.flatnonzero(block).tolist():
             yield start + place, int(block[place]) - 1
 
 
-def _of_all_rows(sample: DatasetFacts, seen: Whole, duplicates: int) -> DatasetFacts:
+def _with_full_counts(sample: DatasetFacts, seen: MergedStats, duplicates: int) -> DatasetFacts:
     """The sample's facts with the counts of all rows."""
     counts, first = seen.tally.counts, seen.tally.first
     bad = [index for name in ("null_target", "blank_target") for index, _ in first.get(name, ())]
@@ -418,7 +426,7 @@ class _Leaks:
     near: dict[int, tuple[int, float]]
 
 
-def _leaks(scored: Whole, train: Whole) -> _Leaks:
+def _leaks(scored: MergedStats, train: MergedStats) -> _Leaks:
     prompts = scored.prompts.read(0, len(scored.prompts))
     wanted = np.unique(prompts[prompts != b""])
     first: dict[bytes, int] = {}
@@ -426,17 +434,17 @@ def _leaks(scored: Whole, train: Whole) -> _Leaks:
         for place in np.flatnonzero(np.isin(block, wanted)).tolist():
             first.setdefault(bytes(block[place]), start + place)
     exact = {n: first[prompt] for n, prompt in enumerate(prompts.tolist()) if prompt in first}
-    matches = near_matches(scored.prompt_keys, scored.asked, train.prompt_keys, train.asked)
+    matches = match_near_duplicates(scored.prompt_keys, scored.asked, train.prompt_keys, train.asked)
     near = {match.index: (match.earlier, match.similarity) for match in matches if match.index not in exact}
     return _Leaks(exact, near)
 
 
 def _leak_observations(
-    leaks: Mapping[str, _Leaks], scored: Mapping[str, Whole], spool: Spool
+    leaks: Mapping[str, _Leaks], scored: Mapping[str, MergedStats], spool: Spool
 ) -> dict[str, Observation]:
     if not leaks:
         return {}
-    exact, near = Tally(), Tally()
+    exact, near = DetectorTally(), DetectorTally()
     places: list[str] = []
     for name, found in leaks.items():
         where = scored[name].spool.where
@@ -457,7 +465,7 @@ def _leak_observations(
     }
 
 
-def _scored_entry(rows: Audited, leaks: _Leaks) -> dict[str, Any]:
+def _scored_entry(rows: AuditableRows, leaks: _Leaks) -> dict[str, Any]:
     return {
         "source": rows.source,
         "rows": len(rows),

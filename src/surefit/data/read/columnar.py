@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.core.limited import MEMORY, ExceedsLimit, NotTried, run_limited
+from surefit.core.limited import MEMORY, ExceedsLimit, TrialNotRun, run_limited
 from surefit.core.reading import library_errors
 from surefit.core.units import GIB, MIB, bytes_text
-from surefit.data.read.file_io import raw, shown
-from surefit.data.read.readers import Placed, characters, refuse_over_room, require_size
+from surefit.data.read.file_io import display_name, open_raw
+from surefit.data.read.readers import RowWithPlace, count_characters, require_row_memory, require_size
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 32 * MIB
@@ -25,7 +25,7 @@ ROW_COST, VALUE_COST = 250, 60
 """Bytes that Python takes for a row and for each value in it, beside the texts."""
 
 
-def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int = 1) -> Iterator[Placed]:
+def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int = 1) -> Iterator[RowWithPlace]:
     """Parquet, without the nulls that its structs are filled up with.
 
     Args:
@@ -33,22 +33,22 @@ def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int 
         start, stop: row groups; None reads to the last.
         first: 1-based number of the first row.
     """
-    place, number = shown(name), first
+    place, number = display_name(name), first
     with _parquet(name, dictionaries=True) as (file, schema):
         groups = range(start, file.num_row_groups if stop is None else stop)
         documents = _json_columns(schema)
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=list(groups)):
             for row in _rows(batch, place):
-                yield _placed(row, place, number, documents)
+                yield _to_row_with_place(row, place, number, documents)
                 number += 1
 
 
-def read_arrow(name: str) -> Iterator[Placed]:
+def read_arrow(name: str) -> Iterator[RowWithPlace]:
     """An Arrow file, or the Arrow stream that `Dataset.save_to_disk` writes; always the whole file."""
     import pyarrow as pa
 
-    place, number = shown(name), 1
-    with library_errors(place, DataError, "not a readable Arrow file", _HELP), raw(name, seekable=True) as file:
+    place, number = display_name(name), 1
+    with library_errors(place, DataError, "not a readable Arrow file", _HELP), open_raw(name, seekable=True) as file:
         is_file = file.read(6) == b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
@@ -57,18 +57,20 @@ def read_arrow(name: str) -> Iterator[Placed]:
         for batch in batches:
             for at in range(0, batch.num_rows, BATCH_ROWS):
                 for row in _rows(batch.slice(at, BATCH_ROWS), place):
-                    yield _placed(row, place, number, documents)
+                    yield _to_row_with_place(row, place, number, documents)
                     number += 1
 
 
 _HELP = "was it downloaded completely?"
 
 
-def _placed(row: dict[str, Any], place: str, number: int, documents: dict[str, Any]) -> Placed:
+def _to_row_with_place(row: dict[str, Any], place: str, number: int, documents: dict[str, Any]) -> RowWithPlace:
     where = f"{place} row {number}"
-    require_size(characters(row), where)
+    require_size(count_characters(row), where)
     row = without_filled_nulls(row)
-    return Placed(row | {name: _parsed(row[name], kind) for name, kind in documents.items()}, where, None)
+    return RowWithPlace(
+        row | {name: _parse_json_columns(row[name], kind) for name, kind in documents.items()}, where, None
+    )
 
 
 def _json_columns(schema: Any) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def _json_columns(schema: Any) -> dict[str, Any]:
     return {field.name: field.type for field in schema if "arrow.json" in str(field.type)}
 
 
-def _parsed(value: Any, kind: Any) -> Any:
+def _parse_json_columns(value: Any, kind: Any) -> Any:
     from pyarrow import types
 
     if value is None:
@@ -84,9 +86,9 @@ def _parsed(value: Any, kind: Any) -> Any:
     if "arrow.json" not in str(kind):
         return value
     if types.is_struct(kind):
-        return {key: _parsed(inner, kind.field(key).type) for key, inner in value.items()}
+        return {key: _parse_json_columns(inner, kind.field(key).type) for key, inner in value.items()}
     if types.is_list(kind) or types.is_large_list(kind):
-        return [_parsed(item, kind.value_type) for item in value]
+        return [_parse_json_columns(item, kind.value_type) for item in value]
     return json.loads(value)
 
 
@@ -97,8 +99,8 @@ def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[tuple[Any, An
 
     # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
     with (
-        library_errors(shown(name), DataError, "not a readable Parquet file", _HELP),
-        raw(name, seekable=True) as file,
+        library_errors(display_name(name), DataError, "not a readable Parquet file", _HELP),
+        open_raw(name, seekable=True) as file,
     ):
         plain = parquet.ParquetFile(file, buffer_size=MIB, pre_buffer=False)
         about, schema = plain.metadata, plain.schema_arrow
@@ -192,9 +194,9 @@ def require_no_bomb(name: str, size: int) -> int:
         DataError: they are out of all proportion to the file's.
     """
     limit = max(BOMB_BYTES, BOMB_FACTOR * size)
-    place, needed = shown(name), 0
+    place, needed = display_name(name), 0
     if name.lower().endswith(".arrow"):
-        needed = _arrow_needs(name, size, limit)
+        needed = _measure_arrow_bytes(name, size, limit)
     else:
         with _parquet(name, dictionaries=True) as (file, _):
             about = file.metadata
@@ -210,7 +212,7 @@ def require_no_bomb(name: str, size: int) -> int:
 _BOMB = "it repeats one value out of all proportion: write the rows again, or remove the file"
 
 
-def _arrow_needs(name: str, size: int, limit: int) -> int:
+def _measure_arrow_bytes(name: str, size: int, limit: int) -> int:
     """The bytes of an Arrow file's rows, added up in a process of its own; 0 where that cannot be said.
 
     Arrow decodes a whole batch at once, so a file of at most `MEMORY / BOMB_FACTOR` that takes more than `MEMORY` is
@@ -218,7 +220,7 @@ def _arrow_needs(name: str, size: int, limit: int) -> int:
     """
     try:
         needed: int = run_limited(f"{__name__}:arrow_bytes", name, limit, memory=MEMORY + size)
-    except NotTried:
+    except TrialNotRun:
         return 0
     except ExceedsLimit as error:
         small = BOMB_FACTOR * size <= MEMORY
@@ -230,7 +232,7 @@ def _arrow_needs(name: str, size: int, limit: int) -> int:
             else f"reading its {size:,} bytes {error}"
         )
         help_text = _HELP if error.ended else _BOMB
-        raise DataError(problem, code="E4653", path=shown(name), help=help_text) from None
+        raise DataError(problem, code="E4653", path=display_name(name), help=help_text) from None
     return needed
 
 
@@ -270,18 +272,18 @@ def require_room(name: str, needed: int | None = None) -> None:
     Raises:
         DataError: they do not, or the file cannot be read.
     """
-    place = shown(name)
+    place = display_name(name)
     with _parquet(name, dictionaries=True) as (file, _):
         about = file.metadata
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         values = sum(group.column(number).num_values for group in groups for number in range(about.num_columns))
-        refuse_over_room(about.num_rows * ROW_COST + values * VALUE_COST, place, about.num_rows)
+        require_row_memory(about.num_rows * ROW_COST + values * VALUE_COST, place, about.num_rows)
         if needed is None:
             needed = sum(_batch_bytes(batch, place) for batch in file.iter_batches(batch_size=BATCH_ROWS))
-        refuse_over_room(needed, place, about.num_rows)
+        require_row_memory(needed, place, about.num_rows)
 
 
-def row_groups(name: str) -> tuple[list[tuple[int, int]], dict[str, str]]:
+def read_row_groups(name: str) -> tuple[list[tuple[int, int]], dict[str, str]]:
     """(rows and bytes of each row group of a Parquet file, column → kind of its values)."""
     with _parquet(name) as (file, schema):
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]

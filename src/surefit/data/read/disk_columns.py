@@ -20,7 +20,7 @@ from surefit.core.errors import MachineError
 from surefit.core.rundir import is_full
 from surefit.core.units import KIB, MIB
 from surefit.data.audit.near_duplicates import BANDS, Hashes
-from surefit.data.read.readers import Placed
+from surefit.data.read.readers import RowWithPlace
 
 ROWS_AT_ONCE = 100_000
 """Entries of one column that are sorted at a time."""
@@ -217,7 +217,7 @@ class Spool:
         self._tables.append(Table(self._directory / f"table{len(self._tables)}", width))
         return self._tables[-1]
 
-    def place(self, found: Placed) -> None:
+    def place(self, found: RowWithPlace) -> None:
         """Remember where the next row was read."""
         file, _, row = (found.path, "", "") if found.line is not None else found.path.rpartition(" row ")
         number = self._files.setdefault(file or found.path, len(self._files))
@@ -239,7 +239,7 @@ class Spool:
 
 
 @contextmanager
-def spooled() -> Iterator[Spool]:
+def open_spool() -> Iterator[Spool]:
     """A spool for as long as it is needed; where is up to TMPDIR.
 
     Raises:

@@ -36,10 +36,10 @@ def is_url(name: str) -> bool:
     return bool(_URL.match(name))
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     """A file's name for messages and records: the query of a web address, where signatures stand, is left out.
 
-    >>> shown("https://me:pw@a.org/b.jsonl?X-Signature=secret"), shown("rows.jsonl")
+    >>> display_name("https://me:pw@a.org/b.jsonl?X-Signature=secret"), display_name("rows.jsonl")
     ('https://a.org/b.jsonl', 'rows.jsonl')
     """
     if not is_url(name):
@@ -51,11 +51,11 @@ def shown(name: str) -> str:
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def endings(name: str) -> tuple[str, str]:
+def file_extensions(name: str) -> tuple[str, str]:
     """(the ending that names the format, that of the compression or ""), in lower case.
 
-    >>> endings("a/b.JSONL.gz"), endings("https://a.org/b.parquet?download=true"), endings("LICENSE")
-    (('.jsonl', '.gz'), ('.parquet', ''), ('', ''))
+    >>> [file_extensions(name) for name in ("a/b.JSONL.gz", "https://a.org/b.parquet?download=true", "LICENSE")]
+    [('.jsonl', '.gz'), ('.parquet', ''), ('', '')]
     """
     path = PurePosixPath(urlsplit(name).path if name.lower().startswith(("http://", "https://")) else name)
     last = path.suffix.lower()
@@ -63,20 +63,20 @@ def endings(name: str) -> tuple[str, str]:
 
 
 @contextmanager
-def opened(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
+def open_decompressed(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
     """The bytes of a file, unpacked, from byte `start` of it (0 where it is compressed or behind a URL).
 
     Raises:
         DataError: it is not there, may not be read, or is damaged. MachineError: it cannot be reached.
         OSError: a file of this machine cannot be read.
     """
-    packed = endings(name)[1]
-    with raw(name, seekable=False) as inner:
+    packed = file_extensions(name)[1]
+    with open_raw(name, seekable=False) as inner:
         if not packed and not is_url(name):
             inner.seek(start)
             yield inner  # type: ignore[misc]  # what open() gives
             return
-        source: Any = _Said(inner, name)
+        source: Any = _RemoteStream(inner, name)
         if packed:
             import pyarrow as pa
 
@@ -86,11 +86,11 @@ def opened(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
 
 
 @contextmanager
-def raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
+def open_raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
     """The bytes of a file as they lie there. A web server is asked for the whole file once, unless `seekable`.
 
     Raises:
-        DataError, MachineError, OSError: as `opened`.
+        DataError, MachineError, OSError: as `open_decompressed`.
     """
     if not is_url(name):
         with open(name, "rb", buffering=MIB) as file:
@@ -98,7 +98,7 @@ def raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
         return
     system, path = filesystem(name)
     streamed = {} if seekable or not name.lower().startswith(("http://", "https://")) else {"block_size": 0}
-    with reaching(name):
+    with remote_file_errors(name):
         remote = system.open(path, "rb", **streamed)
     with remote:
         yield remote
@@ -121,7 +121,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
         options = {"client_kwargs": {"timeout": timeout}}
     elif scheme == "hf":
         options = {"token": env.hub_token()}
-    with reaching(url):
+    with remote_file_errors(url):
         system, path = url_to_fs(url, **options)
     return system, path
 
@@ -134,11 +134,11 @@ def require_file_system(url: str) -> None:
     """
     from fsspec import get_filesystem_class
 
-    with reaching(url):
+    with remote_file_errors(url):
         get_filesystem_class(url.partition("://")[0].lower())
 
 
-class _Said(io.RawIOBase):
+class _RemoteStream(io.RawIOBase):
     """A stream from elsewhere whose failures name the file and the byte."""
 
     def __init__(self, inner: IO[bytes], name: str) -> None:
@@ -148,7 +148,7 @@ class _Said(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with reaching(self.name, self.position):
+        with remote_file_errors(self.name, self.position):
             data = self._inner.read(len(buffer))
         buffer[: len(data)] = data
         self.position += len(data)
@@ -158,7 +158,7 @@ class _Said(io.RawIOBase):
 class _Unpacked(io.RawIOBase):
     """A compressed stream whose damage names the file and the byte."""
 
-    def __init__(self, inner: Any, packed: _Said) -> None:
+    def __init__(self, inner: Any, packed: _RemoteStream) -> None:
         self._inner, self.packed, self.position = inner, packed, 0
 
     def readable(self) -> bool:
@@ -175,7 +175,7 @@ class _Unpacked(io.RawIOBase):
                 f"damaged: it {'ends in the middle of' if cut else 'cannot be decompressed after'} the first "
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
                 code="E4074",
-                path=shown(self.packed.name),
+                path=display_name(self.packed.name),
                 help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
             ) from None
         buffer[: len(data)] = data
@@ -183,8 +183,8 @@ class _Unpacked(io.RawIOBase):
         return len(data)
 
 
-def consumed(file: io.BufferedReader) -> int:
-    """Bytes of a file on this machine that what was read of it takes there; `file` is from `opened`."""
+def count_consumed_bytes(file: io.BufferedReader) -> int:
+    """Bytes of a file on this machine that what was read of it takes there; `file` is from `open_decompressed`."""
     if not isinstance(file.raw, _Unpacked):
         return file.tell()
     ahead = len(file.peek())
@@ -192,7 +192,7 @@ def consumed(file: io.BufferedReader) -> int:
 
 
 @contextmanager
-def reaching(url: str, position: int | None = None) -> Iterator[None]:
+def remote_file_errors(url: str, position: int | None = None) -> Iterator[None]:
     """Turn what a file system raises into our words; `position` is the byte it had come to."""
     try:
         yield
@@ -203,7 +203,7 @@ def reaching(url: str, position: int | None = None) -> Iterator[None]:
 
 
 def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
-    path, scheme = shown(url), url.partition("://")[0].lower()
+    path, scheme = display_name(url), url.partition("://")[0].lower()
     while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # fsspec calls every trouble with a web server so
     at = f" after {position:,} bytes" if position else ""

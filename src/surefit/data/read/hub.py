@@ -9,10 +9,10 @@ from surefit.core import env
 from surefit.core.errors import DataError, MachineError, SureFitError
 from surefit.core.reading import reason_of
 from surefit.data.read.columnar import without_filled_nulls
-from surefit.data.read.readers import Placed
+from surefit.data.read.readers import RowWithPlace
 
 
-def hub_rows(source: str) -> Iterator[Placed]:
+def hub_rows(source: str) -> Iterator[RowWithPlace]:
     """The rows of one split, one after the other: `datasets` keeps the table on disk.
 
     Args:
@@ -33,7 +33,7 @@ def hub_rows(source: str) -> Iterator[Placed]:
                 f"the split {split!r} holds no rows", code="E4038", path=source, field="data.split", help="name another"
             )
         for number, row in enumerate(table, start=1):
-            yield Placed(without_filled_nulls(row), f"{source} row {number}", None)
+            yield RowWithPlace(without_filled_nulls(row), f"{source} row {number}", None)
 
 
 @contextmanager

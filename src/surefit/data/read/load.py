@@ -15,13 +15,13 @@ from typing import Any, Protocol, overload
 
 from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256
-from surefit.core.sampling import evenly
+from surefit.core.sampling import evenly_spaced_indices
 from surefit.core.units import bytes_text
 from surefit.data.read.columnar import ROW_COST, VALUE_COST, require_no_bomb, require_room
-from surefit.data.read.file_io import endings
-from surefit.data.read.readers import TOO_MANY, Placed, characters, room
+from surefit.data.read.file_io import file_extensions
+from surefit.data.read.readers import TOO_MANY, RowWithPlace, available_row_bytes, count_characters
 from surefit.data.read.sources import resolve_source
-from surefit.data.read.stream import Range, file_errors, ranges, read_range, unchanged
+from surefit.data.read.stream import RowRange, file_errors, read_range, require_unchanged, split_into_ranges
 
 FEWEST = 10
 """Rows of a sample, however long they are."""
@@ -41,7 +41,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __init__(
         self,
         source: str,
-        placed: Sequence[Placed],
+        placed: Sequence[RowWithPlace],
         files: Sequence[Path],
         sha256: str,
         total: int | None = None,
@@ -71,7 +71,7 @@ class Rows(Sequence[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (placed.row for placed in self._placed)
 
-    def placed(self) -> Iterator[Placed]:
+    def placed(self) -> Iterator[RowWithPlace]:
         """The rows in order, with their places."""
         return iter(self._placed)
 
@@ -81,10 +81,10 @@ class Rows(Sequence[dict[str, Any]]):
         Args:
             text: characters that they have together at most, about; `FEWEST` rows are taken in any case.
         """
-        chosen = evenly(len(self), limit)
-        if text is not None and (found := sum(characters(self.row(n)) for n in chosen)) > text:
+        chosen = evenly_spaced_indices(len(self), limit)
+        if text is not None and (found := sum(count_characters(self.row(n)) for n in chosen)) > text:
             limit = max(FEWEST, len(chosen) * text // found)
-            chosen = evenly(len(self), limit)
+            chosen = evenly_spaced_indices(len(self), limit)
         placed = [self._placed[n] for n in chosen]
         return Rows(self.source, placed, self.files, self.sha256, min(limit, self.total), self.estimated)
 
@@ -111,7 +111,7 @@ class Rows(Sequence[dict[str, Any]]):
         return list(dict.fromkeys(name for row in self for name in row))
 
 
-class Hashed(Protocol):
+class HasSha256(Protocol):
     """Rows that are known by their hash."""
 
     sha256: str
@@ -128,9 +128,9 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
         DataError: missing, empty, malformed (with file, line and column), or more than there is memory for.
         MachineError: it cannot be reached.
     """
-    parts = ranges(source, split=split, range_bytes=sys.maxsize)
+    parts = split_into_ranges(source, split=split, range_bytes=sys.maxsize)
     names = [one.file for one in parts]
-    with unchanged(names):
+    with require_unchanged(names):
         placed = _kept(parts)
         if resolve_source(source).kind in ("hub", "url"):
             return Rows(source, placed, (), rows_sha256(placed))
@@ -139,20 +139,20 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
             return Rows(source, placed, files, files_sha256(files))
 
 
-def _kept(parts: Sequence[Range]) -> list[Placed]:
+def _kept(parts: Sequence[RowRange]) -> list[RowWithPlace]:
     """The rows of these ranges in memory, as long as there is room."""
     for one in parts:
         needed = None
-        if endings(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
+        if file_extensions(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
             needed = require_no_bomb(one.file, os.path.getsize(one.file))
-        if endings(one.file) == (".parquet", ""):
+        if file_extensions(one.file) == (".parquet", ""):
             require_room(one.file, needed)
-    placed: list[Placed] = []
-    taken, limit = 0, room()
+    placed: list[RowWithPlace] = []
+    taken, limit = 0, available_row_bytes()
     for one in parts:
         for found in read_range(one):
             placed.append(found)
-            taken += ROW_COST + VALUE_COST * len(found.row) + characters(found.row)
+            taken += ROW_COST + VALUE_COST * len(found.row) + count_characters(found.row)
             if taken > limit:
                 raise DataError(
                     f"its first {len(placed):,} rows take {bytes_text(taken)} of memory, all that there is room for",
@@ -164,7 +164,7 @@ def _kept(parts: Sequence[Range]) -> list[Placed]:
     return placed
 
 
-def require_other_rows(rows: Hashed, train: Hashed | None, source: str) -> None:
+def require_distinct_rows(rows: HasSha256, train: HasSha256 | None, source: str) -> None:
     """Raises:
     DataError: the rows to be scored on are the training rows.
     """
@@ -179,7 +179,7 @@ def files_sha256(files: Sequence[Path]) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
-def rows_sha256(placed: Iterable[Placed]) -> str:
+def rows_sha256(placed: Iterable[RowWithPlace]) -> str:
     """Of rows that lie in no file here."""
     digest = hashlib.sha256()
     for one in placed:

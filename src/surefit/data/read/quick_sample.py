@@ -17,25 +17,25 @@ from pathlib import Path
 
 from surefit.core.errors import DataError
 from surefit.core.units import MIB
-from surefit.data.read.columnar import read_parquet, require_no_bomb, row_groups
-from surefit.data.read.file_io import consumed, endings, opened
+from surefit.data.read.columnar import read_parquet, read_row_groups, require_no_bomb
+from surefit.data.read.file_io import count_consumed_bytes, file_extensions, open_decompressed
 from surefit.data.read.load import Rows, rows_sha256
 from surefit.data.read.readers import (
     ENDINGS,
     HEAD,
-    LINES,
+    LINE_READERS,
     ROW_BYTES,
-    Placed,
-    characters,
+    RowWithPlace,
+    count_characters,
     is_object,
     is_penman,
     read_csv,
-    read_jsonl,
+    read_jsonl_rows,
     read_text,
     require_size,
 )
-from surefit.data.read.sources import files_of, resolve_source
-from surefit.data.read.stream import COLUMNAR, Range, file_errors, place_of, read_range, require_same_columns
+from surefit.data.read.sources import list_source_files, resolve_source
+from surefit.data.read.stream import COLUMNAR, RowRange, display_place, file_errors, read_range, require_same_columns
 
 WHOLE_BYTES = 16 * MIB
 """Of a source that is read whole: half a second."""
@@ -52,7 +52,7 @@ PIECE_BYTES = 128 * 1024
 
 
 @dataclass
-class _Seen:
+class _SampledFiles:
     """What was read of the files of one kind.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Seen:
         first: only beginnings were read, which say nothing about how far off they are.
     """
 
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[RowWithPlace] = field(default_factory=list)
     pieces: list[tuple[int, int]] = field(default_factory=list)
     first: bool = False
 
@@ -72,7 +72,7 @@ class _Seen:
         return ratio * size, 2 * math.sqrt(spread * count) / taken * size
 
 
-def glance(source: str, split: str, load: Callable[[], Rows]) -> Rows | None:
+def read_quick_sample(source: str, split: str, load: Callable[[], Rows]) -> Rows | None:
     """Rows for a check: all of them where they are soon read, else some, with an estimate of how many there are.
 
     Args:
@@ -87,26 +87,26 @@ def glance(source: str, split: str, load: Callable[[], Rows]) -> Rows | None:
         DataError: missing, or malformed where it was looked at; with the byte where the line is not known.
     """
     with file_errors(source):
-        sizes = {file: os.path.getsize(file) for file in files_of(resolve_source(source), split)}
+        sizes = {file: os.path.getsize(file) for file in list_source_files(resolve_source(source), split)}
         large = sum(size * (UNPACKED if _is_packed(file) else 1) for file, size in sizes.items()) > WHOLE_BYTES
         decoded = 0
         for file, size in sizes.items():
-            if endings(file)[0] in COLUMNAR and not large and size:
+            if file_extensions(file)[0] in COLUMNAR and not large and size:
                 decoded += require_no_bomb(file, size)
         large = large or decoded > DECODED_BYTES
-        if not large or not all(size and endings(file)[0] in ENDINGS for file, size in sizes.items()):
+        if not large or not all(size and file_extensions(file)[0] in ENDINGS for file, size in sizes.items()):
             return load()
         hits = _hits(sizes)
         require_same_columns(list(hits))
-        seen: dict[tuple[str, str], _Seen] = defaultdict(_Seen)
+        seen: dict[tuple[str, str], _SampledFiles] = defaultdict(_SampledFiles)
         for file, starts in hits.items():
-            if not _look(file, starts, seen[endings(file)]):
+            if not _sample_file(file, starts, seen[file_extensions(file)]):
                 return None
     return _rows(source, sizes, seen)
 
 
 def _is_packed(file: str) -> bool:
-    ending, packed = endings(file)
+    ending, packed = file_extensions(file)
     return bool(packed) or ending in COLUMNAR
 
 
@@ -122,41 +122,41 @@ def _hits(sizes: dict[str, int]) -> dict[str, list[int]]:
     return found
 
 
-def _look(file: str, starts: list[int], seen: _Seen) -> bool:
+def _sample_file(file: str, starts: list[int], seen: _SampledFiles) -> bool:
     """Read some rows of a file; False for one that is read whole or not at all."""
-    ending, packed = endings(file)
+    ending, packed = file_extensions(file)
     if ending == ".parquet":
-        _look_at_groups(file, len(starts), seen)
+        _sample_row_groups(file, len(starts), seen)
     elif ending == ".arrow":
-        seen.placed += _within(read_range(Range(file)), len(starts) * ROWS, SHOWN_BYTES)
+        seen.placed += _within(read_range(RowRange(file)), len(starts) * ROWS, SHOWN_BYTES)
         seen.pieces.append((_arrow_rows(file), os.path.getsize(file)))
     elif ending == ".csv":
-        _look_at_beginning(file, len(starts), seen, read_csv)
+        _sample_beginning(file, len(starts), seen, read_csv)
     elif (read := _lines_reader(file, ending)) is None:
         return False
     elif packed:
-        _look_at_beginning(file, len(starts), seen, read)
+        _sample_beginning(file, len(starts), seen, read)
     else:
         for start in starts:
-            _look_at_lines(file, start, seen, read)
+            _sample_lines(file, start, seen, read)
     return True
 
 
-def _lines_reader(file: str, ending: str) -> Callable[..., Iterator[Placed]] | None:
+def _lines_reader(file: str, ending: str) -> Callable[..., Iterator[RowWithPlace]] | None:
     """What reads a file of lines; a .json file may be one of JSON Lines, and a .txt file may be none."""
     if ending == ".json":
-        with opened(file) as stream:
-            return read_jsonl if is_object(stream.readline(ROW_BYTES + 1)) else None
+        with open_decompressed(file) as stream:
+            return read_jsonl_rows if is_object(stream.readline(ROW_BYTES + 1)) else None
     if ending == ".txt":
-        with opened(file) as stream:
+        with open_decompressed(file) as stream:
             return None if is_penman(stream.peek(HEAD)[:HEAD]) else read_text
-    return LINES.get(ending)
+    return LINE_READERS.get(ending)
 
 
-def _look_at_lines(file: str, start: int, seen: _Seen, read: Callable[..., Iterator[Placed]]) -> None:
+def _sample_lines(file: str, start: int, seen: _SampledFiles, read: Callable[..., Iterator[RowWithPlace]]) -> None:
     """Rows from the first line that begins after byte `start`. Which line that is does not depend on its length."""
-    place, rows, at = place_of(file), 0, start
-    with opened(file, start) as stream:
+    place, rows, at = display_place(file), 0, start
+    with open_decompressed(file, start) as stream:
         if start:
             skipped = stream.readline(ROW_BYTES + 1)
             require_size(len(skipped), f"{place} byte {start}")
@@ -168,17 +168,17 @@ def _look_at_lines(file: str, start: int, seen: _Seen, read: Callable[..., Itera
                 break
             where = f"{place} byte {at}" if start else place
             try:
-                found = [*read(_One(line), where, number, len(line))]
+                found = [*read(_SingleLineStream(line), where, number, len(line))]
             except DataError as error:
                 error.line = None if start else error.line
                 raise
-            seen.placed += [Placed(one.row, where, None if start else number) for one in found]
+            seen.placed += [RowWithPlace(one.row, where, None if start else number) for one in found]
             rows, at = rows + len(found), at + len(line)
     if at > begin:
         seen.pieces.append((rows, at - begin))
 
 
-class _One:
+class _SingleLineStream:
     """A stream of one line."""
 
     def __init__(self, line: bytes) -> None:
@@ -192,9 +192,9 @@ class _One:
         return line
 
 
-def _look_at_groups(file: str, count: int, seen: _Seen) -> None:
+def _sample_row_groups(file: str, count: int, seen: _SampledFiles) -> None:
     """The first rows of some row groups; how many rows there are, the file says."""
-    groups, _ = row_groups(file)
+    groups, _ = read_row_groups(file)
     first = [0, *itertools.accumulate(rows for rows, _ in groups)]
     chosen = sorted({number * len(groups) // count for number in range(count)})
     for group in chosen:
@@ -203,12 +203,12 @@ def _look_at_groups(file: str, count: int, seen: _Seen) -> None:
     seen.pieces.append((first[-1], os.path.getsize(file)))
 
 
-def _within(rows: Iterator[Placed], count: int, size: int) -> Iterator[Placed]:
+def _within(rows: Iterator[RowWithPlace], count: int, size: int) -> Iterator[RowWithPlace]:
     """The first rows, up to so many and so many characters; at least one."""
     taken = 0
     for row in itertools.islice(rows, count):
         yield row
-        taken += characters(row.row)
+        taken += count_characters(row.row)
         if taken > size:
             break
 
@@ -224,16 +224,16 @@ def _arrow_rows(file: str) -> int:
         return sum(batch.num_rows for batch in batches)
 
 
-def _look_at_beginning(file: str, count: int, seen: _Seen, read: Callable[..., Iterator[Placed]]) -> None:
+def _sample_beginning(file: str, count: int, seen: _SampledFiles, read: Callable[..., Iterator[RowWithPlace]]) -> None:
     """The first rows of a file that cannot be entered in the middle."""
-    with opened(file) as stream:
-        found = [*itertools.islice(read(stream, place_of(file)), count * ROWS)]
+    with open_decompressed(file) as stream:
+        found = [*itertools.islice(read(stream, display_place(file)), count * ROWS)]
         seen.placed += found
-        seen.pieces.append((len(found), consumed(stream)))
+        seen.pieces.append((len(found), count_consumed_bytes(stream)))
         seen.first = True
 
 
-def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Seen]) -> Rows:
+def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _SampledFiles]) -> Rows:
     placed = [one for kind in seen.values() for one in kind.placed]
     if not placed:
         raise DataError(
@@ -241,7 +241,7 @@ def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Seen]
         )
     total, error = 0.0, 0.0
     for kind, found in seen.items():
-        size = sum(size for file, size in sizes.items() if endings(file) == kind)
+        size = sum(size for file, size in sizes.items() if file_extensions(file) == kind)
         rows, off = found.estimate(size)
         total, error = total + rows, error + off
     known = (

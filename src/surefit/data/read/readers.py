@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from surefit.core.errors import DataError
 from surefit.core.reading import deeper_than
-from surefit.core.units import GIB, KIB, MIB, bytes_text, shortened
-from surefit.data.read.file_io import endings
+from surefit.core.units import GIB, KIB, MIB, bytes_text, truncate_text
+from surefit.data.read.file_io import file_extensions
 from surefit.facts.hardware import ram_bytes
 from surefit.metrics.strict_json import json_kind
 
@@ -46,7 +46,7 @@ _SIGNATURES = {
 }
 
 
-class Placed(NamedTuple):
+class RowWithPlace(NamedTuple):
     """A row and where it was read: `line` is None where `path` already says "file row N"."""
 
     row: dict[str, Any]
@@ -64,7 +64,7 @@ class ByteLines(Protocol):
         """The next line, or its first `size` bytes."""
 
 
-def read_jsonl(file: ByteLines, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+def read_jsonl_rows(file: ByteLines, name: str, first: int = 1, size: int | None = None) -> Iterator[RowWithPlace]:
     """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine.
 
     Args:
@@ -75,7 +75,7 @@ def read_jsonl(file: ByteLines, name: str, first: int = 1, size: int | None = No
     """
     for number, text in _lines(file, name, first, size):
         if text:
-            yield Placed(_line_row(text, name, number), name, number)
+            yield RowWithPlace(_line_row(text, name, number), name, number)
 
 
 def _lines(file: ByteLines, name: str, first: int, size: int | None) -> Iterator[tuple[int, str]]:
@@ -127,13 +127,13 @@ def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
 _ARRAY_HELP = "a file that is one JSON array needs the extension .json"
 
 
-def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
+def read_json_rows(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
     """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
     _refuse_other_kinds(file, name)
     start = file.readline(ROW_BYTES + 1)
     if is_object(start):
-        return read_jsonl(_Again(start, file), name)
-    text = _utf8(start + _whole(file, name), name, None)
+        return read_jsonl_rows(_ReplayedStream(start, file), name)
+    text = _utf8(start + _read_rest(file, name), name, None)
     try:
         value = _decode(text, name, None)
     except json.JSONDecodeError as error:
@@ -144,7 +144,7 @@ def read_json(file: BufferedReader, name: str) -> Iterator[Placed]:
     return _numbered(value if isinstance(value, list) else [value], name)
 
 
-class _Again:
+class _ReplayedStream:
     """A stream whose first line is read once more."""
 
     def __init__(self, start: bytes, file: ByteLines) -> None:
@@ -166,13 +166,13 @@ def is_object(line: bytes) -> bool:
         return False
 
 
-def _numbered(rows: list[Any], path: str) -> Iterator[Placed]:
+def _numbered(rows: list[Any], path: str) -> Iterator[RowWithPlace]:
     for number, row in enumerate(rows, start=1):
         place = f"{path} row {number}"
-        require_size(characters(row), place)
+        require_size(count_characters(row), place)
         if not isinstance(row, dict):
             raise DataError(f"a row must be a JSON object, not {json_kind(row)}", code="E4090", path=place)
-        yield Placed(row, place, None)
+        yield RowWithPlace(row, place, None)
 
 
 def _not_json(name: str) -> NoReturn:
@@ -224,7 +224,7 @@ def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
         )
     if isinstance(error, _RepeatedKey):
         return DataError(
-            f"the key {shortened(repr(str(error)))} stands twice in one object",
+            f"the key {truncate_text(repr(str(error)))} stands twice in one object",
             code="E4140", path=path, line=line, help="keep one of the two: only one value can be read",
         )  # fmt: skip
     if "digits" in str(error):
@@ -237,7 +237,7 @@ def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
 _FLATTER = "store the deeply nested part as a string of JSON"
 
 
-def read_csv(file: BufferedReader, name: str) -> Iterator[Placed]:
+def read_csv(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
     """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
     _refuse_other_kinds(file, name)
     reader = csv.reader(_csv_lines(file, name), strict=True)
@@ -247,7 +247,7 @@ def read_csv(file: BufferedReader, name: str) -> Iterator[Placed]:
             header = _csv_header(cells, name, line)
         elif cells and header is not None:
             require_size(sum(map(len, cells)), name, line)
-            yield Placed(_csv_row(header, cells, name, line), name, line)
+            yield RowWithPlace(_csv_row(header, cells, name, line), name, line)
         line = reader.line_num + 1
 
 
@@ -305,7 +305,7 @@ def _csv_row(header: list[str], cells: list[str], path: str, line: int) -> dict[
     return dict(zip(header, cells, strict=True))
 
 
-def characters(value: Any) -> int:
+def count_characters(value: Any) -> int:
     """Of all texts in a row; does not recurse."""
     count, waiting = 0, [value]
     while waiting:
@@ -319,7 +319,7 @@ def characters(value: Any) -> int:
     return count
 
 
-def room() -> int:
+def available_row_bytes() -> int:
     """Bytes that rows may take: half of the machine's memory or of the container's, and no more than is free."""
     limits = [(ram_bytes() or sys.maxsize) // 2]
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
@@ -330,9 +330,9 @@ def room() -> int:
 TOO_MANY = "tokenise them with surefit prepare, which does not hold all of them, or use fewer rows or more memory"
 
 
-def refuse_over_room(needed: int, place: str, rows: int) -> None:
+def require_row_memory(needed: int, place: str, rows: int) -> None:
     """Refuse rows that take more memory than there is."""
-    if needed > (limit := room()):
+    if needed > (limit := available_row_bytes()):
         raise DataError(
             f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
             f"for {bytes_text(limit)}",
@@ -342,9 +342,9 @@ def refuse_over_room(needed: int, place: str, rows: int) -> None:
         )
 
 
-def _whole(file: BufferedReader, name: str) -> bytes:
+def _read_rest(file: BufferedReader, name: str) -> bytes:
     """The rest of a file that is read at once: its bytes, its text and its rows are in memory together."""
-    limit = min(WHOLE_BYTES, room() // 3)
+    limit = min(WHOLE_BYTES, available_row_bytes() // 3)
     data = file.read(limit + 1)
     if len(data) > limit:
         raise DataError(
@@ -366,24 +366,24 @@ def is_penman(head: bytes) -> bool:
     return bool(_PENMAN_MARK.search(head)) or not _NO_COMMENT.search(head)
 
 
-def read_text(file: BufferedReader, name: str, first: int = 1, size: int | None = None) -> Iterator[Placed]:
+def read_text(file: BufferedReader, name: str, first: int = 1, size: int | None = None) -> Iterator[RowWithPlace]:
     """Plain text, one document a line as `datasets` reads it, with blank lines left out; or blocks of PENMAN.
 
     Args:
-        file, name, first, size: as in `read_jsonl`.
+        file, name, first, size: as in `read_jsonl_rows`.
     """
     if first == 1 and size is None and is_penman(file.peek(HEAD)[:HEAD]):
         yield from read_penman(file, name)
         return
     for number, text in _lines(file, name, first, size):
         if text:
-            yield Placed({"text": text}, name, number)
+            yield RowWithPlace({"text": text}, name, number)
 
 
 _PENMAN_FIELD = re.compile(r"::(\S+)[ \t]*")
 
 
-def read_penman(file: BufferedReader, path: str) -> Iterator[Placed]:
+def read_penman(file: BufferedReader, path: str) -> Iterator[RowWithPlace]:
     """Blocks of PENMAN as the AMR bank has them: "# ::id …" and "# ::snt …", then a graph of several lines.
 
     Rows have `id` (where given), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
@@ -392,7 +392,7 @@ def read_penman(file: BufferedReader, path: str) -> Iterator[Placed]:
     _refuse_other_kinds(file, path)
     row: dict[str, Any] = {}
     begin, ended = 1, False
-    for number, text in enumerate(_utf8(_whole(file, path), path, None).splitlines(), start=1):
+    for number, text in enumerate(_utf8(_read_rest(file, path), path, None).splitlines(), start=1):
         text = text.strip()
         fields = _penman_fields(text) if text.startswith("#") else {}
         if row and (fields.keys() & row.keys() or ("graph" in row and (fields or (ended and text[:1] == "(")))):
@@ -421,7 +421,7 @@ def _penman_fields(comment: str) -> dict[str, str]:
 def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[str, str]:
     if "graph" not in row and text[0] != "(":
         raise DataError(
-            f"neither a comment nor the beginning of a graph: {shortened(text, 40)!r}",
+            f"neither a comment nor the beginning of a graph: {truncate_text(text, 40)!r}",
             code="E4102",
             path=path,
             line=line,
@@ -430,7 +430,7 @@ def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[s
     return {"graph": f"{row['graph']}\n{text}" if "graph" in row else text}
 
 
-def _penman_row(row: dict[str, Any], path: str, line: int) -> Placed:
+def _penman_row(row: dict[str, Any], path: str, line: int) -> RowWithPlace:
     if not row.get("sentence"):
         raise DataError(
             "a graph without its sentence" if "graph" in row else "a block without a sentence",
@@ -439,16 +439,16 @@ def _penman_row(row: dict[str, Any], path: str, line: int) -> Placed:
             line=line,
             help='write "# ::snt SENTENCE" above the graph',
         )
-    return Placed({name: row[name] for name in ("id", "sentence", "graph") if name in row}, str(path), line)
+    return RowWithPlace({name: row[name] for name in ("id", "sentence", "graph") if name in row}, str(path), line)
 
 
-LINES: dict[str, Callable[[BufferedReader, str, int, int | None], Iterator[Placed]]] = {
-    ".jsonl": read_jsonl,
+LINE_READERS: dict[str, Callable[[BufferedReader, str, int, int | None], Iterator[RowWithPlace]]] = {
+    ".jsonl": read_jsonl_rows,
     ".txt": read_text,
 }
 """File ending → reader of formats that may be read from any line."""
-WHOLE: dict[str, Callable[[BufferedReader, str], Iterator[Placed]]] = {
-    ".json": read_json,
+FILE_READERS: dict[str, Callable[[BufferedReader, str], Iterator[RowWithPlace]]] = {
+    ".json": read_json_rows,
     ".csv": read_csv,
     ".penman": read_penman,
 }
@@ -465,7 +465,7 @@ def _problem(error: json.JSONDecodeError) -> str:
 
 def _refuse_other_kinds(file: ByteLines, name: str) -> None:
     """Compressed and binary files that carry the name of a text file."""
-    head, ending = file.peek(1024)[:1024], endings(name)[0]
+    head, ending = file.peek(1024)[:1024], file_extensions(name)[0]
     for signature, (what, help_text) in _SIGNATURES.items():
         if head.startswith(signature):
             raise DataError(f"this is {what}, not {ending} text", code="E4104", path=name, help=help_text)

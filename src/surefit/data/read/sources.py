@@ -16,7 +16,7 @@ from urllib.request import url2pathname
 from surefit import samples
 from surefit.core.errors import DataError, did_you_mean
 from surefit.core.reading import read_json_file
-from surefit.data.read.file_io import endings, filesystem, is_url, reaching, shown
+from surefit.data.read.file_io import display_name, file_extensions, filesystem, is_url, remote_file_errors
 from surefit.data.read.readers import ENDINGS, NAMED_ONLY
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w.-]+)?(@\S+)?")
@@ -40,7 +40,7 @@ KINDS = ", ".join(ENDINGS)
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """What `data.train` means.
 
     Attributes:
@@ -62,7 +62,7 @@ def is_local(text: str) -> bool:
         return True
 
 
-def resolve_source(text: str) -> Source:
+def resolve_source(text: str) -> RowSource:
     """Decide what a name in the config means, without reading anything.
 
     A name that starts with surefit/ is a sample; what has a scheme is a URL; what exists on this machine is a file or
@@ -72,19 +72,19 @@ def resolve_source(text: str) -> Source:
     Raises:
         DataError: it is none of these.
     """
-    if sample := samples.resolve(text):
-        return Source("sample", text, sample)
+    if sample := samples.find_sample(text):
+        return RowSource("sample", text, sample)
     if text[:7].lower() == "file://":
         text = url2pathname(text[7:].removeprefix("localhost"))
     if is_url(text):
-        return Source("url", text)
+        return RowSource("url", text)
     path = Path(os.path.expanduser(text))
     if text.strip() and os.path.isdir(path):
-        return Source("directory", text, path)
+        return RowSource("directory", text, path)
     if os.path.isfile(path):
-        return Source("file", text, path)
+        return RowSource("file", text, path)
     if text.startswith(samples.PREFIX):
-        known = samples.available()
+        known = samples.list_samples()
         raise DataError(
             f"no sample named {text!r}{did_you_mean(text, known)}", code="E4115", help=f"there are {', '.join(known)}"
         )
@@ -93,15 +93,15 @@ def resolve_source(text: str) -> Source:
             "not a regular file", code="E4116", path=path, help=f"name a file ({KINDS}) or a directory of them"
         )
     if glob.has_magic(text):
-        return Source("pattern", text)
+        return RowSource("pattern", text)
     if _looks_like_hub(text, path):
-        return Source("hub", text)
+        return RowSource("hub", text)
     raise _missing(text, path)
 
 
 def _looks_like_hub(text: str, path: Path) -> bool:
     """owner/name, unless `owner` is a folder here: then the user meant a file in it."""
-    return bool(HUB_ID.fullmatch(text)) and endings(text)[0] not in ENDINGS and not os.path.isdir(path.parent)
+    return bool(HUB_ID.fullmatch(text)) and file_extensions(text)[0] not in ENDINGS and not os.path.isdir(path.parent)
 
 
 def _missing(text: str, path: Path) -> DataError:
@@ -116,13 +116,13 @@ def _missing(text: str, path: Path) -> DataError:
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
     beside = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
-    siblings = [str(entry) for entry in beside if entry.is_dir() or endings(entry.name)[0] in ENDINGS]
+    siblings = [str(entry) for entry in beside if entry.is_dir() or file_extensions(entry.name)[0] in ENDINGS]
     return DataError(
         f"no such file or directory{did_you_mean(str(path), siblings)}", code="E4119", path=path, help=help_text
     )
 
 
-def files_of(source: Source, split: str = "train") -> list[str]:
+def list_source_files(source: RowSource, split: str = "train") -> list[str]:
     """The paths or URLs of a source's files, in the order in which they are read; none for the hub.
 
     Raises:
@@ -135,42 +135,42 @@ def files_of(source: Source, split: str = "train") -> list[str]:
     if source.path is None:
         return []
     if source.kind == "directory":
-        return [str(file) for file in data_files(source.path, split)]
+        return [str(file) for file in list_data_files(source.path, split)]
     return [str(source.path)]
 
 
 def _remote_files(url: str) -> list[str]:
     """The files that a URL means: itself, those that match its pattern, or those of its directory."""
-    pattern = glob.has_magic(shown(url))
-    if not pattern and endings(url)[0] in ENDINGS:
+    pattern = glob.has_magic(display_name(url))
+    if not pattern and file_extensions(url)[0] in ENDINGS:
         return [url]
     system, path = filesystem(url)
     if not pattern:
         path = f"{path.rstrip('/')}/*"
-    with reaching(url):
+    with remote_file_errors(url):
         found = sorted(system.unstrip_protocol(name) for name in system.glob(path))
     return _matching(url if pattern else f"{url}/*", found)
 
 
 def _matching(pattern: str, found: Sequence[str]) -> list[str]:
     """Of what a pattern matched, the data; an ending that the pattern itself names counts as named."""
-    named = endings(pattern)[0]
+    named = file_extensions(pattern)[0]
     files = [
         name
         for name in found
-        if (_is_data(name) or (named in NAMED_ONLY and endings(name)[0] == named))
+        if (_is_data(name) or (named in NAMED_ONLY and file_extensions(name)[0] == named))
         and (is_url(name) or os.path.isfile(name))
     ]
     if not files:
         problem = f"it matches {len(found)} names, none of them a data file" if found else "it matches no file"
         raise DataError(
-            problem, code="E4120", path=shown(pattern), help=f"data files are {KINDS}; ** enters directories"
+            problem, code="E4120", path=display_name(pattern), help=f"data files are {KINDS}; ** enters directories"
         )
     _refuse_mixed_splits(pattern, _below_common(files))
     return files
 
 
-def data_files(directory: Path, split: str = "train") -> list[Path]:
+def list_data_files(directory: Path, split: str = "train") -> list[Path]:
     """The data files of a directory in the order of their names; other files, READMEs for one, are not data.
 
     What `Dataset.save_to_disk` wrote is read by its own list of files, and of a `DatasetDict` the split.
@@ -180,11 +180,11 @@ def data_files(directory: Path, split: str = "train") -> list[Path]:
     """
     names = sorted(entry.name for entry in directory.iterdir() if entry.is_file() and not entry.name.startswith("."))
     if "dataset_dict.json" in names:
-        return data_files(_saved_split(directory, split))
+        return list_data_files(_saved_split(directory, split))
     if "state.json" in names and "dataset_info.json" in names:
         return _saved_files(directory)
     files = [directory / name for name in names if _is_data(name)]
-    texts = [name for name in names if endings(name)[0] in NAMED_ONLY]
+    texts = [name for name in names if file_extensions(name)[0] in NAMED_ONLY]
     if not files and texts:
         raise DataError(
             f"no data file in this directory but text: {', '.join(texts[:5])}",
@@ -241,7 +241,7 @@ def _saved(path: Path, key: str = "_data_files") -> list[Any]:
 
 def _is_data(name: str) -> bool:
     file = PurePath(name)
-    ending = endings(file.name)[0]
+    ending = file_extensions(file.name)[0]
     return ending in ENDINGS and ending not in NAMED_ONLY and file.name.split(".")[0].lower() != "readme"
 
 
@@ -255,15 +255,15 @@ def _below_common(files: Sequence[str]) -> list[str]:
     return ["/".join(path[common:]) for path in paths]
 
 
-def split_of(path: str) -> tuple[str | None, str, bool]:
+def split_from_path(path: str) -> tuple[str | None, str, bool]:
     """Return the split that a file is named for, or a directory above it; the names without the word for it; and
     whether the word may be a subject.
 
-    >>> split_of("alpaca_test_1k.jsonl"), split_of("dev/alpaca.jsonl"), split_of("contest-2.jsonl")
+    >>> split_from_path("alpaca_test_1k.jsonl"), split_from_path("dev/alpaca.jsonl"), split_from_path("contest-2.jsonl")
     (('test', 'alpaca', False), ('validation', '/alpaca', True), (None, 'contest', False))
     """
     *directories, file = path.split("/")
-    names = [_words(name) for name in (*directories, file.removesuffix("".join(endings(file))))]
+    names = [_words(name) for name in (*directories, file.removesuffix("".join(file_extensions(file))))]
     for place in reversed(range(len(names))):
         words = names[place]
         for at in dict.fromkeys((len(words) - 1, 0)) if words else ():
@@ -288,7 +288,7 @@ def _words(name: str) -> list[str]:
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
     """train.jsonl beside test.jsonl, rows.jsonl beside rows_test.jsonl, or rows.jsonl beside eval.jsonl: both would be
     trained on. A word that may be a subject counts as a whole name, and beside the same name of another split."""
-    named = {name: split_of(name) for name in names}
+    named = {name: split_from_path(name) for name in names}
     splits: dict[str, str] = {}
     for name, (split, rest, subject) in named.items():
         others = {other for other, same, _ in named.values() if same == rest and other != split}

@@ -20,17 +20,17 @@ from typing import BinaryIO
 from surefit import samples
 from surefit.core.errors import DataError, os_help
 from surefit.core.units import MIB
-from surefit.data.read.columnar import read_arrow, read_parquet, row_groups
-from surefit.data.read.file_io import endings, is_url, opened, shown
-from surefit.data.read.readers import ENDINGS, HEAD, LINES, WHOLE, Placed, is_penman
-from surefit.data.read.sources import KINDS, files_of, resolve_source
+from surefit.data.read.columnar import read_arrow, read_parquet, read_row_groups
+from surefit.data.read.file_io import display_name, file_extensions, is_url, open_decompressed
+from surefit.data.read.readers import ENDINGS, FILE_READERS, HEAD, LINE_READERS, RowWithPlace, is_penman
+from surefit.data.read.sources import KINDS, list_source_files, resolve_source
 
 RANGE_BYTES = 64 * MIB
 COLUMNAR = (".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
-class Range:
+class RowRange:
     """A part of one file that is read by itself.
 
     Attributes:
@@ -46,7 +46,7 @@ class Range:
     first: int = 1
 
 
-def ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES) -> list[Range]:
+def split_into_ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES) -> list[RowRange]:
     """The parts of a source, in order: a function of its files alone, whoever reads them.
 
     JSON Lines and plain text on this machine are cut at the first line end after every `range_bytes`, Parquet between
@@ -62,15 +62,15 @@ def ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES)
     """
     found = resolve_source(source)
     if found.kind == "hub":
-        return [Range(source if "@" in source else f"{source}@{split}")]
+        return [RowRange(source if "@" in source else f"{source}@{split}")]
     with file_errors(source):
-        files = files_of(found, split)
+        files = list_source_files(found, split)
         cut = [one for file in files for one in _cut(file, range_bytes)]
         require_same_columns(files)
     return cut
 
 
-def read_range(one: Range) -> Iterator[Placed]:
+def read_range(one: RowRange) -> Iterator[RowWithPlace]:
     """The rows of a range, in the memory of one row or one record batch (of a JSON array and PENMAN: of the file).
 
     Raises:
@@ -84,48 +84,50 @@ def read_range(one: Range) -> Iterator[Placed]:
             yield from rows
         elif one.start == 0 and one.stop is None:
             raise DataError(
-                "the file holds no rows", code="E4127", path=place_of(one.file), help="was it written completely?"
+                "the file holds no rows", code="E4127", path=display_place(one.file), help="was it written completely?"
             )
 
 
-def stream_rows(source: str, *, split: str = "train") -> Iterator[Placed]:
+def stream_rows(source: str, *, split: str = "train") -> Iterator[RowWithPlace]:
     """Every row of a source in order.
 
     Args:
-        source, split: as in `ranges`.
+        source, split: as in `split_into_ranges`.
 
     Raises:
-        DataError, MachineError: as `ranges` and `read_range`.
+        DataError, MachineError: as `split_into_ranges` and `read_range`.
     """
-    return itertools.chain.from_iterable(map(read_range, ranges(source, split=split, range_bytes=sys.maxsize)))
+    return itertools.chain.from_iterable(
+        map(read_range, split_into_ranges(source, split=split, range_bytes=sys.maxsize))
+    )
 
 
-def _rows(one: Range) -> Iterator[Placed]:
-    ending = endings(one.file)[0]
+def _rows(one: RowRange) -> Iterator[RowWithPlace]:
+    ending = file_extensions(one.file)[0]
     if ending == ".parquet":
         yield from read_parquet(one.file, one.start, one.stop, one.first)
     elif ending == ".arrow":
         yield from read_arrow(one.file)
-    elif ending in LINES:
-        with opened(one.file, one.start) as file:
+    elif ending in LINE_READERS:
+        with open_decompressed(one.file, one.start) as file:
             size = None if one.stop is None else one.stop - one.start
-            yield from LINES[ending](file, place_of(one.file), one.first, size)
-    elif ending in WHOLE:
-        with opened(one.file) as file:
-            yield from WHOLE[ending](file, place_of(one.file))
+            yield from LINE_READERS[ending](file, display_place(one.file), one.first, size)
+    elif ending in FILE_READERS:
+        with open_decompressed(one.file) as file:
+            yield from FILE_READERS[ending](file, display_place(one.file))
     else:
         from surefit.data.read.hub import hub_rows
 
         yield from hub_rows(one.file)
 
 
-def place_of(file: str) -> str:
+def display_place(file: str) -> str:
     """A file as messages and artefacts name it: of a sample, where the package is installed says nothing."""
-    return samples.name_of(file) or shown(file)
+    return samples.sample_name(file) or display_name(file)
 
 
-def _cut(file: str, range_bytes: int) -> list[Range]:
-    ending, packed = endings(file)
+def _cut(file: str, range_bytes: int) -> list[RowRange]:
+    ending, packed = file_extensions(file)
     if ending not in ENDINGS:
         said = f"the extension {ending!r}" if ending else "no extension"
         raise DataError(f"a data file with {said} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
@@ -133,22 +135,22 @@ def _cut(file: str, range_bytes: int) -> list[Range]:
         raise DataError(
             "Parquet and Arrow files are compressed internally, and this one is once more",
             code="E4129",
-            path=shown(file),
+            path=display_name(file),
             help="decompress the file",
         )
     if not is_url(file) and os.path.getsize(file) == 0:
         raise DataError("the file is empty", code="E4130", path=file, help="was it written completely?")
     if ending == ".parquet":
         return _cut_groups(file, range_bytes)
-    if ending in LINES and not packed and not is_url(file) and os.path.getsize(file) > range_bytes:
+    if ending in LINE_READERS and not packed and not is_url(file) and os.path.getsize(file) > range_bytes:
         with open(file, "rb") as stream:
             if ending == ".jsonl" or not is_penman(stream.read(HEAD)):
                 stream.seek(0)
                 return _cut_lines(file, stream, range_bytes)
-    return [Range(file)]
+    return [RowRange(file)]
 
 
-def _cut_lines(file: str, stream: BinaryIO, range_bytes: int) -> list[Range]:
+def _cut_lines(file: str, stream: BinaryIO, range_bytes: int) -> list[RowRange]:
     """One pass over the file, which counts its lines."""
     found = []
     start, first, position, line = 0, 1, 0, 1
@@ -158,40 +160,41 @@ def _cut_lines(file: str, stream: BinaryIO, range_bytes: int) -> list[Range]:
             at := block.find(b"\n", due) + 1
         ):
             line += block.count(b"\n", done, at)
-            found.append(Range(file, start, position + at, first))
+            found.append(RowRange(file, start, position + at, first))
             start, first, done = position + at, line, at
         line += block.count(b"\n", done)
         position += len(block)
-    return found if start == position else [*found, Range(file, start, position, first)]
+    return found if start == position else [*found, RowRange(file, start, position, first)]
 
 
-def _cut_groups(file: str, range_bytes: int) -> list[Range]:
+def _cut_groups(file: str, range_bytes: int) -> list[RowRange]:
     found = []
     start, first, row, held = 0, 1, 1, 0
-    groups, _ = row_groups(file)
+    groups, _ = read_row_groups(file)
     for number, (rows, size) in enumerate(groups):
         if held and held + size > range_bytes:
-            found.append(Range(file, start, number, first))
+            found.append(RowRange(file, start, number, first))
             start, first, held = number, row, 0
         row, held = row + rows, held + size
-    return [*found, Range(file, start, len(groups) if found else None, first)]
+    return [*found, RowRange(file, start, len(groups) if found else None, first)]
 
 
 def require_same_columns(files: list[str]) -> None:
     """Parquet files of one source are one table: a column that one lacks, or has of another kind, is a mistake."""
-    tables = [file for file in files if endings(file)[0] == ".parquet"]
+    tables = [file for file in files if file_extensions(file)[0] == ".parquet"]
     if len(tables) < 2:
         return
-    known = row_groups(tables[0])[1]
+    known = read_row_groups(tables[0])[1]
     for file in tables[1:]:
-        found = row_groups(file)[1]
+        found = read_row_groups(file)[1]
         names = [name for name in known | found if _differ(known.get(name), found.get(name))]
         if names:
             here, there = (of.get(names[0], "missing") for of in (found, known))
             raise DataError(
-                f"its columns are not those of {shown(tables[0])}: {names[0]!r} is {here} here and {there} there",
+                f"its columns are not those of {display_name(tables[0])}: "
+                f"{names[0]!r} is {here} here and {there} there",
                 code="E4131",
-                path=shown(file),
+                path=display_name(file),
                 help="write the files with one schema, or name those that belong together",
             )
 
@@ -201,7 +204,7 @@ def _differ(a: str | None, b: str | None) -> bool:
 
 
 @contextmanager
-def unchanged(files: Sequence[str]) -> Iterator[None]:
+def require_unchanged(files: Sequence[str]) -> Iterator[None]:
     """Refuse files of this machine that somebody writes while they are read: what was made of them would be known by
     the hash of something else.
 
@@ -214,7 +217,7 @@ def unchanged(files: Sequence[str]) -> Iterator[None]:
         if _state(file) != was:
             help_text = "run the same command again once it is complete"
             raise DataError(
-                "the file changed while it was being read", code="E4132", path=place_of(file), help=help_text
+                "the file changed while it was being read", code="E4132", path=display_place(file), help=help_text
             )
 
 
@@ -233,7 +236,7 @@ def file_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        named = error.filename if isinstance(error.filename, str) else shown(path)
+        named = error.filename if isinstance(error.filename, str) else display_name(path)
         raise DataError(
             f"cannot be read: {error.strerror or error}", code="E4133", path=named, help=os_help(error)
         ) from None

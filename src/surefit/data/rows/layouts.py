@@ -17,19 +17,19 @@ from surefit.core.errors import DataError, RecipeError, SureFitError, did_you_me
 from surefit.data.read.load import Rows, load_rows
 from surefit.data.rows.messages import (
     TEXT_ALONE,
-    answered,
-    conversation,
-    from_sharegpt,
-    json_list,
-    message_list,
-    row_tools,
+    messages_from_sharegpt,
+    parse_conversation,
+    parse_json_list,
+    parse_messages,
+    require_text,
     system_turn,
-    text,
+    tools_from_row,
+    trim_to_last_answer,
 )
-from surefit.data.rows.other_layouts import layout_advice
-from surefit.data.rows.reasoning import with_thinking
-from surefit.data.tokens.pretokenized import tokens_row
-from surefit.task import Example, Message, Row, TaskRecipe, part_of
+from surefit.data.rows.other_layouts import suggest_layout
+from surefit.data.rows.reasoning import apply_reasoning_mode
+from surefit.data.tokens.pretokenized import example_from_tokens
+from surefit.task import Example, Message, Row, TaskRecipe, task_of
 
 if TYPE_CHECKING:
     from surefit.config.schema import DataSection
@@ -43,8 +43,8 @@ HELD_OUT = "heldout.jsonl"
 """The held-out rows of prepared data (data/tokens/shards.py)."""
 PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
 """Where rows that are only to be answered have what they ask."""
-WAY_OUT = "set data.bad_rows: skip to leave them out (counted)"
-VERDICTS = ("label", "kto_tag")
+SKIP_ROWS_HELP = "set data.bad_rows: skip to leave them out (counted)"
+PREFERENCE_COLUMNS = ("label", "kto_tag")
 """Columns in which KTO's data sets say whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
 _PREFERRED = frozenset(["true", "chosen", "desirable"])
 _NOT_PREFERRED = frozenset(["false", "rejected", "undesirable", "dispreferred"])
@@ -93,12 +93,15 @@ class Examples(Sequence[Example]):
 
 
 def _messages_row(row: Row) -> dict[str, Any]:
-    return _with_system(row, message_list(row["messages"], "messages"), "messages")
+    return _with_system(row, parse_messages(row["messages"], "messages"), "messages")
 
 
 def _with_system(row: Row, messages: list[Message], field: str) -> dict[str, Any]:
     """A row's conversation, its system message from a column of its own among it, and its tools."""
-    return {"messages": answered([*system_turn(row, messages), *messages], field), "tools": row_tools(row)}
+    return {
+        "messages": trim_to_last_answer([*system_turn(row, messages), *messages], field),
+        "tools": tools_from_row(row),
+    }
 
 
 def _prompt_completion_row(row: Row) -> dict[str, Any]:
@@ -116,34 +119,34 @@ def _turns(value: Any, field: str, role: str) -> list[Message]:
         if not value.strip():
             raise DataError("empty", code="E4010", field=field)
         return [{"role": role, "content": value}]
-    return message_list(value, field)
+    return parse_messages(value, field)
 
 
 def _text_row(row: Row) -> dict[str, Any]:
-    value = text(row["text"], "text")
+    value = require_text(row["text"], "text")
     if not value.strip():
         raise DataError("empty", code="E4011", field="text")
     return {"text": value}
 
 
 def _alpaca_row(row: Row) -> dict[str, Any]:
-    if not text(row["output"], "output").strip():
+    if not require_text(row["output"], "output").strip():
         raise DataError("empty", code="E4012", field="output")
     messages = [*_alpaca_prompt(row), {"role": "assistant", "content": row["output"]}]
-    return {"messages": conversation(messages, "history"), "tools": row_tools(row)}
+    return {"messages": parse_conversation(messages, "history"), "tools": tools_from_row(row)}
 
 
 def _alpaca_prompt(row: Row) -> list[Message]:
-    instruction = text(row["instruction"], "instruction")
+    instruction = require_text(row["instruction"], "instruction")
     # Dolly's name for what others call input.
     name = "context" if "context" in row and "input" not in row else "input"
-    context = text(row.get(name) or "", name)
+    context = require_text(row.get(name) or "", name)
     context = "" if context.strip().lower() == NO_INPUT else context
     question = "\n\n".join(part for part in (instruction, context) if part.strip())
     if not question:
         raise DataError("empty", code="E4013", field="instruction")
     messages = system_turn(row)
-    for i, pair in enumerate(json_list(row.get("history") or [], "history")):
+    for i, pair in enumerate(parse_json_list(row.get("history") or [], "history")):
         messages += _history_turns(pair, f"history[{i}]")
     return [*messages, {"role": "user", "content": question}]
 
@@ -155,8 +158,8 @@ def _history_turns(pair: Any, field: str) -> list[Message]:
 
 
 def _sharegpt_row(row: Row) -> dict[str, Any]:
-    value, field = from_sharegpt(row)
-    return _with_system(row, message_list(value, field), field)
+    value, field = messages_from_sharegpt(row)
+    return _with_system(row, parse_messages(value, field), field)
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ LAYOUTS = {
     "prompt_completion": Layout(("prompt", "completion"), _prompt_completion_row),
     "alpaca": Layout(("instruction", "output"), _alpaca_row),
     "text": Layout(("text",), _text_row),
-    "tokens": Layout(("input_ids",), tokens_row),
+    "tokens": Layout(("input_ids",), example_from_tokens),
 }
 """In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones, and
 `input_ids` that another model's tokenizer made of them."""
@@ -199,7 +202,7 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
         if all(column in columns for column in layout.columns):
             return name
     known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
-    advice = layout_advice(columns)
+    advice = suggest_layout(columns)
     raise DataError(
         f"columns that fit no format: {_listed(columns)}",
         code="E4015",
@@ -259,7 +262,7 @@ def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row
     def convert(row: Row) -> Example:
         columns = tuple(name for name, value in row.items() if value is not None)
         if columns not in known:
-            part = part_of(columns, recipe.parts)
+            part = task_of(columns, recipe.parts)
             known[columns] = part.name, row_converter(columns, source, part, "auto" if part.columns else fmt)
         name, to_example = known[columns]
         return replace(to_example(row), part=name)
@@ -301,9 +304,9 @@ def _refuse_media(row: Row) -> None:
 
 def _refuse_bad_answer(row: Row) -> None:
     """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
-    for name in VERDICTS:
+    for name in PREFERENCE_COLUMNS:
         value = row.get(name)
-        if verdict(name, value) is False:
+        if preference_from_label(name, value) is False:
             raise DataError(
                 f"{name} is {value}, which by KTO's layout (prompt, completion, label: true or false) says that the "
                 "answer is a bad one, and every answer is learnt",
@@ -314,10 +317,10 @@ def _refuse_bad_answer(row: Row) -> None:
             )
 
 
-def verdict(name: str, value: Any) -> bool | None:
-    """Whether a value of one of the columns `VERDICTS` says that an answer is a good one; None where it says neither.
+def preference_from_label(name: str, value: Any) -> bool | None:
+    """Whether a value of a column of `PREFERENCE_COLUMNS` calls an answer a good one; None where it says neither.
 
-    >>> verdict("label", False), verdict("label", 0), verdict("kto_tag", 0)
+    >>> preference_from_label("label", False), preference_from_label("label", 0), preference_from_label("kto_tag", 0)
     (False, None, False)
     """
     written = str(value).strip().lower()
@@ -352,22 +355,22 @@ def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examp
 
 def _prompt_example(row: Row, recipe: TaskRecipe) -> Example:
     if recipe.parts:
-        part = part_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
+        part = task_of([name for name, value in row.items() if value is not None], recipe.parts, complete=False)
         return replace(_prompt_example(row, part), part=part.name)
     if recipe.columns:
         return recipe.to_example(row)
     if row.get("input_ids") is not None and not any(row.get(name) is not None for name in PROMPT_COLUMNS):
-        return tokens_row(row)
+        return example_from_tokens(row)
     return recipe.to_example(_prompt_row(row))
 
 
 def _prompt_row(row: Row) -> dict[str, Any]:
     if row.get("instruction") is not None and all(row.get(name) is None for name in PROMPTS):
-        return {"messages": _alpaca_prompt(row), "tools": row_tools(row)}
+        return {"messages": _alpaca_prompt(row), "tools": tools_from_row(row)}
     if row.get("messages") is not None:
-        messages = message_list(row["messages"], "messages")
+        messages = parse_messages(row["messages"], "messages")
     elif row.get("conversations") is not None:
-        messages = message_list(*from_sharegpt(row))
+        messages = parse_messages(*messages_from_sharegpt(row))
     elif row.get("prompt") is not None:
         messages = _turns(row["prompt"], "prompt", "user")
     elif row.get("text") is not None:
@@ -375,7 +378,7 @@ def _prompt_row(row: Row) -> dict[str, Any]:
     else:
         help_text = "a row has messages, conversations, prompt or instruction, or text to continue"
         raise DataError(f"no prompt among the columns {_listed(list(row))}", code="E4021", help=help_text)
-    return {"messages": [*system_turn(row, messages), *messages], "tools": row_tools(row)}
+    return {"messages": [*system_turn(row, messages), *messages], "tools": tools_from_row(row)}
 
 
 def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Examples:
@@ -393,19 +396,19 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
             error.path, error.line = rows.place(index)
             raise
     if problems and (bad_rows != "skip" or not examples):
-        way_out = "" if bad_rows == "refuse" else WAY_OUT
+        way_out = "" if bad_rows == "refuse" else SKIP_ROWS_HELP
         raise bad_rows_error(problems, len(rows), rows.source, way_out)
     return Examples(examples, where, [f"{problem.where}: {problem.message}" for problem in problems])
 
 
-def placed(error: DataError, where: str) -> DataError:
+def with_place(error: DataError, where: str) -> DataError:
     """The error with the place of its row, which is `file:line` or words."""
     file, _, number = where.rpartition(":")
     path, line = (file, int(number)) if number.isdecimal() else (where, None)
     return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
 
 
-def reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
+def refusal_reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
     """Return why examples cannot be used, as `Examples.without` takes it."""
     return {n: f"{error.field}: {error.message}" if error.field else error.message for n, error in refused.items()}
 
@@ -459,7 +462,7 @@ def read_splits(
         mixed: those of `data.mix`, by source, likewise.
 
     Raises:
-        DataError: as `load_rows`, `to_examples`, `split_eval` and `mix_in`.
+        DataError: as `load_rows`, `to_examples`, `split_eval` and `add_mixed_source`.
     """
     if section.tokenized is not None:
         if section.holds_nothing_out:
@@ -467,8 +470,8 @@ def read_splits(
         source = section.eval if isinstance(section.eval, str) else str(Path(section.tokenized) / HELD_OUT)
         scored = load_held_out(source, section.split, None)
         held_out = to_examples(scored, recipe, section.format, section.bad_rows)
-        return Examples([], [], []), with_thinking(held_out, section.thinking)
-    rows = rows if rows is not None else training_rows(section)
+        return Examples([], [], []), apply_reasoning_mode(held_out, section.thinking)
+    rows = rows if rows is not None else load_training_rows(section)
     train = to_examples(rows, recipe, section.format, section.bad_rows)
     if isinstance(section.eval, str):
         held_out_rows = load_held_out(section.eval, section.split, rows)
@@ -484,12 +487,12 @@ def read_splits(
         if recipe.parts and section.share:  # each source may be all that there is of a task
             more, also_held_out = split_eval(more, section.share, seed)
             held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
-        train = mix_in(train, more, source, passes, held_out, seed)
+        train = add_mixed_source(train, more, source, passes, held_out, seed)
     # Only now: which rows are held out must not depend on it.
-    return with_thinking(train, section.thinking), with_thinking(held_out, section.thinking)
+    return apply_reasoning_mode(train, section.thinking), apply_reasoning_mode(held_out, section.thinking)
 
 
-def training_rows(section: DataSection) -> Rows:
+def load_training_rows(section: DataSection) -> Rows:
     """The rows of `data.train`, as many as `data.limit` allows.
 
     Raises:
@@ -514,7 +517,7 @@ def load_mixed(source: str, section: DataSection) -> Rows:
         raise
 
 
-def mix_in(
+def add_mixed_source(
     train: Examples, more: Examples, source: str, passes: float, held_out: Sequence[Example], seed: int
 ) -> Examples:
     """The training examples and, behind them, those of a `data.mix` source as often as an epoch is to see them.

@@ -64,7 +64,7 @@ SHAREGPT_ROLES = {
 """`from` → role, as ShareGPT dumps and the tools that read them use it."""
 
 
-def conversation(value: Any, field: str) -> list[Message]:
+def parse_conversation(value: Any, field: str) -> list[Message]:
     """Messages with known roles and text contents, ending with the last assistant turn.
 
     Args:
@@ -74,10 +74,10 @@ def conversation(value: Any, field: str) -> list[Message]:
     Raises:
         DataError: a message is malformed, or there is no assistant turn with something before it.
     """
-    return answered(message_list(value, field), field)
+    return trim_to_last_answer(parse_messages(value, field), field)
 
 
-def answered(messages: list[Message], field: str) -> list[Message]:
+def trim_to_last_answer(messages: list[Message], field: str) -> list[Message]:
     """Checked messages up to the last assistant turn.
 
     The turns after it are left out: no loss falls on them, and no turn before them can see them.
@@ -86,7 +86,7 @@ def answered(messages: list[Message], field: str) -> list[Message]:
         DataError: no assistant turn is trained on, or the first turn is one.
     """
     roles = [message["role"] for message in messages]
-    if not any(map(trained_on, messages)):
+    if not any(map(is_trained_on, messages)):
         weights = "assistant" in roles
         message = "every assistant message has weight 0" if weights else "no message has the role assistant"
         raise DataError(f"{message}: there is nothing to train on", code="E4050", field=field)
@@ -99,7 +99,7 @@ def answered(messages: list[Message], field: str) -> list[Message]:
     return messages[: len(roles) - roles[::-1].index("assistant")]
 
 
-def trained_on(message: Message) -> bool:
+def is_trained_on(message: Message) -> bool:
     """Whether the loss falls on this message: an assistant's, without `"weight": 0`.
 
     `weight` (0 or 1) is how OpenAI's fine-tuning format leaves earlier turns out; no chat template sees it.
@@ -107,9 +107,9 @@ def trained_on(message: Message) -> bool:
     return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
 
-def message_list(value: Any, field: str) -> list[Message]:
+def parse_messages(value: Any, field: str) -> list[Message]:
     """Every message checked and brought into one form, whatever the roles are."""
-    items = json_list(value, field)
+    items = parse_json_list(value, field)
     if not items:
         raise DataError("the list of messages is empty", code="E4052", field=field)
     return [_message(item, f"{field}[{i}]") for i, item in enumerate(items)]
@@ -130,7 +130,7 @@ def _message(item: Any, field: str) -> Message:
     if item.get("tool_calls"):
         if role != "assistant":
             raise DataError(f"a {role} message cannot call tools", code="E4054", field=f"{field}.tool_calls")
-        message["tool_calls"] = tool_calls(item["tool_calls"], f"{field}.tool_calls")
+        message["tool_calls"] = parse_tool_calls(item["tool_calls"], f"{field}.tool_calls")
     if role == "assistant" and not message["content"].strip() and "tool_calls" not in message:
         raise DataError("the assistant's message is empty", code="E4055", field=f"{field}.content")
     rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
@@ -183,7 +183,7 @@ def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
             help="keep tool_calls, which can hold several calls",
         )
     kept = {key: value for key, value in item.items() if key != "function_call"}
-    return kept | {"tool_calls": [json_value(call, f"{field}.function_call")]}
+    return kept | {"tool_calls": [parse_json_value(call, f"{field}.function_call")]}
 
 
 def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
@@ -204,7 +204,9 @@ def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapp
         DataError: reasoning that is no text: templates pass over it without a word.
     """
     kinds = (*_TEXTS, *THOUGHTS)
-    found = {name: _joined(item[name], f"{field}.{name}", kinds) for name in FIELDS if item.get(name) is not None}
+    found = {
+        name: _join_text_parts(item[name], f"{field}.{name}", kinds) for name in FIELDS if item.get(name) is not None
+    }
     parts = item.get("content")
     if not isinstance(parts, list):
         return found, item
@@ -212,15 +214,15 @@ def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapp
     own, kept = ([part if held is wanted else "" for part, held in zip(parts, thoughts, strict=True)]
                  for wanted in (True, False))  # fmt: skip
     if any(thoughts) and not found:
-        found = {FIELDS[0]: _joined(own, f"{field}.content", kinds)}
+        found = {FIELDS[0]: _join_text_parts(own, f"{field}.content", kinds)}
     return found, {**item, "content": kept}
 
 
-def _joined(value: Any, field: str, kinds: Sequence[str] = _TEXTS) -> str:
+def _join_text_parts(value: Any, field: str, kinds: Sequence[str] = _TEXTS) -> str:
     """A text, or a list of parts that are texts, of one of these types."""
     if isinstance(value, list):
         return "".join(_part_text(part, f"{field}[{i}]", kinds) for i, part in enumerate(value))
-    return text(value, field)
+    return require_text(value, field)
 
 
 def _content(item: Mapping[str, Any], role: str, field: str) -> str:
@@ -230,7 +232,7 @@ def _content(item: Mapping[str, Any], role: str, field: str) -> str:
         if role == "assistant" and item.get("tool_calls"):
             return ""
         raise DataError("the message has no content", code="E4059", field=f"{field}.content")
-    return _joined(content, f"{field}.content")
+    return _join_text_parts(content, f"{field}.content")
 
 
 def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
@@ -241,7 +243,7 @@ def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     if isinstance(part, Mapping) and part.get("type") in kinds:
         held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
         if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
-            return _joined(held, f"{field}.{part['type']}", kinds)
+            return _join_text_parts(held, f"{field}.{part['type']}", kinds)
     what = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
     raise DataError(
         f'{what} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
@@ -257,13 +259,13 @@ def _part_help(kind: Any) -> str | None:
     return TEXT_ALONE if kind not in (*_TEXTS, *THOUGHTS) else None
 
 
-def tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
+def parse_tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
     """Calls as `{"type": "function", "function": {"name": str, "arguments": dict}}`.
 
     Arguments that are JSON text (as the OpenAI interface has them) are parsed: templates write them as JSON, and would
     write a text as a quoted one.
     """
-    return [_tool_call(item, f"{field}[{i}]") for i, item in enumerate(json_list(value, field))]
+    return [_tool_call(item, f"{field}[{i}]") for i, item in enumerate(parse_json_list(value, field))]
 
 
 def _tool_call(item: Any, field: str) -> dict[str, Any]:
@@ -291,7 +293,7 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     stated = {(field, name): held[name] for field, held in places.items() for name in ARGUMENTS if name in held}
     given = {
-        (field, name): {} if value is None or value == "" else json_value(value, f"{field}.{name}")
+        (field, name): {} if value is None or value == "" else parse_json_value(value, f"{field}.{name}")
         for (field, name), value in stated.items()
     }
     filled = [(field, name, value) for (field, name), value in given.items() if value != {}]
@@ -323,13 +325,13 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return dict(value)
 
 
-def row_tools(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def tools_from_row(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The tools of a row, from its column `tools` or OpenAI's older `functions`."""
-    tools = tool_list(row.get("tools"))
-    return tools if tools is not None else tool_list(row.get("functions"), "functions")
+    tools = parse_tools(row.get("tools"))
+    return tools if tools is not None else parse_tools(row.get("functions"), "functions")
 
 
-def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
+def parse_tools(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
     """Tools as `{"type": "function", "function": {"name", …}}`, the form that chat templates expect; None for none.
 
     Args:
@@ -338,11 +340,11 @@ def tool_list(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
     """
     if value is None or value == "":
         return None
-    return [_tool(item, f"{field}[{i}]") for i, item in enumerate(json_list(value, field))] or None
+    return [_tool(item, f"{field}[{i}]") for i, item in enumerate(parse_json_list(value, field))] or None
 
 
 def _tool(value: Any, field: str) -> dict[str, Any]:
-    item = json_value(value, field)
+    item = parse_json_value(value, field)
     if not isinstance(item, Mapping):
         raise DataError(f"a tool must be an object, not {json_kind(item)}", code="E4064", field=field)
     wrapped = isinstance(item.get("function"), Mapping)
@@ -361,9 +363,9 @@ def _tool(value: Any, field: str) -> dict[str, Any]:
     return {**item, "function": dict(function)} if wrapped else {"type": "function", "function": dict(item)}
 
 
-def from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
+def messages_from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
     """The messages of a ShareGPT row, not yet checked, and the field that errors in them should name."""
-    turns = json_list(row["conversations"], "conversations")
+    turns = parse_json_list(row["conversations"], "conversations")
     return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)], "conversations"
 
 
@@ -372,7 +374,7 @@ def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> lis
     name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
     if name is None:
         return []
-    turn = {"role": "system", "content": _joined(row[name], name)}
+    turn = {"role": "system", "content": _join_text_parts(row[name], name)}
     return [turn] if turn["content"].strip() and list(messages[:1]) != [turn] else []
 
 
@@ -389,16 +391,16 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
         hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
         raise DataError(f"unknown speaker {speaker!r}{hint}", code="E4068", field=f"{field}.from", help=help_text)
-    value = text(turn.get("value"), f"{field}.value")
+    value = require_text(turn.get("value"), f"{field}.value")
     rest = {key: held for key, held in turn.items() if key not in ("from", "value")}
     if speaker == "function_call":
-        calls = json_value(value, f"{field}.value")
+        calls = parse_json_value(value, f"{field}.value")
         calls = calls if isinstance(calls, list) else [calls]
-        return rest | {"role": "assistant", "content": "", "tool_calls": tool_calls(calls, f"{field}.value")}
+        return rest | {"role": "assistant", "content": "", "tool_calls": parse_tool_calls(calls, f"{field}.value")}
     return rest | {"role": SHAREGPT_ROLES[speaker], "content": value}
 
 
-def text(value: Any, field: str) -> str:
+def require_text(value: Any, field: str) -> str:
     """`value`, which must be text.
 
     Raises:
@@ -411,7 +413,7 @@ def text(value: Any, field: str) -> str:
     return value
 
 
-def json_value(value: Any, field: str) -> Any:
+def parse_json_value(value: Any, field: str) -> Any:
     """`value`, parsed if it is JSON text, as CSV files and many hub data sets have it.
 
     Raises:
@@ -436,7 +438,7 @@ def _json_help(value: str) -> str | None:
     return "this is Python's notation, as str() writes it: write the column with json.dumps()"
 
 
-def json_list(value: Any, field: str) -> Sequence[Any]:
+def parse_json_list(value: Any, field: str) -> Sequence[Any]:
     """A list, or a list as JSON text."""
     if value is None:
         raise DataError("missing", code="E4072", field=field)
@@ -445,7 +447,7 @@ def json_list(value: Any, field: str) -> Sequence[Any]:
         raise DataError(
             problem, code="E4600", field=field, help="write it as strings: pyarrow's type string, not binary"
         )
-    parsed = json_value(value, field)
+    parsed = parse_json_value(value, field)
     if not isinstance(parsed, (list, tuple)):
         raise DataError(f"expected a list, got {json_kind(parsed)}", code="E4073", field=field)
     return parsed

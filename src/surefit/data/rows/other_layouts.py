@@ -14,10 +14,10 @@ WRAPPERS = ("data", "train", "rows", "examples", "test", "validation")
 """Names under which one object around the rows holds them."""
 
 
-def layout_advice(columns: Sequence[str]) -> str | None:
+def suggest_layout(columns: Sequence[str]) -> str | None:
     """What to do about rows with these columns, which fit no layout; None where nothing is near.
 
-    >>> layout_advice(["query", "response"])
+    >>> suggest_layout(["query", "response"])
     'rename query to prompt and response to completion'
     """
     lower = {name.lower(): name for name in columns}

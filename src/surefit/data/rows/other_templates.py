@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from surefit.data.rows.messages import trained_on
+from surefit.data.rows.messages import is_trained_on
 from surefit.task import Example
 
 PROMPT, END = "prompt_of_another_template", "end_of_another_model"
@@ -32,7 +32,7 @@ _NO_END = re.compile(r"think|tool|call|section|channel|start", re.IGNORECASE)
 """In the names of tokens that end something else."""
 
 
-def other_templates(example: Example, own: Collection[str]) -> Iterator[tuple[str, str]]:
+def find_foreign_templates(example: Example, own: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the first prompt of an example that is written for another template, and the last answer that ends with
     another model's token: the name of the observation, and what was seen.
 
@@ -43,7 +43,9 @@ def other_templates(example: Example, own: Collection[str]) -> Iterator[tuple[st
     if asked is not None:
         prompt = str(example.messages[asked]["content"]).strip()
         yield PROMPT, f"messages[{asked}] ends with {prompt[-_TAIL:].splitlines()[-1].strip()!r}: {prompt[:60]!r}"
-    answers = [(f"messages[{n}]", turn.get("content")) for n, turn in enumerate(example.messages) if trained_on(turn)]
+    answers = [
+        (f"messages[{n}]", turn.get("content")) for n, turn in enumerate(example.messages) if is_trained_on(turn)
+    ]
     place, text = answers[-1] if answers else ("text", example.text if example.tokens is None else None)
     if isinstance(text, str) and (token := _end_of(text, own)):
         yield END, f"{place} ends with {token}, which this tokenizer does not have as a special token"

@@ -5,42 +5,44 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from surefit.data.rows.messages import trained_on
-from surefit.facts.thinking import split_thoughts, without_thoughts
+from surefit.data.rows.messages import is_trained_on
+from surefit.facts.thinking import remove_reasoning, split_think_tags
 from surefit.task import Example
 
 if TYPE_CHECKING:
     from surefit.data.rows.layouts import Examples
 
 
-def with_thinking(examples: Examples, mode: str) -> Examples:
+def apply_reasoning_mode(examples: Examples, mode: str) -> Examples:
     """The examples as `data.thinking` wants them; the same ones for "keep".
 
     Args:
         mode: "drop" takes the reasoning out of every assistant turn, "only_last" leaves only the last to be learnt.
     """
-    return examples if mode == "keep" else replace(examples, examples=[thinking_as(one, mode) for one in examples])
+    return (
+        examples if mode == "keep" else replace(examples, examples=[convert_reasoning(one, mode) for one in examples])
+    )
 
 
-def thinking_as(example: Example, mode: str) -> Example:
-    """One example, as `with_thinking`."""
+def convert_reasoning(example: Example, mode: str) -> Example:
+    """One example, as `apply_reasoning_mode`."""
     if mode == "keep":
         return example
     return _dropped(example) if mode == "drop" else _only_last(example)
 
 
 def _dropped(example: Example) -> Example:
-    turns = [without_thoughts(turn) if turn["role"] == "assistant" else turn for turn in example.messages]
+    turns = [remove_reasoning(turn) if turn["role"] == "assistant" else turn for turn in example.messages]
     completion = example.completion
     if completion is None:
         return replace(example, messages=tuple(turns))
-    answer = split_thoughts(completion)[1]
+    answer = split_think_tags(completion)[1]
     reference = answer if example.reference == completion else example.reference
     return replace(example, messages=tuple(turns), completion=answer, reference=reference)
 
 
 def _only_last(example: Example) -> Example:
-    learnt = [place for place, turn in enumerate(example.messages) if trained_on(turn)]
+    learnt = [place for place, turn in enumerate(example.messages) if is_trained_on(turn)]
     earlier = set(learnt[:-1])
     turns = [{**turn, "weight": 0} if place in earlier else turn for place, turn in enumerate(example.messages)]
     return replace(example, messages=tuple(turns))

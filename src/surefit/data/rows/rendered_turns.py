@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from surefit.data.rows.messages import trained_on
+from surefit.data.rows.messages import is_trained_on
 from surefit.data.tokens.turns import Segment
 from surefit.facts.thinking import FIELDS, OPENING
 from surefit.task import Example, Message
@@ -24,7 +24,7 @@ Segments = list[list[Segment]]
 """The token examples of a conversation, each cut into what is given and what is learnt."""
 TWICE = "written_twice"
 LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost", TWICE)
-"""Observations of `Comparison`."""
+"""Observations of `TemplateLossFinder`."""
 UNCLOSED = "unclosed_thought"
 BEFORE = "what stands before the thought"
 SHAPES = 256
@@ -67,7 +67,7 @@ Write = Callable[[int, str, str, str], str]
 
 
 @dataclass
-class Comparison:
+class TemplateLossFinder:
     """Finds what a chat template leaves out of conversations.
 
     Attributes:
@@ -89,7 +89,7 @@ class Comparison:
         found: dict[str, str] = {}
         for number, (one, stack) in enumerate(zip(texts, stacks, strict=True)):
             lost = missing[number]
-            if number in by_shape and (lost or _by_chance(one.text, number, texts)):
+            if number in by_shape and (lost or _is_ambiguous(one.text, number, texts)):
                 lost = "whole"
             if opened and one.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
                 lost = "whole"
@@ -100,7 +100,7 @@ class Comparison:
                 continue
             if lost:
                 found.setdefault(name, f"{what}: {one.text.strip()!r}")
-            elif one.turn >= 0 and trained_on(example.messages[one.turn]) and _indentation_lost(one, stack):
+            elif one.turn >= 0 and is_trained_on(example.messages[one.turn]) and _loses_indentation(one, stack):
                 found.setdefault("indentation_lost", f"{one.what}: {one.text[:60]!r}")
         if twice := _written_twice(example, segments, "tools_left_out" not in found):
             found[TWICE] = twice
@@ -153,7 +153,7 @@ def unclosed_thoughts(example: Example) -> Iterator[Sight]:
     """The first learnt answer whose reasoning begins and never ends."""
     for turn, message in enumerate(example.messages):
         content = message.get("content")
-        if trained_on(message) and isinstance(content, str) and (tag := _never_closed(content)):
+        if is_trained_on(message) and isinstance(content, str) and (tag := _never_closed(content)):
             yield UNCLOSED, f"messages[{turn}] opens {tag} and does not close it: {content.strip()[:60]!r}"
             return
 
@@ -171,7 +171,7 @@ def _haystacks(example: Example, texts: Sequence[_Text], segments: Segments) -> 
     """Where to look for each text: of a learnt turn what is learnt there, of all others everything."""
     everything = "\n".join("".join(text for text, _ in one) for one in segments)
     learnt = [text for one in segments for text, is_learnt in one if is_learnt]
-    turns = [n for n, message in enumerate(example.messages) if trained_on(message)]
+    turns = [n for n, message in enumerate(example.messages) if is_trained_on(message)]
     own = dict(zip(turns, learnt, strict=True)) if len(turns) == len(learnt) else {}
     return [own.get(one.turn, everything) for one in texts]
 
@@ -212,13 +212,13 @@ def _is_in(text: str, rendered: str) -> bool:
     return any(one in rendered for one in quoted)
 
 
-def _by_chance(text: str, number: int, texts: Sequence[_Text]) -> bool:
+def _is_ambiguous(text: str, number: int, texts: Sequence[_Text]) -> bool:
     """Whether a text that is there may be another's: it is short, or another has it too."""
     text = text.strip()
     return len(text) < 16 or any(text in other.text for n, other in enumerate(texts) if n != number)
 
 
-def _indentation_lost(one: _Text, rendered: str) -> bool:
+def _loses_indentation(one: _Text, rendered: str) -> bool:
     """Whether the first line of an answer loses the spaces before it: code does not run without them."""
     if one.name != "turn_left_out":
         return False
@@ -262,14 +262,14 @@ def _copy(example: Example, write: Write) -> Example:
 def _message(turn: int, message: Message, write: Write) -> Message:
     copy = dict(message)
     own, where = message["role"] == "assistant", f"messages[{turn}]"
-    if own and trained_on(message):
+    if own and is_trained_on(message):
         name = next((name for name in FIELDS if isinstance(text := message.get(name), str) and text.strip()), None)
         if name:
             copy[name] = write(turn, "reasoning_left_out", f"{where}.{name}", message[name])
     content = message.get("content")
     if isinstance(content, str) and content.strip():
         if own and _TAG.search(content):
-            copy["content"] = _thinking(turn, content, write, trained_on(message))
+            copy["content"] = _thinking(turn, content, write, is_trained_on(message))
         else:
             what = _ROLES.get(message["role"], "the answer")
             copy["content"] = write(turn, "turn_left_out", f"{what} ({where})", content)

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from surefit.config.schema import Config, DataSection
 from surefit.core.errors import DataError
-from surefit.core.sampling import evenly
-from surefit.data.rows.layouts import Examples, bad_rows_error, placed, prompt_position, split_eval
-from surefit.data.rows.messages import trained_on
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.data.rows.layouts import Examples, bad_rows_error, prompt_position, split_eval, with_place
+from surefit.data.rows.messages import is_trained_on
 from surefit.data.tokens.light_template import LightTemplate
-from surefit.data.tokens.pretokenized import require_known
-from surefit.data.tokens.turns import beginning_of
+from surefit.data.tokens.pretokenized import require_known_tokens
+from surefit.data.tokens.turns import truncate_conversation
 from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.facts.gguf import read_gguf
-from surefit.facts.thinking import has_field, other_tag, thoughts_of
-from surefit.facts.tokenizer import TokenizerFacts, encoding
+from surefit.facts.thinking import has_field, other_tag, reasoning_of_message
+from surefit.facts.tokenizer import TokenizerFacts, catch_tokenizer_panics
 from surefit.task import Example, Message
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
     A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
     the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
     """
-    texts = [text_of(example, tokenizer) for example in examples]
+    texts = [example_text(example, tokenizer) for example in examples]
     sizes = [len(text.encode()) for text in texts]
     counted = ExampleFacts(
         examples=len(examples),
@@ -51,8 +51,11 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         with_tools=sum(bool(example.tools) for example in examples),
         max_length=max_length,
         most_bytes=max(sizes, default=0),
-        in_fields=sum(any(has_field(turn) for turn in learnt(example)) for example in examples),
-        in_tags=sum(any(not has_field(turn) and thoughts_of(turn) for turn in learnt(example)) for example in examples),
+        in_fields=sum(any(has_field(turn) for turn in supervised_turns(example)) for example in examples),
+        in_tags=sum(
+            any(not has_field(turn) and reasoning_of_message(turn) for turn in supervised_turns(example))
+            for example in examples
+        ),
         other_tags=tuple(tag for example in examples if (tag := _other_tag_in(example))),
     )
     in_question = [n for n, size in enumerate(sizes) if size > max_length]
@@ -74,31 +77,31 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
 
 def _other_tag_in(example: Example) -> str | None:
     """The tag of the first answer that has its reasoning in another than `<think>`, and nowhere else."""
-    answers = (turn for turn in learnt(example) if not has_field(turn) and not thoughts_of(turn))
+    answers = (turn for turn in supervised_turns(example) if not has_field(turn) and not reasoning_of_message(turn))
     return next((tag for turn in answers if (tag := other_tag(str(turn.get("content") or "")))), None)
 
 
-def learnt(example: Example) -> list[Message]:
+def supervised_turns(example: Example) -> list[Message]:
     """The turns that the loss falls on."""
-    return [turn for turn in example.messages if trained_on(turn)]
+    return [turn for turn in example.messages if is_trained_on(turn)]
 
 
-def token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
+def mean_token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
     """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns."""
-    several = [example for example in examples if len(learnt(example)) > 1]
-    asked = [several[n] for n in evenly(len(several), DIVIDED)]
+    several = [example for example in examples if len(supervised_turns(example)) > 1]
+    asked = [several[n] for n in evenly_spaced_indices(len(several), DIVIDED)]
     made = [_token_examples_of(example, template) for example in asked]
     return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
 
 
 def _token_examples_of(example: Example, template: LightTemplate) -> float:
     """Token examples of one conversation; a long one is taken to go on as it begins."""
-    shown = beginning_of(example, DIVIDED_TURNS)
+    shown = truncate_conversation(example, DIVIDED_TURNS)
     try:
         added = len(template.segments(shown)) - 1
     except DataError:  # tokenising says so
         return 1
-    return 1 + added * (len(learnt(example)) - 1) / max(1, len(learnt(shown)) - 1)
+    return 1 + added * (len(supervised_turns(example)) - 1) / max(1, len(supervised_turns(shown)) - 1)
 
 
 def _one_prompt(examples: Sequence[Example]) -> bool:
@@ -106,7 +109,7 @@ def _one_prompt(examples: Sequence[Example]) -> bool:
     return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
 
 
-def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
+def find_split_problems(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
     """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are. Of
     `ENOUGH` rows with one prompt, a rule says it."""
     share = config.data.share
@@ -118,7 +121,7 @@ def not_divisible(config: Config, examples: Examples, total: int) -> Iterator[Da
             yield error
 
 
-def documents_missing(section: DataSection, examples: Examples) -> Iterator[DataError]:
+def find_missing_documents(section: DataSection, examples: Examples) -> Iterator[DataError]:
     """What is wrong where documents are to be cut and the recipe's examples have none."""
     if section.cuts and all(example.document is None for example in examples):
         yield DataError(
@@ -129,7 +132,7 @@ def documents_missing(section: DataSection, examples: Examples) -> Iterator[Data
         )
 
 
-def tokens_missing(
+def find_unknown_tokens(
     config: Config, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
 ) -> Iterator[DataError]:
     """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have.
@@ -147,7 +150,7 @@ def tokens_missing(
         yield error
 
 
-def template_missing(
+def find_missing_template(
     key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
 ) -> Iterator[DataError]:
     """Yield what is wrong where rows other than those of `data.train` (MOD006) are conversations, and the tokenizer, as
@@ -173,24 +176,24 @@ def template_missing(
 def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
     for example, where in zip(examples, examples.where, strict=True):
         try:
-            require_known(example.tokens[0] if example.tokens else (), known)
+            require_known_tokens(example.tokens[0] if example.tokens else (), known)
         except DataError as error:
-            yield placed(error, where)
+            yield with_place(error, where)
 
 
-def text_of(example: Example, tokenizer: TokenizerFacts | None) -> str:
+def example_text(example: Example, tokenizer: TokenizerFacts | None) -> str:
     """What stands in the example whatever the template does: contents, calls, and the tools where they are written."""
     if example.text is not None:
-        return clean(example.text)
+        return strip_surrogates(example.text)
     parts: list[Any] = [message.get("content") for message in example.messages]
     parts += [message["tool_calls"] for message in example.messages if message.get("tool_calls")]
     if tokenizer and tokenizer.mentions_tools:
         parts += example.tools or ()
     texts = (part if isinstance(part, str) else json.dumps(part, ensure_ascii=False) for part in parts if part)
-    return clean("\n".join(texts))
+    return strip_surrogates("\n".join(texts))
 
 
-def clean(text: str) -> str:
+def strip_surrogates(text: str) -> str:
     """Without lone surrogates, which JSON can hold and no tokenizer takes."""
     return text.encode(errors="replace").decode()
 
@@ -204,14 +207,14 @@ def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iter
 
 
 def _lengths(file: Path, texts: list[str]) -> list[int]:
-    library = load_tokenizer(file)
+    library = load_tokenizer_file(file)
     if library is None:
         return [0] * len(texts)
-    with encoding(file):
+    with catch_tokenizer_panics(file):
         return [len(encoded.ids) for encoded in library.encode_batch(texts, add_special_tokens=False)]
 
 
-def load_tokenizer(file: Path) -> Tokenizer | None:
+def load_tokenizer_file(file: Path) -> Tokenizer | None:
     """A tokenizer.json or the vocabulary of a GGUF file, ready to encode; None of a damaged file, which is the rules'
     about the model to report."""
     return _loaded(file, file.stat().st_mtime_ns)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from surefit.config.schema import Config
 from surefit.core.errors import DataError
-from surefit.data.tokens.tokenize import lengths
+from surefit.data.tokens.tokenize import count_token_lengths
 from surefit.task import Example
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ WORD = 40
 """A cut goes back to the space before it, at most so many characters."""
 
 
-def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, too_long: str) -> Example:
+def shorten_document(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, too_long: str) -> Example:
     """The example with as much of its document as fits into `limit` tokens, all turns and the template counted.
 
     Args:
@@ -42,10 +42,10 @@ def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, to
         )
 
     def with_kept(characters: int) -> Example:
-        return _with_document(example, document, kept(document, characters, too_long))
+        return _with_document(example, document, cut_document(document, characters, too_long))
 
     def tokens(characters: int) -> int:
-        return max(total for total, _ in lengths(tokenizer, [with_kept(characters)])[0])
+        return max(total for total, _ in count_token_lengths(tokenizer, [with_kept(characters)])[0])
 
     low, high = 0, len(document)
     at_low, at_high = tokens(low), tokens(high)
@@ -70,11 +70,11 @@ def shorten(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, to
     return with_kept(low)
 
 
-def kept(document: str, characters: int, too_long: str) -> str:
+def cut_document(document: str, characters: int, too_long: str) -> str:
     """About so many characters of a document: its beginning, or its beginning and end with a mark between them.
 
-    >>> kept("one two three four five six", 14, "truncate"), kept("one two three four five six", 14, "truncate_middle")
-    ('one two three', 'one two\\n[…]\\nsix')
+    >>> [cut_document("one two three four five six", 14, how) for how in ("truncate", "truncate_middle")]
+    ['one two three', 'one two\\n[…]\\nsix']
     """
     if characters >= len(document):
         return document
@@ -106,7 +106,7 @@ def prompt_limit(config: Config) -> int | None:
     return config.data.max_length - config.evaluate.max_new_tokens if config.data.cuts else None
 
 
-def prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[Example], Example]:
+def build_prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[Example], Example]:
     """Example → its prompt as the model is to be asked it: cut where training would cut it, with room for an answer of
     `evaluate.max_new_tokens`. Prompts without a document stay as they are.
 
@@ -118,6 +118,6 @@ def prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callabl
         asked = Example(example.prompt, example.tools, document=example.document)
         if limit is None or asked.document is None:
             return asked
-        return shorten(asked, tokenizer, limit, config.data.too_long)
+        return shorten_document(asked, tokenizer, limit, config.data.too_long)
 
     return cut

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from surefit.data.rows.messages import trained_on
+from surefit.data.rows.messages import is_trained_on
 from surefit.facts.thinking import FIELDS
 from surefit.task import Example, Message
 
@@ -77,7 +77,7 @@ class SpecialTokens:
             for text in _texts(message):
                 if token := self._held(text):
                     found.setdefault(SPECIAL, f"messages[{turn}] has {token!r} in {_around(text, token)!r}")
-                if why := self._rendered(text, trained_on(message)):
+                if why := self._rendered(text, is_trained_on(message)):
                     found.setdefault(RENDERED, f"messages[{turn}] {why}: {text.strip()[:60]!r}")
         yield from found.items()
 
@@ -133,7 +133,7 @@ class SpecialTokens:
         return f"holds {found[0].strip()!r}" if found else None
 
 
-def special_tokens(
+def build_special_tokens(
     tokens: Iterable[str],
     *,
     bos: str | None,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from surefit.config.schema import Config
 from surefit.core.errors import DataError, SureFitError
-from surefit.data.audit.sample import EXAMPLES, Tally
-from surefit.data.rows.layouts import WAY_OUT, Examples, bad_rows_error, placed, reasons
-from surefit.data.rows.other_templates import END, PROMPT, other_templates
-from surefit.data.rows.reasoning import with_thinking
-from surefit.data.rows.rendered_turns import LOST, UNCLOSED, Comparison, unclosed_thoughts
+from surefit.data.audit.sample import EXAMPLES, DetectorTally
+from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
+from surefit.data.rows.other_templates import END, PROMPT, find_foreign_templates
+from surefit.data.rows.reasoning import apply_reasoning_mode
+from surefit.data.rows.rendered_turns import LOST, UNCLOSED, TemplateLossFinder, unclosed_thoughts
 from surefit.data.rows.special_tokens import (
     BEGUN_TWICE,
     NO_BEGIN,
@@ -20,10 +20,10 @@ from surefit.data.rows.special_tokens import (
     RENDERED_TEXT,
     SPECIAL,
     SpecialTokens,
-    special_tokens,
+    build_special_tokens,
 )
 from surefit.data.tokens.light_template import LightTemplate, light_template
-from surefit.data.tokens.turns import beginning_of, rendered_turns
+from surefit.data.tokens.turns import count_rendered_turns, truncate_conversation
 from surefit.facts.audit import Observation
 from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
@@ -46,7 +46,7 @@ SKIPPED = "skipped_row"
 
 
 @dataclass(frozen=True)
-class Looked:
+class TemplateCheckResult:
     """What rendering a sample of examples shows.
 
     Attributes:
@@ -58,24 +58,24 @@ class Looked:
     refused: Mapping[int, DataError] = field(default_factory=dict)
 
 
-def look_at_examples(
+def check_template(
     examples: Examples,
     tokenizer: TokenizerFacts | None,
     config: Config,
     seconds: float = SECONDS,
     answers: bool = True,
-) -> Looked:
+) -> TemplateCheckResult:
     """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with what is rendered.
 
     Args:
         answers: False where the answers are only compared with what is generated: they are not rendered.
     """
     if tokenizer is None or not examples:
-        return Looked()
+        return TemplateCheckResult()
     template = light_template(tokenizer, config)
-    comparison = Comparison(template.segments) if template else None
+    comparison = TemplateLossFinder(template.segments) if template else None
     plain = any(example.text is not None and example.tokens is None for example in examples)
-    tokens = special_tokens_of(tokenizer, template, plain)
+    tokens = special_tokens_from_facts(tokenizer, template, plain)
     sights: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
     start, left = time.monotonic(), TURNS
@@ -84,30 +84,32 @@ def look_at_examples(
             break
         example = examples[number]
         sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
-        sights[number] += other_templates(example, tokens.all)
+        sights[number] += find_foreign_templates(example, tokens.all)
         if example.text is None and template and comparison:
-            rendered = beginning_of(example if answers else _question(example), max(left // 4, FEWEST_TURNS))
-            left -= rendered_turns(rendered)
+            rendered = truncate_conversation(
+                example if answers else _with_dummy_answer(example), max(left // 4, FEWEST_TURNS)
+            )
+            left -= count_rendered_turns(rendered)
             try:
                 sights[number] += comparison.losses(rendered, template.segments(rendered))
             except DataError as error:
-                refused[number] = placed(error, examples.where[number])
-    tally = Tally()
+                refused[number] = with_place(error, examples.where[number])
+    tally = DetectorTally()
     for number in sorted(sights):
         for name, what in sights[number]:
             tally.add(name, number, what)
     seen = {name: tally.observation(name, len(sights), examples.where.__getitem__) for name in NAMES}
-    return Looked(seen, dict(sorted(refused.items())))
+    return TemplateCheckResult(seen, dict(sorted(refused.items())))
 
 
-def special_tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
+def special_tokens_from_facts(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
     """The special tokens of a tokenizer that texts are searched for.
 
     Args:
         plain: some examples are plain text.
     """
     named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
-    return special_tokens(
+    return build_special_tokens(
         [*tokenizer.special, *(text for text in named if text)],
         bos=tokenizer.bos_token,
         eos=tokenizer.eos_token,
@@ -119,25 +121,27 @@ def special_tokens_of(tokenizer: TokenizerFacts, template: LightTemplate | None,
     )
 
 
-def refused_rows(looked: Looked, examples: Examples, source: str, way_out: str) -> DataError | None:
+def build_template_error(
+    looked: TemplateCheckResult, examples: Examples, source: str, way_out: str
+) -> DataError | None:
     """One error for all examples that the chat template does not take; None where it takes all."""
     problems = list(looked.refused.values())
     seen = next(iter(looked.observations.values())).of if looked.observations else len(examples)
     return bad_rows_error(problems, seen, source, way_out) if problems else None
 
 
-def without_refused(examples: Examples, looked: Looked) -> Examples:
+def drop_unrenderable(examples: Examples, looked: TemplateCheckResult) -> Examples:
     """The examples that the template takes; the others are named among the skipped."""
-    return examples.without(reasons(looked.refused))
+    return examples.without(refusal_reasons(looked.refused))
 
 
-def left_out(examples: Examples) -> dict[str, Observation]:
+def observe_skipped_rows(examples: Examples) -> dict[str, Observation]:
     """The rows that were skipped on the way to these examples, as an observation."""
     first = tuple(examples.skipped[:EXAMPLES])
     return {SKIPPED: Observation(len(examples.skipped), len(examples) + len(examples.skipped), first)}
 
 
-class SharedLook:
+class TimedTemplateCheck:
     """Looks at the examples of several sources of a run, which share the time.
 
     Attributes:
@@ -149,11 +153,11 @@ class SharedLook:
         self._tokenizer, self._config = tokenizer, config
         self._sources, self._seconds = sources, SECONDS
 
-    def at(self, examples: Examples, answers: bool = True) -> Looked:
+    def at(self, examples: Examples, answers: bool = True) -> TemplateCheckResult:
         """Look at the next source: it gets its part of the time that is left."""
         start = time.monotonic()
         seconds = self._seconds / max(1, self._sources)
-        looked = look_at_examples(examples, self._tokenizer, self._config, seconds, answers)
+        looked = check_template(examples, self._tokenizer, self._config, seconds, answers)
         self._seconds = max(0.0, self._seconds - (time.monotonic() - start))
         self._sources -= 1
         return looked
@@ -165,19 +169,19 @@ class SharedLook:
         Args:
             key: of the config, under which it names the source.
         """
-        examples = with_thinking(examples, self._config.data.thinking)
+        examples = apply_reasoning_mode(examples, self._config.data.thinking)
         looked = self.at(examples, answers=not key.startswith("evaluate.extra_sets."))
-        kept = without_refused(examples, looked)
+        kept = drop_unrenderable(examples, looked)
         skips = self._config.data.bad_rows == "skip" and len(kept) > 0
-        self.seen[key] = {**looked.observations, **(left_out(kept) if skips else {})}
-        problem = refused_rows(looked, examples, source, WAY_OUT)
+        self.seen[key] = {**looked.observations, **(observe_skipped_rows(kept) if skips else {})}
+        problem = build_template_error(looked, examples, source, SKIP_ROWS_HELP)
         if skips or problem is None:
             return []
         problem.about(key)
         return [problem]
 
 
-def _question(example: Example) -> Example:
+def _with_dummy_answer(example: Example) -> Example:
     """The example with an answer of one word, and no other to be learnt."""
     turns = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in example.prompt]
     return replace(example, messages=(*turns, {"role": "assistant", "content": "surefit"}))

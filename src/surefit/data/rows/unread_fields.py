@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from surefit.core.errors import SureFitError
-from surefit.core.sampling import evenly
-from surefit.data.rows.layouts import VERDICTS, row_converter, verdict
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.data.rows.layouts import PREFERENCE_COLUMNS, preference_from_label, row_converter
 from surefit.data.rows.messages import ARGUMENTS, CALL_KEYS, MARKS, PARTIAL_MARKS, SHAREGPT_ROLES
 from surefit.facts.audit import Observation
 from surefit.facts.chat_template import SPECIAL
-from surefit.facts.template import TemplateRefused, render
+from surefit.facts.template import TemplateRefused, render_chat_template
 from surefit.facts.thinking import FIELDS
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.task import Example, TaskRecipe
@@ -59,7 +59,7 @@ _UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
 """Letters of scripts that are written without spaces."""
 
 
-class _Recorded(Mapping[str, Any]):
+class _RecordingRow(Mapping[str, Any]):
     """A row that notes which of its columns are read; going through all of them is no reading."""
 
     def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
@@ -85,7 +85,7 @@ class _Recorded(Mapping[str, Any]):
         return self._row.values()
 
 
-def unread_columns(
+def find_unread_columns(
     rows: Rows, recipe: TaskRecipe, fmt: str, tokenizer: TokenizerFacts | None
 ) -> dict[str, Observation]:
     """What a sample of the rows has that neither the recipe nor the chat template reads."""
@@ -93,8 +93,12 @@ def unread_columns(
     if not read:
         return {}
     if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
-        values = {name: [row[name] for row in sample if row.get(name) is not None] for name in VERDICTS}
-        read -= {name for name in VERDICTS if any(verdict(name, value) is None for value in values[name])}
+        values = {name: [row[name] for row in sample if row.get(name) is not None] for name in PREFERENCE_COLUMNS}
+        read -= {
+            name
+            for name in PREFERENCE_COLUMNS
+            if any(preference_from_label(name, value) is None for value in values[name])
+        }
     written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
     known = frozenset(re.findall(r"\w+", written))
     counts: Counter[str] = Counter()
@@ -105,7 +109,9 @@ def unread_columns(
         found = [*unread.items(), *_unread_keys(row, read, known), *_unread_names(row, read, tokenizer)]
         found = [(name, value) for name, value in found if _says_something(value)]
         counts.update({name for name, _ in found})
-        text = _spaced(_texts(row[name] for name in read if name in row) if example is None else _said(example))
+        text = _spaced(
+            _texts(row[name] for name in read if name in row) if example is None else _iterate_visible_texts(example)
+        )
         missing.update({name for name, value in found if _belongs(name, value, text)})
         speakers.update(str(value) for name, value in found if name.endswith(_SPEAKER))
     if len(speakers) < 2:  # always the same speaker: nothing that the model could tell apart
@@ -119,21 +125,21 @@ def unread_columns(
     }
 
 
-def read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
+def find_read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
     """Return the columns that converting a sample of the rows reads; none where no row can be converted."""
     return _converted(rows, recipe, fmt)[2]
 
 
 def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
     """A sample of the rows, the example that each becomes, and the columns that are read for it."""
-    sample = [rows[number] for number in evenly(len(rows), LOOKED_AT)]
+    sample = [rows[number] for number in evenly_spaced_indices(len(rows), LOOKED_AT)]
     read: set[str] = set()
     examples: list[Example | None] = [None] * len(sample)
     with contextlib.suppress(SureFitError):
         convert = row_converter(rows.columns, rows.source, recipe, fmt)
         for number, row in enumerate(sample):
             with contextlib.suppress(SureFitError):  # reported where rows are converted
-                examples[number] = convert(_Recorded(row, read))
+                examples[number] = convert(_RecordingRow(row, read))
     return sample, examples, read
 
 
@@ -180,7 +186,7 @@ def _texts(values: Iterable[Any]) -> Iterator[str]:
             yield from _texts(value)
 
 
-def _said(example: Example) -> Iterator[str]:
+def _iterate_visible_texts(example: Example) -> Iterator[str]:
     turns = [{key: value for key, value in turn.items() if key != "name"} for turn in example.messages]
     yield from _texts([example.text, turns, example.tools])
 
@@ -233,7 +239,7 @@ def _writes_name(template: str | None, role: str) -> bool:
         {"role": one, "content": "?"} | ({"name": "Zqname"} if one == role else {}) for one in ("user", "assistant")
     ]
     try:
-        return "Zqname" in render(template, turns, special=SPECIAL)
+        return "Zqname" in render_chat_template(template, turns, special=SPECIAL)
     except TemplateRefused:
         return True
 

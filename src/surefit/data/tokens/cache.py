@@ -41,7 +41,7 @@ Encoded = tuple[list[int], list[bool]]
 
 
 @dataclass(frozen=True)
-class Stats:
+class TokenizationStats:
     """What became of the rows.
 
     Attributes:
@@ -79,7 +79,7 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
         lengths: tokens of each example, int64.
     """
 
-    def __init__(self, path: Path, stats: Stats, refused: Mapping[int, str] | None = None) -> None:
+    def __init__(self, path: Path, stats: TokenizationStats, refused: Mapping[int, str] | None = None) -> None:
         self.path = path
         self.stats = stats
         self.refused = refused or {}
@@ -143,11 +143,11 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         # Such a template writes today's date, so tomorrow's tokens are others.
         "today": str(date.today()) if "strftime_now" in str(template) and "date_string" not in str(template) else None,
         "packages": [tokenizers.__version__, transformers.__version__],
-        **_own_code(tokenizer),
+        **_remote_code_hashes(tokenizer),
     }
 
 
-def _own_code(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def _remote_code_hashes(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """The hash of the Python files that a model brings for its tokenizer; nothing where transformers has the class."""
     module = sys.modules[type(tokenizer).__module__]
     if module.__name__.partition(".")[0] == "transformers" or module.__file__ is None:
@@ -170,16 +170,16 @@ def open_cached(key: str, cache: Path | None) -> TokenDataset | None:
         if any((path / name).stat().st_size != size for name, size in meta["sizes"].items()):
             return None
         refused = {int(number): why for number, why in meta.get("refused", {}).items()}
-        return TokenDataset(path, Stats(**meta["stats"]), refused)
+        return TokenDataset(path, TokenizationStats(**meta["stats"]), refused)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def store(
+def store_dataset(
     key: str,
     cache: Path | None,
     kept: Sequence[tuple[Any, Any]],
-    stats: Stats,
+    stats: TokenizationStats,
     refused: Mapping[int, str] | None = None,
 ) -> TokenDataset:
     """Write a data set in full or not at all.

@@ -26,7 +26,7 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
 
     Returns:
         input_ids, attention_mask and labels, int64, of shape (examples, longest); padded: whether the mask has zeros,
-        for those that must not ask a GPU; and what `supervision` gives.
+        for those that must not ask a GPU; and what `build_loss_targets` gives.
     """
     shape = (len(items), max(len(ids) for ids, _ in items))
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
@@ -38,10 +38,10 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
         labels[row, : len(ids)] = torch.as_tensor(own_labels)
     padded = any(len(ids) < shape[1] for ids, _ in items)
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "padded": padded}
-    return batch | supervision(labels)
+    return batch | build_loss_targets(labels)
 
 
-def pack(items: Sequence[Item]) -> dict[str, Any]:
+def collate_packed(items: Sequence[Item]) -> dict[str, Any]:
     """Lay examples one after the other; the attention of none reaches into another (model/attention.py).
 
     Returns:
@@ -49,7 +49,7 @@ def pack(items: Sequence[Item]) -> dict[str, Any]:
         label is masked, because nothing of its own comes before it. cu_seq_lens_q and cu_seq_lens_k, int32, of shape
         (examples + 1,): where each begins and the last one ends. max_length_q and max_length_k: the longest example's
         tokens, an int. Those names are transformers' own. document_lengths, a tuple of ints: the same once more, for
-        attention that works on one example at a time and must not ask a GPU. And what `supervision` gives.
+        attention that works on one example at a time and must not ask a GPU. And what `build_loss_targets` gives.
     """
     lengths = [len(ids) for ids, _ in items]
     ends = torch.as_tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
@@ -65,10 +65,10 @@ def pack(items: Sequence[Item]) -> dict[str, Any]:
         "max_length_k": max(lengths),
         "document_lengths": tuple(lengths),
     }
-    return batch | supervision(batch["labels"])
+    return batch | build_loss_targets(batch["labels"])
 
 
-def supervision(labels: torch.Tensor) -> dict[str, torch.Tensor]:
+def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     """Where the loss looks, found on the CPU so that no step waits for a GPU to count.
 
     Args:
@@ -78,7 +78,7 @@ def supervision(labels: torch.Tensor) -> dict[str, torch.Tensor]:
         loss_rows: (n,) int64, ascending: which of the batch × length hidden states predict a supervised token.
         targets: (n,) int64: that token.
 
-    >>> found = supervision(torch.tensor([[-100, -100, 7, 8], [-100, 9, -100, -100]]))
+    >>> found = build_loss_targets(torch.tensor([[-100, -100, 7, 8], [-100, 9, -100, -100]]))
     >>> found["loss_rows"].tolist(), found["targets"].tolist()
     ([1, 2, 4], [7, 8, 9])
     """
@@ -87,7 +87,7 @@ def supervision(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"loss_rows": rows, "targets": shifted[rows]}
 
 
-def tokens_in(batch: Mapping[str, Any]) -> int:
+def count_batch_tokens(batch: Mapping[str, Any]) -> int:
     """Tokens that are not padding."""
     mask = batch.get("attention_mask")
     return int(batch["input_ids"].numel() if mask is None else mask.sum())

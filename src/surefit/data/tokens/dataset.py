@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefit.core.errors import DataError
-from surefit.core.progress import OnProgress, silent
-from surefit.data.rows.layouts import WAY_OUT, Examples, bad_rows_error, placed, reasons
-from surefit.data.rows.shorten import shorten
-from surefit.data.tokens.cache import Encoded, Stats, TokenDataset, cache_key, open_cached, store
+from surefit.core.progress import OnProgress, ignore_progress
+from surefit.data.rows.layouts import SKIP_ROWS_HELP, Examples, bad_rows_error, refusal_reasons, with_place
+from surefit.data.rows.shorten import shorten_document
+from surefit.data.tokens.cache import Encoded, TokenDataset, TokenizationStats, cache_key, open_cached, store_dataset
 from surefit.data.tokens.tokenize import BATCH, encode_turns, require_encodable
 from surefit.facts.chat_template import TEMPLATE_DATE
 
@@ -32,7 +32,7 @@ def build_dataset(
     bad_rows: str = "error",
     source: str = "data.train",
     cache: Path | None = None,
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
 ) -> TokenDataset:
     """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
 
@@ -65,19 +65,19 @@ def build_dataset(
             examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress
         )
         kept, stats = _select(encoded, examples, max_length, too_long, refused, source)
-        dataset = store(key, cache, kept, replace(stats, cut=len(cut)), reasons(refused))
+        dataset = store_dataset(key, cache, kept, replace(stats, cut=len(cut)), refusal_reasons(refused))
     else:
         on_progress(len(examples), len(examples), "from the cache")
     return dataset.counting_skipped(len(examples.skipped) + len(dataset.refused))
 
 
-def no_rows(cache: Path | None = None) -> TokenDataset:
+def build_empty_dataset(cache: Path | None = None) -> TokenDataset:
     """Return the data set without examples: the held-out rows where nothing is held out.
 
     Raises:
         MachineError: the cache cannot be written.
     """
-    return store("none", cache, [], Stats(0, 0, 0, 0, 0, 0, 0))
+    return store_dataset("none", cache, [], TokenizationStats(0, 0, 0, 0, 0, 0, 0))
 
 
 def encode_all(
@@ -88,7 +88,7 @@ def encode_all(
     cut: list[int],
     refused: dict[int, DataError] | None = None,
     source: str = "data.train",
-    on_progress: OnProgress = silent,
+    on_progress: OnProgress = ignore_progress,
 ) -> Iterator[list[Encoded]]:
     """Of every example the token examples that it makes, documents cut where `too_long` says so; whatever else is too
     long is there.
@@ -103,7 +103,7 @@ def encode_all(
     """
     encoded = _encode_whole(examples, tokenizer, refused, source, on_progress)
     if too_long.startswith("truncate"):
-        return _shortened(encoded, examples, tokenizer, max_length, too_long, cut)
+        return _shorten_documents(encoded, examples, tokenizer, max_length, too_long, cut)
     return encoded
 
 
@@ -122,9 +122,9 @@ def _encode_whole(
             encoded = encode_turns(tokenizer, batch)
         except DataError:
             if refused is None:
-                problems = [*refused_examples(tokenizer, examples).values()]
-                raise bad_rows_error(problems, total, source, WAY_OUT) from None
-            found = refused_examples(tokenizer, examples.subset(range(start, start + len(batch))))
+                problems = [*find_untokenizable(tokenizer, examples).values()]
+                raise bad_rows_error(problems, total, source, SKIP_ROWS_HELP) from None
+            found = find_untokenizable(tokenizer, examples.subset(range(start, start + len(batch))))
             rest = iter(encode_turns(tokenizer, [one for n, one in enumerate(batch) if n not in found]))
             encoded = [[] if n in found else next(rest) for n in range(len(batch))]
             refused.update({start + n: error for n, error in found.items()})
@@ -133,7 +133,7 @@ def _encode_whole(
         on_progress(start + len(batch), total, f"{tokens:,} tokens")
 
 
-def takes_all(
+def drop_untokenizable(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str, source: str = "data.eval"
 ) -> Examples:
     """The examples, with `data.bad_rows: skip` without those that the chat template does not take: they are named among
@@ -144,10 +144,10 @@ def takes_all(
     """
     if bad_rows != "skip" or not examples:
         return examples
-    refused = refused_examples(tokenizer, examples)
+    refused = find_untokenizable(tokenizer, examples)
     if len(refused) == len(examples):
         raise bad_rows_error([*refused.values()], len(examples), source, "")
-    return examples.without(reasons(refused))
+    return examples.without(refusal_reasons(refused))
 
 
 def eval_key(section: DataSection) -> str:
@@ -155,7 +155,7 @@ def eval_key(section: DataSection) -> str:
     return "data.eval" if isinstance(section.eval, str) or section.tokenized is not None else "data.train"
 
 
-def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
+def find_untokenizable(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
     """The numbers of the examples that cannot be tokenised, each with the reason and the place of its row."""
     errors = {}
     for start in range(0, len(examples), BATCH):
@@ -169,11 +169,11 @@ def refused_examples(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> 
             try:
                 require_encodable(tokenizer, [example])
             except DataError as error:
-                errors[index] = placed(error, examples.where[index])
+                errors[index] = with_place(error, examples.where[index])
     return errors
 
 
-def _shortened(
+def _shorten_documents(
     encoded: Iterator[list[Encoded]],
     examples: Examples,
     tokenizer: PreTrainedTokenizerBase,
@@ -185,7 +185,7 @@ def _shortened(
     for index, own in enumerate(encoded):
         if any(len(ids) > max_length for ids, _ in own):
             try:
-                own = encode_turns(tokenizer, [shorten(examples[index], tokenizer, max_length, too_long)])[0]
+                own = encode_turns(tokenizer, [shorten_document(examples[index], tokenizer, max_length, too_long)])[0]
             except DataError as error:
                 where = examples.where[index]
                 raise DataError(
@@ -202,7 +202,7 @@ def _select(
     too_long: str,
     refused: Mapping[int, DataError],
     source: str,
-) -> tuple[list[tuple[Any, Any]], Stats]:
+) -> tuple[list[tuple[Any, Any]], TokenizationStats]:
     """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
     kept, long, unsupervised = [], [], 0
     longest_of_all = 0
@@ -231,7 +231,7 @@ def _select(
             field="data.max_length",
             help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
         )
-    return kept, Stats(
+    return kept, TokenizationStats(
         rows=len(examples) - len(refused),
         kept=len(kept),
         dropped_too_long=len(long),

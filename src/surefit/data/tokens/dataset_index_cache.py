@@ -23,7 +23,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.rundir import write_json
 from surefit.data.read.load import Rows
 from surefit.data.rows.layouts import Examples, load_held_out, row_converter, to_examples
-from surefit.data.rows.reasoning import with_thinking
+from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.tokens.cache import TokenDataset, open_cached, tokenizer_digest
 from surefit.task import TaskRecipe
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Start:
+class CachedTrainingData:
     """What training begins with.
 
     Attributes:
@@ -62,7 +62,9 @@ def start_key(
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:40]
 
 
-def remember(key: str, rows: Rows, section: DataSection, start: Start, cache: Path | None = None) -> None:
+def store_training_data(
+    key: str, rows: Rows, section: DataSection, start: CachedTrainingData, cache: Path | None = None
+) -> None:
     """Write down a start; one that cannot be written is made again."""
     places = {rows.where(index): index for index in range(len(rows))}
     held_out = [] if isinstance(section.eval, str) else [places[where] for where in start.held_out.where]
@@ -80,7 +82,9 @@ def remember(key: str, rows: Rows, section: DataSection, start: Start, cache: Pa
         return
 
 
-def recalled(key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cache: Path | None = None) -> Start | None:
+def load_training_data(
+    key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cache: Path | None = None
+) -> CachedTrainingData | None:
     """An earlier start, its held-out rows converted anew; None where there was none, or its tokens have gone.
 
     Raises:
@@ -100,8 +104,8 @@ def recalled(key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cac
     else:
         convert = row_converter(rows.columns, rows.source, recipe, section.format)
         held_out = Examples([convert(rows[n]) for n in numbers], [rows.where(n) for n in numbers], [])
-    held_out = with_thinking(held_out, section.thinking)
-    return Start(tokens.counting_skipped(len(skipped)), held_out, skipped, conversations)
+    held_out = apply_reasoning_mode(held_out, section.thinking)
+    return CachedTrainingData(tokens.counting_skipped(len(skipped)), held_out, skipped, conversations)
 
 
 def _path(key: str, cache: Path | None) -> Path:

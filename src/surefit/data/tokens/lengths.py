@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from surefit.core.errors import DataError, SureFitError
-from surefit.core.sampling import evenly
-from surefit.data.read.readers import characters
-from surefit.data.rows.eval_prompts import tokens_of
+from surefit.core.sampling import evenly_spaced_indices
+from surefit.data.read.readers import count_characters
+from surefit.data.rows.eval_prompts import count_text_tokens
 from surefit.data.rows.layouts import to_examples
-from surefit.data.rows.reasoning import with_thinking
+from surefit.data.rows.reasoning import apply_reasoning_mode
 from surefit.data.rows.rendered_turns import Segments
-from surefit.data.rows.sample_checks import load_tokenizer, text_of, token_examples
-from surefit.data.rows.unread_fields import read_columns
+from surefit.data.rows.sample_checks import example_text, load_tokenizer_file, mean_token_examples
+from surefit.data.rows.unread_fields import find_read_columns
 from surefit.data.tokens.light_template import LightTemplate, light_template
-from surefit.data.tokens.turns import Segment, rendered_turns
+from surefit.data.tokens.turns import Segment, count_rendered_turns
 from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
 
@@ -61,14 +61,14 @@ class SampledLengths:
     total: int
 
 
-def sampled_lengths(
+def sample_lengths(
     rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None
 ) -> SampledLengths | None:
     """Tokenize some rows; None without a tokenizer, and where the rows cannot be converted, which `check` reports."""
-    library = load_tokenizer(tokenizer.file) if tokenizer and tokenizer.file else None
+    library = load_tokenizer_file(tokenizer.file) if tokenizer and tokenizer.file else None
     if library is None or tokenizer is None or not len(rows):
         return None
-    ends, spread = _ends(rows, recipe, config.data.format), evenly(len(rows), OTHERS)
+    ends, spread = _ends(rows, recipe, config.data.format), evenly_spaced_indices(len(rows), OTHERS)
     try:
         at_ends = _examples(rows.chosen(ends), recipe, config.data)
         others = _examples(rows.chosen(spread), recipe, config.data)
@@ -82,7 +82,7 @@ def sampled_lengths(
     measured = [length for example in others for length in count.lengths(example)]
     found += measured
     shortest: int | None = min(found)
-    if count.uncut and template and min(found) > config.data.max_length and token_examples(others, template) > 1:
+    if count.uncut and template and min(found) > config.data.max_length and mean_token_examples(others, template) > 1:
         shortest = None
     mean = sum(measured) / len(measured)
     too_long = sum(length > config.data.max_length for length in measured) / len(measured)
@@ -92,9 +92,9 @@ def sampled_lengths(
 def _ends(rows: Rows, recipe: TaskRecipe, fmt: str) -> list[int]:
     """The numbers of the rows with the most and with the fewest characters in the columns that are read, the largest
     first."""
-    read = read_columns(rows, recipe, fmt)
-    looked_at = evenly(len(rows), SIZED)
-    sizes = {n: characters([value for name, value in rows.row(n).items() if name in read]) for n in looked_at}
+    read = find_read_columns(rows, recipe, fmt)
+    looked_at = evenly_spaced_indices(len(rows), SIZED)
+    sizes = {n: count_characters([value for name, value in rows.row(n).items() if name in read]) for n in looked_at}
     largest, smallest = (pick(LARGEST, looked_at, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
     return list(dict.fromkeys([*largest, *smallest]))
 
@@ -119,20 +119,20 @@ class _Counter:
             return [len(example.tokens[0])]
         if example.text is not None:  # training adds the token that ends a text, where it is not there
             ended = example.text.endswith(self._facts.eos_token or "\0")
-            return [tokens_of(self._library, example.text) + self._begins + (not ended)]
+            return [count_text_tokens(self._library, example.text) + self._begins + (not ended)]
         try:
             segments = self._segments(example)
         except DataError:  # reported where rows are looked at
             segments = None
         if segments is None:
-            return [tokens_of(self._library, text_of(example, self._facts))]
+            return [count_text_tokens(self._library, example_text(example, self._facts))]
         return [self._tokens(one) for one in segments]
 
     def _segments(self, example: Example) -> Segments | None:
         """The token examples of a conversation; of a long one, once `TURNS` are rendered, the whole text as one."""
         if self._template is None:
             return None
-        if (turns := rendered_turns(example)) > max(self._left, FEW_TURNS):
+        if (turns := count_rendered_turns(example)) > max(self._left, FEW_TURNS):
             self.uncut = True
             return [[(self._template.whole(example), True)]]
         self._left -= turns
@@ -140,8 +140,8 @@ class _Counter:
 
     def _tokens(self, segments: Sequence[Segment]) -> int:
         texts = [text for text, _ in segments]
-        return sum(tokens_of(self._library, text) for text in (texts if self._piecewise else ["".join(texts)]))
+        return sum(count_text_tokens(self._library, text) for text in (texts if self._piecewise else ["".join(texts)]))
 
 
 def _examples(rows: Rows, recipe: TaskRecipe, section: DataSection) -> Sequence[Example]:
-    return with_thinking(to_examples(rows, recipe, section.format, "skip"), section.thinking)
+    return apply_reasoning_mode(to_examples(rows, recipe, section.format, "skip"), section.thinking)

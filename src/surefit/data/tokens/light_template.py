@@ -7,10 +7,10 @@ from typing import Any
 
 from surefit.config.schema import Config
 from surefit.data.rows.rendered_turns import Segments
-from surefit.data.tokens.turns import Rendering, cut, refusal, renderings
-from surefit.facts.chat_template import TEMPLATE_DATE, with_defaults
-from surefit.facts.template import TemplateRefused, render
-from surefit.facts.thinking import as_read, how_read
+from surefit.data.tokens.turns import Rendering, build_template_refusal, plan_renderings, split_segments
+from surefit.facts.chat_template import TEMPLATE_DATE, bake_template_defaults
+from surefit.facts.template import TemplateRefused, render_chat_template
+from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.facts.turn_end import ends_of_turn
 from surefit.task import Example
@@ -28,8 +28,10 @@ class LightTemplate:
         assert facts.chat_template is not None
         named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
         self.special = {name: text for name, text in named.items() if text is not None}
-        self.template = with_defaults(facts.chat_template, switches)
-        self.tools_template = with_defaults(facts.tool_template, switches) if facts.tool_template else self.template
+        self.template = bake_template_defaults(facts.chat_template, switches)
+        self.tools_template = (
+            bake_template_defaults(facts.tool_template, switches) if facts.tool_template else self.template
+        )
         self.added = facts.added
 
     def segments(self, example: Example) -> Segments:
@@ -39,7 +41,7 @@ class LightTemplate:
             DataError: the template does not take the conversation, or it does not fit.
         """
         ends = ends_of_turn(self._template_for(example), self.special, lambda: self.added)
-        return cut(example, self._texts(example, renderings(example)), ends)
+        return split_segments(example, self._texts(example, plan_renderings(example)), ends)
 
     def whole(self, example: Example) -> str:
         """The text of a whole conversation, with what asks for an answer where it does not end with one.
@@ -47,15 +49,17 @@ class LightTemplate:
         Raises:
             DataError: the template does not take the conversation.
         """
-        (text,) = self._texts(example, renderings(example)[:1]).values()
+        (text,) = self._texts(example, plan_renderings(example)[:1]).values()
         return text
 
     def question(self) -> tuple[str, str] | None:
         """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
-        question = [as_read({"role": "user", "content": "?"}, how_read(self.template))]
+        question = [
+            message_as_template_reads({"role": "user", "content": "?"}, probe_template_reasoning(self.template))
+        ]
         try:
             before, after = (
-                render(self.template, question, add_generation_prompt=asks, special=self.special)
+                render_chat_template(self.template, question, add_generation_prompt=asks, special=self.special)
                 for asks in (False, True)
             )
         except TemplateRefused:
@@ -67,13 +71,14 @@ class LightTemplate:
 
     def _texts(self, example: Example, wanted: list[Rendering]) -> dict[Rendering, str]:
         template = self._template_for(example)
-        reads = how_read(template)
+        reads = probe_template_reasoning(template)
         turns = [
-            as_read({key: value for key, value in turn.items() if key != "weight"}, reads) for turn in example.messages
+            message_as_template_reads({key: value for key, value in turn.items() if key != "weight"}, reads)
+            for turn in example.messages
         ]
         try:
             return {
-                (count, asks): render(
+                (count, asks): render_chat_template(
                     template,
                     turns[:count],
                     tools=example.tools,
@@ -84,7 +89,7 @@ class LightTemplate:
                 for count, asks in wanted
             }
         except TemplateRefused as error:
-            raise refusal(error) from None
+            raise build_template_refusal(error) from None
 
 
 def light_template(tokenizer: TokenizerFacts | None, config: Config) -> LightTemplate | None:

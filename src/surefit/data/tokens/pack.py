@@ -88,7 +88,7 @@ def _evenly(lengths: Sequence[int], count: int) -> list[list[int]]:
     return bins
 
 
-def shard(bins: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
+def distribute_bins(bins: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
     """Deal the bins out to the ranks, so that none waits long for another.
 
     The costliest bin goes to the rank with the least work so far, among those with the fewest bins: ranks have the same

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.data.rows.messages import json_list
+from surefit.data.rows.messages import parse_json_list
 from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Row
 
@@ -15,7 +15,7 @@ MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 _IGNORED = -100
 
 
-def tokens_row(row: Row) -> Example:
+def example_from_tokens(row: Row) -> Example:
     """A row of tokens as an example, whose text are its ids: rows of the same ids are the same row.
 
     The loss falls where `labels` and all masks that are there agree on it, as in TRL. Positions that `attention_mask`
@@ -29,7 +29,7 @@ def tokens_row(row: Row) -> Example:
         raise DataError("no tokens", code="E4029", field="input_ids")
     if (negative := next((n for n, one in enumerate(ids) if one < 0), None)) is not None:
         raise DataError(f"token ids start at 0, got {ids[negative]}", code="E4030", field=f"input_ids[{negative}]")
-    learnt = _learnt(row, ids)
+    learnt = _supervised_mask(row, ids)
     if row.get("attention_mask") is not None:
         kept = _mask(row["attention_mask"], "attention_mask", ids)
         if not any(kept):
@@ -39,7 +39,7 @@ def tokens_row(row: Row) -> Example:
     return Example(text=" ".join(map(str, ids)), tokens=(tuple(ids), tuple(learnt)))
 
 
-def require_known(ids: Sequence[int], known: int) -> None:
+def require_known_tokens(ids: Sequence[int], known: int) -> None:
     """Raises:
     DataError: a row's tokens are not all among the `known` ones of the tokenizer."""
     if max(ids, default=0) >= known:
@@ -52,14 +52,14 @@ def require_known(ids: Sequence[int], known: int) -> None:
         )
 
 
-def _learnt(row: Row, ids: list[int]) -> list[bool]:
+def _supervised_mask(row: Row, ids: list[int]) -> list[bool]:
     said = [_mask(row[name], name, ids) for name in MASKS if row.get(name) is not None]
     if row.get("labels") is not None:
-        said.append(_labelled(row["labels"], ids))
+        said.append(_mask_from_labels(row["labels"], ids))
     return [all(one) for one in zip(*said, strict=True)] if said else [True] * len(ids)
 
 
-def _labelled(value: Any, ids: list[int]) -> list[bool]:
+def _mask_from_labels(value: Any, ids: list[int]) -> list[bool]:
     labels = _numbers(value, "labels")
     _require_length(labels, ids, "labels")
     for n, (label, own) in enumerate(zip(labels, ids, strict=True)):
@@ -74,7 +74,7 @@ def _labelled(value: Any, ids: list[int]) -> list[bool]:
 
 
 def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
-    mask = [int(one) if isinstance(one, bool) else one for one in json_list(value, field)]
+    mask = [int(one) if isinstance(one, bool) else one for one in parse_json_list(value, field)]
     _require_length(mask, ids, field)
     if (wrong := next((n for n, one in enumerate(mask) if one not in (0, 1)), None)) is not None:
         raise DataError(f"expected 0 or 1, not {mask[wrong]!r}", code="E4034", field=f"{field}[{wrong}]")
@@ -82,7 +82,7 @@ def _mask(value: Any, field: str, ids: list[int]) -> list[bool]:
 
 
 def _numbers(value: Any, field: str) -> list[int]:
-    found = list(json_list(value, field))
+    found = list(parse_json_list(value, field))
     wrong = next((n for n, one in enumerate(found) if not isinstance(one, int) or isinstance(one, bool)), None)
     if wrong is not None:
         raise DataError(f"expected an integer, not {json_kind(found[wrong])}", code="E4035", field=f"{field}[{wrong}]")

@@ -22,17 +22,17 @@ from surefit.core.errors import DataError
 from surefit.core.rundir import file_sha256, read_json
 from surefit.core.units import GIB, bytes_text
 from surefit.data.rows.layouts import HELD_OUT
-from surefit.data.tokens.cache import ARRAYS, MASKED, Stats
+from surefit.data.tokens.cache import ARRAYS, MASKED, TokenizationStats
 from surefit.data.tokens.shards import DTYPES, shard_path, shard_sha256
 
 MANIFEST = "manifest.json"
-OPEN = 128
+MAX_OPEN_SHARDS = 128
 """Shards that are mapped at once: three files each, and 1,024 open files are what Linux usually allows."""
 MEND = "make it with `surefit prepare CONFIG`, which keeps complete shards"
 
 
 @dataclass(frozen=True)
-class Manifest:
+class ShardManifest:
     """All shards of a directory.
 
     Attributes:
@@ -52,7 +52,7 @@ class Manifest:
     fingerprint: str
     tokenizer: str
     shards: Sequence[Mapping[str, Any]]
-    stats: Stats
+    stats: TokenizationStats
     lengths: Mapping[str, int]
     held_out: int
     conversations: bool
@@ -66,7 +66,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_shard_manifest(directory: Path) -> ShardManifest:
     """The manifest of prepared data.
 
     Raises:
@@ -80,7 +80,7 @@ def read_manifest(directory: Path) -> Manifest:
         values = read_json(directory / MANIFEST)
         if damage := _manifest_problem(values):
             raise DataError(f"this manifest is damaged: {damage}", code="E4651")
-        return Manifest(**{**values, "stats": Stats(**values["stats"])})
+        return ShardManifest(**{**values, "stats": TokenizationStats(**values["stats"])})
     except (DataError, TypeError, KeyError) as error:
         reason = error.message if isinstance(error, DataError) else "not a manifest"
         raise DataError(reason, code="E4109", path=directory / MANIFEST, field="data.tokenized", help=MEND) from None
@@ -125,7 +125,7 @@ def _manifest_problem(values: Any) -> str | None:
     return None
 
 
-def wrong_size(directory: Path, manifest: Manifest) -> str | None:
+def find_wrong_size(directory: Path, manifest: ShardManifest) -> str | None:
     """Return the first shard whose files cannot hold the numbers that the manifest names; opens none of them."""
     for number, about in enumerate(manifest.shards):
         path = shard_path(directory, number)
@@ -161,7 +161,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     """The rows of prepared data, as `cache.TokenDataset` has those of the cache.
 
     Rows that an epoch sees twice are there twice. Memory does not grow with the rows: what is kept is where each shard
-    begins, and the maps of the `OPEN` shards that were used last.
+    begins, and the maps of the `MAX_OPEN_SHARDS` shards that were used last.
 
     Attributes:
         path: the directory.
@@ -169,8 +169,8 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         sha256: of all rows, from the hashes in the manifest.
     """
 
-    def __init__(self, path: Path, manifest: Manifest | None = None) -> None:
-        manifest = manifest or read_manifest(path)
+    def __init__(self, path: Path, manifest: ShardManifest | None = None) -> None:
+        manifest = manifest or read_shard_manifest(path)
         self.path, self.manifest, self.stats, self.sha256 = path, manifest, manifest.stats, manifest.sha256
         self.rows = np.array([one["rows"] for one in manifest.shards], np.int64)
         repeats = np.array([one["repeat"] for one in manifest.shards], np.int64)
@@ -211,7 +211,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         """A shard's arrays; the one that was not used for longest is closed where too many are open."""
         if number not in self._open:
             self._open[number] = self._mapped(number)
-            if len(self._open) > OPEN:
+            if len(self._open) > MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)
         self._open.move_to_end(number)
         return self._open[number]

@@ -11,28 +11,28 @@ from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import ConfigError, DataError
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.data.tokens.cache import CODE_VERSION
-from surefit.data.tokens.shard_manifest import MEND, Manifest, read_manifest, wrong_size
+from surefit.data.tokens.shard_manifest import MEND, ShardManifest, find_wrong_size, read_shard_manifest
 from surefit.data.tokens.shards import FORMAT, shard_path
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.task import TaskRecipe
 
-DECIDING = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
+SHARD_SETTING_KEYS = ("train", "mix", "format", "split", "max_length", "too_long", "bad_rows", "thinking")
 """Keys of `data` on which the tokens depend."""
 ANEW = "put it back, rebuild them with `surefit prepare CONFIG --overwrite`, or name another directory"
 PROGRAM = "SureFit's own format"
 """The key of what no setting says."""
 
 
-def settings_of(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
+def build_shard_settings(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
     """What the shards of a config depend on beside the rows and the tokenizer, by config key, as JSON has it."""
     data = config.data
     share = isinstance(data.eval, float)
     chosen = data.share is not None or any(passes % 1 for passes in data.mix.values())
     values = {
         "recipe": f"{recipe.name}, version {recipe.version}",
-        **{f"data.{key}": getattr(data, key) for key in DECIDING},
+        **{f"data.{key}": getattr(data, key) for key in SHARD_SETTING_KEYS},
         "data.eval": data.eval if share or data.mix else "a file",
         "train.seed": config.train.seed if chosen else "any",
         "model.chat_template": config.model.chat_template,
@@ -48,15 +48,15 @@ def fingerprint(settings: Mapping[str, Any], tokenizer: str) -> str:
     return hashlib.sha256(json.dumps([settings, tokenizer], sort_keys=True).encode()).hexdigest()
 
 
-def require_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
+def require_shard_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
     """Refuse shards that were made with other settings.
 
     Raises:
         ConfigError: naming those that differ, with both values.
     """
-    now = settings_of(config, recipe)
+    now = build_shard_settings(config, recipe)
     changed = [
-        f"{key} {shortened(repr(was.get(key)), 60)} (now {shortened(repr(value), 60)})"
+        f"{key} {truncate_text(repr(was.get(key)), 60)} (now {truncate_text(repr(value), 60)})"
         for key, value in now.items()
         if was.get(key) != value
     ]
@@ -84,7 +84,7 @@ def require_tokenizer(was: str, digest: str, directory: Path) -> None:
         )
 
 
-def opened(config: Config, recipe: TaskRecipe) -> Manifest:
+def open_prepared_data(config: Config, recipe: TaskRecipe) -> ShardManifest:
     """The manifest of `data.tokenized`, which is complete and was made with this config's settings.
 
     Raises:
@@ -94,8 +94,8 @@ def opened(config: Config, recipe: TaskRecipe) -> Manifest:
     assert config.data.tokenized is not None
     directory = Path(config.data.tokenized)
     refuse_limit(config)
-    manifest = read_manifest(directory)
-    require_settings(manifest.settings, config, recipe, directory)
+    manifest = read_shard_manifest(directory)
+    require_shard_settings(manifest.settings, config, recipe, directory)
     there = set(os.listdir(directory))
     names = [shard_path(directory, number).name for number in range(len(manifest.shards))]
     missing = [name for name in names if name not in there]
@@ -103,7 +103,7 @@ def opened(config: Config, recipe: TaskRecipe) -> Manifest:
         listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
         problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
         raise DataError(problem, code="E4084", path=directory, field="data.tokenized", help=MEND)
-    if size := wrong_size(directory, manifest):
+    if size := find_wrong_size(directory, manifest):
         raise DataError(size, code="E4650", path=directory, field="data.tokenized", help=MEND)
     return manifest
 

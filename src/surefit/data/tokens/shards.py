@@ -30,12 +30,12 @@ from surefit.core.errors import DataError, MachineError
 from surefit.core.reading import read_json_file
 from surefit.core.rundir import directory_atomic, file_sha256, is_full, write_json
 from surefit.core.units import MIB
-from surefit.data.read.file_io import endings
-from surefit.data.read.readers import LINES, Placed
-from surefit.data.read.stream import Range, read_range, unchanged
+from surefit.data.read.file_io import file_extensions
+from surefit.data.read.readers import LINE_READERS, RowWithPlace
+from surefit.data.read.stream import RowRange, read_range, require_unchanged
 from surefit.data.rows.layouts import HELD_OUT, Examples, bad_rows_error, prompt_position, row_converter, row_position
-from surefit.data.rows.reasoning import thinking_as
-from surefit.data.tokens.cache import ARRAYS, Stats
+from surefit.data.rows.reasoning import convert_reasoning
+from surefit.data.tokens.cache import ARRAYS, TokenizationStats
 from surefit.data.tokens.dataset import encode_all
 from surefit.data.tokens.tokenize import BATCH
 from surefit.task import Example, TaskRecipe
@@ -69,7 +69,7 @@ class ShardTask:
     number: int
     source: str
     columns: tuple[str, ...]
-    rows: Range
+    rows: RowRange
     repeat: int = 1
     share: float = 1.0
     first: bool = True
@@ -77,7 +77,7 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
-class Making:
+class ShardContext:
     """What all shards of a directory have in common.
 
     Attributes:
@@ -102,28 +102,28 @@ def shard_path(directory: Path, number: int) -> Path:
     return directory / f"shard-{number:06d}"
 
 
-def complete(directory: Path, task: ShardTask, fingerprint: str) -> dict[str, Any] | None:
+def read_complete_shard(directory: Path, task: ShardTask, fingerprint: str) -> dict[str, Any] | None:
     """meta.json of a shard that is there in full, made of these rows with these settings; else None.
 
-    Sizes are compared, not the hashes: that is `damaged`.
+    Sizes are compared, not the hashes: that is `find_damaged_file`.
     """
     path = shard_path(directory, task.number)
     try:
         meta: dict[str, Any] = read_json_file(path / "meta.json")
-        same = meta["task"] == described(task) and meta["fingerprint"] == fingerprint
+        same = meta["task"] == task_to_json(task) and meta["fingerprint"] == fingerprint
         whole = all((path / name).stat().st_size == size for name, size in meta["sizes"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return meta if same and whole else None
 
 
-def described(task: ShardTask) -> dict[str, Any]:
+def task_to_json(task: ShardTask) -> dict[str, Any]:
     """A task as meta.json has it."""
     described: dict[str, Any] = json.loads(json.dumps(asdict(task)))
     return described
 
 
-def damaged(path: Path, meta: dict[str, Any]) -> str | None:
+def find_damaged_file(path: Path, meta: dict[str, Any]) -> str | None:
     """The first file of a shard whose content is not what it was when it was written."""
     return next((name for name, sha256 in meta["sha256"].items() if file_sha256(path / name) != sha256), None)
 
@@ -133,11 +133,11 @@ def shard_sha256(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
 
 
-def source_sha256(rows: Range) -> str | None:
+def source_sha256(rows: RowRange) -> str | None:
     """The hash of a range's bytes, or of its file where a range is none of bytes; None of what is not here."""
     if not os.path.exists(rows.file):
         return None
-    if rows.stop is None or endings(rows.file)[0] not in LINES:
+    if rows.stop is None or file_extensions(rows.file)[0] not in LINE_READERS:
         return file_sha256(Path(rows.file))
     digest = hashlib.sha256()
     with open(rows.file, "rb") as file:
@@ -149,7 +149,7 @@ def source_sha256(rows: Range) -> str | None:
     return digest.hexdigest()
 
 
-def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, Any]:
+def write_shard(task: ShardTask, making: ShardContext, directory: Path) -> dict[str, Any]:
     """Tokenise a range of rows into a shard, a batch at a time; returns its meta.json.
 
     What is there under its name is replaced: two that make the same shard at once write the same bytes.
@@ -160,7 +160,7 @@ def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, A
     """
     path = shard_path(directory, task.number)
     try:
-        with directory_atomic(path) as temporary, unchanged([task.rows.file]):
+        with directory_atomic(path) as temporary, require_unchanged([task.rows.file]):
             meta = _fill(temporary, task, making)
             write_json(temporary / "meta.json", meta)
     except MachineError as error:
@@ -171,8 +171,8 @@ def write_shard(task: ShardTask, making: Making, directory: Path) -> dict[str, A
     return meta
 
 
-def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
-    section, found, long = making.section, _Found(), []
+def _fill(path: Path, task: ShardTask, making: ShardContext) -> dict[str, Any]:
+    section, found, long = making.section, _ShardStats(), []
     with ExitStack() as stack:
         arrays = [
             stack.enter_context(_Growing(path / f"{name}.npy", dtype))
@@ -180,7 +180,7 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
         ]
         held_out = stack.enter_context(open(path / HELD_OUT, "w", encoding="utf-8"))
         arrays[2].append([0])
-        taken = _taken(task, making, found, held_out)
+        taken = _select_examples(task, making, found, held_out)
         while batch := list(islice(taken, BATCH)):
             examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
             refused: dict[int, DataError] | None = {} if section.bad_rows == "skip" else None
@@ -210,7 +210,7 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
     files = [f"{name}.npy" for name in ARRAYS] + [HELD_OUT]
     return {
         "format": FORMAT,
-        "task": described(task),
+        "task": task_to_json(task),
         "fingerprint": making.fingerprint,
         "source_sha256": source_sha256(task.rows),
         "sizes": {name: (path / name).stat().st_size for name in files},
@@ -219,7 +219,9 @@ def _fill(path: Path, task: ShardTask, making: Making) -> dict[str, Any]:
     }
 
 
-def _taken(task: ShardTask, making: Making, found: _Found, held_out: Any) -> Iterator[tuple[Example, str]]:
+def _select_examples(
+    task: ShardTask, making: ShardContext, found: _ShardStats, held_out: Any
+) -> Iterator[tuple[Example, str]]:
     """The examples of a range to train on, each with its place; the others are written to `held_out` or counted."""
     section, seed = making.section, making.seed
     convert = row_converter(list(task.columns), task.source, making.recipe, section.format)
@@ -243,7 +245,7 @@ def _taken(task: ShardTask, making: Making, found: _Found, held_out: Any) -> Ite
             found.leaked.append(where)
         elif task.share == 1 or row_position(example, seed) < task.share:
             found.conversations &= example.text is None
-            yield thinking_as(example, section.thinking), where
+            yield convert_reasoning(example, section.thinking), where
 
 
 def _as_json(value: Any) -> Any:
@@ -256,7 +258,7 @@ def _as_json(value: Any) -> Any:
 
 
 @dataclass
-class _Found:
+class _ShardStats:
     """What became of the rows, as they go by."""
 
     read: int = 0
@@ -276,7 +278,7 @@ class _Found:
     leaked: list[str] = field(default_factory=list)
     lengths: Counter[int] = field(default_factory=Counter)
 
-    def at(self, placed: Placed) -> str:
+    def at(self, placed: RowWithPlace) -> str:
         """Note a row; returns its place in words."""
         where = placed.path if placed.line is None else f"{placed.path}:{placed.line}"
         self.places[1:] = [where]
@@ -303,7 +305,7 @@ class _Found:
         left_out = [f"{one.where}: {one.message}" for one in self.problems]
         left_out = [*left_out, *(f"{where}: its prompt is held out" for where in self.leaked)] if first else []
         used = self.kept + self.long + self.unsupervised - self.split
-        stats = Stats(
+        stats = TokenizationStats(
             rows=used + len(left_out),
             kept=self.kept,
             dropped_too_long=self.long,

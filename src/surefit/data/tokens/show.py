@@ -16,7 +16,7 @@ BROKEN = "\ufffd"
 """What a decoder writes for bytes that are no whole character."""
 
 
-def segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[tuple[str, bool]]]:
+def decode_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[tuple[str, bool]]]:
     """The token examples that an example makes, each decoded from its ids in runs: (text, whether it is supervised).
 
     The texts of one joined are the decoding of all its ids, special tokens included. A character whose bytes lie on

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from surefit.core.errors import DataError, ModelError
-from surefit.core.gc_pause import uncollected
-from surefit.data.rows.special_tokens import SpecialTokens, special_tokens
+from surefit.core.gc_pause import pause_gc
+from surefit.data.rows.special_tokens import SpecialTokens, build_special_tokens
 from surefit.data.tokens.cache import Encoded
-from surefit.data.tokens.pretokenized import require_known
-from surefit.data.tokens.turns import Segment, cut, refusal, renderings
+from surefit.data.tokens.pretokenized import require_known_tokens
+from surefit.data.tokens.turns import Segment, build_template_refusal, plan_renderings, split_segments
 from surefit.facts.chat_template import TEMPLATE_DATE
 from surefit.facts.named_templates import template_for
-from surefit.facts.thinking import Reads, as_read, how_read
-from surefit.facts.tokenizer import encoding
+from surefit.facts.thinking import TemplateReasoning, message_as_template_reads, probe_template_reasoning
+from surefit.facts.tokenizer import catch_tokenizer_panics
 from surefit.facts.turn_end import ends_of_turn, first_in
 from surefit.task import Example, Message
 
@@ -56,7 +56,7 @@ def tokenize_beginning(example: Example, tokenizer: PreTrainedTokenizerBase) -> 
         DataError: the row brings tokens that the tokenizer does not have.
     """
     if example.tokens:
-        return _given(example.tokens, len(tokenizer))[0]
+        return _encode_pretokenized(example.tokens, len(tokenizer))[0]
     ids = _ids(tokenizer, [example.text or ""], add_special_tokens=True)[0]
     return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids
 
@@ -96,14 +96,14 @@ def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) 
 
 def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[list[Segment]]]:
     """The segments of every example; the template is called for all of them at once, which is twice as fast."""
-    needed = [renderings(example) for example in examples]
+    needed = [plan_renderings(example) for example in examples]
     texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
-    ends = [ends_by_next(tokenizer, with_tools) for with_tools in (False, True)]
+    ends = [find_turn_ends(tokenizer, with_tools) for with_tools in (False, True)]
     pairs = zip(examples, needed, strict=True)
-    return [cut(e, {one: next(texts) for one in ones}, ends[bool(e.tools)]) for e, ones in pairs]
+    return [split_segments(e, {one: next(texts) for one in ones}, ends[bool(e.tools)]) for e, ones in pairs]
 
 
-def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[str, str]:
+def find_turn_ends(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[str, str]:
     """Return `facts.turn_end.ends_of_turn` of the template that a conversation with these tools is rendered with."""
     template = template_for(tokenizer.chat_template, tools)
     if not template:
@@ -111,7 +111,7 @@ def ends_by_next(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[
     return ends_of_turn(template, tokenizer.special_tokens_map, tokenizer.get_added_vocab)
 
 
-def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+def special_tokens_from_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     """The special tokens of a tokenizer that texts are searched for."""
     known = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     asked, end = None, None
@@ -120,7 +120,7 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         before, after, whole = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
         asked = before, after
         end = first_in(whole.rpartition("surefit")[2], known)
-    return special_tokens(
+    return build_special_tokens(
         known,
         bos=tokenizer.bos_token,
         eos=tokenizer.eos_token,
@@ -166,21 +166,21 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
                 date_string=TEMPLATE_DATE,
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise refusal(error) from error
+            raise build_template_refusal(error) from error
         for number, text in zip(numbers, rendered, strict=True):
             assert isinstance(text, str)
             texts[number] = text
     return texts
 
 
-def _reads(tokenizer: PreTrainedTokenizerBase, tools: Any) -> Reads:
+def _reads(tokenizer: PreTrainedTokenizerBase, tools: Any) -> TemplateReasoning:
     template = template_for(tokenizer.chat_template, tools)
-    return how_read(template) if template else Reads()
+    return probe_template_reasoning(template) if template else TemplateReasoning()
 
 
-def _visible(messages: Sequence[Message], reads: Reads) -> list[Message]:
+def _visible(messages: Sequence[Message], reads: TemplateReasoning) -> list[Message]:
     visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-    return [as_read(message, reads) for message in visible]
+    return [message_as_template_reads(message, reads) for message in visible]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
@@ -201,7 +201,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> l
     return [own[0] for own in encoded]
 
 
-@uncollected()
+@pause_gc()
 def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
     """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
 
@@ -216,7 +216,7 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]
     texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None and e.tokens is None]))
     known = len(tokenizer) if any(e.tokens for e in examples) else 0
     return [
-        [_given(example.tokens, known)]
+        [_encode_pretokenized(example.tokens, known)]
         if example.tokens
         else [next(texts)]
         if example.text is not None
@@ -232,13 +232,13 @@ def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Exa
     _all_segments([e for e in examples if e.text is None], tokenizer)
     for example in examples:
         if example.tokens:
-            _given(example.tokens, len(tokenizer))
+            _encode_pretokenized(example.tokens, len(tokenizer))
 
 
-def _given(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
+def _encode_pretokenized(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
     """Tokens that a row brings, which the tokenizer has to know."""
     ids, learnt = tokens
-    require_known(ids, known)
+    require_known_tokens(ids, known)
     return list(ids), [False, *learnt[1:]]
 
 
@@ -253,7 +253,7 @@ def _joined(segments: Sequence[Segment], pieces: Iterator[list[int]]) -> Encoded
     return ids, supervised
 
 
-def lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[tuple[int, int]]]:
+def count_token_lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[tuple[int, int]]]:
     """(ids, those of them that the loss falls on) of each token example that an example makes: the lengths of what
     `encode_turns` makes.
 
@@ -325,7 +325,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
         return []
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
         return [one.ids for one in _encodings(tokenizer, texts, add_special_tokens)]
-    with encoding(tokenizer.name_or_path):
+    with catch_tokenizer_panics(tokenizer.name_or_path):
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     return ids
 

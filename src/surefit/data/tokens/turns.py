@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from surefit.core.errors import DataError
-from surefit.data.rows.messages import trained_on
-from surefit.facts.thinking import CLOSING, OPENING, split_thoughts, thoughts_of
-from surefit.facts.turn_end import end_of
+from surefit.data.rows.messages import is_trained_on
+from surefit.facts.thinking import CLOSING, OPENING, reasoning_of_message, split_think_tags
+from surefit.facts.turn_end import turn_end_text
 from surefit.task import Example, Message
 
 Segment = tuple[str, bool]
@@ -30,7 +30,7 @@ _THOUGHT = re.compile(
 """A thought at the end of a prompt, as Qwen's and DeepSeek's, Google's and Cohere's templates write it."""
 
 
-def refusal(reason: object) -> DataError:
+def build_template_refusal(reason: object) -> DataError:
     """The error about a conversation that the chat template does not take, with the template's own reason."""
     return DataError(
         f"the model's chat template refuses this conversation: {' '.join(str(reason).split())}",
@@ -40,33 +40,33 @@ def refusal(reason: object) -> DataError:
     )
 
 
-def renderings(example: Example) -> list[Rendering]:
+def plan_renderings(example: Example) -> list[Rendering]:
     """What has to be rendered to cut a conversation: (turns, with a generation prompt behind them), the whole first."""
     messages = example.messages
     needed = [(len(messages), messages[-1]["role"] != "assistant")]
     for i, message in enumerate(messages):
-        if trained_on(message):
+        if is_trained_on(message):
             needed += [(i, True), (i + 1, False)]
     return list(dict.fromkeys(needed))
 
 
-def rendered_turns(example: Example) -> int:
+def count_rendered_turns(example: Example) -> int:
     """Turns that are rendered to cut a conversation, each counted every time; 1 for what is no conversation.
 
-    >>> rendered_turns(Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})))
+    >>> count_rendered_turns(Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})))
     3
     """
-    return sum(count for count, _ in renderings(example)) if example.messages else 1
+    return sum(count for count, _ in plan_renderings(example)) if example.messages else 1
 
 
-def beginning_of(example: Example, limit: int) -> Example:
+def truncate_conversation(example: Example, limit: int) -> Example:
     """Return a conversation up to the last answer for which at most `limit` turns are rendered, or up to its first
     answer; an example that is no conversation, or takes no more, as it is."""
-    if rendered_turns(example) <= limit:
+    if count_rendered_turns(example) <= limit:
         return example
     taken, shown = 0, 0
     for i, message in enumerate(example.messages):
-        if not trained_on(message):
+        if not is_trained_on(message):
             continue
         taken += 2 * i + 1
         if shown and taken > limit:
@@ -75,14 +75,14 @@ def beginning_of(example: Example, limit: int) -> Example:
     return replace(example, messages=example.messages[:shown]) if shown else example
 
 
-def cut(
+def split_segments(
     example: Example, rendered: Mapping[Rendering, str], ends: Mapping[str, str] | None = None
 ) -> list[list[Segment]]:
     """The texts to train on, each in segments: what the model is given and what it has to write, in turns.
 
     Args:
         example: a conversation. Where it does not end with an answer, the last text ends with what asks for one.
-        rendered: its `renderings`, in their order.
+        rendered: its `plan_renderings`, in their order.
         ends: of a template that writes no end of a turn, what begins the next one (facts/turn_end.py).
 
     Raises:
@@ -93,7 +93,7 @@ def cut(
     texts: list[list[Segment]] = []
     done = ""
     for i, message in enumerate(example.messages):
-        if not trained_on(message):
+        if not is_trained_on(message):
             continue
         prompt, upto = rendered[i, True], rendered[i + 1, False]
         answer = _answer(example.messages[i - 1], message, prompt, upto)
@@ -101,7 +101,7 @@ def cut(
             if asks:  # an earlier turn of a prompt, which is only shown
                 continue
             raise _not_answering(i, message, prompt, upto)
-        answer += end_of(message, ends or {})
+        answer += turn_end_text(message, ends or {})
         if not texts or not prompt.startswith(done):
             texts.append([])
             done = ""
@@ -126,22 +126,22 @@ def _answer(given: Message, message: Message, prompt: str, upto: str) -> str | N
     if upto.startswith(prompt):
         return upto[len(prompt) :]
     thought = _THOUGHT.search(prompt)
-    rest = _behind(prompt[: thought.start()] if thought else prompt, upto, str(given.get("content") or "").strip())
+    rest = _text_after(prompt[: thought.start()] if thought else prompt, upto, str(given.get("content") or "").strip())
     if rest is None or thought is None:
         return rest
-    own = thoughts_of(message).strip("\n")
+    own = reasoning_of_message(message).strip("\n")
     if thought["closed"]:
         # Command R7B's template writes the next prompt behind every answer, asked to or not.
         unclear = (own and own in rest) or rest.endswith(thought[0])
         return None if unclear else rest.removeprefix(CLOSING)
     if not own or thought["opened"] != OPENING:
         return None
-    answer = split_thoughts(rest)[1] if CLOSING in rest else rest
+    answer = split_think_tags(rest)[1] if CLOSING in rest else rest
     closing = f"\n{CLOSING}\n\n" if thought[0].endswith("\n") else CLOSING
     return own + closing + answer.lstrip("\n")
 
 
-def _behind(start: str, text: str, given: str) -> str | None:
+def _text_after(start: str, text: str, given: str) -> str | None:
     """What the text has behind `start`; or, where it starts otherwise, behind the last turn's content and what `start`
     has after that."""
     if text.startswith(start):
@@ -156,7 +156,7 @@ def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataE
         (i for i, (a, b) in enumerate(zip(prompt, upto, strict=False)) if a != b), min(len(prompt), len(upto))
     )
     thought = _THOUGHT.search(prompt)
-    if thoughts_of(message):
+    if reasoning_of_message(message):
         help_text = "set data.thinking: drop, or the switch with which the template asks for reasoning"
     elif thought and not thought["closed"]:
         help_text = (

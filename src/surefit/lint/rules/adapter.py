@@ -16,18 +16,18 @@ from surefit.facts.experts import experts_of
 from surefit.facts.lora_settings import (
     MERGE_IT,
     PREFIX,
-    adapted_in,
     adapters_below,
-    changes_arithmetic,
-    found_below,
+    describe_nested_adapters,
+    find_non_lora_setting,
+    find_setting_blocking_training,
     matching_exactly,
-    not_continued,
+    modules_with_factors,
 )
-from surefit.facts.memory_formula import MOMENTS, OUTPUT_HEADS, target_modules, trained
+from surefit.facts.memory_formula import MOMENTS, OUTPUT_HEADS, count_trainable_parameters, target_modules
 from surefit.facts.model import ModelFacts
 from surefit.facts.safetensors import read_header
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, LintContext, named_by, rule
+from surefit.lint.rule import Finding, LintContext, find_refused_combinations, rule
 
 SCALES = (1 / 64, 32)
 """alpha / r of settings that are known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
@@ -265,7 +265,7 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
                 message=f"{section.start_from} was trained with {key} {had}, and lora.{key} is {now}",
                 help=f"write {key}: {had}",
             )
-    problem, special = changes_arithmetic(found), not_continued(found)
+    problem, special = find_non_lora_setting(found), find_setting_blocking_training(found)
     if problem is not None:
         yield Finding(
             field="lora.start_from",
@@ -293,7 +293,7 @@ def _other_layers(model: ModelFacts | None, section: LoraSection, found: Mapping
         return
     now = set(target_modules(model, section))
     tensors = _tensors_of(section)
-    had = adapted_in(tensors) & model.linear_modules.keys()
+    had = modules_with_factors(tensors) & model.linear_modules.keys()
     if not found.get("target_parameters") and (never := _never_adapted(model, tensors)):
         yield Finding(
             field="lora.start_from",
@@ -330,7 +330,7 @@ def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
     embeddings = {name.partition(".lora_")[0] for name in tensors if ".lora_embedding_" in name}
     return sorted(
         name
-        for name in adapted_in(tensors)
+        for name in modules_with_factors(tensors)
         if PREFIX + name in embeddings
         or (model.tied_embeddings and name.rpartition(".")[2] in OUTPUT_HEADS)
         or (name in model.linear_modules and (closed_to_lora(model.model_type, name) or without_gradient(name)))
@@ -361,7 +361,7 @@ def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Fi
     `get_weight_norm` takes the norm of each row, of what `dequantize_module_weight` makes of bitsandbytes' and
     torchao's weights.
     """
-    yield from named_by(context, config, "ADP006")
+    yield from find_refused_combinations(context, config, "ADP006")
 
 
 @rule("ADP007", "experts-not-adapted", severity="warning")
@@ -397,7 +397,10 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
         return
     reached = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
     choice, more = f"write what is adapted, [{', '.join(sorted(reached))}]", ""
-    now, then = (trained(model, each, "bfloat16") for each in (adapter, adapter.model_copy(update={"experts": True})))
+    now, then = (
+        count_trainable_parameters(model, each, "bfloat16")
+        for each in (adapter, adapter.model_copy(update={"experts": True}))
+    )
     if model.expert_stacks and now and then:
         more = (
             f", or set lora.experts: true for {count_text(then.parameters)} factors in place of "
@@ -436,7 +439,7 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
     PEFT 0.21, `tuners/lora/layer.py`: `ParamWrapper` raises for `lora_dropout`, `use_dora` and `lora_bias`.
     """
     adapter = config.adapter
-    yield from named_by(context, config, "ADP009")
+    yield from find_refused_combinations(context, config, "ADP009")
     if adapter is None or not adapter.experts or model.expert_parameters is None:
         return
     if not model.expert_stacks:
@@ -529,7 +532,7 @@ def adapter_config(directory: Path) -> dict[str, Any] | str:
         found = read_json_file(directory / "adapter_config.json")
     except FileNotFoundError:
         below = adapters_below(directory)
-        return f"there is no adapter_config.json in it{found_below(below)}"
+        return f"there is no adapter_config.json in it{describe_nested_adapters(below)}"
     except (OSError, ValueError):
         return "its adapter_config.json cannot be read"
     if not (directory / "adapter_model.safetensors").is_file():

@@ -235,7 +235,7 @@ def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
 
 
 @rule("AUD046", "unread-columns", severity="info")
-def unread_columns(audit: AuditFacts) -> Iterator[Finding]:
+def columns_not_read(audit: AuditFacts) -> Iterator[Finding]:
     """Rows have columns, or their turns have keys, that nothing reads.
 
     ## What it does

@@ -169,7 +169,7 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     mixed = [seen for key, seen in audit.conventions.items() if key.startswith("data.mix.")]
     scored = {key: seen for key, seen in audit.conventions.items() if not key.startswith("data.mix.")}
     for left, right in [*_PAIRS, *combinations(_FINALS, 2)]:
-        trained = {way: _summed([audit.observations, *mixed], way) for way in (left, right)}
+        trained = {way: _sum_observations([audit.observations, *mixed], way) for way in (left, right)}
         common, rare = sorted(trained, key=lambda way: -trained[way].rows)
         if _matters(trained[rare], trained[common]):
             yield Finding(
@@ -180,7 +180,7 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
             )
             continue
         for key, seen in scored.items():
-            other, same = _summed([seen], rare), _summed([seen], common)
+            other, same = _sum_observations([seen], rare), _sum_observations([seen], common)
             if trained[common].rows > FEW and _matters(other, same):
                 yield Finding(
                     field=key,
@@ -190,7 +190,7 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
                 )
 
 
-def _summed(sources: Sequence[Mapping[str, Observation]], name: str) -> Observation:
+def _sum_observations(sources: Sequence[Mapping[str, Observation]], name: str) -> Observation:
     """Return an observation of all sources together."""
     found = [seen[name] for seen in sources if name in seen]
     examples = tuple(example for seen in found for example in seen.examples)

@@ -8,7 +8,7 @@ from surefit.config.schema import Config
 from surefit.core.units import plural
 from surefit.facts.dataset import DatasetFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 
 @rule("BAT001", "micro-batch-does-not-divide", severity="error", suppressible=False)
@@ -40,7 +40,7 @@ def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
             field="train.per_device_train_batch_size",
             message=f"a micro batch of {micro} does not divide the global batch of {whole}",
             help=f"write {divisors[-1]}, or leave it at auto",
-            fix=Fix("train.per_device_train_batch_size", "auto"),
+            fix=ConfigFix("train.per_device_train_batch_size", "auto"),
         )
 
 

@@ -16,7 +16,7 @@ from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.lint.engine import all_rules
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 
 @rule("CFG001", "output-is-input", severity="error")
@@ -122,7 +122,7 @@ def lora_settings_without_lora(context: LintContext, config: Config) -> Iterator
                 field=f"lora.{name}",
                 message=f"{name} has no effect: train.method is full",
                 help="remove it, or write train.method: lora",
-                fix=Fix(f"lora.{name}", None),
+                fix=ConfigFix(f"lora.{name}", None),
             )
 
 
@@ -253,7 +253,7 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
                 field=dotted,
                 message=f"{dotted.partition('.')[2]} has no effect: {why}",
                 help="write true" if dotted == "train.gradient_checkpointing" else "take it out",
-                fix=Fix(dotted, True if dotted == "train.gradient_checkpointing" else None),
+                fix=ConfigFix(dotted, True if dotted == "train.gradient_checkpointing" else None),
             )
 
 
@@ -290,7 +290,7 @@ def fused_kernels_not_there(
             field="speed.kernels",
             message=f"fused kernels need an Ampere GPU or a later one, and {hardware.name} is older",
             help="leave it at auto, which trains without them there",
-            fix=Fix("speed.kernels", "auto"),
+            fix=ConfigFix("speed.kernels", "auto"),
         )
     if hardware.source != "detected":
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.core.units import bytes_text
 from surefit.facts.disk import disk_terms, download_term
 from surefit.facts.hardware import HardwareFacts
@@ -14,7 +14,9 @@ from surefit.lint.rule import Finding, rule
 
 
 @rule("DSK001", "run-does-not-fit-the-disk", severity="error")
-def run_does_not_fit_the_disk(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def run_does_not_fit_the_disk(
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts
+) -> Iterator[Finding]:
     """The run's files are larger than the free space.
 
     ## What it does

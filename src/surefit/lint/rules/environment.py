@@ -13,7 +13,7 @@ from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.threads import SMALL_MODEL
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 
 MANY_CORES = 4
 NO_P2P = "RTX 40"
@@ -266,5 +266,8 @@ def attention_not_on_this_device(setup: Setup, hardware: HardwareFacts) -> Itera
     else:
         return
     yield Finding(
-        field="attention", message=problem, help="leave speed.attention at auto", fix=Fix("speed.attention", "auto")
+        field="attention",
+        message=problem,
+        help="leave speed.attention at auto",
+        fix=ConfigFix("speed.attention", "auto"),
     )

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
 
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
-from surefit.core.units import plural, shortened
+from surefit.core.units import plural, truncate_text
 from surefit.facts.answering_time import checkpoints_against_training
 from surefit.facts.dataset import DatasetFacts
-from surefit.facts.eval_prompts import ScoredFacts, ScoredSet
+from surefit.facts.eval_prompts import EvalPromptFacts, EvalPromptSet
 from surefit.facts.gpus import find_gpu
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
@@ -57,7 +57,7 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
     sampled = setup.do_sample is True and setup.temperature != 0
     if not sampled and not (setup.do_sample is None and setup.temperature):
         return
-    at = f" at temperature {shortened(str(setup.temperature))}" if setup.temperature else ""
+    at = f" at temperature {truncate_text(str(setup.temperature))}" if setup.temperature else ""
     yield Finding(
         field="do_sample" if setup.do_sample else "temperature",
         message=f"the scored answers are drawn at random{at}: the same model scores differently each time",
@@ -228,7 +228,7 @@ def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding
 
 
 @rule("EVL006", "more-answers-than-examples", severity="info")
-def more_answers_than_examples(config: Config, resolved: Resolved, dataset: DatasetFacts) -> Iterator[Finding]:
+def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset: DatasetFacts) -> Iterator[Finding]:
     """With `evaluate.in_training`, more answers are generated than examples are trained on.
 
     ## What it does
@@ -311,7 +311,7 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
 
 @rule("EVL008", "scoring-outlasts-training", severity="warning")
 def scoring_outlasts_training(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts
 ) -> Iterator[Finding]:
     """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
 
@@ -352,7 +352,7 @@ def scoring_outlasts_training(
 
 
 @rule("EVL009", "scored-set-without-answers", severity="error")
-def scored_set_without_answers(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
+def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
     """Scores are asked for of a set in which no row has an answer to compare with.
 
     ## What it does
@@ -387,7 +387,7 @@ def scored_set_without_answers(config: Config, scored: ScoredFacts) -> Iterator[
 
 
 @rule("EVL010", "rows-not-scored", severity="info")
-def rows_not_scored(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
+def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
     """Rows of the scored sets have no answer to compare with, and are left out of the scores.
 
     ## What it does
@@ -420,7 +420,7 @@ def rows_not_scored(config: Config, scored: ScoredFacts) -> Iterator[Finding]:
 
 
 @rule("EVL031", "nothing-held-out", severity="info")
-def nothing_held_out(context: LintContext, config: Config) -> Iterator[Finding]:
+def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
     """All rows are trained on, and none is held out.
 
     ## What it does
@@ -584,5 +584,5 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
         )
 
 
-def _key_of(scored: ScoredSet) -> str:
+def _key_of(scored: EvalPromptSet) -> str:
     return "data.eval" if scored.name == "eval" else f"evaluate.extra_sets.{scored.name}"

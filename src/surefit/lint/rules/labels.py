@@ -178,7 +178,7 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _seen(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
+def _observation_with_example(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
     """An observation and its first example, as the end of a sentence."""
     found = batch.seen(name)
     return (found, f" ({found.examples[0]})" if found.examples else "") if found else None
@@ -204,7 +204,7 @@ def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#6668: loss 0.0 in every step, because every label was masked. A published report on AMR parsing
     trained with masks that covered everything.
     """
-    if found := _seen(batch, "dead"):
+    if found := _observation_with_example(batch, "dead"):
         yield Finding(
             field="data.train",
             message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have no token to learn"
@@ -234,7 +234,7 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     ## Evidence
     huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
     """
-    if found := _seen(batch, "overwritten"):
+    if found := _observation_with_example(batch, "overwritten"):
         yield Finding(
             field="data.train",
             message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have other labels than "
@@ -265,7 +265,7 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#4201: the header of the assistant's turn was counted as part of the answer, for lack of a generation
     prompt.
     """
-    if found := _seen(batch, "misplaced_mask"):
+    if found := _observation_with_example(batch, "misplaced_mask"):
         yield Finding(
             field="data.train",
             message=f"{found[0].rows} of {plural(found[0].of, 'answer')} in the first batches do not begin where the "
@@ -294,7 +294,7 @@ def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     PyTorch's cross-entropy ignores -100 only; transformers' `DataCollatorWithPadding` does not handle labels, and code
     that pads them by hand uses the same id for both.
     """
-    if found := _seen(batch, "supervised_padding"):
+    if found := _observation_with_example(batch, "supervised_padding"):
         yield Finding(
             field="data.train",
             message=f"the loss falls on {found[0].rows} of {plural(found[0].of, 'padding token')} in the first batches"
@@ -355,7 +355,7 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
     measured: an attention function that was registered without its mask ignored the padding, an error of 0.60 in the
     logits, without a message.
     """
-    if found := _seen(batch, "attention"):
+    if found := _observation_with_example(batch, "attention"):
         yield Finding(
             field="data.train",
             message=f"the attention mask is wrong for {plural(found[0].rows, 'example')} of the first batches"

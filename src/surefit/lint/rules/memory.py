@@ -7,30 +7,35 @@ from dataclasses import replace
 
 from surefit.config.capabilities import BITSANDBYTES
 from surefit.config.oom_ladder import as_arguments, lowest_rung
-from surefit.config.resolve import Resolved
+from surefit.config.resolve import ResolvedConfig
 from surefit.config.schema import Config
-from surefit.config.world import processes, sharing_by, ways_to_share
+from surefit.config.world import count_processes, parallel_candidates, with_parallel_settings
 from surefit.core.units import bytes_text
-from surefit.facts.eval_prompts import ScoredFacts
-from surefit.facts.generation import answering, held_by_training, most_prompts, room_for
+from surefit.facts.eval_prompts import EvalPromptFacts
+from surefit.facts.generation import (
+    estimate_generation_memory,
+    generation_room_bytes,
+    held_by_training,
+    largest_fitting_eval_batch,
+)
 from surefit.facts.hardware import HardwareFacts
-from surefit.facts.memory_formula import MOMENTS, Term, at_least
+from surefit.facts.memory_formula import MOMENTS, MemoryTerm, fullest_moment_bytes
 from surefit.facts.memory_per_rank import memory_terms
 from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, rule
+from surefit.lint.rule import ConfigFix, Finding, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
 """The moments whose memory grows with the length of the rows."""
 ROOM = 0.9
-"""Of the memory: what advice may fill at the least, since `at_least` is a lower bound."""
+"""Of the memory: what advice may fill at the least, since `fullest_moment_bytes` is a lower bound."""
 SMALL_SHARE = 0.05
 """Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""
 
 
 @rule("MEM001", "does-not-fit", severity="error")
-def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """Weights, gradients and optimizer alone are larger than the memory.
 
     ## What it does
@@ -59,7 +64,7 @@ def does_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts)
 
 
 @rule("MEM002", "logits-do-not-fit", severity="warning")
-def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
+def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> Iterator[Finding]:
     """The logits and activations of full-length rows do not fit in memory.
 
     ## What it does
@@ -85,7 +90,7 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
     """
     terms = memory_terms(resolved, model, hardware.compute_capability)
     without = [term for term in terms if term.moment not in PER_ROW]
-    if hardware.memory_bytes is not None and at_least(without) <= hardware.memory_bytes:
+    if hardware.memory_bytes is not None and fullest_moment_bytes(without) <= hardware.memory_bytes:
         less = lowest_rung(resolved.config, hardware.kind)
         yield from _too_large(
             terms,
@@ -93,31 +98,35 @@ def logits_do_not_fit(resolved: Resolved, model: ModelFacts, hardware: HardwareF
             "data.max_length",
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
             + (f", or compute with less memory: {as_arguments(less)}" if less else "")
-            + _shared_instead(resolved, model, hardware),
+            + _suggest_context_parallel(resolved, model, hardware),
         )
 
 
-def _shared_instead(resolved: Resolved, model: ModelFacts, hardware: HardwareFacts) -> str:
+def _suggest_context_parallel(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> str:
     """The fewest devices among which the tokens of each example could be shared, as advice; empty where 8 do not do."""
     config, capacity = resolved.config, hardware.memory_bytes
     if resolved.provenance["speed.kernels"].kind == "auto":  # they give way to another mode
         config = config.model_copy(update={"speed": config.speed.model_copy(update={"kernels": "auto"})})
-    here = processes(config)
+    here = count_processes(config)
     for count in dict.fromkeys((here, *(n for n in (2, 4, 8) if n > here))):
         alone = {"nodes": 1, "count": count} if count > here else {}
         more = config.model_copy(update={"hardware": config.hardware.model_copy(update=alone)})
-        for way in ways_to_share(more, count):
-            shared = replace(resolved, config=sharing_by(more, way))
+        for way in parallel_candidates(more, count):
+            shared = replace(resolved, config=with_parallel_settings(more, way))
             terms = memory_terms(shared, model, hardware.compute_capability)
-            if way.get("parallel.cp", 1) > 1 and capacity is not None and at_least(terms) <= ROOM * capacity:
+            if (
+                way.get("parallel.cp", 1) > 1
+                and capacity is not None
+                and fullest_moment_bytes(terms) <= ROOM * capacity
+            ):
                 section = ", ".join(f"{key.removeprefix('parallel.')}: {value}" for key, value in way.items())
                 devices = "" if count == here else f"--gpus {count} with "
                 return f", or share the tokens of each example: {devices}parallel: {{{section}}}"
     return ""
 
 
-def _too_large(terms: list[Term], hardware: HardwareFacts, field: str, help_text: str) -> Iterator[Finding]:
-    needed = at_least(terms)
+def _too_large(terms: list[MemoryTerm], hardware: HardwareFacts, field: str, help_text: str) -> Iterator[Finding]:
+    needed = fullest_moment_bytes(terms)
     if hardware.memory_bytes is not None and needed > hardware.memory_bytes:
         largest = max(terms, key=lambda term: term.bytes)
         yield Finding(
@@ -232,7 +241,7 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
 
 @rule("MEM009", "scoring-may-not-fit", severity="warning")
 def scoring_may_not_fit(
-    resolved: Resolved, model: ModelFacts, hardware: HardwareFacts, scored: ScoredFacts
+    resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts
 ) -> Iterator[Finding]:
     """The answers that are to be scored may take more memory than the device has.
 
@@ -280,16 +289,16 @@ def _too_large_to_answer(
     held: tuple[int | None, int] | None = None,
 ) -> Finding | None:
     """What is wrong with answering prompts of that length, in a process of its own or beside what training holds."""
-    found = answering(config, model, hardware.kind, longest, hardware.compute_capability)
+    found = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
     if found is None or hardware.memory_bytes is None:
         return None
-    room, weights, kept = room_for(found, config, hardware) or 0, found.weights, 0
+    room, weights, kept = generation_room_bytes(found, config, hardware) or 0, found.weights, 0
     if held is not None:
         weights, kept, room = held[0] or weights, held[1], hardware.memory_bytes
     needed = found.bytes - found.weights + weights
     if needed + kept <= room:
         return None
-    fewer = most_prompts(config, model, hardware, room - kept - weights + found.weights, longest)
+    fewer = largest_fitting_eval_batch(config, model, hardware, room - kept - weights + found.weights, longest)
     help_text = f"write {fewer}"
     if held is not None and not fewer:
         help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
@@ -370,5 +379,5 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
             message=f"{setup.name('optimizer')} {setup.optimizer} for LoRA: the moments take at most "
             f"{bytes_text(moments)} in float32, beside {bytes_text(weights)} of weights",
             help="write adamw",
-            fix=Fix("train.optim", "adamw_torch") if setup.tool == "surefit" else None,
+            fix=ConfigFix("train.optim", "adamw_torch") if setup.tool == "surefit" else None,
         )

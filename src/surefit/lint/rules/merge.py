@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from surefit.core.units import quoted
+from surefit.core.units import shell_quote
 from surefit.facts.model import original_of, stored_by_name
 from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
@@ -41,7 +41,7 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
     """
     if setup.adapter == "full":
         return
-    stored = _stored(context)
+    stored = _base_quantization(context)
     if setup.merge_into == "quantized":
         field, what = "merge_into", f"the {_bits(setup)} base it was trained on"
     elif setup.merge_into == "original" and stored in STORED_QUANTIZED and setup.tool != "surefit":  # MOD012 names it
@@ -55,7 +55,7 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
     )
 
 
-def _stored(context: LintContext) -> str | None:
+def _base_quantization(context: LintContext) -> str | None:
     """How the base's own files are quantised, where that is known."""
     return context.model.quantization if context.model else None
 
@@ -87,7 +87,7 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
     """
     if setup.tool == "surefit":  # its merge is certified: the difference is measured, and decides
         return
-    elsewhere = setup.merge_into == "original" and _stored(context) not in STORED_QUANTIZED
+    elsewhere = setup.merge_into == "original" and _base_quantization(context) not in STORED_QUANTIZED
     if setup.adapter != "full" and elsewhere and setup.quantization in FROZEN_STORAGE:
         yield Finding(
             field="merge_into",
@@ -126,7 +126,7 @@ def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[F
     stored = model.quantization if model else stored_by_name(name)
     if setup.tool != "peft" or stored not in STORED_QUANTIZED:
         return
-    again = f", or `surefit merge ADAPTER --base {quoted(original_of(name) or 'ORIGINAL')} --trained-on nf4`"
+    again = f", or `surefit merge ADAPTER --base {shell_quote(original_of(name) or 'ORIGINAL')} --trained-on nf4`"
     nf4 = model.stored_nf4 if model else name.lower().endswith("-bnb-4bit")
     yield Finding(
         field="base_model",

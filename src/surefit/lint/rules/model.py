@@ -17,7 +17,7 @@ from surefit.facts.module_names import HEADS, layers_of
 from surefit.facts.setup import Setup
 from surefit.facts.stack import StackFacts
 from surefit.facts.tokenizer import known_tokens
-from surefit.lint.rule import Finding, LintContext, named_by, rule
+from surefit.lint.rule import Finding, LintContext, find_refused_combinations, rule
 from surefit.lint.rules.adapter import STORED_QUANTIZED
 
 NAME = "model.name_or_path"
@@ -613,7 +613,7 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     ## Evidence
     transformers' `add_tokens` returns 0 for a token that already exists, and says nothing.
     """
-    yield from named_by(context, config, "MOD014")
+    yield from find_refused_combinations(context, config, "MOD014")
     known = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []
     if known:
         yield Finding(

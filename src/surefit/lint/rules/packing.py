@@ -8,7 +8,7 @@ from surefit.core.units import plural
 from surefit.facts.batch import BatchFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, rule
+from surefit.lint.rule import ConfigFix, Finding, rule
 
 MASKED_ONLY = ("eager", "sdpa")
 """Attention implementations that know of documents only what a mask tells them."""
@@ -55,7 +55,7 @@ def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
             "keep the examples of a row apart, at quadratic cost"
             + ("" if own else ", and any attention mask in the batch switches it off"),
             help=f"{'leave it at auto' if own else 'use flash_attention_2 or flex_attention'}, or do not pack",
-            fix=Fix("speed.attention", "auto") if own else None,
+            fix=ConfigFix("speed.attention", "auto") if own else None,
         )
 
 
@@ -154,7 +154,7 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
                 field="packing",
                 message=f"{model.name} cannot be packed: {model.packing_obstacle}",
                 help="leave data.packing at auto, which pads this model",
-                fix=Fix("data.packing", "auto"),
+                fix=ConfigFix("data.packing", "auto"),
             )
         return
     blind = BLIND if setup.tool in PATCHING else BLIND | BLIND_UNPATCHED
@@ -224,5 +224,5 @@ def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
             field="attention",
             message=f"{setup.name('attention')} is torch_varlen, which reads packed rows only, and rows are padded",
             help="leave it at auto",
-            fix=Fix("speed.attention", "auto"),
+            fix=ConfigFix("speed.attention", "auto"),
         )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from surefit.config.modes import MODES
 from surefit.config.schema import Config
-from surefit.config.world import data_ranks
+from surefit.config.world import count_data_ranks
 from surefit.facts.model import ModelFacts
 from surefit.facts.module_names import LAYER_CLASSES, layers_of
 from surefit.facts.setup import Setup
 from surefit.facts.sharding import sharing_obstacle
-from surefit.lint.rule import Finding, LintContext, named_by, rule
+from surefit.lint.rule import Finding, LintContext, find_refused_combinations, rule
 
 SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}
 """Values of device_map that lay one model over several GPUs."""
@@ -317,7 +317,7 @@ def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterato
     bitsandbytes 0.50, `nn/modules.py`: `fix_4bit_weight_quant_state_from_module` replaces `module.weight` by a fresh
     `Params4bit` where it finds a plain parameter.
     """
-    yield from named_by(context, config, "PAR009")
+    yield from find_refused_combinations(context, config, "PAR009")
 
 
 @rule("PAR010", "processes-without-micro-batches", severity="warning")
@@ -342,7 +342,11 @@ def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
     ## Evidence
     Arithmetic: 3 micro batches on 2 processes take as long as 4.
     """
-    micro, ranks, whole = config.train.per_device_train_batch_size, data_ranks(config), config.train.global_batch_size
+    micro, ranks, whole = (
+        config.train.per_device_train_batch_size,
+        count_data_ranks(config),
+        config.train.global_batch_size,
+    )
     if ranks == 1 or not isinstance(micro, int) or config.data.packing is not False or whole % micro:
         return
     batches = whole // micro
@@ -376,7 +380,7 @@ def scores_in_training_of_a_shared_model(context: LintContext, config: Config) -
     ## Evidence
     By design, `fully_shard` gathers a layer with a call that all processes must make.
     """
-    yield from named_by(context, config, "PAR011")
+    yield from find_refused_combinations(context, config, "PAR011")
 
 
 @rule("PAR012", "mode-excludes-setting", severity="error", suppressible=False)
@@ -401,7 +405,7 @@ def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Find
     allows. Found by that test: 8-bit optimizers under fsdp and zero2, compiled layers under pp, fused LoRA under zero3
     were refused only by the engines, after loading.
     """
-    yield from named_by(context, config, "PAR012")
+    yield from find_refused_combinations(context, config, "PAR012")
 
 
 @rule("PAR013", "model-not-shareable", severity="error", suppressible=False)

@@ -9,7 +9,7 @@ from surefit.facts.all_linear import CONV1D
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, rule
+from surefit.lint.rule import ConfigFix, Finding, rule
 
 HALF = {"bfloat16": 2**9, "float16": 2**12}
 """16-bit type → how many times a step a weight has to be for the step to be rounded away: rounding loses what is below
@@ -49,7 +49,7 @@ def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Findin
             field="model.dtype",
             message=f"{hardware.name} (compute capability {major}.{minor}) has no bfloat16 arithmetic and emulates it",
             help="leave model.dtype at auto, or write float16 or float32",
-            fix=Fix("model.dtype", "auto"),
+            fix=ConfigFix("model.dtype", "auto"),
         )
 
 
@@ -83,7 +83,7 @@ def fp16_without_loss_scaling(setup: Setup) -> Iterator[Finding]:
         )
 
 
-def _computed_in(setup: Setup) -> str | None:
+def _compute_dtype(setup: Setup) -> str | None:
     """The type the run computes in: what its switches say, else its dtype; None where they contradict each other."""
     if setup.bf16 and setup.fp16:
         return None
@@ -113,7 +113,7 @@ def adapter_in_float32(setup: Setup) -> Iterator[Finding]:
     A published report on function calling with QLoRA stopped at "float != bfloat16" until the adapter was cast to
     bfloat16. AgileRL/AgileRL#623 measured 20 to 24 % less peak memory without the copies, and identical gradients.
     """
-    computed = _computed_in(setup)
+    computed = _compute_dtype(setup)
     if setup.tool == "surefit" or setup.adapter == "full":  # SureFit holds the adapter in the base's type
         return
     if setup.adapter_dtype == "float32" and computed in HALF:
@@ -175,7 +175,7 @@ def compute_type_mismatch(setup: Setup) -> Iterator[Finding]:
     for backward compatibility, and bfloat16 is the one to set. The library itself warns of "slow inference or training
     speed" when float16 meets float32.
     """
-    computed, layers = _computed_in(setup), setup.quant_compute_dtype
+    computed, layers = _compute_dtype(setup), setup.quant_compute_dtype
     if setup.quantization in ("nf4", "fp4") and computed in HALF and layers is not None and layers != computed:
         yield Finding(
             field="quant_compute_dtype",
@@ -218,7 +218,7 @@ def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
     bfloat16, 12 % at 1e-4. vllm-project/speculators#765: every norm weight of released models was exactly 1.0;
     NVIDIA-NeMo/Automodel#3444 added float32 masters to a recipe at 6e-6 for the same reason.
     """
-    computed, rate = _computed_in(setup), setup.learning_rate
+    computed, rate = _compute_dtype(setup), setup.learning_rate
     if setup.adapter != "full" or _has_masters(setup) is not False or computed not in HALF or not rate:
         return
     unmoved = HALF[computed] * rate
@@ -289,7 +289,7 @@ def float16_beside_bfloat16(config: Config, hardware: HardwareFacts) -> Iterator
             field="model.dtype",
             message=f"float16 on {hardware.name}: {better}",
             help="leave model.dtype at auto",
-            fix=Fix("model.dtype", "auto"),
+            fix=ConfigFix("model.dtype", "auto"),
         )
 
 
@@ -351,5 +351,5 @@ def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
             field="model.quantization",
             message=f"{config.model.quantization} quantises linear layers, and a {model.model_type} model has none",
             help="set model.quantization: none",
-            fix=Fix("model.quantization", "none"),
+            fix=ConfigFix("model.quantization", "none"),
         )

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from surefit.config.schema import Config
 from surefit.core.units import plural
 from surefit.facts.audit import AuditFacts
-from surefit.facts.chat_template import with_defaults
+from surefit.facts.chat_template import bake_template_defaults
 from surefit.facts.examples import ExampleFacts
 from surefit.facts.template import TemplateRefused, variables_of
-from surefit.facts.thinking import Reads, how_read
+from surefit.facts.thinking import TemplateReasoning, probe_template_reasoning
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.audit import ANY, rows_found
@@ -20,11 +20,11 @@ SWITCHES = ("enable_thinking", "thinking")
 """Under these names templates take whether the model is to reason."""
 
 
-def _reads(config: Config, tokenizer: TokenizerFacts) -> Reads | None:
+def _reads(config: Config, tokenizer: TokenizerFacts) -> TemplateReasoning | None:
     """What the template makes of reasoning with the switches of the run."""
     if not tokenizer.chat_template:
         return None
-    return how_read(with_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
+    return probe_template_reasoning(bake_template_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
 
 
 def _switch(tokenizer: TokenizerFacts) -> str | None:

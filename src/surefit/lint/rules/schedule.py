@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.resolve import Resolved, rounds, warmup_steps
+from surefit.config.resolve import ResolvedConfig, count_due_steps, warmup_steps
 from surefit.config.schema import Config
 from surefit.core.units import count_text
 from surefit.facts.families import size_in_name
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.lint.rule import Finding, Fix, LintContext, rule
+from surefit.lint.rule import ConfigFix, Finding, LintContext, rule
 from surefit.lint.rules.evaluation import ALWAYS_MEASURED
 
 TINY = 20_000_000
@@ -51,7 +51,7 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
         message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
         f"reaches {peak}",
         help="write the warmup as a share of the run, warmup_steps: 0.03" if own else "warm up over 3 % of the run",
-        fix=Fix("train.warmup_steps", 0.03) if own else None,
+        fix=ConfigFix("train.warmup_steps", 0.03) if own else None,
     )
 
 
@@ -67,7 +67,7 @@ def _count(setup: Setup, total: int) -> str:
 
 
 @rule("SCH002", "checkpoint-never-comes", severity="warning")
-def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding]:
+def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
     """Checkpoints and held-out losses come less often than once per run.
 
     ## What it does
@@ -94,7 +94,7 @@ def checkpoint_never_comes(resolved: Resolved, setup: Setup) -> Iterator[Finding
             field="checkpoint.save_steps",
             message=f"the first checkpoint and held-out loss would come at step {every:,} of a run of {total:,}",
             help="leave checkpoint.save_steps at auto (a quarter of the run), or set it lower",
-            fix=Fix("checkpoint.save_steps", "auto"),
+            fix=ConfigFix("checkpoint.save_steps", "auto"),
         )
 
 
@@ -321,7 +321,7 @@ def two_warmups(setup: Setup) -> Iterator[Finding]:
 
 
 @rule("SCH009", "patience-never-runs-out", severity="warning")
-def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) -> Iterator[Finding]:
+def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
     """Early stopping is requested, but there are too few measurements for it to stop anything.
 
     ## What it does
@@ -353,7 +353,7 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
         return  # EVL032 says that nothing is measured
     loss = config.checkpoint.metric_for_best_model in (None, *ALWAYS_MEASURED)
     between = config.train.eval_steps if loss else None
-    measured = rounds(total, every, between)
+    measured = count_due_steps(total, every, between)
     if patience + 1 >= measured:
         enough, field = max(1, (total - 1) // (patience + 1)), "train.eval_steps" if loss else "checkpoint.save_steps"
         yield Finding(
@@ -365,7 +365,7 @@ def patience_never_runs_out(config: Config, resolved: Resolved, setup: Setup) ->
 
 
 @rule("SCH010", "no-stable-phase", severity="warning")
-def no_stable_phase(config: Config, resolved: Resolved) -> Iterator[Finding]:
+def no_stable_phase(config: Config, resolved: ResolvedConfig) -> Iterator[Finding]:
     """The schedule is warmup_stable_decay, and warmup and decay leave nothing between them.
 
     ## What it does

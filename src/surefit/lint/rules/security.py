@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from surefit.config.resolve import leaves
+from surefit.config.resolve import iter_config_values
 from surefit.config.schema import Config
 from surefit.core.env import redact
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.lint.rule import Finding, rule
 
 
@@ -33,12 +33,12 @@ def secret_in_config(config: Config) -> Iterator[Finding]:
     Meli et al. 2019 ("How Bad Can It Git?"): over 100,000 public repositories hold secrets, and thousands of new ones
     are added every day.
     """
-    for dotted, value in leaves(config):
+    for dotted, value in iter_config_values(config):
         texts = value if isinstance(value, list) else [value]
         found = next((text for text in texts if isinstance(text, str) and redact(text) != text), None)
         if found is not None:
             yield Finding(
                 field=dotted,
-                message=f"holds what looks like an access key or a password: {shortened(redact(found))}",
+                message=f"holds what looks like an access key or a password: {truncate_text(redact(found))}",
                 help="revoke it, and put a new one into the environment or a .env file",
             )

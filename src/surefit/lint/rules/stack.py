@@ -14,7 +14,7 @@ from surefit.config.trackers import TRACKERS
 from surefit.core.packaging import install_extra
 from surefit.facts.hardware import HardwareFacts
 from surefit.facts.setup import Setup
-from surefit.facts.stack import StackFacts, Unmet
+from surefit.facts.stack import StackFacts, UnmetRequirement
 from surefit.lint.rule import Finding, LintContext, rule
 
 FIRST_FOR_NUMPY_2 = {
@@ -47,18 +47,18 @@ def _uses(context: LintContext, setup: Setup, stack: StackFacts) -> bool:
     return here and (setup.tool == "surefit" or setup.package in stack.versions or bool(stack.pinned))
 
 
-def _said(unmet: Unmet, stack: StackFacts) -> str:
+def _unmet_text(unmet: UnmetRequirement, stack: StackFacts) -> str:
     if stack.pinned:
         return f"{stack.said(unmet.package)} asks for {unmet.wanted}, and {stack.said(unmet.other)} is asked for"
     found = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
     return f"{unmet.package} {stack.versions[unmet.package]} asks for {unmet.wanted}, and {found}"
 
 
-def _of(unmet: Unmet, stack: StackFacts) -> Finding:
+def _unmet_finding(unmet: UnmetRequirement, stack: StackFacts) -> Finding:
     if stack.pinned:
         advice = f"write {unmet.wanted}, or take another {unmet.package}"
-        return Finding(field=unmet.other, message=_said(unmet, stack), help=advice)
-    return Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
+        return Finding(field=unmet.other, message=_unmet_text(unmet, stack), help=advice)
+    return Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.wanted}' (or a newer {unmet.package})")
 
 
 @rule("STK001", "built-for-numpy-1", severity="error")
@@ -120,7 +120,7 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     named = {"all"} if stack.pinned else set(setup.trackers or ())
     used = [package for name in TRACKERS if named & {name, "all"} for package in TRACKERS[name].packages[-1:]]
     for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
-        yield _of(unmet, stack)
+        yield _unmet_finding(unmet, stack)
 
 
 @rule("STK003", "flash-attention-not-there", severity="error")
@@ -187,7 +187,7 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
         advice = f"pip install --upgrade {unmet.package} torch, or pip uninstall {unmet.package}"
         if stack.pinned:
             advice = f"write versions that match, or take {unmet.package} out: text models do not need it"
-        yield Finding(field=unmet.package if stack.pinned else None, message=_said(unmet, stack), help=advice)
+        yield Finding(field=unmet.package if stack.pinned else None, message=_unmet_text(unmet, stack), help=advice)
     for other in ("torchvision", "torchaudio"):
         tags = stack.build("torch"), stack.build(other)
         if all(tags) and tags[0] != tags[1]:
@@ -224,7 +224,7 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
     if stack.pinned:
         packages, others = (*packages, *TOOLS), (*FAMILY, *BUILT_UPON)
     for unmet in stack.unmet(packages, others) if _uses(context, setup, stack) else ():
-        yield _of(unmet, stack)
+        yield _unmet_finding(unmet, stack)
 
 
 @rule("STK006", "quantization-without-bitsandbytes", severity="error")
@@ -347,7 +347,7 @@ def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -
     """
     if {"mlflow", "all"} & set(setup.trackers or ()) and _uses(context, setup, stack):
         for unmet in stack.unmet(("mlflow",), ("mlflow-skinny",)):
-            yield Finding(field="trackers", message=_said(unmet, stack), help="pip install 'mlflow!=3.18.0'")
+            yield Finding(field="trackers", message=_unmet_text(unmet, stack), help="pip install 'mlflow!=3.18.0'")
 
 
 @rule("STK010", "vllm-beside-training", severity="info")
@@ -372,7 +372,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
     """
     if "vllm" in stack.versions and not stack.pinned and _uses(context, setup, stack):
         unmet = stack.unmet(("vllm",), ("torch", "transformers"))
-        broken = "".join(f"; {_said(each, stack)}" for each in unmet)
+        broken = "".join(f"; {_unmet_text(each, stack)}" for each in unmet)
         yield Finding(
             message=f"vllm {stack.versions['vllm']} is installed beside the training stack{broken}",
             help="give vllm an environment of its own; it reads the merged model from disk",
@@ -433,7 +433,7 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
     """
     if setup.tool == "surefit" and _uses(context, setup, stack):
         for unmet in stack.unmet(("surefit",), stack.versions.keys()):
-            yield Finding(message=_said(unmet, stack), help=f"pip install '{unmet.wanted}'")
+            yield Finding(message=_unmet_text(unmet, stack), help=f"pip install '{unmet.wanted}'")
 
 
 @rule("STK013", "driver-too-old", severity="warning")

@@ -7,14 +7,14 @@ from typing import Any
 
 from surefit.config.schema import Config
 from surefit.core.errors import did_you_mean
-from surefit.core.units import shortened
+from surefit.core.units import truncate_text
 from surefit.facts.audit import AuditFacts
-from surefit.facts.chat_template import with_defaults
+from surefit.facts.chat_template import bake_template_defaults
 from surefit.facts.families import END_TOKENS, family_of, family_of_template, foreign_end_token
 from surefit.facts.model import ModelFacts
 from surefit.facts.setup import Setup
-from surefit.facts.template import TemplateRefused, render, variables_of
-from surefit.facts.thinking import as_read, how_read
+from surefit.facts.template import TemplateRefused, render_chat_template, variables_of
+from surefit.facts.thinking import message_as_template_reads, probe_template_reasoning
 from surefit.facts.tokenizer import TokenizerFacts
 from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.audit import ANY, rows_found
@@ -275,7 +275,7 @@ def vocabulary_larger_than_embedding(
     if plain is not None and plain >= size:
         beyond["the plain vocabulary"] = plain
     if beyond:
-        listed = ", ".join(f"{shortened(token, 40)} (id {number:,})" for token, number in list(beyond.items())[:3])
+        listed = ", ".join(f"{truncate_text(token, 40)} (id {number:,})" for token, number in list(beyond.items())[:3])
         yield Finding(
             field="base_model" if context.setup else "model.name_or_path",
             message=f"the tokenizer goes beyond the {size:,} embeddings of {model.name}: {listed}",
@@ -350,14 +350,16 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
     special = {role: text for role, text in named.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     try:
-        reads = how_read(with_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
-        seen = [as_read(turn, reads) for turn in turns]
-        render(tokenizer.chat_template, seen, special=special, switches=config.model.chat_template_kwargs)
+        reads = probe_template_reasoning(
+            bake_template_defaults(tokenizer.chat_template, config.model.chat_template_kwargs)
+        )
+        seen = [message_as_template_reads(turn, reads) for turn in turns]
+        render_chat_template(tokenizer.chat_template, seen, special=special, switches=config.model.chat_template_kwargs)
     except TemplateRefused as error:
         yield Finding(
             field="model.chat_template" if config.model.chat_template else "model.name_or_path",
             message=f"the chat template of {_model(context)} refuses a question and its answer: "
-            f"{shortened(' '.join(str(error).split()), 120)}",
+            f"{truncate_text(' '.join(str(error).split()), 120)}",
             help="take the template of the model's own repository, or set model.chat_template",
         )
 
@@ -392,13 +394,13 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
     question = [{"role": "user", "content": "?"}]
     try:
         trained, asked = (
-            render(template, question, add_generation_prompt=True, special=special, switches=switches)
+            render_chat_template(template, question, add_generation_prompt=True, special=special, switches=switches)
             for switches in (own, config.answering.chat_template_kwargs)
         )
     except TemplateRefused:
         return
     if trained != asked:
-        same = _parting(trained, asked)
+        same = _first_difference(trained, asked)
         yield Finding(
             field="evaluate.chat_template_kwargs",
             message=f"training asks for an answer with {_end(trained, same)}, and scoring with {_end(asked, same)}",
@@ -443,7 +445,7 @@ def two_chat_templates(
     trained, served = (_conversation(each, tokenizer, tools) for each in (own, other))
     if trained is None or trained == served:
         return
-    same = _parting(trained, served or "")
+    same = _first_difference(trained, served or "")
     renders = "refuses that" if served is None else f"renders {_end(served, same)}"
     if config.model.chat_template:
         field, first, second = "model.chat_template", config.model.chat_template, "own template"
@@ -466,13 +468,13 @@ def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str
     special = {role: text for role, text in named.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "?"}]
     try:
-        seen = [as_read(turn, how_read(template)) for turn in turns]
-        return render(template, seen, tools=tools, add_generation_prompt=True, special=special)
+        seen = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
+        return render_chat_template(template, seen, tools=tools, add_generation_prompt=True, special=special)
     except TemplateRefused:
         return None
 
 
-def _parting(first: str, second: str) -> int:
+def _first_difference(first: str, second: str) -> int:
     """Where two texts part."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
@@ -480,7 +482,7 @@ def _parting(first: str, second: str) -> int:
 
 def _end(text: str, same: int) -> str:
     """Where two prompts part, with a little of what is before."""
-    return repr(shortened(text[max(0, same - 20) :], 80))
+    return repr(truncate_text(text[max(0, same - 20) :], 80))
 
 
 @rule("TPL028", "template-of-another-family", severity="warning")

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefit.data.audit.detectors import detectors, file_detectors
+from surefit.data.audit.detectors import load_detectors, load_file_detectors
 
 COLUMNS = (
     "prompt", "completion", "messages", "conversations", "text", "summary", "tools", "function", "answers", "question",
@@ -27,12 +27,12 @@ values = st.recursive(
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(COLUMNS), values, max_size=5))
 def test_odd_rows(row: dict[str, Any]) -> None:
-    for detector in detectors():
+    for detector in load_detectors():
         seen = Counter(sighting.name for sighting in detector.look(0, row))
         assert set(seen) <= set(detector.names)
         assert all(count == 1 for count in seen.values())
 
 
 def test_names_are_used_once() -> None:
-    names = [name for detector in (*detectors(), *file_detectors()) for name in detector.names]
+    names = [name for detector in (*load_detectors(), *load_file_detectors()) for name in detector.names]
     assert len(names) == len(set(names))

@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 
 from surefit.data.audit.detectors import vintage
-from surefit.data.audit.detectors.vintage import Benchmarks, MovieLens, SingleObjects, Vintage, normal_hash
+from surefit.data.audit.detectors.vintage import (
+    Benchmarks,
+    MovieLens,
+    MovieLensRelease,
+    SingleObjects,
+    hash_normalized_text,
+)
 
-SMALL = Vintage("ml-latest-small", 4, 12, ("1", "7", "3.5", "900000007"), "2018")
+SMALL = MovieLensRelease("ml-latest-small", 4, 12, ("1", "7", "3.5", "900000007"), "2018")
 HEADER = "userId,movieId,rating,timestamp\n"
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vintage, "CURRENT", SMALL)
-    monkeypatch.setattr(vintage, "VINTAGES", (SMALL, Vintage("ml-100k", 9, 99, ("5", "5", "1", "800000000"))))
+    monkeypatch.setattr(
+        vintage, "MOVIELENS_RELEASES", (SMALL, MovieLensRelease("ml-100k", 9, 99, ("5", "5", "1", "800000000")))
+    )
 
 
 def ratings(shift: int = 0) -> str:
@@ -70,7 +78,7 @@ def test_other_files_are_none_of_its_business(tmp_path: Path, text: str) -> None
 
 def test_of_a_large_file_only_the_lines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vintage, "_SMALL", 10)
-    monkeypatch.setattr(vintage, "VINTAGES", (SMALL,))
+    monkeypatch.setattr(vintage, "MOVIELENS_RELEASES", (SMALL,))
     assert look(tmp_path / "data" / "ratings.csv", ratings())["movielens"].startswith(
         "ratings.csv: 12 ratings: ml-latest-small"
     )
@@ -82,7 +90,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_benchmark_questions_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vintage, "GSM8K_TEST", frozenset({normal_hash("How many ducks  are there?")}))
+    monkeypatch.setattr(vintage, "GSM8K_TEST", frozenset({hash_normalized_text("How many ducks  are there?")}))
     rows = [{"question": "Another one?"}, {"question": "how many Ducks are there?\n"}, [], "x", {"question": 3}]
     for name, expected in (
         ("math.jsonl", {"gsm8k_test", "mislabelled_benchmark"}),

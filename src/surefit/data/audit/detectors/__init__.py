@@ -19,7 +19,7 @@ MODULES: tuple[str, ...] = ("text", "targets", "tools", "conventions", "vintage"
 
 
 @dataclass(frozen=True)
-class Sighting:
+class DetectorMatch:
     """One row that shows one thing.
 
     Attributes:
@@ -42,7 +42,7 @@ class Detector(Protocol):
         """Whether rows with these columns, trained on with this recipe (None: not known), can show any of it."""
         ...
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """What this row shows: at most one sighting per name. Pure, quick, and never raising whatever the row holds."""
         ...
 
@@ -58,13 +58,13 @@ class FileDetector(Protocol):
 
 
 @lru_cache(maxsize=1)
-def detectors() -> tuple[Detector, ...]:
+def load_detectors() -> tuple[Detector, ...]:
     """Every row-level detector."""
     return _collected("DETECTORS")
 
 
 @lru_cache(maxsize=1)
-def file_detectors() -> tuple[FileDetector, ...]:
+def load_file_detectors() -> tuple[FileDetector, ...]:
     """Every detector of whole files."""
     return _collected("FILE_DETECTORS")
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from surefit.core.units import shortened
-from surefit.data.audit.detectors import Sighting
-from surefit.data.audit.detectors.parts import answer, answer_text
+from surefit.core.units import truncate_text
+from surefit.data.audit.detectors import DetectorMatch
+from surefit.data.audit.detectors.parts import answer_text, find_answer
 
 _GRAPH = re.compile(r"\s*\(\s*[^\s()/\"]+\s*/\s*[^\s()]")
 _ROLE = re.compile(r"\s:[A-Za-z]")
@@ -39,22 +39,22 @@ class Graphs:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """A concept with a space is refused by one reader and glued by another: it is a way of writing here."""
         text = answer_text(row)
         if not _GRAPH.match(text) or not _ROLE.search(text):  # without a role it may be a fraction, (a / b)
             return
         graph = text[text.index("(") :]
-        yield Sighting("graph", index, shortened(" ".join(graph.split()), 40))
+        yield DetectorMatch("graph", index, truncate_text(" ".join(graph.split()), 40))
         tokens = _TOKEN.findall(graph)
         spaced, underscored = _concepts(tokens)
         if spaced:
-            yield Sighting("graph_spaced_concepts", index, f"the concept {spaced!r}")
+            yield DetectorMatch("graph_spaced_concepts", index, f"the concept {spaced!r}")
         if underscored:
-            yield Sighting("graph_underscored_concepts", index, f"the concept {underscored!r}")
+            yield DetectorMatch("graph_underscored_concepts", index, f"the concept {underscored!r}")
         problem = graph_problem(tokens)
         if problem:
-            yield Sighting("graph_unparseable", index, problem)
+            yield DetectorMatch("graph_unparseable", index, problem)
 
 
 def _concepts(tokens: list[str]) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def graph_problem(tokens: list[str]) -> str:
             if depth < 0:
                 return "one closing parenthesis too many"
             if depth == 0 and following:
-                return f"text after the graph: {shortened(following, 20)}"
+                return f"text after the graph: {truncate_text(following, 20)}"
         elif token == '"':
             return "a quotation mark that is not closed"
         elif token == "/" and (following in ("", "(", ")", "/") or following[0] == ":"):
@@ -111,22 +111,22 @@ class FinalAnswers:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """Only the last 200 characters."""
         tail = answer_text(row)[-200:]
         for name, pattern in _FINALS.items():
             found = pattern.search(tail)
             if found:
-                yield Sighting(name, index, f"ends with {shortened(found[0].strip(), 40)!r}")
+                yield DetectorMatch(name, index, f"ends with {truncate_text(found[0].strip(), 40)!r}")
                 yield from _thousands(index, found[1])
                 return
 
 
-def _thousands(index: int, final: str) -> Iterator[Sighting]:
+def _thousands(index: int, final: str) -> Iterator[DetectorMatch]:
     for name, pattern in (("thousands_separated", _SEPARATED), ("thousands_plain", _PLAIN)):
         found = pattern.search(final)
         if found:
-            yield Sighting(name, index, f"the final answer is written {found[0]}")
+            yield DetectorMatch(name, index, f"the final answer is written {found[0]}")
 
 
 class JsonStyle:
@@ -138,14 +138,14 @@ class JsonStyle:
         """Answers that are trained on as they stand."""
         return "function_calling" not in (recipe or "") and "answers" not in columns
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """The first key decides."""
-        text = answer(row)[1]
+        text = find_answer(row)[1]
         if not isinstance(text, str) or len(text) > _LONGEST_JSON or not text.lstrip().startswith(("{", "[{")):
             return
         found = _KEY.search(text)
         if found:
-            yield Sighting("json_spaced" if found[1] else "json_compact", index, shortened(text.strip(), 40))
+            yield DetectorMatch("json_spaced" if found[1] else "json_compact", index, truncate_text(text.strip(), 40))
 
 
 class CodeStyle:
@@ -157,16 +157,16 @@ class CodeStyle:
         """Every row may hold code."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """A column of code, or the first fenced block of the answer."""
         text = next((row[name] for name in _CODE_COLUMNS if isinstance(row.get(name), str)), "")
         if not text and "```" in (whole := answer_text(row)):
             fenced = _FENCE.search(whole)
             text = fenced[1] if fenced else ""
         if "\n\t" in text:
-            yield Sighting("code_tabs", index, "a line begins with a tab")
+            yield DetectorMatch("code_tabs", index, "a line begins with a tab")
         elif "\n  " in text:
-            yield Sighting("code_spaces", index, "lines are indented by spaces")
+            yield DetectorMatch("code_spaces", index, "lines are indented by spaces")
 
 
 DETECTORS = (Graphs(), FinalAnswers(), JsonStyle(), CodeStyle())

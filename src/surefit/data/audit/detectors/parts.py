@@ -17,18 +17,18 @@ _DEEPEST = 40
 """Brackets inside brackets that are followed; no reader lets more than 100 through."""
 
 
-def texts(value: Any, depth: int = 0) -> Iterator[str]:
+def iterate_texts(value: Any, depth: int = 0) -> Iterator[str]:
     """Every text inside a JSON value; keys are not looked at."""
     if isinstance(value, str):
         yield value
     elif depth < _DEEPEST and isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from texts(inner, depth + 1)
+            yield from iterate_texts(inner, depth + 1)
 
 
-def answer(row: Mapping[str, Any]) -> tuple[str, Any]:
+def find_answer(row: Mapping[str, Any]) -> tuple[str, Any]:
     """(column, value) of what the row is to teach; of a conversation its last assistant turn. ("", None) for none."""
-    for turn in reversed(turns(row)):
+    for turn in reversed(conversation_turns(row)):
         if _role(turn) == "assistant":
             return ("messages" if "messages" in row else "conversations"), turn.get("content", turn.get("value"))
     for columns, target in GENERAL:
@@ -39,7 +39,7 @@ def answer(row: Mapping[str, Any]) -> tuple[str, Any]:
 
 def answer_text(row: Mapping[str, Any]) -> str:
     """The answer, or of a list of one text that text; "" for anything else."""
-    value = answer(row)[1]
+    value = find_answer(row)[1]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):
@@ -47,7 +47,7 @@ def answer_text(row: Mapping[str, Any]) -> str:
     return value if isinstance(value, str) else ""
 
 
-def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def conversation_turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The turns of a conversation, as far as they are objects; of a file with several rounds the first."""
     value = next((row[name] for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
     if value is None and isinstance(row.get("question"), list):  # the function-calling leaderboard's rounds
@@ -55,9 +55,9 @@ def turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [turn for turn in value or () if isinstance(turn, dict)]
 
 
-def roles(row: Mapping[str, Any]) -> list[str]:
+def turn_roles(row: Mapping[str, Any]) -> list[str]:
     """Who speaks, turn by turn."""
-    return [_role(turn) for turn in turns(row)]
+    return [_role(turn) for turn in conversation_turns(row)]
 
 
 def _role(turn: Mapping[str, Any]) -> str:
@@ -66,10 +66,10 @@ def _role(turn: Mapping[str, Any]) -> str:
     return known.get(role, role) if isinstance(role, str) else ""
 
 
-def around(text: str, start: int, end: int, margin: int = 12) -> str:
+def excerpt_around(text: str, start: int, end: int, margin: int = 12) -> str:
     """A place in a text with what stands around it, as `repr` shows it.
 
-    >>> around("a long text with a cafÃ© in it", 22, 24)
+    >>> excerpt_around("a long text with a cafÃ© in it", 22, 24)
     "'…t with a cafÃ© in it'"
     """
     left, right = max(0, start - margin), min(len(text), end + margin)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from surefit.core.units import shortened
-from surefit.data.audit.detectors import Sighting
-from surefit.data.audit.detectors.parts import answer, answer_text
+from surefit.core.units import truncate_text
+from surefit.data.audit.detectors import DetectorMatch
+from surefit.data.audit.detectors.parts import answer_text, find_answer
 
 _PLACEHOLDER = re.compile(
     r"\s*(?:nan|<na>|n/?a|#n/a|null|none|undefined|\[object object\]|tbd|todo|-)\s*", re.IGNORECASE
@@ -31,11 +31,11 @@ class EmptyWords:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """The whole answer must be the placeholder."""
         text = answer_text(row)
         if 0 < len(text) < 24 and _PLACEHOLDER.fullmatch(text):
-            yield Sighting("placeholder", index, f"the answer is the string {text.strip()!r}")
+            yield DetectorMatch("placeholder", index, f"the answer is the string {text.strip()!r}")
 
 
 class LongSummaries:
@@ -47,13 +47,13 @@ class LongSummaries:
         """Rows with a column of each kind."""
         return any(name in columns for name in _SUMMARIES) and any(name in columns for name in _SOURCES)
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """Compares characters."""
         summary = next((row[name] for name in _SUMMARIES if isinstance(row.get(name), str)), "")
         source = next((row[name] for name in _SOURCES if isinstance(row.get(name), str)), "")
         if source and len(summary) > len(source):
             what = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
-            yield Sighting("summary_longer_than_source", index, what)
+            yield DetectorMatch("summary_longer_than_source", index, what)
 
 
 class PythonValues:
@@ -65,17 +65,17 @@ class PythonValues:
         """Every row may hold one."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """The answer, then the other columns."""
-        column, value = answer(row)
+        column, value = find_answer(row)
         if isinstance(value, str):
             if _is_python(value):
-                yield Sighting("python_answer", index, f"{column} is Python, not JSON: {shortened(value, 40)}")
+                yield DetectorMatch("python_answer", index, f"{column} is Python, not JSON: {truncate_text(value, 40)}")
             elif _is_json(value):
-                yield Sighting("json_answer", index, f"{column} is JSON: {shortened(value, 40)}")
+                yield DetectorMatch("json_answer", index, f"{column} is JSON: {truncate_text(value, 40)}")
         for name, other in row.items():
             if name != column and isinstance(other, str) and _is_python(other):
-                yield Sighting("python_column", index, f"{name} is Python, not JSON: {shortened(other, 40)}")
+                yield DetectorMatch("python_column", index, f"{name} is Python, not JSON: {truncate_text(other, 40)}")
                 return
 
 
@@ -114,11 +114,13 @@ class ListsOfOne:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """A list of several texts is a list of references, and none of this detector's business."""
-        column, value = answer(row)
+        column, value = find_answer(row)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
-            yield Sighting("list_of_one", index, f"{column} is a list of one string: [{shortened(value[0], 40)!r}]")
+            yield DetectorMatch(
+                "list_of_one", index, f"{column} is a list of one string: [{truncate_text(value[0], 40)!r}]"
+            )
 
 
 DETECTORS = (EmptyWords(), LongSummaries(), PythonValues(), ListsOfOne())

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from surefit.data.audit.detectors import Sighting
-from surefit.data.audit.detectors.parts import answer, answer_text, around, texts
+from surefit.data.audit.detectors import DetectorMatch
+from surefit.data.audit.detectors.parts import answer_text, excerpt_around, find_answer, iterate_texts
 
 _LATER = "€ƒ†‡\u02c6‰ŠŒŽ•\u02dcšœžŸ\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf"
 """What a later byte of a UTF-8 character becomes when it is read as Windows-1252 or Latin-1: without quotation marks,
@@ -75,13 +75,13 @@ class Characters:
         """Every row has texts."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """One pass over the row's texts, joined. Most rows are ASCII, and done after two searches."""
-        text = "\n".join(texts(dict(row)))
+        text = "\n".join(iterate_texts(dict(row)))
         for name, pattern in _patterns(text):
             found = pattern.search(text)
             if found:
-                yield Sighting(name, index, f"{_called(found[0])} in {around(text, *found.span())}")
+                yield DetectorMatch(name, index, f"{_called(found[0])} in {excerpt_around(text, *found.span())}")
 
 
 def _patterns(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
@@ -118,13 +118,13 @@ class CarriageReturns:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """The answer's line ends, and whether it has others beside them."""
-        text = next(texts(answer(row)[1]), "")
+        text = next(iterate_texts(find_answer(row)[1]), "")
         if "\r" in text:
             returns, lines = text.count("\r"), text.count("\n")
             beside = "" if returns >= lines else f" beside {lines - returns} bare line feeds"
-            yield Sighting("carriage_returns", index, f"{returns} carriage returns{beside} in the answer")
+            yield DetectorMatch("carriage_returns", index, f"{returns} carriage returns{beside} in the answer")
 
 
 class Boilerplate:
@@ -136,13 +136,13 @@ class Boilerplate:
         """Every row may have an answer."""
         return True
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """Only the beginning and the end of the answer: in between, such words may be its subject."""
         text = answer_text(row)
         edges = (text if len(text) <= 2 * _EDGE else f"{text[:_EDGE]}\n{text[-_EDGE:]}").lower()
         found = next((phrase for phrase in _PROVENANCE if phrase in edges), None)
         if found:
-            yield Sighting("boilerplate", index, f"{found!r} in the answer")
+            yield DetectorMatch("boilerplate", index, f"{found!r} in the answer")
 
 
 DETECTORS = (Characters(), CarriageReturns(), Boilerplate())

@@ -11,14 +11,14 @@ from itertools import groupby
 from typing import Any
 
 from surefit.core.errors import DataError
-from surefit.data.audit.detectors import Sighting
-from surefit.data.audit.detectors.parts import roles, turns
+from surefit.data.audit.detectors import DetectorMatch
+from surefit.data.audit.detectors.parts import conversation_turns, turn_roles
 from surefit.data.rows.messages import ARGUMENTS, SYSTEM_COLUMNS
 from surefit.metrics.bfcl_checker import check_calls
 from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call
 from surefit.metrics.tool_schema import function_document
 
-Seen = Iterator[tuple[str, str]]
+ToolMatches = Iterator[tuple[str, str]]
 """(name of the observation, what)."""
 _TOOLS = ("tools", "function", "functions")
 _CALLS = ("function_call", "tool_call")
@@ -48,12 +48,12 @@ class ToolUse:
         """Rows with tools, or with the leaderboard's gold answers."""
         return any(name in columns for name in (*_TOOLS, "ground_truth", "tool_calls"))
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """One sighting per name, the first."""
         first: dict[str, str] = {}
-        for name, what in _seen(row):
+        for name, what in _find_matches(row):
             first.setdefault(name, what)
-        return [Sighting(name, index, what) for name, what in first.items()]
+        return [DetectorMatch(name, index, what) for name, what in first.items()]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Tools:
     functions: Mapping[str, Any] | None
 
 
-def _seen(row: Mapping[str, Any]) -> Seen:
+def _find_matches(row: Mapping[str, Any]) -> ToolMatches:
     value = next((row[name] for name in _TOOLS if name in row), None)
     tools = _read_text(value) if isinstance(value, str) else _read(value)
     if any(name in row for name in _TOOLS):
@@ -111,7 +111,7 @@ def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | N
         return None
 
 
-def _schemas(tools: Sequence[dict[str, Any]]) -> Seen:
+def _schemas(tools: Sequence[dict[str, Any]]) -> ToolMatches:
     """How the parameters are written."""
     for tool in tools:
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
@@ -137,7 +137,7 @@ def _properties(function: Any) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> Seen:
+def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> ToolMatches:
     """What the answers call, against the tools."""
     answers = _parsed(row.get("answers"))
     if isinstance(answers, str):
@@ -153,12 +153,12 @@ def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> See
     contradictions = list(_contradictions(whole, functions)) if functions else []
     yield from contradictions
     if functions and whole and isinstance(answers, list) and not contradictions:
-        yield from _fails_itself(whole, list(functions.values()))
+        yield from _score_gold_answer(whole, list(functions.values()))
 
 
 def _calls_in_turns(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """`{"name", "arguments"}` of every call in a conversation; arguments that are JSON text, as OpenAI's, are read."""
-    for turn in turns(row):
+    for turn in conversation_turns(row):
         value = _parsed(turn.get("tool_calls") or turn.get("function_call"))
         value = _parsed(turn.get("value")) if turn.get("from") == "function_call" else value
         for item in _objects(value if isinstance(value, list) else [value]):
@@ -167,7 +167,7 @@ def _calls_in_turns(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"name": function.get("name"), "arguments": _parsed(given)}
 
 
-def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> Seen:
+def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> ToolMatches:
     for call in calls:
         name, arguments = call["name"], call["arguments"]
         if name not in functions:
@@ -183,7 +183,7 @@ def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> 
             yield "missing_required", f"calls {name!r} without the required {missing[0]!r}"
 
 
-def _fails_itself(calls: Sequence[ToolCall], functions: Sequence[Mapping[str, Any]]) -> Seen:
+def _score_gold_answer(calls: Sequence[ToolCall], functions: Sequence[Mapping[str, Any]]) -> ToolMatches:
     """The gold answer, judged by the metric that will judge the model."""
     try:
         category = "parallel" if len(calls) > 1 else "multiple"
@@ -194,7 +194,7 @@ def _fails_itself(calls: Sequence[ToolCall], functions: Sequence[Mapping[str, An
         yield "unwinnable", f"the gold answer fails its own check: {error}"
 
 
-def _unwinnable(truth: Sequence[Any], functions: Mapping[str, Any] | None) -> Seen:
+def _unwinnable(truth: Sequence[Any], functions: Mapping[str, Any] | None) -> ToolMatches:
     """The leaderboard's gold: per parameter a list of acceptable values, "" among them where it may be left out."""
     for name, accepted in ((name, value) for answer in _objects(list(truth)) for name, value in answer.items()):
         if not isinstance(accepted, dict):
@@ -210,7 +210,7 @@ def _unwinnable(truth: Sequence[Any], functions: Mapping[str, Any] | None) -> Se
         yield from _unwinnable_parameters(name, accepted, functions[name]["parameters"])
 
 
-def _unwinnable_parameters(name: str, accepted: Mapping[str, Any], parameters: Mapping[str, Any]) -> Seen:
+def _unwinnable_parameters(name: str, accepted: Mapping[str, Any], parameters: Mapping[str, Any]) -> ToolMatches:
     for key in parameters["required"]:
         if key not in accepted:
             yield "unwinnable", f"{name!r} requires {key!r}, for which no value is acceptable"
@@ -228,15 +228,15 @@ class TurnsInARow:
         """Conversations."""
         return any(name in columns for name in ("messages", "conversations", "question"))
 
-    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[Sighting]:
+    def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """The longest such runs."""
-        runs = [(role, len([*run])) for role, run in groupby(roles(row), key=_speaker)]
+        runs = [(role, len([*run])) for role, run in groupby(turn_roles(row), key=_speaker)]
         for role in ("user", "assistant"):
             longest = max((count for who, count in runs if who == role), default=0)
             if longest > 1:
-                yield Sighting(f"{role}_turns_in_a_row", index, f"{longest} {role} turns in a row")
+                yield DetectorMatch(f"{role}_turns_in_a_row", index, f"{longest} {role} turns in a row")
         if runs and runs[0][0] == "system" and (own := _system_column(row)):
-            yield Sighting("two_system_messages", index, f"{own!r} and a first turn with another text")
+            yield DetectorMatch("two_system_messages", index, f"{own!r} and a first turn with another text")
 
 
 def _speaker(role: str) -> str:
@@ -246,7 +246,7 @@ def _speaker(role: str) -> str:
 def _system_column(row: Mapping[str, Any]) -> str | None:
     """The column whose system message is written before another one."""
     name = next((name for name in SYSTEM_COLUMNS if isinstance(row.get(name), str) and row[name].strip()), None)
-    first = turns(row)[0]
+    first = conversation_turns(row)[0]
     return name if name and row[name] != first.get("content", first.get("value")) else None
 
 

@@ -22,7 +22,7 @@ _LOOKED_AT = 2_000
 
 
 @dataclass(frozen=True)
-class Vintage:
+class MovieLensRelease:
     """One release of MovieLens: its name in paths, its counts, and (user, movie, rating, time) of its first row."""
 
     name: str
@@ -38,18 +38,18 @@ class Vintage:
         return f"{self.name}{f' of {self.year}' if self.year else ''} ({counts})"
 
 
-CURRENT = Vintage("ml-latest-small", 610, 100_836, ("1", "1", "4.0", "964982703"), "2018")
-VINTAGES = (
+CURRENT = MovieLensRelease("ml-latest-small", 610, 100_836, ("1", "1", "4.0", "964982703"), "2018")
+MOVIELENS_RELEASES = (
     CURRENT,
-    Vintage("ml-latest-small", 671, 100_004, ("1", "31", "2.5", "1260759144"), "October 2016"),
-    Vintage("ml-latest-small", 668, 105_339, None, "January 2016"),
-    Vintage("ml-latest-small", 718, 100_234, None, "2015"),
-    Vintage("ml-100k", 943, 100_000, ("196", "242", "3", "881250949")),
-    Vintage("ml-1m", 6_040, 1_000_209, ("1", "1193", "5", "978300760")),
-    Vintage("ml-10m", 71_567, 10_000_054, ("1", "122", "5", "838985046")),
-    Vintage("ml-20m", 138_493, 20_000_263, ("1", "2", "3.5", "1112486027")),
-    Vintage("ml-25m", 162_541, 25_000_095, ("1", "296", "5.0", "1147880044")),
-    Vintage("ml-32m", 200_948, 32_000_204, ("1", "17", "4.0", "944249077")),
+    MovieLensRelease("ml-latest-small", 671, 100_004, ("1", "31", "2.5", "1260759144"), "October 2016"),
+    MovieLensRelease("ml-latest-small", 668, 105_339, None, "January 2016"),
+    MovieLensRelease("ml-latest-small", 718, 100_234, None, "2015"),
+    MovieLensRelease("ml-100k", 943, 100_000, ("196", "242", "3", "881250949")),
+    MovieLensRelease("ml-1m", 6_040, 1_000_209, ("1", "1193", "5", "978300760")),
+    MovieLensRelease("ml-10m", 71_567, 10_000_054, ("1", "122", "5", "838985046")),
+    MovieLensRelease("ml-20m", 138_493, 20_000_263, ("1", "2", "3.5", "1112486027")),
+    MovieLensRelease("ml-25m", 162_541, 25_000_095, ("1", "296", "5.0", "1147880044")),
+    MovieLensRelease("ml-32m", 200_948, 32_000_204, ("1", "17", "4.0", "944249077")),
 )
 _NAMED = re.compile(r"(?:ml|movielens)[-_ ]?(latest[-_]small|100k|1m|10m|20m|25m|32m)(?![a-z0-9])", re.IGNORECASE)
 _HEADER = re.compile(rb"\"?user_?id\"?(?:,|\t|::)\"?(?:movie|item)_?id\"?(?:,|\t|::)\"?rating\"?", re.IGNORECASE)
@@ -85,7 +85,7 @@ class MovieLens:
                 survey = _survey(file, path)
         except OSError:
             return {}
-        return dict(_judged(survey, path)) if survey and survey.rows else {}
+        return dict(_check_release(survey, path)) if survey and survey.rows else {}
 
 
 def _survey(file: BinaryIO, path: Path) -> _Survey | None:
@@ -107,7 +107,7 @@ def _survey(file: BinaryIO, path: Path) -> _Survey | None:
 
 
 def _read(file: BinaryIO, survey: _Survey, path: Path, number: int) -> None:
-    marks = {vintage.ratings for vintage in VINTAGES}
+    marks = {vintage.ratings for vintage in MOVIELENS_RELEASES}
     users, match = survey.users, _ROW.fullmatch
     for line, data in enumerate(file, start=number):
         found = match(data)
@@ -129,14 +129,14 @@ def _fields(found: re.Match[bytes]) -> tuple[str, str, str, str]:
     return user, movie, rating, time
 
 
-def _by_first_row(first: tuple[str, str, str, str] | None) -> Vintage | None:
+def _by_first_row(first: tuple[str, str, str, str] | None) -> MovieLensRelease | None:
     """The user's number apart: copies shift it."""
-    return next((v for v in VINTAGES if first and v.first and v.first[1:] == first[1:]), None)
+    return next((v for v in MOVIELENS_RELEASES if first and v.first and v.first[1:] == first[1:]), None)
 
 
-def _judged(survey: _Survey, path: Path) -> Iterator[tuple[str, Observation]]:
+def _check_release(survey: _Survey, path: Path) -> Iterator[tuple[str, Observation]]:
     rows, users = survey.rows, len(survey.users)
-    by_counts = (v for v in VINTAGES if v.ratings == rows and users in (0, v.users))
+    by_counts = (v for v in MOVIELENS_RELEASES if v.ratings == rows and users in (0, v.users))
     vintage = next(by_counts, None) or _by_first_row(survey.first)
     counts = f"{rows:,} ratings" + (f" of {users:,} users" if users else "")
     title = vintage.title if vintage else "no known release"
@@ -157,7 +157,7 @@ def _judged(survey: _Survey, path: Path) -> Iterator[tuple[str, Observation]]:
         yield "movielens_shifted_users", Observation(rows, rows, (), what)
 
 
-def _other_vintage(vintage: Vintage | None, rows: int, path: Path) -> str:
+def _other_vintage(vintage: MovieLensRelease | None, rows: int, path: Path) -> str:
     """What speaks against the name in the path, or against a release that was replaced; "" where nothing does."""
     named = _NAMED.search("/".join(path.absolute().parts[-3:]))
     name = f"ml-{named[1].lower().replace('_', '-')}" if named else ""
@@ -204,10 +204,10 @@ def _question_hash(line: bytes) -> str:
         return ""
     values = (row.get(name) for name in ("question", "problem", "prompt", "query")) if isinstance(row, dict) else ()
     text = next((value for value in values if isinstance(value, str)), None)
-    return normal_hash(text) if text else ""
+    return hash_normalized_text(text) if text else ""
 
 
-def normal_hash(text: str) -> str:
+def hash_normalized_text(text: str) -> str:
     """The first 16 digits of the SHA-256 of a text in lower case with single spaces."""
     return hashlib.sha256(" ".join(text.split()).lower().encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -219,7 +219,7 @@ GSM8K_TEST = frozenset({
     "049f9941fec78697", "1d68df7d1f42cad0", "9e2740af7cf53038", "d7e1ea5b5388a122", "9e38f7649a41fa29",
     "24616b0b8499d055", "df9d44585a723f56", "cd124dc79ae8f6b7",
 })  # fmt: skip
-"""`normal_hash` of 23 of its 1,319 questions, from the first to the last."""
+"""`hash_normalized_text` of 23 of its 1,319 questions, from the first to the last."""
 
 
 class SingleObjects:

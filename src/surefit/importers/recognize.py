@@ -8,28 +8,28 @@ from typing import Any
 from pydantic import BaseModel
 
 from surefit.config.schema import Config
-from surefit.importers.known import TRAINING_ARGUMENTS, keys
+from surefit.importers.known import TRAINING_ARGUMENTS, key_set
 
 OWN: dict[str, frozenset[str]] = {
-    "axolotl": keys("""
+    "axolotl": key_set("""
     base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size lora_target_linear
     pad_to_sequence_len dataset_prepared_path train_on_inputs evals_per_epoch saves_per_epoch wandb_watch
     flash_attention lora_model_dir type_of_model tokenizer_type model_type special_tokens load_in_8bit optimizer
     lr_scheduler strict xformers_attention is_llama_derived_model
 """),
-    "llamafactory": keys("""
+    "llamafactory": key_set("""
     finetuning_type cutoff_len lora_rank lora_target template stage dataset_dir export_dir overwrite_cache plot_loss
     preprocessing_num_workers val_size quantization_bit infer_backend pref_beta pref_loss adapter_name_or_path
     freeze_vision_tower
 """),
-    "accelerate": keys("""
+    "accelerate": key_set("""
     compute_environment distributed_type machine_rank main_training_function num_machines downcast_bf16
 """),
-    "deepspeed": keys("""
+    "deepspeed": key_set("""
     zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer
     wall_clock_breakdown steps_per_print
 """),
-    "peft": keys("""
+    "peft": key_set("""
     peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
 """),
 }
@@ -40,7 +40,7 @@ ENOUGH = 3
 """Marks that make up for it, for the key itself may be misspelt."""
 SHARE = 0.6
 """Of a file's keys that its tool knows at least."""
-TRAINS = {"llamafactory": keys("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
+TRAINS = {"llamafactory": key_set("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
 """Tool → keys of which its files have one, unless it knows all their keys: others name a template too."""
 
 
@@ -113,7 +113,7 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
 """(what it is, how it is told) of schemas that look like one that is read."""
 
 
-def other_schema(tree: Mapping[str, Any]) -> str | None:
+def find_unsupported_schema(tree: Mapping[str, Any]) -> str | None:
     """What a file of a schema that is not read is called."""
     return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
 
@@ -140,7 +140,7 @@ FLAT = {
     "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
 }  # fmt: skip
 """Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
-GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - keys("model_name_or_path lora_r lora_alpha lora_dropout packing "
+GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - key_set("model_name_or_path lora_r lora_alpha lora_dropout packing "
     "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip
 """Those of them that are not TRL's as well: without one of these a file may be TRL's."""
 
@@ -154,7 +154,7 @@ def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
 
 
-def recognise(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
+def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
     """The tool that knows most of the keys, among those whose marks are there.
 
     Args:
