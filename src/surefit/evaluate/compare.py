@@ -94,8 +94,8 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
 
     Returns:
         The names, `n`, and per metric both scores with intervals, the difference with its interval, rows won, lost and
-        tied, McNemar's p where scores are 0 and 1, and the detectable difference; the verdict; some of the rows won and lost;
-        and `matched`, all rows as (a's line, b's line).
+        tied, McNemar's p where scores are 0 and 1, and the detectable difference; the verdict; some of the rows won and
+        lost; and `matched`, all rows as (a's line, b's line).
 
     Raises:
         ConfigError: an unknown metric.

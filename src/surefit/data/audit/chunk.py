@@ -216,7 +216,7 @@ class ChunkAuditor:
     def _lengths(
         self, first: int, examples: list[Example | None], tally: DetectorTally
     ) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
-        """`ChunkStats.longest`, and (all, learnt) of each token example; a row that the chat template refuses is taken out
+        """`ChunkStats.longest`, and (all, learnt) of each token example; a row that the template refuses is taken out
         of `examples`."""
         longest, found = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
         usable = [number for number, example in enumerate(examples) if example is not None]
