@@ -1,5 +1,5 @@
 """Writes docs/reference/ from what the code says of itself: the config from its schema, the rules from their pages,
-what cannot be combined and the GPUs from their tables; and docs/built.md from the import contract.
+what cannot be combined, the GPUs and the error codes from their source; and docs/built.md from the import contract.
 
 python scripts/reference.py          (or `make reference`; a test compares the pages with the code)
 """
@@ -7,6 +7,7 @@ python scripts/reference.py          (or `make reference`; a test compares the p
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,7 @@ from surefit.facts.gpus import GPUS
 from surefit.lint.engine import all_rules
 
 ROOT = Path(__file__).parents[1]
+ERROR_CODE = re.compile(r"E\d{4}")
 SOURCE, OUTPUT = ROOT / "src" / "surefit", ROOT / "docs" / "reference"
 
 
@@ -170,6 +172,53 @@ What the commonest of them can train: [cards](cards.md).
 """
 
 
+def errors_page() -> str:
+    """Return every error that SureFit raises itself: its code, what it says, and what to do."""
+    lines = [
+        "# Error codes",
+        "",
+        "`error[E1002]` in the terminal, `code` with `--json`: a code never changes its meaning.",
+        "`…` stands for what the error names: a file, a key, a number. Codes of three letters and three digits are",
+        "findings of `surefit check`: [the rules](rules.md).",
+        "",
+        "| code | the error says | what to do |",
+        "|---|---|---|",
+    ]
+    texts = {
+        str(code.value): (_template(call.args[0]), _template(_keyword(call, "help")))
+        for path in sorted(SOURCE.rglob("*.py"))
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and call.args and isinstance(code := _keyword(call, "code"), ast.Constant)
+        if ERROR_CODE.fullmatch(str(code.value))
+    }
+    lines += [_row(f"`{code}`", *texts[code]) for code in sorted(texts)]
+    return "\n".join(lines) + "\n"
+
+
+def _keyword(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _template(node: ast.expr | None) -> str:
+    """Return a text of the source as it reads, with … for each value that is put into it.
+
+    >>> _template(ast.parse("f'no file {path}' + end if path else 'no file'").body[0].value)
+    'no file … / no file'
+    """
+    match node:
+        case None | ast.Constant(value=None):
+            return ""
+        case ast.Constant(value=text):
+            return str(text)
+        case ast.JoinedStr(values=parts):
+            return "".join(_template(part) for part in parts)
+        case ast.BinOp(left=left, right=right):
+            return re.sub("…+", "…", _template(left) + _template(right))
+        case ast.IfExp(body=body, orelse=orelse) | ast.BoolOp(values=[body, orelse]):
+            return " / ".join(dict.fromkeys(filter(None, (_template(body), _template(orelse)))))
+    return "…"
+
+
 def built_page() -> str:
     """How the package is built: its layers as the import contract has them, and what each room says it is for."""
     rows = []
@@ -257,6 +306,7 @@ PAGES = {
     "rules.md": rules_page,
     "combinations.md": combinations_page,
     "gpus.md": gpus_page,
+    "errors.md": errors_page,
     "../built.md": built_page,
     "../assets/house.svg": house_picture,
 }
