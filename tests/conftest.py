@@ -60,6 +60,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/expected anew")
+
+
 def pytest_collection_finish() -> None:
     """What is loaded now stays: looking through it for garbage, again and again, costs half a second each time."""
     gc.collect()
