@@ -1,16 +1,18 @@
-"""What the code says of its own form: size, length of functions, files that an addition touches, dead and double names.
+"""Counts what makes the code easy or hard to read: size, length of functions, files that an addition touches, dead and
+double names, untyped results, docstrings and words that break the rules.
 
-python scripts/house.py [--json]          (tests/arch/test_house.py holds the lines that must not be crossed)
+python scripts/house.py [--json] [--source DIR]    (DIR: another src/surefit; tests/arch/test_house.py has the limits)
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
+import itertools
 import json
 import re
 import statistics
-import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -34,6 +36,16 @@ PATCHED = {"model/compat.py", "plan/loading.py", "plan/ranks.py", "plan/simulate
 """Where names of other packages may be replaced: while training, while libraries are imported, and on fake tensors."""
 SETTERS = ("setattr", "mock.patch.object", "patch.object")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+BEGINNINGS = re.compile(r"(Of|Those|That|What it|Whoever|Nobody)\b")
+"""What no docstring begins with: its subject would be the reader's guess."""
+VERBLESS = re.compile(
+    r"(The|An?|What|Whether|One|Every|How|Where|All|As|Each|Why|Which|Its|With|In|On|From|For|Some|Several|Only)\b"
+)
+"""What a function's docstring begins with that does not say first what the function does."""
+BANNED = re.compile(r"\b(without a word|has room|whoever|so many|those of|asks? for|told|nobody)\b", re.IGNORECASE)
+"""Words of riddles, in messages and docstrings."""
+PRONOUNS = re.compile(r"own|one|each|mine|found|said|told|given|asked|here|there|taken|held|made|seen|wanted")
+"""Names of variables that do not say what they hold."""
 
 
 @dataclass(frozen=True)
@@ -152,19 +164,99 @@ def _mentions(tree: ast.AST) -> Iterator[str]:
             yield from re.findall(r"\w+", node.value)
 
 
-def circles(found: Iterable[Module]) -> list[list[str]]:
-    """Files that import one another, directly or around; imports for types alone do not count."""
+def untyped_results(found: Iterable[Module]) -> list[str]:
+    """Functions that return `dict[str, Any]`: neither a reader nor a type checker knows what is in it."""
+    return [
+        f"{module.file}:{node.lineno} {node.name}"
+        for module in found
+        for node in module.functions
+        if node.returns is not None and ast.unparse(node.returns) == "dict[str, Any]"
+    ]
+
+
+def docstrings(module: Module) -> Iterator[tuple[ast.AST, int, str]]:
+    """What each docstring documents, its line, and its text; strings under attributes are docstrings, too."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, Function | ast.ClassDef | ast.Module) and (text := ast.get_docstring(node)):
+            yield node, getattr(node, "lineno", 1), text
+        body = getattr(node, "body", None)
+        for first, second in itertools.pairwise(body if isinstance(body, list) else []):
+            if isinstance(first, ast.Assign | ast.AnnAssign) and (text := _stated(second)):
+                yield first, second.lineno, text
+
+
+def _stated(node: ast.stmt) -> str:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else ""
+
+
+def unclear_docstrings(found: Iterable[Module]) -> list[str]:
+    """Docstrings with a beginning that no docstring may have."""
+    return [
+        f"{module.file}:{line} {text[:60]!r}"
+        for module in found
+        for _, line, text in docstrings(module)
+        if BEGINNINGS.match(text)
+    ]
+
+
+def verbless_docstrings(found: Iterable[Module]) -> list[str]:
+    """Docstrings of functions, but for rules (they are pages), that do not begin with a verb."""
+    return [
+        f"{module.file}:{line} {text[:60]!r}"
+        for module in found
+        for node, line, text in docstrings(module)
+        if isinstance(node, Function) and not node.decorator_list and VERBLESS.match(text)
+    ]
+
+
+def banned_words(found: Iterable[Module]) -> list[str]:
+    """Words of riddles in any text of the source: docstrings and messages."""
+    return [
+        f"{module.file}:{node.lineno} {match[0]}"
+        for module in found
+        if module.file not in VOCABULARY
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for match in BANNED.finditer(node.value)
+    ]
+
+
+def pronoun_variables(found: Iterable[Module]) -> list[str]:
+    """Places where a variable gets a value whose name is a pronoun or a participle."""
+    return [
+        f"{module.file}:{node.lineno} {node.id}"
+        for module in found
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and PRONOUNS.fullmatch(node.id)
+    ]
+
+
+def rooms(found: Iterable[Module]) -> dict[str, tuple[int, int]]:
+    """Files and lines of code of each room."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for module in found:
+        room = module.file.partition("/")[0].removesuffix(".py")
+        files, lines = sizes.get(room, (0, 0))
+        sizes[room] = files + 1, lines + source_lines(module)
+    return dict(sorted(sizes.items(), key=lambda entry: -entry[1][1]))
+
+
+def circles(found: Iterable[Module], types: bool = False) -> list[list[str]]:
+    """Files that import one another, directly or around; imports for types alone count where `types` says so."""
     found = list(found)
     names = {module.name: module.file for module in found}
-    graph = {module.file: {names[name] for name in _imports(module, names) if name != module.name} for module in found}
+    graph = {
+        module.file: {names[name] for name in _imports(module, names, types) if name != module.name} for module in found
+    }
     return sorted(group for group in _strong(graph) if len(group) > 1)
 
 
-def _imports(module: Module, names: dict[str, str]) -> Iterator[str]:
+def _imports(module: Module, names: dict[str, str], types: bool) -> Iterator[str]:
     skipped = {
         id(inner)
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     for node in ast.walk(module.tree):
@@ -247,6 +339,7 @@ def report() -> dict[str, Any]:
     return {
         "files": len(found),
         "source_lines": sum(map(source_lines, found)),
+        "rooms": rooms(found),
         "functions": len(lengths),
         "function_lines": {
             "p50": round(statistics.median(lengths)),
@@ -257,21 +350,42 @@ def report() -> dict[str, Any]:
         "defined_twice": defined_twice(found),
         "without_caller": without_caller(found),
         "circles": circles(found),
+        "circles_with_types": circles(found, types=True),
+        "untyped_results": untyped_results(found),
+        "unclear_docstrings": unclear_docstrings(found),
+        "verbless_docstrings": verbless_docstrings(found),
+        "banned_words": banned_words(found),
+        "pronoun_variables": pronoun_variables(found),
+        "fmt_skip": sum(module.text.count("# fmt: skip") for module in found),
         "patches_outside_their_place": patches(found),
     }
 
 
+LISTED = ("defined_twice", "without_caller", "circles", "circles_with_types", "patches_outside_their_place")
+COUNTED = ("untyped_results", "unclear_docstrings", "verbless_docstrings", "banned_words", "pronoun_variables")
+
+
 def main() -> None:
+    global SOURCE
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--source", type=Path, default=SOURCE)
+    options = parser.parse_args()
+    SOURCE = options.source.resolve()
     found = report()
-    if "--json" in sys.argv[1:]:
+    if options.json:
         print(json.dumps(found, indent=1))
         return
     lines = found["function_lines"]
     print(f"{found['source_lines']:,} lines of code in {found['files']} files")
+    print(", ".join(f"{room} {lines:,} ({files})" for room, (files, lines) in found["rooms"].items()))
     print(f"{found['functions']:,} functions: p50 {lines['p50']}, p90 {lines['p90']}, max {lines['max']} lines")
+    for title in COUNTED:
+        print(f"{title.replace('_', ' ')}: {len(found[title])}")
+    print(f"fmt: skip: {found['fmt_skip']}")
     for kind, files in found["files_to_touch"].items():
         print(f"{kind}: {len(files)} files: {', '.join(files)}")
-    for title in ("defined_twice", "without_caller", "circles", "patches_outside_their_place"):
+    for title in LISTED:
         print(f"\n{title.replace('_', ' ')}: {len(found[title])}")
         entries = found[title].items() if isinstance(found[title], dict) else found[title]
         for entry in entries:

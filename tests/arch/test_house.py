@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,16 @@ def test_functions_stay_short(house: Any, found: Any) -> None:
     assert lengths[-1] <= 80
 
 
+def test_docstrings_say_what_they_are_about(house: Any, found: Any) -> None:
+    assert house.unclear_docstrings(found) == []
+
+
+def test_no_public_class_has_the_name_of_another(house: Any, found: Any) -> None:
+    names = [node.name for module in found for node in module.definitions if isinstance(node, ast.ClassDef)]
+    assert [name for name, count in Counter(names).items() if count > 1 and not name.startswith("_")] == []
+    assert len(house.defined_twice(found)) <= 40
+
+
 @pytest.mark.parametrize(
     ("kind", "most"),
     [("a parallel mode", 4), ("an optimizer", 2), ("a telemetry sink", 3), ("a recipe", 3), ("a rule", 1)],
@@ -70,5 +82,6 @@ def test_what_it_looks_for_it_would_find(house: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(house, "SOURCE", tmp_path)
     found = house.report()
     assert found["circles"] == [["a.py", "b.py"]]
+    assert found["circles_with_types"] == [["a.py", "b.py"]]
     assert found["without_caller"] == ["a.py:5 lonely"]
     assert found["patches_outside_their_place"] == ["a.py:6 torch.compile"]
