@@ -33,6 +33,7 @@ from surefit.merge.merge import MergeJob, certify_merged, merge_and_certify
 from surefit.merge.quantised import Conversion
 from surefit.model import load
 from surefit.model.attention import require_packable, use_varlen
+from surefit.model.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")]
 
@@ -68,7 +69,7 @@ def one_thread_here() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sequences(base: Path) -> list[list[int]]:
-    tokenizer = load.load_tokenizer(ModelSection(name_or_path=str(base), dtype="float32"))
+    tokenizer = load_tokenizer(ModelSection(name_or_path=str(base), dtype="float32"))
     return [tokenizer(text)["input_ids"] for text in TEXTS]
 
 
