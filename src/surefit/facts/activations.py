@@ -371,8 +371,8 @@ def norm_backward_bytes(batch: MicroBatch) -> int:
     """Return the bytes at the peak of the final norm's backward pass, when the output head's input and the norm's
     output are freed."""
     hidden = batch.model.hidden_size
-    gone = (not batch.chunked) + (not batch.kernels) if batch.full else 0
-    return kept_bytes(batch) + (_norm_backward(batch) - gone * batch.number) * hidden * batch.tokens
+    freed = (not batch.chunked) + (not batch.kernels) if batch.full else 0
+    return kept_bytes(batch) + (_norm_backward(batch) - freed * batch.number) * hidden * batch.tokens
 
 
 def _norm_backward(batch: MicroBatch) -> int:
