@@ -49,10 +49,10 @@ def checkpoints_against_training(
     """Return (checkpoints, upper bound of the time that answering the held-out prompts at all of them costs, as a
     multiple of the training time); None where a quantity that this needs is not known."""
     config, steps = resolved.config, resolved.total_steps
-    every, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
+    interval, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
     work = training_flops(model, config)
     is_known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
-    if not is_known or work is None or not steps or not isinstance(every, int):
+    if not is_known or work is None or not steps or not isinstance(interval, int):
         return None
     assert flops
     assert held_out.prompts
@@ -61,10 +61,10 @@ def checkpoints_against_training(
     rows = config.train.global_batch_size
     needed = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
-        whole = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
-        everything = training_flops(model, whole)
-        needed += round(FORWARD / TRAINED * everything.of([length] * rows, 0)) if everything else 0
+        full_training = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
+        full_flops = training_flops(model, full_training)
+        needed += round(FORWARD / TRAINED * full_flops.of([length] * rows, 0)) if full_flops else 0
     training = steps * needed / flops / count_processes(config)
-    checkpoints = math.ceil(steps / every)
+    checkpoints = math.ceil(steps / interval)
     seconds = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
     return checkpoints, checkpoints * seconds / training

@@ -145,8 +145,8 @@ class _Run:
         return memory
 
     def batch(self, model: ModelFacts) -> MicroBatch:
-        whole = largest_micro_batch(self.resolved, model, self.length, self.padded, self.capability)
-        return shared_tokens(whole, self.sharing.tokens)
+        batch = largest_micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+        return shared_tokens(batch, self.sharing.tokens)
 
 
 def _rebuilt(

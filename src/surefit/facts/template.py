@@ -198,10 +198,10 @@ def _is_plain(tree: nodes.Template) -> bool:
             if node.name not in PLAIN_FILTERS:
                 return False
         elif isinstance(node, nodes.Call):
-            called = node.node
-            if isinstance(called, nodes.Getattr) and called.attr in PLAIN_METHODS:
+            function = node.node
+            if isinstance(function, nodes.Getattr) and function.attr in PLAIN_METHODS:
                 continue
-            if not isinstance(called, nodes.Name) or called.name == "lipsum":
+            if not isinstance(function, nodes.Name) or function.name == "lipsum":
                 return False
     return True
 
@@ -222,7 +222,8 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """Counts loop iterations, and checks the size of texts before they are built, where it is known in advance."""
+        """Sandboxed environment that counts loop iterations, and checks texts' sizes in advance where they are
+        known."""
 
         intercepted_binops = frozenset(("*", "**", "+", "%"))
 
@@ -280,11 +281,11 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._items:
-            left = _left.get() - 1
-            if left < 0:
+            remaining = _left.get() - 1
+            if remaining < 0:
                 raise TemplateExceeds(f"its loops take more than {MAX_LOOPS:,} turns")
-            _left.set(left)
-            if not left % 64:
+            _left.set(remaining)
+            if not remaining % 64:
                 _require_time()
             yield item
 
@@ -343,7 +344,7 @@ def _require_narrow(*values: Any) -> None:
 
 
 def _narrow(function: Any) -> Any:
-    """A filter whose own arguments are looked at; what Jinja hands it besides stays."""
+    """Wrap a filter so that its own arguments are checked; the environment that Jinja passes before them is not."""
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
