@@ -29,7 +29,7 @@ Variants:
 - A padded micro batch needs a mask, hence the memory-efficient kernel: keys and values are repeated to the queries'
   width, b q each instead of b k, and each layer keeps the mask as numbers, b S per token. float32 uses the same kernel
   without a mask.
-- bfloat16 before Ampere takes the math kernel: queries, keys and values in float32, 4 q each, and 4 n S of weights.
+- bfloat16 before Ampere uses the math kernel: queries, keys and values in float32, 4 q each, and 4 n S of weights.
 - Full training keeps what the weights' gradients need: b h more per norm. Layers without a LoRA keep no input.
 - In float32 a norm's input is the residual stream itself, so the 4h of the first norm is the layer's own input.
 - Norms on queries and keys (Qwen3) keep 4 (q + k) + 4 (n + n_kv) more; full training b (q + k) on top.
@@ -100,7 +100,7 @@ class MicroBatch:
         dtype: dtype of the weights.
         rows, length: examples, and the tokens to which all are padded.
         padded: some examples are shorter than `length`.
-        checkpointing: value of `train.gradient_checkpointing`, which says what is recomputed.
+        checkpointing: value of `train.gradient_checkpointing`: what is recomputed.
         factors: the linear layers of one decoder layer that have LoRA factors, as name → (outputs, inputs); None where
             all weights are trained.
         r, dropout: rank and dropout of the LoRA.

@@ -1,4 +1,4 @@
-"""Which layers `all-linear` leaves out: experts, which are no linear layers, and layers that text gives no gradient.
+"""Layers that `all-linear` leaves out: experts, which are no linear layers, and layers that text gives no gradient.
 
 **Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs
 × inputs) where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by

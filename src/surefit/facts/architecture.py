@@ -22,7 +22,7 @@ from typing import Any, Literal
 from surefit.core.errors import ModelError
 
 FlagKey = bool | str
-"""Whether a layer has a bias: always, never, or as the named key of config.json says."""
+"""Whether a layer has a bias: always, never, or by the named key of config.json."""
 GATED = ("gate_proj", "up_proj", "down_proj")
 FUSED_GATE = ("gate_up_proj", "down_proj")
 PLAIN = ("up_proj", "down_proj")
@@ -41,7 +41,7 @@ class ArchitectureTraits:
         norm_terms: parameters per norm and hidden unit: 0 none, 1 weight, 2 weight and bias.
         qk_norm: norms on queries and keys, over one head or over the whole width.
         head_bias: the output head has a bias.
-        tied: the output head shares the embedding where config.json does not say.
+        tied: the output head shares the embedding where config.json does not state it.
         unless: config.json keys that, when true, change the block in a way this formula does not know.
     """
 
@@ -177,7 +177,7 @@ READ_AHEAD = frozenset(
 )  # fmt: skip
 """Encoders, which become decoders by `is_decoder` alone. Measured: a changed token changes the logits before it."""
 READ_AHEAD_ALWAYS = frozenset({"cpmant", "xlm", "xlnet"})
-"""Encoders whatever `is_decoder` says."""
+"""Encoders with any value of `is_decoder`."""
 
 WITHOUT_ATTENTION = frozenset({"mamba", "falcon_mamba"})
 """Model types whose config.json has no attention heads, because their layers have none."""

@@ -21,7 +21,7 @@ class BatchFacts:
         longest: tokens of the longest example.
         observations: name → its frequency; a name that is missing could not be checked:
             dead: examples without any supervised token;
-            overwritten: examples whose labels differ from those that tokenization set;
+            overwritten: examples whose labels differ from what tokenization set;
             misplaced_mask: answers whose labels do not begin right after the generation prompt;
             supervised_padding: padding tokens with a label;
             attention: examples with tokens that attention does not see, or with padding before them that it does see;

@@ -79,9 +79,8 @@ def bake_template_defaults(template: str, switches: Mapping[str, bool | int | st
         f"{{%- if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}\n"
         for name, value in switches.items()
     )
-    return (
-        template if template.startswith(defaults) else defaults + template
-    )  # a trained model's template has them already
+    # A trained model's template has them already.
+    return template if template.startswith(defaults) else defaults + template
 
 
 def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_token: str | None) -> None:

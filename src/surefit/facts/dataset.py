@@ -88,7 +88,7 @@ def dataset_facts(
         source: the data set's name.
         rows: any sequence; only the sampled rows are read.
         where: row number → "file:line".
-        limit: rows to look at.
+        limit: number of rows to sample.
         expected: the recipe's columns: the target is looked for among them first. None where each row has the columns
             of one task of several: then no column is every row's target, and each task raises on its own empty answers.
     """

@@ -6,11 +6,10 @@ checkpointing lowers the MFU. Only matrix products count.
 
 A product with a matrix of N numbers costs 2 N per token forward, 2 N for the gradient of its input, 2 N for the
 gradient of the matrix. Frozen matrices: 4 N; trained ones, LoRA factors among them: 6 N. Below the first layer nothing
-is trained with
-LoRA, so its queries, keys and values need no gradient of their input: 2 N less. The output head is needed at supervised
-tokens only. Attention multiplies each pair of positions of which one sees the other twice, over the width of all
-heads: 4
-position sees more than W.
+is trained with LoRA, so its queries, keys and values need no gradient of their input: 2 N less. The output head is
+needed at supervised tokens only. For each pair of positions of which one sees the other, attention does two products
+over the width of all heads: 4 per pair and number forward, twice that backward. A document of L tokens has
+L (L + 1) / 2 pairs; with a window of W, no position sees more than W.
 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, one document of 2,048 tokens, all but the first
 supervised: 6,979,321,856 numbers in the layers' matrices and 20,971,520 in the factors; less, in the first layer,

@@ -33,7 +33,7 @@ class HubModel:
 
 
 PATIENCE_S = 2.0
-"""Seconds that a check waits for the hub's first answer, which it does not depend on."""
+"""Seconds that a check waits for the hub's first answer; it works without one."""
 MORE = 10
 """Multiple of that for all answers together, after the hub's first answer."""
 

@@ -201,7 +201,7 @@ def read_job_script(path: Path | str) -> JobScript:
         gpus_per_node=gpus,
         cpus_per_node=_cpus_per_node(options, tasks, gpus),
         minutes=minutes_of(options.get("time", "")),
-        launches=tuple(command for command in launches if command),
+        launches=tuple(launch for launch in launches if launch),
         variables=shell.constants,
         broken_continuations=broken,
         late_options=late,

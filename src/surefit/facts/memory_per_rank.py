@@ -5,7 +5,7 @@ that a process has (then the arithmetic of `memory_formula` applies to those), t
 that it holds, and the buffers that the engine adds. Where the processes differ, the numbers are those of the one that
 needs most.
 
-    ddp     everything whole; the gradients lie in buckets, b n, from the start. Accumulated ones are tensors besides
+    ddp     everything whole; the gradients are in buckets, b n, from the start. Accumulated ones are tensors besides
     fsdp    ⌈d₀ / N⌉ rows of every tensor; embedding, last norm and head gathered while a micro batch runs; at the loss
             the last layer's buffer, in the backward pass two layers and the buffer that fetches the next; gradients of
             a layer are added up in float32
@@ -193,7 +193,7 @@ def _tp(run: _Run, whole: StepMemory) -> StepMemory:
 
 
 def cut_model(model: ModelFacts, size: int) -> ModelFacts:
-    """Return the model as one of `size` processes that share its matrices has it."""
+    """Return the model as one of `size` processes that share its matrices holds it."""
     shapes = {}
     for name, (outputs, inputs) in model.linear_modules.items():
         leaf = name.rpartition(".")[2]

@@ -70,7 +70,7 @@ class ModelFacts:
             (facts/all_linear.py).
         expert_parameters: number of the parameters that are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
-        lone_expert_parameters: number of experts' parameters that lie in matrices of their own in the files.
+        lone_expert_parameters: number of experts' parameters stored as matrices of their own in the files.
         routers: name → (1, experts, inputs) of the matrices that choose among them.
         router_loss: config.json sets the routers' auxiliary loss (`output_router_logits`).
         dtype: the dtype the weights are stored in, as torch names it; None where neither config.json nor a header

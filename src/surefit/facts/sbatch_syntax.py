@@ -99,9 +99,8 @@ def variables_in(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("#SBATCH"):
             continue
-        unquoted = re.sub(
-            r"'[^']*'", "", _without_comment(line[len("#SBATCH") :])
-        )  # in single quotes it is intended as text
+        # A variable in single quotes is intended as plain text.
+        unquoted = re.sub(r"'[^']*'", "", _without_comment(line[len("#SBATCH") :]))
         match = re.search(r"(\$\{?\w+\}?|\$\(|`)", unquoted)
         if match:
             yield number, match[1]

@@ -36,7 +36,7 @@ class Setup:
         tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
         places: attribute → where it is set; `name` is the key to use in messages.
         gone: keys that the tool no longer accepts → what to write instead; each has its place.
-        unknown: keys the tool does not know, each with its place; meant: such a key → the key it probably stands for.
+        unknown: keys the tool does not know, each with its place; meant: such a key → the key it is probably meant as.
         ignored: keys that have no effect → why; each has its place.
         passed_over: unknown keys that the tool ignores silently; each has its place.
         out_of_range: keys whose number makes no sense → what it should be; each has its place.
@@ -84,7 +84,7 @@ class Setup:
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
         steps_at_most: total_steps is an upper bound, because some of the rows may be left out.
-        optimizer: its name in config/optimizers.py; None for other optimizers.
+        optimizer: its name in config/optimizers.py; other optimizers are not distinguished.
         preferences: the run learns from preferences, rewards or another model, not from given answers.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch_times_gpus: the examples per device are multiplied by the number of devices.

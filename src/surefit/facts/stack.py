@@ -80,7 +80,7 @@ class StackFacts:
         return not version or compatible(f"=={version}", versions)
 
     def said(self, package: str) -> str:
-        """Return a package with its version: pandas 2.1.4, or pandas<2.2 as a requirements file has it."""
+        """Return a package with its version: pandas 2.1.4, or pandas<2.2 in the form of a requirements file."""
         if package not in self.pinned:
             return f"{package} {self.versions[package]}"
         return f"{package}{self.pinned[package]}" if self.pinned[package] else f"{package} (any version)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 SMALL_MODEL = 20_000_000
 """Parameters below which the operations are too small to share out among many threads."""
 OF_A_SMALL_MODEL = 2
-"""Threads for those: the fastest number measured (docs/training.md), 1.5 times the speed of one."""
+"""Threads for small models: the largest number measured (docs/training.md), 1.5 times the speed of one."""
 
 
 def cpu_threads(parameters: int | None, cores: int, processes: int = 1, asked: int | None = None) -> int:

@@ -51,6 +51,7 @@ class TokenizerFacts:
         mentions_tools: the template uses the variable `tools`.
         turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
             template raises on a question and an answer.
+        ends_with_next: it writes nothing there, but a token at the start of the next turn, which ends an answer.
         end_of_turn: the first added token in `turn_end`, and its id; None where there is none.
     """
 
