@@ -261,8 +261,8 @@ def layer_backward_bytes(batch: MicroBatch) -> int:
     # The backward pass of the norm before the tiles, whose output is freed by then.
     norm = _bytes(batch, [(_norm_backward(batch) - number) * hidden]) if batch.tiled else 0
     peak = max(peak + max(_mlp_backward(batch), norm), _attention_backward(batch))
-    shared = batch.checkpointing and (batch.kernels or number == FLOAT32)
-    return peak - (_bytes(batch, [number * hidden]) if shared else 0)
+    input_is_kept = batch.checkpointing and (batch.kernels or number == FLOAT32)
+    return peak - (_bytes(batch, [number * hidden]) if input_is_kept else 0)
 
 
 def _attention_backward(batch: MicroBatch) -> int:
@@ -273,18 +273,26 @@ def _attention_backward(batch: MicroBatch) -> int:
     model, number = batch.model, batch.number
     hidden, query, key = model.hidden_size, batch.query_width, batch.key_width
     heads, width = model.num_attention_heads, model.head_dim
-    inside = [FLOAT32 * heads]
-    around = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
+    kernel_buffers = [FLOAT32 * heads]
+    other_tensors = [
+        *_norm(batch, hidden),
+        *_inputs(batch, hidden, *ATTENTION_INPUTS),
+        *_attention(batch),
+        number * hidden,
+    ]
     if batch.logits:  # the math kernel computes one example at a time where they are packed
         per_token = FLOAT32 * (query + 2 * key) + (2 * FLOAT32 + 1) * batch.logits
         return per_token * (batch.length if batch.packed else batch.tokens) + _bytes(
-            batch, [*around, *3 * [number * query]]
+            batch, [*other_tensors, *3 * [number * query]]
         )
     if batch.flash:
-        inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
+        kernel_buffers += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
     elif number < FLOAT32:
-        inside.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
-    return _bytes(batch, [*around, *inside, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]])
+        kernel_buffers.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
+    return _bytes(
+        batch,
+        [*other_tensors, *kernel_buffers, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]],
+    )
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
@@ -325,8 +333,7 @@ def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
 
 
 def logits_bytes(batch: MicroBatch) -> int:
-    """Return the bytes of the loss's backward pass in float32: log-probabilities, their gradient and the logits'
-    one."""
+    """Return the bytes of the loss's backward pass in float32: log-probabilities, their gradient and the logits'."""
     if batch.chunked:
         return _chunked_bytes(batch)
     return 3 * FLOAT32 * batch.model.vocab_size * batch.targets
@@ -387,9 +394,9 @@ def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
     vocabulary = batch.model.vocab_size
     if batch.chunked:
         states = number * hidden * batch.targets
-        needed = states + sum(_chunk_bytes(batch))
+        loss_bytes = states + sum(_chunk_bytes(batch))
     else:
-        needed = vocabulary * max(
+        loss_bytes = vocabulary * max(
             number * (batch.tokens + batch.targets),
             (number + copy) * batch.targets,
             (copy or FLOAT32 + copy) * batch.targets,
@@ -397,7 +404,7 @@ def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
     mask = batch.rows * batch.length**2 if batch.padded else 0
     # silu(gate), up and their product; LoRA's part of up beside the base's.
     widths = 3 if batch.full else 4
-    return max(needed if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
+    return max(loss_bytes if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
 
 
 def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:

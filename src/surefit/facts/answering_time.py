@@ -59,12 +59,12 @@ def checkpoints_against_training(
     assert held_out.mean
     length = min(config.data.max_length, math.ceil(held_out.mean + (held_out.answer or config.evaluate.max_new_tokens)))
     rows = config.train.global_batch_size
-    needed = work.of([length] * rows, length * rows)
+    step_flops = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
         full_training = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
         full_flops = training_flops(model, full_training)
-        needed += round(FORWARD / TRAINED * full_flops.of([length] * rows, 0)) if full_flops else 0
-    training = steps * needed / flops / count_processes(config)
+        step_flops += round(FORWARD / TRAINED * full_flops.of([length] * rows, 0)) if full_flops else 0
+    training = steps * step_flops / flops / count_processes(config)
     checkpoints = math.ceil(steps / interval)
     seconds = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
     return checkpoints, checkpoints * seconds / training

@@ -19,8 +19,7 @@ KERNEL_CAPABILITY = (8, 0)
 KERNEL_DTYPES = ("bfloat16", "float16")
 KERNEL_WIDTH = 256
 """Requirements of `torch.nn.attention.varlen`: FlashAttention 2 as torch builds it (flash_api.cpp checks for sm80, the
-dtype, and a head width of at most 256 and a multiple of 8). It supports no softcap and no dropout; sinks are added
-afterwards."""
+dtype, and a head width of at most 256 and a multiple of 8). It supports no softcap and no dropout; sinks follow it."""
 
 WITHIN_A_DOCUMENT = frozenset({"full_attention", "sliding_attention", "attention"})
 """Entries of `layer_types` whose layers attend only to the keys that the attention function allows. All others in
@@ -161,8 +160,7 @@ def packing_obstacle(config: Mapping[str, Any]) -> str | None:
 
 
 def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    """Return why torch's variable-length kernel does not run a packed batch, so that documents are attended to one by
-    one.
+    """Return why torch's variable-length kernel does not run a packed batch; then each document is attended to alone.
 
     Args:
         needs: features that the model needs.

@@ -98,7 +98,7 @@ def dataset_facts(
     target = target_column(sample, expected) if expected is not None else None
     answers = [target_value(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
-    bad = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
+    bad_rows = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
     return DatasetFacts(
         source=source,
         rows=count,
@@ -111,7 +111,7 @@ def dataset_facts(
         target_blank=sum(is_blank(answer) for answer in answers),
         target_distinct=len(texts),
         target_example=truncate_text(texts.most_common(1)[0][0]) if texts else "",
-        first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
+        first_bad=(where(bad_rows[0]) if where else f"row {bad_rows[0] + 1}") if bad_rows else None,
         duplicates=len(sample) - len({_text(row) for row in sample}),
         target_lengths=tuple(len(" ".join(_text(answer).split())) for answer in answers if not is_null(answer)),
     )

@@ -79,8 +79,8 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
         )
     ]
     if lora:
-        saved = [(_as_saved(name), shape) for name, shape in shapes]
-        adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
+        adapter_tensors = [(_as_saved(name), shape) for name, shape in shapes]
+        adapter = _file_bytes(adapter_tensors, number, part.parameters, _METADATA) + ADAPTER_FILES
         terms.append(MemoryTerm("adapter", adapter, f"the result of training, in {config.model.dtype}"))
     merged_bytes = _file_bytes(base_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
     result = "the base with the adapter folded in" if lora else "the result of training"
@@ -165,8 +165,7 @@ _METADATA = {"__metadata__": {"format": "pt"}}
 def _file_bytes(
     tensors: Iterable[tuple[str, Shape]], number: int, elements: int, metadata: dict[str, dict[str, str]] | None = None
 ) -> int:
-    """Return the bytes of a safetensors file of `elements` numbers; `tensors` are the named ones, which make its
-    header."""
+    """Return the bytes of a safetensors file of `elements` numbers; `tensors` are the ones listed in its header."""
     header: dict[str, object] = dict(metadata or {})
     end = 0
     for name, shape in sorted(tensors):
@@ -180,8 +179,8 @@ def copies_at_once(resolved: ResolvedConfig) -> int:
     """Return the largest number of checkpoints that are on the disk together."""
     limit, interval = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.save_steps
     assert isinstance(interval, int)
-    saved = limit + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / interval)
-    return min(limit + 1, saved)
+    written = limit + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / interval)
+    return min(limit + 1, written)
 
 
 def _tokenizer_term(model: ModelFacts, copies: int) -> MemoryTerm:

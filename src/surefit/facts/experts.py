@@ -67,11 +67,11 @@ def find_expert_stacks(tensors: Mapping[str, tuple[int, ...]]) -> dict[str, Stac
     for name, shape in tensors.items():
         if len(shape) == 3 and is_expert(name, 3) and not name.endswith("bias"):
             stacks[name] = (shape[0], shape[1], shape[2])
-        elif len(shape) == 2 and (alone := _ALONE.match(name)) and alone[3] in _STACKED_AS:
-            stack = f"{alone[1]}.{_STACKED_AS[alone[3]]}"
+        elif len(shape) == 2 and (match := _ALONE.match(name)) and match[3] in _STACKED_AS:
+            stack = f"{match[1]}.{_STACKED_AS[match[3]]}"
             experts, outputs, _ = stacks.get(stack, (0, 0, 0))
-            outputs += shape[0] if int(alone[2]) == 0 else 0
-            stacks[stack] = (max(experts, int(alone[2]) + 1), outputs, shape[1])
+            outputs += shape[0] if int(match[2]) == 0 else 0
+            stacks[stack] = (max(experts, int(match[2]) + 1), outputs, shape[1])
     return stacks
 
 
@@ -134,11 +134,11 @@ def factor_shapes(
     >>> 48 * sum(math.prod(a) + math.prod(b) for _, a, b in shapes)
     629145600
     """
-    chosen = dict(routers or {}) if adapter.experts == "with_router" else {}
+    targets = dict(routers or {}) if adapter.experts == "with_router" else {}
     if adapter.experts:
         # Gate and up before down, as modules have them: PEFT's names depend on the order.
-        chosen = dict(sorted(stacks.items(), reverse=True)) | chosen
-    for name, (experts, outputs, inputs) in chosen.items():
+        targets = dict(sorted(stacks.items(), reverse=True)) | targets
+    for name, (experts, outputs, inputs) in targets.items():
         yield name, (experts * adapter.r, inputs), (outputs, experts * adapter.r)
 
 
@@ -159,5 +159,5 @@ def summed_bytes(stacks: Mapping[str, Stack], number: int, recomputed: bool) -> 
     layers: dict[str, int] = defaultdict(int)
     for name, shape in stacks.items():
         layers[name.rpartition(".")[0]] += math.prod(shape)
-    kept = max(layers.values(), default=0) if recomputed else sum(layers.values())
-    return number * (kept + max(map(math.prod, stacks.values()), default=0))
+    kept_numbers = max(layers.values(), default=0) if recomputed else sum(layers.values())
+    return number * (kept_numbers + max(map(math.prod, stacks.values()), default=0))

@@ -126,8 +126,8 @@ def seen_pairs(length: int, window: int | None = None) -> int:
     >>> seen_pairs(4), seen_pairs(4, 2), seen_pairs(4, 9)
     (10, 7, 10)
     """
-    near = length if window is None else min(length, window)
-    return near * (near + 1) // 2 + (length - near) * near
+    width = length if window is None else min(length, window)
+    return width * (width + 1) // 2 + (length - width) * width
 
 
 def peak_flops(hardware: HardwareLike, dtype: str) -> float | None:

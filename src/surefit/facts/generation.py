@@ -82,9 +82,11 @@ def estimate_generation_memory(
     read_tokens = rows * min(prompt, section.prefill_chunk or prompt)  # tokens that are read at a time
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     layer_cache = 2 * keys * number  # per token
-    small = rows * (40 * total + 2 * FLOAT32 * model.vocab_size)  # ids, masks and positions; logits in float32, twice
+    fixed_bytes = rows * (
+        40 * total + 2 * FLOAT32 * model.vocab_size
+    )  # ids, masks and positions; logits in float32, twice
     # Around a layer: the residual stream, its sums, the positions.
-    around = read_tokens * number * (4 * model.hidden_size + 2 * model.head_dim)
+    residual = read_tokens * number * (4 * model.hidden_size + 2 * model.head_dim)
     mlp = 3 * read_tokens * number * (model.intermediate_size or 4 * model.hidden_size)
     attention = number * (read_tokens * prompt + 2 * read_tokens * queries + 2 * rows * prompt * queries)
     math = 0
@@ -94,10 +96,10 @@ def estimate_generation_memory(
             read_tokens * queries + 2 * rows * prompt * queries
         )
         math = rows * total * (2 * FLOAT32 * queries + MATH_PAIR * heads)
-    reading = model.num_layers * rows * prompt * layer_cache + read_tokens * prompt + around + max(mlp, attention)
+    reading = model.num_layers * rows * prompt * layer_cache + read_tokens * prompt + residual + max(mlp, attention)
     cache = model.num_layers * rows * total * layer_cache
     repeated = 2 * rows * total * queries * number if kind == "cuda" else 0
-    peak = small + max(reading, cache + max(rows * total * layer_cache, repeated + math))
+    peak = fixed_bytes + max(reading, cache + max(rows * total * layer_cache, repeated + math))
     return GenerationMemory(rows, prompt, total - prompt, number * model.parameters, cache, max(0, peak - cache))
 
 

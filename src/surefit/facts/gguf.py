@@ -218,9 +218,11 @@ class _Reader:
                 raise self.damaged(f"{key} is there twice")
             metadata[key] = self.value(self.number("I"), keep=key in KEPT)
         self.room(tensors, 24, f"a list of {tensors:,} tensors")
-        listed = self.tensors(tensors)
-        self.check_data(metadata.get("general.alignment", ALIGNMENT), listed)
-        return GgufHeader(self.path, self.size, metadata, {name: tensor for name, (tensor, _, _) in listed.items()})
+        tensor_table = self.tensors(tensors)
+        self.check_data(metadata.get("general.alignment", ALIGNMENT), tensor_table)
+        return GgufHeader(
+            self.path, self.size, metadata, {name: tensor for name, (tensor, _, _) in tensor_table.items()}
+        )
 
     def _other_version(self, version: int) -> ModelError:
         if version & 0xFFFF == 0:
@@ -276,12 +278,12 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"an alignment of {alignment}")
         start = -(-self.at // alignment) * alignment
-        needed = max((start + offset + size for _, offset, size in tensors.values()), default=start)
+        required_size = max((start + offset + size for _, offset, size in tensors.values()), default=start)
         if any(offset % alignment for _, offset, _ in tensors.values()):
             raise self.damaged("a tensor that does not start where it must")
-        if needed > self.size:
+        if required_size > self.size:
             raise ModelError(
-                f"the file has {self.size:,} bytes, its header describes {needed:,}",
+                f"the file has {self.size:,} bytes, its header describes {required_size:,}",
                 code="E2054",
                 path=self.path,
                 help=DAMAGED,

@@ -78,8 +78,7 @@ class GpuSpec:
         return tuple(name for name, is_supported in supported.items() if is_supported)
 
     def flops(self, dtype: str) -> float | None:
-        """Return FLOP/s of matrix products by torch's name of the dtype; without bfloat16, a card computes it in
-        float32."""
+        """Return FLOP/s of matrix products in a torch dtype; a card without bfloat16 computes it in float32."""
         by_name = {"bfloat16": self.bf16 if self.multiplies_bf16 else self.fp32, "float16": self.fp16}
         rate = by_name.get(dtype, self.fp32)
         return rate * 1e12 if rate is not None else None

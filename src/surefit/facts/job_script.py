@@ -183,7 +183,7 @@ def read_job_script(path: Path | str) -> JobScript:
         ) from None
     text = raw.decode("utf-8", errors="replace")
     commands, broken = split_commands(text)
-    options, lines, late = _options(text, commands)
+    options, lines, late_lines = _options(text, commands)
     nodes = _nodes(options)
     tasks = _tasks_per_node(options, nodes)
     gpus = _gpus_per_node(options, nodes, tasks)
@@ -204,7 +204,7 @@ def read_job_script(path: Path | str) -> JobScript:
         launches=tuple(launch for launch in launches if launch),
         variables=shell.constants,
         broken_continuations=broken,
-        late_options=late,
+        late_options=late_lines,
         dos_line_breaks="\r\n" in text,
         slips=tuple(find_syntax_faults(text)) if "#SBATCH" in text else (),
         variables_in_options=tuple(variables_in(text)),
@@ -266,16 +266,16 @@ def _options(text: str, commands: Sequence[Command]) -> tuple[dict[str, str], di
     first = min((command.line for command in commands), default=None)
     options: dict[str, str] = {}
     lines: dict[str, int] = {}
-    late = []
+    late_lines = []
     for number, line in enumerate(text.splitlines(), 1):
         directive = _DIRECTIVE.match(line)
         if directive and first is not None and number > first:
-            late.append(number)
+            late_lines.append(number)
         elif directive:
             for name, value in _flags(re.sub(r"\s#.*", "", directive[1]).replace('"', "").split(), SHORT):
                 options[name.replace("_", "-")] = value
                 lines[name.replace("_", "-")] = number
-    return options, lines, tuple(late)
+    return options, lines, tuple(late_lines)
 
 
 def _ranks(commands: Sequence[Command]) -> Iterator[tuple[str, int]]:
@@ -371,8 +371,8 @@ def _tasks_per_node(options: Mapping[str, str], nodes: int | None) -> int | None
     if "ntasks" in options:
         tasks = _number(options["ntasks"])
         return tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
-    derived = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
-    return None if derived else 1
+    derived_options = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
+    return None if derived_options else 1
 
 
 def _gpus_per_node(options: Mapping[str, str], nodes: int | None, tasks: int | None) -> int | None:

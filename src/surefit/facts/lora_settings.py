@@ -193,19 +193,19 @@ def rename_problem(names: Iterable[str]) -> tuple[str, str | None] | None:
     >>> rename_problem(["base_model.model.q_proj.lora_A.weight"]) is None
     True
     """
-    listed = list(names)
-    adapters = sorted({match[1] for name in listed if (match := _NAMED.search(name))})
+    name_list = list(names)
+    adapters = sorted({match[1] for name in name_list if (match := _NAMED.search(name))})
     if len(adapters) > 1:
         adapter_names = ", ".join(name.removeprefix(".") for name in adapters)
         return f"it holds the factors of {len(adapters)} adapters, {adapter_names}", None
     steps: list[tuple[str, Callable[[str], str]]] = []
-    for part in (*(part for part in WRAPPERS if any(part in name for name in listed)), *adapters):
+    for part in (*(part for part in WRAPPERS if any(part in name for name in name_list)), *adapters):
         steps.append((f".replace({part!r}, '')", partial(_without, part)))
-    if listed and all(name.startswith("module.") for name in listed):
+    if name_list and all(name.startswith("module.") for name in name_list):
         steps.append((".removeprefix('module.')", lambda name: name.removeprefix("module.")))
-    if listed and all(name.startswith(PREFIX * 2) for name in listed):
+    if name_list and all(name.startswith(PREFIX * 2) for name in name_list):
         steps.append((f".removeprefix({PREFIX!r})", lambda name: name.removeprefix(PREFIX)))
-    expression, right = "k" + "".join(text for text, _ in steps), listed
+    expression, right = "k" + "".join(text for text, _ in steps), name_list
     for _, change in steps:
         right = [change(name) for name in right]
     if bare := [name for name in right if not name.startswith(PREFIX)]:
@@ -213,7 +213,7 @@ def rename_problem(names: Iterable[str]) -> tuple[str, str | None] | None:
         expression = f"{PREFIX!r} + {expression}" if all_bare else f"k if k.startswith({PREFIX!r}) else {PREFIX!r} + k"
         if steps and not all_bare:
             return f"{bare[0]} is no name that PEFT reads", None
-    first = next((old for old, new in zip(listed, right, strict=True) if old != new or new in bare), None)
+    first = next((old for old, new in zip(name_list, right, strict=True) if old != new or new in bare), None)
     return (f"{first} is no name that PEFT reads", expression) if first else None
 
 

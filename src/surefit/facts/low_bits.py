@@ -79,8 +79,8 @@ def _block_of_groups(groups: Any) -> tuple[int, int] | None:
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
-    sound = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
-    return (value[0], value[1]) if sound else None
+    is_valid = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
+    return (value[0], value[1]) if is_valid else None
 
 
 def dequantized_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,8 +132,8 @@ def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int
 
 
 def _is_mxfp4(blocks: TensorHeader, scales: TensorHeader) -> bool:
-    sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
-    return sound and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
+    is_valid = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
+    return is_valid and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
 
 
 def scale_tensor_name(name: str, tensors: Mapping[str, TensorHeader]) -> str | None:
@@ -184,12 +184,11 @@ def _of(dtype: str, shape: tuple[int, ...]) -> TensorHeader:
 
 def dequantized_copy_directory(directory: Path) -> Path:
     """Return the path of the dequantized copy of a model directory, whether it exists or not. It depends on the names,
-    sizes and times of the files, so that a changed model is dequantized again. Copies of one directory are side by
-    side."""
-    beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]
+    sizes and times of the files, so that a changed model is dequantized again. Copies of one directory are siblings."""
+    small_files = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]
     digest = hashlib.sha256()
-    for file in sorted({*weight_files(directory), *beside}):
+    for file in sorted({*weight_files(directory), *small_files}):
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    of = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
-    return env.cache_dir() / "dequantized" / of / f"{digest.hexdigest()[:16]}-{CONVERTER}"
+    directory_hash = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+    return env.cache_dir() / "dequantized" / directory_hash / f"{digest.hexdigest()[:16]}-{CONVERTER}"

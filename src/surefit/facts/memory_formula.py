@@ -106,8 +106,7 @@ class TrainableParameters:
 
 
 def target_modules(model: ModelFacts, adapter: LoraSection) -> dict[str, tuple[int, int]]:
-    """Return the linear layers that get LoRA factors: all that can (facts/all_linear.py), or the listed name
-    endings."""
+    """Return the linear layers that get LoRA factors: all possible ones (facts/all_linear.py), or the listed ones."""
     kind, linears = model.model_type, [item for item in model.linear_modules.items() if not without_gradient(item[0])]
     if adapter.target_modules == "all-linear":
         return {n: s for n, s in linears if not (n.rpartition(".")[2] in OUTPUT_HEADS or closed_to_lora(kind, n))}
@@ -189,10 +188,10 @@ def peak_bytes_on_one(
         *_loss_terms(batch),
         _backward_term(batch, part, in_buckets or accumulation > 1),
     )
-    loaded = sum(term.bytes for term in state_terms if term.term in ("weights", "adapter", "masters"))
-    resting = sum(term.bytes for term in state_terms if term.moment == "always" and term.term != "gradients")
-    evaluated = resting + tokens + workspace + eval_bytes(batch)
-    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": evaluated})
+    load_bytes = sum(term.bytes for term in state_terms if term.term in ("weights", "adapter", "masters"))
+    resting_bytes = sum(term.bytes for term in state_terms if term.moment == "always" and term.term != "gradients")
+    eval_peak = resting_bytes + tokens + workspace + eval_bytes(batch)
+    return StepMemory(terms, {"load": load_bytes, "step": fullest_moment_bytes(terms), "eval": eval_peak})
 
 
 def largest_micro_batch(
@@ -307,8 +306,7 @@ def _weights_term(resolved: ResolvedConfig, model: ModelFacts) -> MemoryTerm:
 
 
 def _slack_bytes(model: ModelFacts, number: int) -> int:
-    """Return the bytes that the allocator adds to the matrices of a model, `number` bytes per entry: see
-    `segment_rest`.
+    """Return the bytes that the allocator adds to a model's matrices, `number` bytes per entry (`segment_rest`).
 
     Qwen3-4B's MLP in bfloat16: 2 × 2,560 × 9,728 bytes are 47.5 MiB, which occupy 48; 54 MiB in 108 of them.
     """
@@ -340,16 +338,15 @@ def _update_terms(resolved: ResolvedConfig, model: ModelFacts, part: TrainablePa
 
 
 def _moments_term(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters, n: str) -> MemoryTerm:
-    """Return the term of AdamW's moments on the device. In 8 bits: two numbers, and two 32-bit scales per 256 of
-    them."""
+    """Return the term of AdamW's moments on the device. In 8 bits, 256 numbers of each moment share a 32-bit scale."""
     kind = resolved.config.train.optim
     row = OPTIMIZERS[kind]
     if not (row.eight_bit or row.paged):
         why = f"{kind}: {len(row.state)} float32 moments of {n} trained parameters"
         return MemoryTerm("optimizer", FLOAT32 * len(row.state) * part.parameters, why)
     tensors = list(trainable_tensor_sizes(model, resolved.config.adapter))
-    small = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
-    bytes_on_device = MOMENTS * small
+    small_numbers = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
+    bytes_on_device = MOMENTS * small_numbers
     for numbers, embedding in tensors:
         eight = row.eight_bit and numbers >= MIN_8BIT and not embedding
         scales = 2 * FLOAT32 * -(-numbers // EIGHT_BIT_BLOCK) if eight else 0

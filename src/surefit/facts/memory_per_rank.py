@@ -71,8 +71,7 @@ def peak_bytes(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> StepMemory | None:
-    """Return the closed form for the process that needs most; arguments and None as for
-    `memory_formula.peak_bytes_on_one`."""
+    """Return the closed form for the process that needs most; see `memory_formula.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
     on_one = memory_formula.peak_bytes_on_one(resolved, model, length, padded, capability)
     if sharing is None or on_one is None:
@@ -81,8 +80,7 @@ def peak_bytes(
 
 
 def _with_whole_logits(resolved: ResolvedConfig) -> ResolvedConfig:
-    """Return the config without chunks of the loss: ZeRO-3 gathers the head once, and `train/loss.py` uses none
-    then."""
+    """Return the config without a chunked loss, as in `train/loss.py`: ZeRO-3 gathers the head only once."""
     speed = resolved.config.speed.model_copy(update={"chunked_loss": False})
     return replace(resolved, config=resolved.config.model_copy(update={"speed": speed}))
 
@@ -91,15 +89,14 @@ def memory_terms(
     resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
 ) -> list[MemoryTerm]:
     """Return `memory_formula.memory_terms_on_one` for the process that needs most."""
-    shared = peak_bytes(resolved, model, capability=capability)
-    return list(shared.terms) if shared is not None else _without_activations(resolved, model, capability)
+    memory = peak_bytes(resolved, model, capability=capability)
+    return list(memory.terms) if memory is not None else _without_activations(resolved, model, capability)
 
 
 def _without_activations(
     resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None
 ) -> list[MemoryTerm]:
-    """Return a lower bound of one process's terms where activations are not known: the terms that a mode shards are
-    divided."""
+    """Return a lower bound of one process's terms without activations, divided where the mode shards them."""
     terms = memory_formula.memory_terms_on_one(resolved, model, capability)
     sharing = sharing_of(resolved.config)
     if sharing is None:
@@ -159,9 +156,9 @@ def _rebuilt(
     def resting(every: Iterable[MemoryTerm]) -> int:
         return sum(term.bytes for term in every if term.moment == "always" and term.term not in ("gradients", BUCKETS))
 
-    loaded = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
+    load_bytes = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
     held_out = before.phases["eval"] - resting(before.terms) + resting(terms) + evaluated
-    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": held_out})
+    return StepMemory(terms, {"load": load_bytes, "step": fullest_moment_bytes(terms), "eval": held_out})
 
 
 BUCKETS = "gradient buckets"
@@ -263,8 +260,7 @@ GATHERED = "gathered weights"
 
 
 def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[MemoryTerm, int, int]:
-    """Return the term of the backward pass at its peak, the bytes of gathered layers, and those of reduced gradients
-    then.
+    """Return the term of the backward pass at its peak, the bytes of gathered layers then, and of reduced gradients.
 
     The peak is among the layers, where `gathered` bytes exist (two layers and the buffer of the next) and the gradients
     of one layer, `trained` numbers, whole and twice in float32; or at the embedding, where no layer is gathered and the
@@ -315,7 +311,7 @@ def _zero(run: _Run, whole: StepMemory) -> StepMemory:
         return _rebuilt(bucketed, state, *_missing(bucketed, state), MemoryTerm("bucket", bucket, why, "backward"))
     tensors = list(list_parameters(run.model, resolved.config.adapter))
     numbers = sum(math.prod(tensor.shape) for tensor in tensors)
-    live = int(min(numbers, sizes["stage3_max_live_parameters"] + sizes["stage3_prefetch_bucket_size"]))
+    live_numbers = int(min(numbers, sizes["stage3_max_live_parameters"] + sizes["stage3_prefetch_bucket_size"]))
     shares = list(local_parameter_counts(tensors, run.model, sharing, 0))
     lora = resolved.config.train.method == "lora"
     frozen = sum(count for count, tensor in shares if not tensor.trained or not lora)
@@ -325,15 +321,15 @@ def _zero(run: _Run, whole: StepMemory) -> StepMemory:
         "adapter": MemoryTerm("adapter", host * number * factors, part) if lora else None,
         "rest of segments": None,
     }
-    why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live)} numbers"
+    why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live_numbers)} numbers"
     return _rebuilt(
         bucketed,
         state,
         *_missing(bucketed, state),
         MemoryTerm("bucket", bucket, "DeepSpeed's reduce_bucket_size"),
-        MemoryTerm(GATHERED, number * live, why, "loss"),
-        MemoryTerm(GATHERED, number * live, why, "backward"),
-        evaluated=number * live,
+        MemoryTerm(GATHERED, number * live_numbers, why, "loss"),
+        MemoryTerm(GATHERED, number * live_numbers, why, "backward"),
+        evaluated=number * live_numbers,
     )
 
 
@@ -384,8 +380,7 @@ def stage_model(model: ModelFacts, layers: range, rank: int, size: int) -> Model
 
 
 def _stage(run: _Run, layers: range, rank: int) -> StepMemory:
-    """Return the budget of one stage: a micro batch's activations times those in flight; the last stage has the
-    loss."""
+    """Return the budget of one stage: activations of all micro batches in flight; the loss on the last stage."""
     size, count = run.sharing.size, run.micro_batches
     stage = stage_model(run.model, layers, rank, size)
     memory, batch = run.of(stage, in_buckets=True), run.batch(stage)

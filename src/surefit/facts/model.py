@@ -310,8 +310,8 @@ def build_facts(
     stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
     if tensors is not None and stored is not None and formula is not None:
         _require_shapes(formula, dims.vocab_size, dims.hidden_size, tensors, where)
-    mixed = stored is not None and config.get("model_type") not in NO_STACKS
-    shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if mixed else {}
+    may_have_experts = stored is not None and config.get("model_type") not in NO_STACKS
+    shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if may_have_experts else {}
     parameters = stored.parameters if stored else formula.parameters if formula else None
     linears = formula or stored
     dtype = _dtype(config, tensors)
@@ -387,19 +387,19 @@ def _stored(tensors: Mapping[str, TensorHeader], tied: bool) -> Structure:
     A tied head that is saved nevertheless is not counted twice (Qwen3-0.6B: 751,632,384 in the file, 596,049,920
     parameters), nor are buffers that old checkpoints carry (Llama-2-7b-hf: 2,048 rotary frequencies).
     """
-    kept = {
+    kept_tensors = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
     }
     linears = {
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
-        for name, tensor in kept.items()
+        for name, tensor in kept_tensors.items()
         if name.endswith(".weight") and len(tensor.shape) == 2 and not _is_embedding(name)
         if not is_expert(name, 2) and is_product(name.removesuffix(".weight"))
     }
-    experts = sum(tensor.elements for name, tensor in kept.items() if is_expert(name, len(tensor.shape)))
-    return Structure(sum(tensor.elements for tensor in kept.values()), linears, experts)
+    experts = sum(tensor.elements for name, tensor in kept_tensors.items() if is_expert(name, len(tensor.shape)))
+    return Structure(sum(tensor.elements for tensor in kept_tensors.values()), linears, experts)
 
 
 def _is_embedding(name: str) -> bool:

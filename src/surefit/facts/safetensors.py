@@ -59,10 +59,10 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", code="E2087", path=path, help=os_help(error)) from None
     tensors = parse_header(raw, path)
-    needed = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
-    if size != needed:
+    expected_size = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
+    if size != expected_size:
         raise ModelError(
-            f"the file has {size:,} bytes, its header describes {needed:,}",
+            f"the file has {size:,} bytes, its header describes {expected_size:,}",
             code="E2088",
             path=path,
             help=DOWNLOAD_AGAIN,

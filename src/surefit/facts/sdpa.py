@@ -124,8 +124,7 @@ def _cudnn(oldest: Capability, newest: Capability) -> KernelSupport:
 def _flash(
     oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None
 ) -> KernelSupport:
-    """Return the row of FlashAttention 2: `can_use_flash_attention`; attention.cpp pads widths to a multiple of 8 for
-    it."""
+    """Return the row of FlashAttention 2: `can_use_flash_attention`; attention.cpp pads widths to multiples of 8."""
     return KernelSupport(
         "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, share=share, widest=256,
         alike=True, untrained=untrained,

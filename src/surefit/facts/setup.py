@@ -321,8 +321,7 @@ def _divides(config: Config) -> bool:
 
 
 def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool) -> dict[str, Any]:
-    """Return the adapter's settings; the factors have the dtype of the base's computation, not of its stored
-    weights."""
+    """Return the adapter's settings; the factors have the dtype that the base computes in, not its storage dtype."""
     if section is None:
         return {"adapter": "full"}
     modules = section.target_modules

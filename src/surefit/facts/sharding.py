@@ -188,8 +188,7 @@ def is_here(name: str, model: ModelFacts, layers: range, rank: int, size: int) -
 
 
 def pipeline_stages(model: ModelFacts, size: int) -> list[range]:
-    """Return the layers of each pipeline stage, balanced by the parameters that `parallel/pipeline_parallel.py`
-    counts."""
+    """Return the layers of each pipeline stage, balanced by parameters as in `parallel/pipeline_parallel.py`."""
     layer = dict.fromkeys(range(model.num_layers), 0)
     outside = {"embed": 0, "end": 0}
     for tensor in list_parameters(model, None):

@@ -59,15 +59,14 @@ class Command:
     words: tuple[str, ...] = ()
 
     def line_of(self, flag: str) -> int:
-        """Return the line on which an option (with underscores, without dashes) is written; the first if it is not
-        found."""
+        """Return the line of an option (with underscores, without dashes); the first line if it is not found."""
         for i, piece in enumerate(self.pieces):
             if f"--{flag}" in piece or f"--{flag.replace('_', '-')}" in piece:
                 return self.line + i
         return self.line
 
     def line_of_word(self, word: str) -> int:
-        """Return the last line on which a word is written; the first if it is not found."""
+        """Return the last line with a word; the first line if it is not found."""
         indices = [i for i, piece in enumerate(self.pieces) if word in piece.split()]
         return self.line + (indices[-1] if indices else 0)
 
@@ -111,15 +110,15 @@ def options_alone(text: str) -> tuple[tuple[int, str], ...]:
         if heredoc_end:
             heredoc_end = "" if line.strip() == heredoc_end else heredoc_end
             continue
-        alone = not quote and depth == 0
-        if alone and line.lstrip().startswith("#"):
+        at_top_level = not quote and depth == 0
+        if at_top_level and line.lstrip().startswith("#"):
             continued = False  # a comment ends the command that the line above would have continued
             continue
         option = re.match(r"\s*(--?[A-Za-z][\w-]*)", line)
-        if option and alone and not continued and not _CASE.match(line):
+        if option and at_top_level and not continued and not _CASE.match(line):
             options.append((number, option[1]))
         heredoc = _HEREDOC.search(line)
-        heredoc_end = heredoc[2] if heredoc and alone else ""
+        heredoc_end = heredoc[2] if heredoc and at_top_level else ""
         quote, depth = _open_at_end(line, quote, depth)
         continued = line.endswith("\\") or _is_broken(line)
     return tuple(options)
@@ -151,15 +150,15 @@ def _commands(line: int, pieces: list[str]) -> list[Command]:
     """Return the commands on one joined line; the text inside $( ) is never split."""
     pieces = [piece.replace("\0", "") for piece in pieces]  # as the shell does; it is the placeholder below
     joined = " ".join(re.sub(r"\s#.*$", "", BROKEN.sub("", piece).rstrip("\\")) for piece in pieces)
-    hidden: list[str] = []
+    substitutions: list[str] = []
 
     def hide(found: re.Match[str]) -> str:
-        hidden.append(found[0])
-        return f"\0{len(hidden) - 1}\0"
+        substitutions.append(found[0])
+        return f"\0{len(substitutions) - 1}\0"
 
     parts = re.split(r"&&|\|\||;|\|", _SUBSTITUTION.sub(hide, _ARITHMETIC.sub(hide, joined)))
-    restored = [re.sub("\0(\\d+)\0", lambda match: hidden[int(match[1])], part) for part in parts]
-    restored = [re.sub("\0(\\d+)\0", lambda match: hidden[int(match[1])], part) for part in restored]
+    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in parts]
+    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in restored]
     return [Command(line, part.strip(), tuple(pieces)) for part in restored if part.strip()]
 
 
@@ -208,13 +207,13 @@ class Shell:
 
     def _substitute(self, text: str) -> str:
         for _ in range(4):
-            before = text
+            previous = text
             text = _REPLACED.sub(self._replaced, text)
             text = _VARIABLE.sub(self._value, text)[:LONGEST]
             if self.gpus:
                 text = _SUBSTITUTION.sub(self._counted, text)
             text = _ARITHMETIC.sub(self._arithmetic, text)
-            if text == before:
+            if text == previous:
                 break
         return text
 

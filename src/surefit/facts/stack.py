@@ -95,8 +95,7 @@ class StackFacts:
         return self.versions.get(package, "").partition("+")[2]
 
     def unmet(self, packages: Collection[str], others: Collection[str]) -> Iterator[UnmetRequirement]:
-        """Yield requirements of the installed ones of `packages` on `others` that are not met; "not installed"
-        included."""
+        """Yield requirements of installed `packages` on `others` that are not met; "not installed" counts too."""
         for package in packages:
             for text in self.requires.get(package, ()) if package in self.versions else ():
                 name = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
@@ -117,8 +116,8 @@ def _unfit(text: str, version: str | None) -> str | None:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             return None
         # The local part identifies the build (+cpu, +cu130), not the version.
-        plain = Version(version.partition("+")[0]) if version else None
-        fits = plain is not None and requirement.specifier.contains(plain, prereleases=True)
+        release = Version(version.partition("+")[0]) if version else None
+        fits = release is not None and requirement.specifier.contains(release, prereleases=True)
     except (InvalidRequirement, InvalidVersion):
         return None
     return None if fits else f"{_plain(requirement.name)}{requirement.specifier}"
@@ -170,8 +169,7 @@ def _torch_cuda() -> str | None:
 
 
 def _model_types() -> frozenset[str]:
-    """Return the `model_type`s in the tables of the installed transformers, read as text: importing would last
-    seconds."""
+    """Return the `model_type`s in the tables of the installed transformers, read as text: an import costs seconds."""
     model_types: set[str] = set()
     with suppress(metadata.PackageNotFoundError):
         auto = Path(str(metadata.distribution("transformers").locate_file("transformers/models/auto")))

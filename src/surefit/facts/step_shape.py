@@ -46,8 +46,7 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
 
 
 def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
-    """Return the shape of a step of usual examples, for its time: packed, ranks fill micro batches evenly, not
-    fully."""
+    """Return the shape of a step of usual examples, for its time: packed micro batches are even, not full."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape

@@ -222,8 +222,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """Sandboxed environment that counts loop iterations, and checks texts' sizes in advance where they are
-        known."""
+        """Sandboxed environment that counts loop iterations, and checks texts' sizes before they are built."""
 
         intercepted_binops = frozenset(("*", "**", "+", "%"))
 
@@ -336,8 +335,8 @@ def _sized_in_advance(length: int) -> None:
 def _require_narrow(*values: Any) -> None:
     """Check numbers, and format strings with numbers in them, that are widths or counts."""
     for value in values:
-        wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
-        if wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
+        too_wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
+        if too_wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
             raise TemplateExceeds(f"it asks for {str(value)[:40]} characters or items")
         if isinstance(value, str) and len(value) < 1_000 and "%" in value and _WIDE.search(value):
             raise TemplateExceeds(f"it asks for {value[:40]} characters")

@@ -87,8 +87,7 @@ def split_reasoning(text: str) -> tuple[str, str] | None:
 
 
 def strip_reasoning(text: str) -> str:
-    """Return a model's text after its thought: nothing where the thought does not end, the whole text where there is
-    none.
+    """Return a model's text after its thought: nothing if the thought does not end, the whole text if there is none.
 
     >>> strip_reasoning("<think>2 and 2</think>4"), strip_reasoning("<think>2 and"), strip_reasoning("4")
     ('4', '', '4')
@@ -180,13 +179,13 @@ def probe_template_reasoning(template: str) -> TemplateReasoning:
         )
     except TemplateRefused:
         prompt = ""
-    plain = _written(template, parts, "!")
+    plain_answer = _written(template, parts, "!")
     return TemplateReasoning(
         fields,
         tags=_MARK in tagged,
         moves=bool(fields) and tagged == by_field[fields[0]],
         opens=prompt.rstrip().endswith(OPENING),
-        empties=bool(prompt) and plain.startswith(prompt) and bool(_EMPTY.match(plain[len(prompt) :])),
+        empties=bool(prompt) and plain_answer.startswith(prompt) and bool(_EMPTY.match(plain_answer[len(prompt) :])),
         parts=parts,
     )
 

@@ -182,14 +182,14 @@ def _facts(
     special = {f"{role}_token": text for role, text in named.items() if text}
     turn_end = _turn_end(place, template, special)
     end_of_turn = first_in(turn_end or "", added)
-    shared = {token for token in added if token in vocabulary}
-    plain = _largest(vocabulary, {vocabulary[token] for token in shared})
+    shared_tokens = {token for token in added if token in vocabulary}
+    largest_plain = _largest(vocabulary, {vocabulary[token] for token in shared_tokens})
     ids = {role: added.get(text, vocabulary.get(text)) for role, text in named.items() if text}
     return TokenizerFacts(
         file=file,
-        tokens=len(vocabulary) + len(added) - len(shared) or None,
-        largest_id=max((number for number in (plain, *added.values()) if number is not None), default=None),
-        largest_plain_id=plain,
+        tokens=len(vocabulary) + len(added) - len(shared_tokens) or None,
+        largest_id=max((number for number in (largest_plain, *added.values()) if number is not None), default=None),
+        largest_plain_id=largest_plain,
         added=added,
         **{f"{role}_token": text for role, text in named.items()},  # type: ignore[arg-type]
         **{f"{role}_id": number for role, number in ids.items()},  # type: ignore[arg-type]
@@ -376,8 +376,8 @@ def _token_ids(vocabulary: Any) -> dict[str, int]:
     if isinstance(vocabulary, list):
         pairs = [(entry[0], number) for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry]
         return {token: number for token, number in pairs if isinstance(token, str)}
-    sound = isinstance(vocabulary, dict) and set(map(type, vocabulary.values())) == {int}
-    return vocabulary if sound else {}
+    is_valid = isinstance(vocabulary, dict) and set(map(type, vocabulary.values())) == {int}
+    return vocabulary if is_valid else {}
 
 
 def _largest(vocabulary: Mapping[str, int], without: set[int]) -> int | None:

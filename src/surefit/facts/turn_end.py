@@ -54,8 +54,13 @@ def _ends(template: str, special: tuple[tuple[str, str], ...], tokens: frozenset
     ends: dict[str, str] = {}
     for role, (turns, following) in _NEXT.items():
         before, longer = (_rendered(template, special, messages) for messages in (turns, [*turns, following]))
-        ended = "user" in ends and before.endswith(ends["user"])  # Hy3 ends its tool calls, but not its answers
-        if before and longer.startswith(before) and not ended and (end := _opening(longer[len(before) :], tokens)):
+        already_ended = "user" in ends and before.endswith(ends["user"])  # Hy3 ends its tool calls, but not its answers
+        if (
+            before
+            and longer.startswith(before)
+            and not already_ended
+            and (end := _opening(longer[len(before) :], tokens))
+        ):
             ends[role] = end
     return ends
 

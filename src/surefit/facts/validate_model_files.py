@@ -108,8 +108,8 @@ def require_sound_config(config: Mapping[str, Any], where: object) -> None:
     """
     nested = config.get("text_config")
     for prefix, section in (("", config), ("text_config.", nested if isinstance(nested, Mapping) else {})):
-        for key, (sound, expected) in SHAPES.items():
-            if section.get(key) is not None and not sound(section[key]):
+        for key, (is_valid, expected) in SHAPES.items():
+            if section.get(key) is not None and not is_valid(section[key]):
                 raise _invalid_value_error(where, prefix + key, section[key], expected)
         for key, maximum in BOUNDS.items():
             if type(section.get(key)) is int and section[key] > maximum:
@@ -127,10 +127,10 @@ def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
             "not a JSON object", code="E2037", path=str(where), help="copy the adapter again, or train again"
         )
     other_type = config.get("peft_type") not in (None, "LORA")  # types where `r: 0` may be the default: OFT
-    for key, (sound, expected) in ADAPTER.items():
+    for key, (is_valid, expected) in ADAPTER.items():
         if key == "r" and other_type:
             continue
-        if config.get(key) is not None and not sound(config[key]):
+        if config.get(key) is not None and not is_valid(config[key]):
             raise _invalid_value_error(where, key, config[key], expected, "copy the adapter again, or train again")
     for key, problem, help_text in wrong_patterns(config):
         raise ModelError(problem, code="E2038", path=str(where), field=key, help=help_text)
@@ -242,8 +242,8 @@ def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
         "chat_template": lambda value: isinstance(value, (str, list, dict)),
         "auto_map": _object,
     }
-    for key, sound in shapes.items():
-        if config.get(key) is not None and not sound(config[key]):
+    for key, is_valid in shapes.items():
+        if config.get(key) is not None and not is_valid(config[key]):
             raise _invalid_value_error(where, key, config[key], "what tokenizers write there")
 
 

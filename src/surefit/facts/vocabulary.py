@@ -17,14 +17,14 @@ def with_new_tokens(model: ModelFacts, tokens: Sequence[str], tokenizer: Tokeniz
     last = tokenizer.largest_id if tokenizer and tokenizer.largest_id is not None else model.vocab_size - 1
     size = max(model.vocab_size, last + 1 + count)
     heads = {name: shape for name, shape in model.linear_modules.items() if shape[0] == model.vocab_size}
-    more = (size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
+    added_parameters = (size - model.vocab_size) * model.hidden_size * (1 if model.tied_embeddings else 2)
     return replace(
         model,
         vocab_size=size,
         new_tokens=count,
         linear_modules=model.linear_modules | {name: (size, into) for name, (_, into) in heads.items()},
-        parameters=None if model.parameters is None else model.parameters + more,
-        expected_parameters=None if model.expected_parameters is None else model.expected_parameters + more,
+        parameters=None if model.parameters is None else model.parameters + added_parameters,
+        expected_parameters=None if model.expected_parameters is None else model.expected_parameters + added_parameters,
     )
 
 
