@@ -82,9 +82,8 @@ def estimate_generation_memory(
     read_tokens = rows * min(prompt, section.prefill_chunk or prompt)  # tokens that are read at a time
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     layer_cache = 2 * keys * number  # per token
-    fixed_bytes = rows * (
-        40 * total + 2 * FLOAT32 * model.vocab_size
-    )  # ids, masks and positions; logits in float32, twice
+    # Ids, masks and positions; logits in float32, twice.
+    fixed_bytes = rows * (40 * total + 2 * FLOAT32 * model.vocab_size)
     # Around a layer: the residual stream, its sums, the positions.
     residual = read_tokens * number * (4 * model.hidden_size + 2 * model.head_dim)
     mlp = 3 * read_tokens * number * (model.intermediate_size or 4 * model.hidden_size)
