@@ -1,45 +1,46 @@
-"""What one micro batch keeps in memory, operator by operator: the closed form of `train/step.py` on a GPU.
+"""Bytes of activations that one micro batch keeps, operator by operator: the closed form of `train/step.py` on a GPU.
 
-It covers the decoders whose layers in transformers are Llama's, and LoRA or full training in float32 or 16 bits, with
-the attention PyTorch chooses on a GPU. For anything else there is no number here, rather than a guess.
+It covers decoders whose layers in transformers are Llama's, and LoRA or full training in float32 or 16 bits, with the
+attention kernel that PyTorch chooses on a GPU. For anything else it gives no number, rather than a guess.
 
-Notation, in bytes per token: b of a number in the model's type; h hidden size, q and k widths of the queries and of the
-keys, f width of the MLP, n attention heads, r LoRA's rank, V vocabulary; S tokens of a row, T of the micro batch.
+Notation, in bytes per token: b bytes of a number in the model's dtype; h hidden size; q and k widths of the queries
+and of the keys; f width of the MLP; n attention heads; r LoRA rank; V vocabulary size; S tokens of a row; T tokens of
+the micro batch.
 
-What the forward pass of a layer keeps for its backward pass, with LoRA on all linear layers and without dropout:
+The forward pass of a layer keeps these tensors for its backward pass, with LoRA on all linear layers and no dropout:
 
     two norms       2 × (4h + 4)      their input in float32 and 1/rms
     their outputs   2 × b h           inputs of q, k, v and of gate, up: each trained layer needs its input
     attention       b (2q + 2k) + 4n  queries, keys, values, output; logsumexp in float32
     MLP             4 × b f           gate, silu(gate), up, and their product
-    factors         7 × b r           what lora_A hands to lora_B, in seven layers
+    factors         7 × b r           output of lora_A, which is the input of lora_B, in seven layers
 
 Worked example, Llama-3.1-8B (h 4,096, q 4,096, k 1,024, n 32, f 14,336) in bfloat16, r = 8: 2 × 16,388 + 2 × 8,192 +
-20,480 + 128 + 114,688 + 112 = 184,568 bytes. 32 layers and the final norm's 16,388, less the first norm's 16,388, which
-nothing trained lies below, and the rotary cosines and sines, 512: 5,906,688 bytes per token, 11.27 GiB for one row of
-2,048 tokens. The loss adds, of 2,047 hidden states and their gradients, 2 × 8,192 bytes each, 0.03 GiB; of a chunk of
-2,047 rows b V = 256,512 bytes each, and of 256 of them 4 V = 513,024 for a moment, 0.61 GiB. With the logits of all
-tokens held it would be 12 × V, 2.93 GiB.
+20,480 + 128 + 114,688 + 112 = 184,568 bytes. 32 layers and the final norm's 16,388, less the first norm's 16,388, as
+nothing below it is trained, and the rotary cosines and sines, 512: 5,906,688 bytes per token, 11.27 GiB for one row of
+2,048 tokens. The loss adds 2,047 hidden states and their gradients, 2 × 8,192 bytes each, 0.03 GiB; and a chunk of
+2,047 rows of logits of b V = 256,512 bytes each, and for a moment 256 of them in float32, 4 V = 513,024 bytes each,
+0.61 GiB. With the logits of all tokens held at once it would be 12 × V bytes per token, 2.93 GiB.
 
 With gradient checkpointing a layer keeps its input only, b h = 8,192 bytes, and one layer at a time is recomputed;
-selective keeps b q + 4n more, offloaded keeps nothing there.
+selective checkpointing keeps b q + 4n more; offloading keeps nothing on the GPU.
 
-How it differs:
-- A padded micro batch needs a mask, so the memory-efficient kernel: keys and values are repeated to the queries' width,
-  b q each instead of b k, and each layer keeps the mask as numbers, b S per token. float32 takes the same kernel
+Variants:
+- A padded micro batch needs a mask, hence the memory-efficient kernel: keys and values are repeated to the queries'
+  width, b q each instead of b k, and each layer keeps the mask as numbers, b S per token. float32 uses the same kernel
   without a mask.
-- bfloat16 before Ampere takes the math kernel: queries, keys and values in float32, 4 q each, and 4 n S of weights.
+- bfloat16 before Ampere uses the math kernel: queries, keys and values in float32, 4 q each, and 4 n S of weights.
 - Full training keeps what the weights' gradients need: b h more per norm. Layers without a LoRA keep no input.
 - In float32 a norm's input is the residual stream itself, so the 4h of the first norm is the layer's own input.
 - Norms on queries and keys (Qwen3) keep 4 (q + k) + 4 (n + n_kv) more; full training b (q + k) on top.
-- Dropout keeps, for each adapted layer, the input it dropped from and one byte per element of mask (CUDA's kernel);
+- Dropout keeps, for each adapted layer, its input before dropout and one byte per element of mask (CUDA's kernel);
   fused factors keep the input once.
-- Packed examples are one row without a mask. Where there is no kernel for them (before Ampere, float32) each is read
+- Packed examples are one row without a mask. Where no kernel supports them (before Ampere, float32) each is read
   alone, by the memory-efficient kernel, and the results are joined: b q more.
-- An MLP in tiles keeps its input, and what is in it exists for one tile at a time.
-- A quantised matrix is dequantised for each product with it.
-- Fused kernels (`model/kernels.py`) keep a norm's input in its own type, b for 4, and of the first norm nothing beside
-  the layer's own input; of an MLP with silu not silu(gate), 3 × b f.
+- A tiled MLP keeps its input, and its inner tensors exist for one tile at a time.
+- A quantized matrix is dequantized for each product with it.
+- Fused kernels (`model/kernels.py`) keep a norm's input in its own dtype, b instead of 4, and for the first norm
+  nothing besides the layer's own input; for an MLP with silu they do not keep silu(gate): 3 × b f.
 """
 
 from __future__ import annotations
@@ -54,30 +55,32 @@ from surefit.facts.sdpa import AttentionCall, Kernel, select_kernel
 
 FLOAT32 = 4
 NORM_TEMPORARIES = 5
-"""Float32 copies of its input that the backward pass of an RMS norm has at its fullest."""
+"""Number of float32 copies of its input that the backward pass of an RMS norm has at its peak."""
 TOKEN_BYTES = 4 * 8
-"""What of a token is moved to the GPU: its id, its mask or position, its place in the loss and its target, int64."""
+"""Bytes per token moved to the GPU: its id, its mask or position, its place in the loss and its target, all int64."""
 CHUNK_ROWS, CHUNK_BYTES = 2_048, 640 * MIB
-"""Rows of logits that the loss computes at a time, and what they may take. The gradient of 2,048 hidden states of 2,048
-numbers is a product of 256 tiles of 128 × 128, so that each of an H200's 132 multiprocessors has one; more rows gain
-nothing. In 16 bits they take 501 MiB for a vocabulary of 128,256 and 594 for 151,936; 262,144 entries, or float32, get
-fewer rows: 1,280, or 1,104 for 151,936."""
+"""Rows of logits that the loss computes at a time, and their limit in bytes. The gradient of 2,048 hidden states of
+2,048 numbers is a product of 256 tiles of 128 × 128, so that each of an H200's 132 multiprocessors has one; more rows
+gain nothing. In 16 bits they need 501 MiB for a vocabulary of 128,256 and 594 MiB for 151,936; with 262,144 entries, or
+in float32, there are fewer rows: 1,280, or 1,104 for 151,936."""
 LOSS_TILE = 256
-"""Rows of 16-bit logits that are copied to float32 at a time. A block of threads has a row, so with fewer rows than
+"""Rows of 16-bit logits that are copied to float32 at a time. A thread block handles a row, so with fewer rows than
 multiprocessors some would have nothing to do; 256 take 125 MiB for a vocabulary of 128,256."""
 TILE = 4_096
-"""Tokens that a tiled MLP reads at a time."""
+"""Tokens per tile of a tiled MLP."""
 AMPERE, ADA = (8, 0), (8, 9)
-"""The first GPUs with flash attention, and those that multiply float8."""
+"""Compute capabilities of the first GPUs with flash attention, and of the first that multiply float8."""
 MASK_MULTIPLE = 8
-"""The memory-efficient kernel wants each row of a mask to begin at a multiple of so many numbers."""
+"""The memory-efficient kernel needs each row of a mask to begin at a multiple of this many numbers."""
 ATTENTION_INPUTS, MLP_INPUTS = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 SILU = (None, "silu", "swish")
-"""What config.json calls the function in MLPs that have a kernel; unnamed, it is silu in every architecture here."""
+"""Names in config.json of the activation of MLPs that have a kernel; without a name, it is silu in every architecture
+of `LLAMA_LIKE`."""
 MOST_RANK = 128
-"""The rank up to which LoRA's part is computed inside that kernel; above, the product itself takes the time."""
+"""Largest rank at which LoRA's part is computed inside that kernel; above it, the product itself dominates the time."""
 FLOAT8 = 1
-"""Bytes of a number that a product takes in float8, beside the scaled one in the model's type it is rounded from."""
+"""Bytes of a number in float8, the input of a product; the scaled copy in the model's dtype that it is rounded from
+exists beside it."""
 LLAMA_LIKE = {
     "LlamaForCausalLM": False,
     "MistralForCausalLM": False,
@@ -85,28 +88,29 @@ LLAMA_LIKE = {
     "Qwen3ForCausalLM": True,
     "SmolLM3ForCausalLM": False,
 }
-"""The architectures covered, and whether they normalise queries and keys."""
+"""The architectures covered, and whether they normalize queries and keys."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What decides the activations.
+    """The properties of a micro batch, its model and its GPU that determine the activations' size.
 
     Attributes:
-        model: its architecture is one of `LLAMA_LIKE`.
-        dtype: of the weights.
-        rows, length: examples and the tokens to which all are padded.
-        padded: some are shorter.
-        checkpointing: what is recomputed, as `train.gradient_checkpointing` has it.
+        model: the model; its architecture is one of `LLAMA_LIKE`.
+        dtype: dtype of the weights.
+        rows, length: examples, and the tokens to which all are padded.
+        padded: some examples are shorter than `length`.
+        checkpointing: value of `train.gradient_checkpointing`: what is recomputed.
         factors: the linear layers of one decoder layer that have LoRA factors, as name → (outputs, inputs); None where
             all weights are trained.
-        r, dropout: of the LoRA.
+        r, dropout: rank and dropout of the LoRA.
         packed: the examples lie one after the other.
         chunked, fused, tiled: `speed.chunked_loss`, `speed.fused_lora` and `speed.tiled_mlp`.
-        quantization: of the frozen weights.
-        capability: of the GPU.
+        quantization: quantization of the frozen weights.
+        capability: compute capability of the GPU.
         kernels: norms, rope and gated MLPs run in fused kernels, `speed.kernels`.
-        reach: keys that attention reads for each of these tokens; above 1 where other processes have some of them.
+        reach: keys that attention reads, per token of this micro batch; above 1 where other processes have some of
+            them.
     """
 
     model: ModelFacts
@@ -137,23 +141,23 @@ class MicroBatch:
 
     @property
     def targets(self) -> int:
-        """Tokens that the loss counts, at most."""
+        """Number of tokens that the loss counts, at most."""
         return max(1, self.rows * (self.length - 1))
 
     @property
     def kernel(self) -> Kernel:
-        """That attention runs in, given a key head for every query head where it wants that."""
+        """Kernel that attention runs in, with as many key heads as query heads where the kernel needs that."""
         width = self.model.head_dim
         return select_kernel(AttentionCall(self.capability or AMPERE, self.dtype, width, width, masked=self.padded))
 
     @property
     def flash(self) -> bool:
-        """Whether attention is one kernel that takes fewer key heads than query heads."""
+        """Return whether attention is one kernel that supports fewer key heads than query heads."""
         return self.kernel == "flash"
 
     @property
     def logits(self) -> int:
-        """Numbers that attention makes of each token and holds, where its kernel holds all logits; else 0."""
+        """Numbers of attention logits held per token, where the kernel materializes all logits; else 0."""
         return round(self.model.num_attention_heads * self.length * self.reach) if self.kernel == "math" else 0
 
     @property
@@ -176,12 +180,12 @@ class MicroBatch:
 
     @property
     def one_kernel(self) -> bool:
-        """Whether silu(gate) · up is one kernel."""
+        """Return whether silu(gate) · up is one kernel."""
         return self.kernels and self.model.activation in SILU
 
     @property
     def gated(self) -> bool:
-        """Whether that kernel adds LoRA's part too, so that the backward pass of both layers is one function's."""
+        """Return whether that kernel adds LoRA's part too, so that both layers share one autograd function."""
         adapted = all(name in (self.factors or ()) for name in MLP_INPUTS)
         return self.one_kernel and self.fused and adapted and not self.dropout and self.r <= MOST_RANK
 
@@ -191,15 +195,16 @@ class MicroBatch:
 
 
 def has_closed_form(model: ModelFacts) -> bool:
-    """Whether there is a closed form for this model's activations."""
+    """Return whether there is a closed form for this model's activations."""
     return model.architecture in LLAMA_LIKE and model.intermediate_size is not None and not model.quantization
 
 
 def shared_tokens(batch: MicroBatch, parts: int) -> MicroBatch:
-    """The part of a micro batch that one of several processes has, `parallel/context_parallel.py`: T / n tokens and
-    one of filling; it reads the keys of its front piece's and of its last piece's documents up to their ends.
+    """Return the part of a micro batch that one of several processes holds in context parallelism
+    (`parallel/context_parallel.py`): T / n tokens and one of padding. It reads the keys of the documents in its front
+    piece and in its last piece up to the end of these pieces.
 
-    Of n processes and a document of T tokens the first has the pieces 1 and 2n of 2n, so it reads T / 2n and T keys.
+    Of n processes and a document of T tokens the first has pieces 1 and 2n of 2n, so it reads T / 2n and T keys.
     """
     if parts == 1:
         return batch
@@ -209,12 +214,12 @@ def shared_tokens(batch: MicroBatch, parts: int) -> MicroBatch:
 
 
 def layer_bytes(batch: MicroBatch) -> int:
-    """What the forward pass of one decoder layer keeps, its input's float32 copy included."""
+    """Return the bytes that the forward pass of one decoder layer keeps, including its input's float32 copy."""
     return _bytes(batch, [*_before_product(batch), *_product(batch)])
 
 
 def kept_bytes(batch: MicroBatch) -> int:
-    """What the whole forward pass keeps: what lives when the loss's backward pass begins, but for the loss's own."""
+    """Return the bytes that the whole forward pass keeps for its backward pass, without the loss's own."""
     model, hidden = batch.model, batch.model.hidden_size
     rope = 2 * batch.number * model.head_dim * (batch.tokens if batch.packed else batch.length)
     if batch.checkpointing:
@@ -222,7 +227,7 @@ def kept_bytes(batch: MicroBatch) -> int:
         inputs = 0 if batch.checkpointing == "offload" else _bytes(batch, [batch.number * hidden])
         kept = model.num_layers * (inputs + attention_kept_bytes(batch))
         return kept + final_bytes(batch) + rope + mask + 8 * batch.length
-    # Nothing trained lies below the first norm of a LoRA, nor the dropout of its output (whose mask is kept if fused).
+    # Nothing below the first norm of a LoRA is trained, nor is the dropout of its output (whose mask is kept if fused).
     dropped = batch.dropout and not batch.fused
     masks = [hidden for name in ATTENTION_INPUTS if dropped and name in (batch.factors or ())]
     unneeded = 0 if batch.full else _bytes(batch, [*_norm(batch, hidden), *masks])
@@ -230,74 +235,85 @@ def kept_bytes(batch: MicroBatch) -> int:
 
 
 def attention_kept_bytes(batch: MicroBatch) -> int:
-    """What selective checkpointing keeps of a layer besides its input: attention's output and its logsumexp. The math
-    kernel is no operator that could be kept."""
+    """Return the bytes of a layer that selective checkpointing keeps besides its input: attention's output and its
+    logsumexp. The math kernel is not one operator, so its output cannot be kept."""
     if batch.checkpointing != "selective" or batch.logits:
         return 0
     return _bytes(batch, [batch.number * batch.query_width, FLOAT32 * batch.model.num_attention_heads])
 
 
 def final_bytes(batch: MicroBatch) -> int:
-    """What the final norm and a trained output head keep; a loss in chunks has its gradients already."""
+    """Return the bytes that the final norm and a trained output head keep; a chunked loss has its gradients already."""
     hidden = batch.model.hidden_size
     head = [batch.number * hidden] if batch.full and not batch.chunked else []
     return _bytes(batch, [*_norm(batch, hidden), *head])
 
 
 def layer_backward_bytes(batch: MicroBatch) -> int:
-    """One layer at the fullest moment of its backward pass, which is where the MLP's begins.
+    """Return the bytes of one layer at the peak of its backward pass, which is at the beginning of the MLP's.
 
-    The product has given way to its gradient, for which LoRA adds up two parts (three in all); in full training these
-    three are the gradients of the product and of its two factors. The gradient of the residual stream waits beside.
+    The product has been freed and its gradient exists, for which LoRA adds up two parts (three tensors in all); in full
+    training these three are the gradients of the product and of its two factors. The gradient of the residual stream is
+    held beside them.
     """
     hidden, number = batch.model.hidden_size, batch.number
-    held = _bytes(batch, [*_before_product(batch), number * hidden])
-    # The norm before tiles, whose output is gone by then.
+    peak = _bytes(batch, [*_before_product(batch), number * hidden])
+    # The backward pass of the norm before the tiles, whose output is freed by then.
     norm = _bytes(batch, [(_norm_backward(batch) - number) * hidden]) if batch.tiled else 0
-    held = max(held + max(_mlp_backward(batch), norm), _attention_backward(batch))
-    shared = batch.checkpointing and (batch.kernels or number == FLOAT32)
-    return held - (_bytes(batch, [number * hidden]) if shared else 0)
+    peak = max(peak + max(_mlp_backward(batch), norm), _attention_backward(batch))
+    input_is_kept = batch.checkpointing and (batch.kernels or number == FLOAT32)
+    return peak - (_bytes(batch, [number * hidden]) if input_is_kept else 0)
 
 
 def _attention_backward(batch: MicroBatch) -> int:
-    """One layer while attention is differentiated, which is its fullest moment where the MLP runs in tiles: the
-    gradients of its output, queries, keys and values, and what the kernel has inside (source: plan/cuda.py). The math
-    kernel's is its softmax, going forward: logits, their softmax and where there is none, beside what is kept, and what
-    it was given in float32."""
+    """Return the bytes of one layer during attention's backward pass, which is its peak where the MLP runs in tiles:
+    the gradients of its output, queries, keys and values, and the kernel's own buffers (source: plan/cuda.py). The math
+    kernel's peak is the softmax of its forward pass: logits, their softmax and the boolean mask of rows without one,
+    beside what is kept, and its inputs in float32."""
     model, number = batch.model, batch.number
     hidden, query, key = model.hidden_size, batch.query_width, batch.key_width
     heads, width = model.num_attention_heads, model.head_dim
-    inside = [FLOAT32 * heads]
-    around = [*_norm(batch, hidden), *_inputs(batch, hidden, *ATTENTION_INPUTS), *_attention(batch), number * hidden]
-    if batch.logits:  # of one example at a time where they are packed
-        made = FLOAT32 * (query + 2 * key) + (2 * FLOAT32 + 1) * batch.logits
-        return made * (batch.length if batch.packed else batch.tokens) + _bytes(batch, [*around, *3 * [number * query]])
+    kernel_buffers = [FLOAT32 * heads]
+    other_tensors = [
+        *_norm(batch, hidden),
+        *_inputs(batch, hidden, *ATTENTION_INPUTS),
+        *_attention(batch),
+        number * hidden,
+    ]
+    if batch.logits:  # the math kernel computes one example at a time where they are packed
+        per_token = FLOAT32 * (query + 2 * key) + (2 * FLOAT32 + 1) * batch.logits
+        return per_token * (batch.length if batch.packed else batch.tokens) + _bytes(
+            batch, [*other_tensors, *3 * [number * query]]
+        )
     if batch.flash:
-        inside += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
+        kernel_buffers += [FLOAT32 * heads * -(-width // 32) * 32, *(2 * [_read(batch, query)] if key != query else [])]
     elif number < FLOAT32:
-        inside.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
-    return _bytes(batch, [*around, *inside, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]])
+        kernel_buffers.append(3 * FLOAT32 * heads * -(-width // 64) * 64)
+    return _bytes(
+        batch,
+        [*other_tensors, *kernel_buffers, *2 * [number * query], *2 * [_read(batch, key if batch.flash else query)]],
+    )
 
 
 def _mlp_backward(batch: MicroBatch) -> int:
-    """What the backward pass of an MLP has at its fullest besides what a layer keeps. The mask of the product's dropout
-    is needed for the last of the three gradients. In tiles: all of the last one beside what the others made, or the
-    gradients of all, and these joined."""
+    """Return the bytes of an MLP at the peak of its backward pass besides what a layer keeps. The mask of the product's
+    dropout is needed for the last of the three gradients. In tiles: all tensors of the last tile beside the gradients
+    of the other tiles, or the gradients of all tiles and their concatenation."""
     width, number = batch.mlp_width, batch.number
     tokens = min(TILE, batch.tokens) if batch.tiled else batch.tokens
     kept = _mlp_tensors(batch) * number * width if batch.tiled else 0
     weights = dequantized_bytes(batch, batch.model.hidden_size, width)
     gradients = max(3 * number * width, 2 * number * width + -(-weights // tokens))
-    if batch.gated:  # gate, up and the product's gradient stay until their function is through
+    if batch.gated:  # the gradients of gate, up and the product stay until their autograd function returns
         gradients = 3 * number * width + number * batch.model.hidden_size + -(-weights // tokens)
     mask = width if batch.dropout and "down_proj" in (batch.factors or ()) else 0
-    made, hidden = tokens * (kept + gradients + mask), number * batch.model.hidden_size
-    return max(made + hidden * (batch.tokens - tokens), 2 * hidden * batch.tokens) if batch.tiled else made
+    peak, hidden = tokens * (kept + gradients + mask), number * batch.model.hidden_size
+    return max(peak + hidden * (batch.tokens - tokens), 2 * hidden * batch.tokens) if batch.tiled else peak
 
 
 def forward_bytes(batch: MicroBatch) -> int:
-    """The last MLP of the forward pass where its input is scaled to float8 for the product; else 0, for then another
-    moment is fuller."""
+    """Return the bytes at the last MLP of the forward pass where its input is scaled to float8 for the product; else 0,
+    for then another moment is the peak."""
     if batch.quantization != "fp8" or (batch.capability or AMPERE) < ADA or batch.checkpointing or batch.tiled:
         return 0
     hidden = batch.number * batch.model.hidden_size
@@ -305,7 +321,7 @@ def forward_bytes(batch: MicroBatch) -> int:
 
 
 def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
-    """What a product with a quantised matrix makes of it for its time."""
+    """Return the bytes of a quantized matrix's dequantized copy, which exists during a product with it."""
     numbers = outputs * inputs
     match batch.quantization:
         case "nf4":
@@ -317,15 +333,15 @@ def dequantized_bytes(batch: MicroBatch, outputs: int, inputs: int) -> int:
 
 
 def logits_bytes(batch: MicroBatch) -> int:
-    """The loss's backward pass: the log-probabilities, their gradient and the logits' gradient, all in float32."""
+    """Return the bytes of the loss's backward pass in float32: log-probabilities, their gradient and the logits'."""
     if batch.chunked:
         return _chunked_bytes(batch)
     return 3 * FLOAT32 * batch.model.vocab_size * batch.targets
 
 
 def chunk_rows(targets: int, vocabulary: int, number: int) -> int:
-    """Rows of the largest chunk that `train/loss.py` cuts this many targets into, all as even as can be; `number`: the
-    bytes of a logit.
+    """Return the rows of the largest chunk that `train/loss.py` cuts this many targets into, all as even as can be.
+    `number` is the bytes of a logit.
 
     >>> chunk_rows(1_000, 151_936, 2), chunk_rows(16_385, 32_000, 2), chunk_rows(2_000, 262_144, 2)
     (1000, 1821, 1000)
@@ -335,8 +351,8 @@ def chunk_rows(targets: int, vocabulary: int, number: int) -> int:
 
 
 def _chunk_bytes(batch: MicroBatch) -> tuple[int, int]:
-    """Of the largest chunk: its logits, which become their gradient; and what is beside them before that, the
-    float32 copy of a tile where the logits are in 16 bits."""
+    """Return the bytes of the largest chunk's logits, which become their gradient, and of the tile beside them before
+    that: the float32 copy of some rows where the logits are in 16 bits."""
     vocabulary, number = batch.model.vocab_size, batch.number
     rows = chunk_rows(batch.targets, vocabulary, number)
     tile = min(rows, LOSS_TILE) if number < FLOAT32 else 0
@@ -344,8 +360,8 @@ def _chunk_bytes(batch: MicroBatch) -> tuple[int, int]:
 
 
 def _chunked_bytes(batch: MicroBatch) -> int:
-    """A chunk; the hidden states of all targets, and their gradients; where the head is trained, the gradient of its
-    matrix in its own type and summed in float32."""
+    """Return the bytes of a chunked loss: one chunk; the hidden states of all targets, and their gradients; where the
+    head is trained, its gradient in its own dtype and summed in float32."""
     model, number = batch.model, batch.number
     states = 2 * number * model.hidden_size * batch.targets
     logits, tile = _chunk_bytes(batch)
@@ -359,27 +375,28 @@ def _chunked_bytes(batch: MicroBatch) -> int:
 
 
 def norm_backward_bytes(batch: MicroBatch) -> int:
-    """The fullest moment of the final norm's backward pass; the output head's input and the norm's output are gone."""
+    """Return the bytes at the peak of the final norm's backward pass, when the output head's input and the norm's
+    output are freed."""
     hidden = batch.model.hidden_size
-    gone = (not batch.chunked) + (not batch.kernels) if batch.full else 0
-    return kept_bytes(batch) + (_norm_backward(batch) - gone * batch.number) * hidden * batch.tokens
+    freed = (not batch.chunked) + (not batch.kernels) if batch.full else 0
+    return kept_bytes(batch) + (_norm_backward(batch) - freed * batch.number) * hidden * batch.tokens
 
 
 def _norm_backward(batch: MicroBatch) -> int:
-    """What the backward pass of a norm has at its fullest, per number of its input; a kernel's the two gradients."""
+    """Return the bytes of a norm's backward pass at its peak per number of its input; a kernel's are two gradients."""
     return 2 * batch.number if batch.kernels else NORM_TEMPORARIES * FLOAT32
 
 
 def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
-    """The fullest moment of a forward pass that keeps nothing: the loss, or an MLP; without the loss the MLP's."""
+    """Return the peak bytes of a forward pass without gradients: at the loss or an MLP; without the loss the MLP's."""
     hidden, number = batch.model.hidden_size, batch.number
     copy = 0 if number == FLOAT32 else FLOAT32
     vocabulary = batch.model.vocab_size
     if batch.chunked:
         states = number * hidden * batch.targets
-        needed = states + sum(_chunk_bytes(batch))
+        loss_bytes = states + sum(_chunk_bytes(batch))
     else:
-        needed = vocabulary * max(
+        loss_bytes = vocabulary * max(
             number * (batch.tokens + batch.targets),
             (number + copy) * batch.targets,
             (copy or FLOAT32 + copy) * batch.targets,
@@ -387,11 +404,11 @@ def eval_bytes(batch: MicroBatch, loss: bool = True) -> int:
     mask = batch.rows * batch.length**2 if batch.padded else 0
     # silu(gate), up and their product; LoRA's part of up beside the base's.
     widths = 3 if batch.full else 4
-    return max(needed if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
+    return max(loss_bytes if loss else 0, number * (4 * hidden + widths * batch.mlp_width) * batch.tokens + mask)
 
 
 def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:
-    """What PyTorch gives cuBLAS to work in, per thread: 32 MiB from Hopper on, 8.1 MiB before, nothing on a CPU.
+    """Return the bytes of cuBLAS's workspace per thread: 32 MiB from Hopper on, 8.1 MiB before, 0 on a CPU.
 
     Source: `getChosenWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp, PyTorch 2.11 to 2.13.
     """
@@ -401,24 +418,25 @@ def cublas_workspace_bytes(capability: tuple[int, int] | None) -> int:
 
 
 def segment_rest(size: int) -> int:
-    """Bytes that the caching allocator counts to a tensor beyond its own.
+    """Return the bytes that the caching allocator adds to a tensor's own.
 
-    From 10 MiB on a tensor gets whole pages of 2 MiB, and what is left is a block of its own only above 1 MiB.
+    From 10 MiB on a tensor gets whole pages of 2 MiB, and the remainder is a block of its own only above 1 MiB.
 
     >>> segment_rest(2 * 2560 * 9728) / 2**20, segment_rest(4 * 2**20)
     (0.5, 0)
     """
-    rest = -size % (2 * MIB)
-    return rest if size >= 10 * MIB and rest <= MIB else 0
+    remainder = -size % (2 * MIB)
+    return remainder if size >= 10 * MIB and remainder <= MIB else 0
 
 
 def _bytes(batch: MicroBatch, widths: list[int]) -> int:
-    """Tensors of so many bytes per token each, as the allocator counts them."""
+    """Return the bytes of tensors with these bytes per token each, as the allocator counts them."""
     return sum(size + segment_rest(size) for size in (batch.tokens * width for width in widths))
 
 
 def _before_product(batch: MicroBatch) -> list[int]:
-    """What a layer keeps before its MLP multiplies: the bytes per token of each tensor, as everything below."""
+    """Return the bytes per token of each tensor that a layer keeps before its MLP multiplies gate and up; the functions
+    below count in the same unit."""
     hidden = batch.model.hidden_size
     mlp = [*_inputs(batch, hidden, *MLP_INPUTS), *_mlp_tensors(batch) * [batch.number * batch.mlp_width]]
     factors = set(batch.factors or ())
@@ -435,7 +453,8 @@ def _before_product(batch: MicroBatch) -> list[int]:
 
 
 def _mlp_tensors(batch: MicroBatch) -> int:
-    """Of the MLP's width, before the product: gate, silu(gate) and up; a kernel keeps no silu(gate)."""
+    """Return how many tensors of the MLP's width exist before the product: gate, silu(gate) and up; a kernel keeps no
+    silu(gate)."""
     return 2 if batch.one_kernel else 3
 
 
@@ -444,15 +463,16 @@ def _product(batch: MicroBatch) -> list[int]:
 
 
 def _norm(batch: MicroBatch, width: int, heads: int = 1) -> list[int]:
-    """Its input and 1/rms in float32; the normalised input for the gradient of the weight. A kernel's: its input as it
-    is, and 1/rms."""
+    """Return the bytes per token that a norm keeps: its input and 1/rms in float32, and the normalized input for the
+    gradient of the weight. A kernel keeps its input in the model's dtype, and 1/rms."""
     if batch.kernels:
         return [batch.number * width, FLOAT32 * heads]
     return [FLOAT32 * width, FLOAT32 * heads, *([batch.number * width] if batch.full else [])]
 
 
 def _inputs(batch: MicroBatch, width: int, *layers: str, kept: bool = False) -> list[int]:
-    """The common input of linear layers, for the gradients of what is trained in them; `kept`: it is kept anyway."""
+    """Return the bytes per token of linear layers' common input, kept for the gradients of the weights trained in them.
+    `kept`: another operator keeps it anyway."""
     if batch.factors is None:
         return [] if kept else [batch.number * width]
     adapted = sum(name in batch.factors for name in layers)
@@ -464,7 +484,8 @@ def _inputs(batch: MicroBatch, width: int, *layers: str, kept: bool = False) -> 
 
 
 def _attention(batch: MicroBatch) -> list[int]:
-    """Queries, keys, values, output and logsumexp; what norms on queries and keys, and a mask, add."""
+    """Return the bytes per token that attention keeps: queries, keys, values, output and logsumexp, and the extra
+    tensors for norms on queries and keys and for a mask."""
     model, query, key = batch.model, batch.query_width, batch.key_width
     heads = (model.num_attention_heads, model.num_key_value_heads)
     kept = [*2 * [batch.number * query], *2 * [_read(batch, key if batch.flash else query)], FLOAT32 * heads[0]]
@@ -474,10 +495,10 @@ def _attention(batch: MicroBatch) -> list[int]:
         kept.append(batch.number * batch.mask_length)
     if LLAMA_LIKE[model.architecture]:
         kept += [*_norm(batch, query, heads[0]), *_norm(batch, key, heads[1])]
-    # Without one kernel for all, packed examples are joined after each was attended to alone.
+    # Without a kernel for packed examples, their outputs are joined after each was attended to alone.
     return kept + _inputs(batch, query, "o_proj", kept=not batch.logits and (not batch.packed or batch.flash))
 
 
 def _read(batch: MicroBatch, width: int) -> int:
-    """Keys or values of this width, of all that are read, in bytes per token of this process."""
+    """Return the bytes per token of this process of keys or values of this width, counting all that it reads."""
     return round(batch.number * width * batch.reach)

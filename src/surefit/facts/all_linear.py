@@ -1,18 +1,19 @@
-"""What `all-linear` does not reach: experts, which are no linear layers, and layers that text gives no gradient.
+"""Layers that `all-linear` leaves out: experts, which are no linear layers, and layers that text gives no gradient.
 
 **Experts.** transformers 5 computes with one stack of matrices per layer (`mlp.experts.gate_up_proj`, experts × outputs
 × inputs) where version 4 had a linear layer per expert and projection. Many checkpoints still hold the experts one by
 one (`mlp.experts.7.gate_proj.weight`), and are stacked while they are loaded. `lora.experts` puts factors beside the
 stacks (facts/experts.py).
 
-PEFT reads adapters of those days: in the model types below it takes the old names, wherever they stand in
-`target_modules` and as a part of `all-linear`, for the stacks. A linear layer of such a name (a shared expert's, or of
-a layer without experts) can then have no factors of its own, and an adapter that names it would be read as another one.
+PEFT reads adapters of those versions: in the model types below it reads the old names, wherever they stand in
+`target_modules` and as a part of `all-linear`, as names of the stacks. A linear layer of such a name (a shared
+expert's, or of a layer without experts) can then have no factors of its own, and an adapter that names it would be
+misread.
 
-**Without a gradient** are, in a model that also sees or hears, the layers for images and sound, and an indexer, which
-chooses keys. Factors there would stay zero, and `model.adapter.completeness` refuses an adapter with such.
+**Without a gradient** are, in a model that also reads images or sound, the layers for images and sound, and an indexer,
+which chooses keys. Factors there would stay zero, and `model.adapter.completeness` raises for such an adapter.
 
-**No product of a matrix** is what a router computes (its answer is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The
+**No matrix product** is what a router computes (its output is a choice), nor DeepSeek-V4's grouped `o_a_proj`. The
 weight of a state-space layer's `dt_proj`, and of Gemma 3n's `correction_coefs`, is read around the layer, so that
 factors beside it would do nothing.
 """
@@ -39,12 +40,12 @@ OLD_NAMES: Mapping[str, frozenset[str]] = dict.fromkeys(("minimax", "minimax_m2"
     ),
     _GATED,
 )  # fmt: skip
-"""Model type → the last parts of layer names that PEFT takes for stacks of experts; by PEFT 0.21 with transformers 5.23
-(`convert_peft_config_for_transformers`)."""
+"""Model type → the last parts of layer names that PEFT reads as stacks of experts; from PEFT 0.21 with transformers
+5.23 (`convert_peft_config_for_transformers`)."""
 
 
 def is_expert(tensor: str, dimensions: int) -> bool:
-    """Whether a tensor of a checkpoint is a routed expert's, stored alone or in a stack.
+    """Return whether a tensor of a checkpoint is a routed expert's, stored alone or in a stack.
 
     >>> is_expert("model.layers.0.mlp.experts.7.up_proj.weight", 2), is_expert("layers.0.mlp.experts.down_proj", 3)
     (True, True)
@@ -55,7 +56,7 @@ def is_expert(tensor: str, dimensions: int) -> bool:
 
 
 def is_product(layer: str) -> bool:
-    """Whether a layer of this dotted name, if it is a linear one, gives x Wᵀ and nothing else.
+    """Return whether a layer of this dotted name, if it is a linear one, computes x Wᵀ and nothing else.
 
     >>> is_product("model.layers.0.mlp.gate_proj"), is_product("model.layers.0.mlp.gate")
     (True, False)
@@ -74,28 +75,28 @@ REFUSED: Mapping[str, frozenset[str]] = dict.fromkeys(
 }
 """Model type → layers that can have no factors of their own.
 
-`out_proj`: PEFT refuses it, because the fused kernel of a state-space layer passes it by. Inkling 2, Laguna: reading an
-adapter, PEFT renames these once more (`mlp.shared_expert.` is also found in `mlp.shared_experts.`), and drops their
-factors without a word. Zamba: one block's matrices serve several layers, and cannot hold the sum with each one's
+`out_proj`: PEFT raises, because the fused kernel of a state-space layer bypasses it. Inkling 2, Laguna: when PEFT reads
+an adapter, it renames these once more (`mlp.shared_expert.` also matches `mlp.shared_experts.`), and drops their
+factors silently. Zamba: one block's matrices serve several layers, and cannot hold the sum with each layer's
 factors.
 """
 
 CONV1D = frozenset({"gpt2", "openai-gpt"})
-"""Model types whose matrices, inputs × outputs, are in no linear layers (transformers' Conv1D): none is quantised."""
+"""Model types whose matrices, inputs × outputs, are in no linear layers (transformers' Conv1D): none is quantized."""
 
 FUSED_IN_FILES = frozenset({"hrm_text"})
-"""Model types whose files hold one matrix for several layers (query, key, value and gate), which transformers cuts up
-while it loads: what factors beside the parts learn cannot be merged into the whole."""
+"""Model types whose files hold one matrix for several layers (query, key, value and gate), which transformers splits
+while it loads: factors beside the parts cannot be merged into the whole."""
 
 
 def closed_to_lora(model_type: str, layer: str) -> bool:
-    """Whether a layer of models of this type can have no factors (`REFUSED`), or PEFT takes its name for experts."""
-    none: frozenset[str] = frozenset()
-    return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, none) | REFUSED.get(model_type, none)
+    """Return whether a layer of this model type can have no factors (`REFUSED`), or PEFT reads its name as experts'."""
+    empty: frozenset[str] = frozenset()
+    return layer.rpartition(".")[2] in OLD_NAMES.get(model_type, empty) | REFUSED.get(model_type, empty)
 
 
 def without_gradient(layer: str) -> bool:
-    """Whether a layer learns nothing from text, by its dotted name.
+    """Return whether a layer gets no gradient from text, by its dotted name.
 
     >>> without_gradient("model.vision_tower.layers.0.q_proj"), without_gradient("model.layers.0.self_attn.q_proj")
     (True, False)
@@ -104,8 +105,9 @@ def without_gradient(layer: str) -> bool:
 
 
 def is_quantizable(layer: str) -> bool:
-    """Whether a linear layer of this dotted name may be held in fewer bits: text passes through it, as through a matrix
-    and nothing else. What does not compute for text (images, sound) is saved as it was; an indexer's choice is kept.
+    """Return whether a linear layer of this dotted name may be quantized: text passes through it, and it is a matrix
+    product and nothing else. Layers for images and sound keep their stored precision, and so does an indexer, which
+    chooses keys.
 
     >>> [is_quantizable(f"model.{name}") for name in ("layers.0.mlp.up_proj", "vision_tower.fc1", "layers.0.dt_proj")]
     [True, False, False]
@@ -115,5 +117,5 @@ def is_quantizable(layer: str) -> bool:
 
 
 def ends_with(name: str, target: str) -> bool:
-    """Whether a dotted module name is `target` or ends with it, part by part, as PEFT matches them."""
+    """Return whether a dotted module name is `target` or ends with it, part by part, as PEFT matches them."""
     return name == target or name.endswith(f".{target}")

@@ -1,8 +1,8 @@
-"""How long answering takes beside training, by a GPU's data sheet: at the least, without launches. Torch-free.
+"""Seconds that generating answers costs beside training, from a GPU's data sheet: a lower bound without launches.
 
-A batch of b prompts of p tokens reads them in 2 × N × b × p operations, N the model's parameters, and writes each of a
-tokens in a pass that moves all weights, and the KV cache three times (`plan/scoring_time.py` says why), when half of an
-answer is written on average:
+A batch of b prompts of p tokens is read in 2 × N × b × p operations, N the model's parameters. Each of the a answer
+tokens is written in a pass that reads all weights, and the KV cache three times (`plan/scoring_time.py` says why), when
+half of an answer is written on average:
 
     seconds = 2 N b p / FLOP/s + a × (weights + 3 × b × (p + a / 2) × cache per token) / bandwidth
 
@@ -28,43 +28,43 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 def answering_seconds(
     config: Config, model: ModelFacts, gpu: GpuSpec, prompts: int, prompt: float, answer: int
 ) -> float:
-    """Of so many prompts of `prompt` tokens with answers of `answer`; nothing in the config is "auto", and the model's
-    size, the GPU's speed and its bandwidth are known."""
+    """Return the seconds to answer this many prompts of `prompt` tokens with `answer` tokens each. Nothing in the
+    config is "auto", and the model's size, the GPU's FLOP/s and its bandwidth are known."""
     section, number, flops = config.evaluate, DTYPE_BYTES[config.model.dtype], gpu.flops(config.model.dtype)
     assert isinstance(section.batch_size, int)
     assert model.parameters
     assert flops
     assert gpu.bandwidth
-    asked = prompts * section.samples * section.num_beams
-    rows = min(asked, section.batch_size * section.num_beams)
-    each_token = 2 * model.num_layers * model.num_key_value_heads * model.head_dim * number
+    sequences = prompts * section.samples * section.num_beams
+    rows = min(sequences, section.batch_size * section.num_beams)
+    cache_per_token = 2 * model.num_layers * model.num_key_value_heads * model.head_dim * number
     reading = 2 * model.parameters * rows * prompt / flops
-    moved = number * model.parameters + 3 * rows * (prompt + answer / 2) * each_token
-    return math.ceil(asked / rows) * (reading + answer * moved / gpu.bandwidth)
+    bytes_per_token = number * model.parameters + 3 * rows * (prompt + answer / 2) * cache_per_token
+    return math.ceil(sequences / rows) * (reading + answer * bytes_per_token / gpu.bandwidth)
 
 
 def checkpoints_against_training(
     resolved: ResolvedConfig, model: ModelFacts, gpu: GpuSpec, held_out: EvalPromptSet
 ) -> tuple[int, float] | None:
-    """(checkpoints, how many times as long as training it takes at most to answer the held-out prompts at all of them);
-    None where something of it is not known."""
+    """Return (checkpoints, upper bound of the time that answering the held-out prompts at all of them costs, as a
+    multiple of the training time); None where a quantity that this needs is not known."""
     config, steps = resolved.config, resolved.total_steps
-    every, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
+    interval, flops = config.checkpoint.save_steps, gpu.flops(config.model.dtype)
     work = training_flops(model, config)
-    known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
-    if not known or work is None or not steps or not isinstance(every, int):
+    is_known = model.parameters and flops and gpu.bandwidth and held_out.prompts and held_out.mean
+    if not is_known or work is None or not steps or not isinstance(interval, int):
         return None
     assert flops
     assert held_out.prompts
     assert held_out.mean
     length = min(config.data.max_length, math.ceil(held_out.mean + (held_out.answer or config.evaluate.max_new_tokens)))
     rows = config.train.global_batch_size
-    needed = work.of([length] * rows, length * rows)
+    step_flops = work.of([length] * rows, length * rows)
     if config.train.gradient_checkpointing is not False:
-        whole = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
-        everything = training_flops(model, whole)
-        needed += round(FORWARD / TRAINED * everything.of([length] * rows, 0)) if everything else 0
-    training = steps * needed / flops / count_processes(config)
-    checkpoints = math.ceil(steps / every)
-    each = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
-    return checkpoints, checkpoints * each / training
+        full_training = config.model_copy(update={"train": config.train.model_copy(update={"method": "full"})})
+        full_flops = training_flops(model, full_training)
+        step_flops += round(FORWARD / TRAINED * full_flops.of([length] * rows, 0)) if full_flops else 0
+    training = steps * step_flops / flops / count_processes(config)
+    checkpoints = math.ceil(steps / interval)
+    seconds = answering_seconds(config, model, gpu, held_out.prompts, held_out.mean, config.evaluate.max_new_tokens)
+    return checkpoints, checkpoints * seconds / training

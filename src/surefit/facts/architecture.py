@@ -22,7 +22,7 @@ from typing import Any, Literal
 from surefit.core.errors import ModelError
 
 FlagKey = bool | str
-"""Whether a layer has a bias: always, never, or as the named key of config.json says."""
+"""Whether a layer has a bias: always, never, or by the named key of config.json."""
 GATED = ("gate_proj", "up_proj", "down_proj")
 FUSED_GATE = ("gate_up_proj", "down_proj")
 PLAIN = ("up_proj", "down_proj")
@@ -30,7 +30,7 @@ PLAIN = ("up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class ArchitectureTraits:
-    """How one architecture differs from a Llama block.
+    """Differences of one architecture from a Llama block.
 
     Attributes:
         qkv_bias, o_bias, mlp_bias: which linear layers have a bias.
@@ -41,7 +41,7 @@ class ArchitectureTraits:
         norm_terms: parameters per norm and hidden unit: 0 none, 1 weight, 2 weight and bias.
         qk_norm: norms on queries and keys, over one head or over the whole width.
         head_bias: the output head has a bias.
-        tied: the output head shares the embedding where config.json does not say.
+        tied: the output head shares the embedding where config.json does not state it.
         unless: config.json keys that, when true, change the block in a way this formula does not know.
     """
 
@@ -106,7 +106,7 @@ TRAITS: dict[str, ArchitectureTraits] = {
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The numbers of config.json, under one name each."""
+    """The sizes in config.json, under one name each."""
 
     hidden_size: int
     num_layers: int
@@ -120,7 +120,7 @@ class Dimensions:
 
 
 LAYER_LISTS = ("layers_block_type",)
-"""Settings with an entry for each layer, in models that state no number of them (Nemotron H)."""
+"""Settings with an entry for each layer, in models that do not state the number of layers (Nemotron H)."""
 _ALIASES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", *LAYER_LISTS),
@@ -128,12 +128,12 @@ _ALIASES = {
     "vocab_size": ("vocab_size",),
 }
 TWICE = frozenset({"longcat_flash"})
-"""Types whose layers attend twice. `num_layers` counts the layers, and `num_hidden_layers`, which transformers 5.17
-writes beside it, each layer twice; from 5.18 on it is not written."""
+"""Model types whose layers attend twice. `num_layers` counts the layers, and `num_hidden_layers`, which transformers
+5.17 writes beside it, counts each layer twice; from 5.18 on it is not written."""
 
 
 def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
-    """The dimensions in a config.json.
+    """Return the dimensions in a config.json.
 
     Raises:
         ModelError: the model is no decoder; a dimension that every decoder has is missing, or is not a whole number
@@ -145,10 +145,10 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
         section = {"num_attention_heads": 1} | dict(section)
     if section.get("model_type") in TWICE and "num_layers" in section:
         section = dict(section) | {"num_hidden_layers": section["num_layers"]}
-    found = {name: _required(section, keys, where) for name, keys in _ALIASES.items()}
-    heads, hidden = found["num_attention_heads"], found["hidden_size"]
+    sizes = {name: _required(section, keys, where) for name, keys in _ALIASES.items()}
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     return Dimensions(
-        **found,
+        **sizes,
         num_key_value_heads=_optional(section, "num_key_value_heads", where) or heads,
         head_dim=_optional(section, "head_dim", where) or hidden // heads,
         intermediate_size=_optional(section, "intermediate_size", where) or _optional(section, "n_inner", where),
@@ -158,13 +158,13 @@ def dimensions(config: Mapping[str, Any], where: object) -> Dimensions:
 
 
 def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that describes the language model: all of it, but for models that also see or hear."""
+    """Return the part of config.json that describes the language model: all of it, except in multimodal models."""
     nested = config.get("text_config")
     return nested if isinstance(nested, Mapping) and "hidden_size" not in config else config
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The model class that config.json names, or the empty string."""
+    """Return the model class that config.json names, or the empty string."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
@@ -177,17 +177,19 @@ READ_AHEAD = frozenset(
 )  # fmt: skip
 """Encoders, which become decoders by `is_decoder` alone. Measured: a changed token changes the logits before it."""
 READ_AHEAD_ALWAYS = frozenset({"cpmant", "xlm", "xlnet"})
-"""The same of types that `is_decoder` does not change."""
+"""Encoders with any value of `is_decoder`."""
 
 WITHOUT_ATTENTION = frozenset({"mamba", "falcon_mamba"})
-"""Types whose config.json has no attention heads, because no layer has."""
+"""Model types whose config.json has no attention heads, because their layers have none."""
 KEEP_A_STATE = frozenset({"rwkv"})
-"""Types whose layers carry a state from token to token and take no mask that would keep padding out of it."""
+"""Model types whose layers carry a state from token to token and accept no mask to keep padding out of it."""
 
 
 def require_decoder(config: Mapping[str, Any], where: object) -> None:
-    """Raises:
-    ModelError: a model that does not predict each token from those before it alone, or whose batches cannot be padded.
+    """Check that a model predicts each token from the tokens before it alone, and that its batches can be padded.
+
+    Raises:
+        ModelError: it does not, or they cannot.
     """
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
@@ -222,7 +224,7 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
         return None
     if isinstance(value, list) and key in LAYER_LISTS:
         value = len(value)
-    if isinstance(value, list) and value and all(type(each) is int for each in value):
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
         value = max(value)  # one for each layer (Gemma 3n)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         problem = f"{key} is {value!r}; a whole number above zero is needed"
@@ -233,7 +235,7 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
 
 
 def _context(section: Mapping[str, Any], where: object) -> int | None:
-    """The context length in tokens. YaRN's extension counts: Qwen2.5 states 32,768 beside a factor 4, so
+    """Return the context length in tokens. YaRN's extension counts: Qwen2.5 states 32,768 beside a factor 4, so
     131,072. Other scalings do not: Llama 3.2 states 131,072, although its factor times its original
     length is twice that."""
     for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
@@ -263,8 +265,8 @@ def _tied(config: Mapping[str, Any], section: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Structure:
-    """What the closed form or the weight files say: `parameters`, `linear_modules` as name → (out features, in
-    features), and how many of the parameters are routed experts'."""
+    """Parameters and linear layers of a model, from the closed form or the weight files: `parameters`, `linear_modules`
+    as name → (out features, in features), and how many of the parameters are routed experts'."""
 
     parameters: int
     linear_modules: dict[str, tuple[int, int]]
@@ -272,7 +274,7 @@ class Structure:
 
 
 def structure(config: Mapping[str, Any], dims: Dimensions) -> Structure | None:
-    """The closed form; None for an architecture it does not cover."""
+    """Return the structure by the closed form; None for an architecture that it does not cover."""
     traits = TRAITS.get(architecture_of(config))
     if traits is None or dims.intermediate_size is None or any(config.get(key) for key in traits.unless):
         return None

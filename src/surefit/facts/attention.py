@@ -1,9 +1,9 @@
-"""What a model's attention asks for, and whether its documents can lie in one row, from config.json alone.
+"""Features that a model's attention needs, and whether it can keep packed documents apart, from config.json alone.
 
 Evidence for the tables: every decoder that transformers 5.17 and 5.23 have under `AutoModelForCausalLM` (189 names in
-5.23) was built small and put to `model.attention.require_packable`, which compares two packed documents with each of
-them alone and counts the layers that asked for the borders; docs/packing.md has the result. `require_packable` runs on
-the user's own model before training too: a type that is missing here is refused there.
+5.23) was built small and passed to `model.attention.require_packable`, which compares two packed documents with each of
+them alone and counts the layers that read the document boundaries; docs/packing.md has the result. `require_packable`
+runs on the user's own model before training too: for a type that is missing here it raises there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from surefit.facts.architecture import TWICE, text_section
 KERNEL_CAPABILITY = (8, 0)
 KERNEL_DTYPES = ("bfloat16", "float16")
 KERNEL_WIDTH = 256
-"""What `torch.nn.attention.varlen` runs on: FlashAttention 2 as torch builds it (flash_api.cpp: check of sm80, of the
-dtype, head width at most 256 and a multiple of 8). It takes no softcap and no dropout; sinks are added behind."""
+"""Requirements of `torch.nn.attention.varlen`: FlashAttention 2 as torch builds it (flash_api.cpp checks for sm80, the
+dtype, and a head width of at most 256 and a multiple of 8). It supports no softcap and no dropout; sinks follow it."""
 
 WITHIN_A_DOCUMENT = frozenset({"full_attention", "sliding_attention", "attention"})
-"""The entries of `layer_types` whose layers read what the attention function lets them read. All others in
+"""Entries of `layer_types` whose layers attend only to the keys that the attention function allows. All others in
 transformers' ALLOWED_LAYER_TYPES carry a state, convolve, choose keys by an index, or cut the row in chunks."""
 
 RECURRENT = frozenset(
@@ -56,9 +56,9 @@ RECURRENT = frozenset(
         "zaya",
     }
 )
-"""Measured: no layer, or not every layer, asked for the borders; the logits were off by 0.06 to 0.4 where every one
-did (falcon_h1, zaya); the gated delta rule refuses packed rows itself (olmo_hybrid, qwen3_next, qwen3_5, qwen4_exp). By
-their code where the small model was not built: bamba, lfm2_moe, mamba2, nemotron_h, zamba, zamba2."""
+"""Measured: no layer, or not every layer, read the document boundaries; where every layer did (falcon_h1, zaya), the
+logits were off by 0.06 to 0.4; the gated delta rule itself raises for packed rows (olmo_hybrid, qwen3_next, qwen3_5,
+qwen4_exp). From their code, as the small model was not built: bamba, lfm2_moe, mamba2, nemotron_h, zamba, zamba2."""
 
 ALIBI = frozenset({"bloom", "mpt"})
 """Positions are a bias over the whole row, and `position_ids` is not an argument."""
@@ -86,8 +86,8 @@ OWN_ATTENTION = frozenset(
         "xlnet",
     }
 )
-"""Their code does not ask transformers' AttentionInterface (`get_interface` does not occur in it), so that no setting
-reaches it: `set_attn_implementation` leaves them as they are."""
+"""Model types whose code does not use transformers' AttentionInterface (`get_interface` does not occur in it), so that
+`set_attn_implementation` has no effect on them."""
 
 OTHER_ATTENTION = {
     "deepseek_v32": "its indexer chooses keys from the whole row",
@@ -103,23 +103,23 @@ OTHER_ATTENTION = {
     "llama4": "its layers cut the row, not the documents, into chunks",
     "llama4_text": "its layers cut the row, not the documents, into chunks",
 }
-"""Type → why. Measured: `require_packable` refuses each."""
+"""Type → why. Measured: `require_packable` raises for each."""
 
 SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter"})
 """Types whose code passes `s_aux` to the attention function."""
 SOFTCAP = {"gemma2": 50.0, "vaultgemma": 50.0}
-"""Types whose code passes `softcap`, and its value where config.json says nothing (`attn_logit_softcapping`)."""
+"""Types whose code passes `softcap`, and its value where config.json has none (`attn_logit_softcapping`)."""
 
 
 @dataclass(frozen=True)
 class AttentionNeeds:
-    """What a model asks of its attention.
+    """Features that a model needs from its attention kernel.
 
     Attributes:
-        head_width: of queries and keys.
+        head_width: width of a head of queries and keys.
         softcap: the logits are softcap · tanh(logits / softcap).
-        sinks: a learnt logit beside those of the keys, without a value.
-        sliding_window: how many tokens back a token sees in some of the layers, itself included.
+        sinks: a learned logit beside those of the keys, without a value.
+        sliding_window: tokens back that a token sees in some of the layers, itself included.
     """
 
     head_width: int
@@ -129,7 +129,7 @@ class AttentionNeeds:
 
 
 def attention_needs(config: Mapping[str, Any]) -> AttentionNeeds:
-    """The needs of a model by its config.json."""
+    """Return the attention features that a model needs, by its config.json."""
     section = text_section(config)
     kind = str(section.get("model_type", ""))
     softcap = section.get("attn_logit_softcapping", SOFTCAP[kind]) if kind in SOFTCAP else None
@@ -138,7 +138,7 @@ def attention_needs(config: Mapping[str, Any]) -> AttentionNeeds:
 
 
 def attention_layers(config: Mapping[str, Any]) -> int:
-    """How many layers attend: all, in a model that can be packed."""
+    """Return how many layers attend: all, in a model that can be packed."""
     section = text_section(config)
     if section.get("model_type") in TWICE:
         return 2 * int(section.get("num_layers") or 0)
@@ -147,7 +147,7 @@ def attention_layers(config: Mapping[str, Any]) -> int:
 
 
 def packing_obstacle(config: Mapping[str, Any]) -> str | None:
-    """Why the documents of a row could not be kept apart in this model; None where nothing is known against it.
+    """Return why the documents of a row could not be kept apart in this model; None where no obstacle is known.
 
     >>> packing_obstacle({"model_type": "llama"})
     >>> packing_obstacle({"model_type": "mamba"})
@@ -160,11 +160,11 @@ def packing_obstacle(config: Mapping[str, Any]) -> str | None:
 
 
 def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int, int] | None) -> str | None:
-    """Why torch's variable-length kernel does not run a packed batch, so that each document is attended to by itself.
+    """Return why torch's variable-length kernel does not run a packed batch; then each document is attended to alone.
 
     Args:
-        needs: of the model.
-        dtype: what the model computes in, such as "bfloat16".
+        needs: features that the model needs.
+        dtype: dtype of the computation, such as "bfloat16".
         capability: the GPU's compute capability; None on a CPU.
     """
     width = needs.head_width
@@ -192,13 +192,13 @@ def _by_type(kind: str) -> str | None:
 
 
 def _by_keys(config: Mapping[str, Any], section: Mapping[str, Any]) -> str | None:
-    """The same of a type that no table has, by what its config.json says of the layers."""
+    """Return the obstacle of a type that no table lists, from the layers that its config.json describes."""
     if config.get("is_encoder_decoder"):
         return "an encoder and a decoder read each example"
     kinds = section.get("layer_types")
-    if other := sorted({str(kind) for kind in kinds or ()} - WITHIN_A_DOCUMENT):
-        count = sum(kind in other for kind in kinds or ())
-        return f"{plural(count, 'layer')} of it ({', '.join(other)}) read beyond a document's borders"
+    if other_kinds := sorted({str(kind) for kind in kinds or ()} - WITHIN_A_DOCUMENT):
+        count = sum(kind in other_kinds for kind in kinds or ())
+        return f"{plural(count, 'layer')} of it ({', '.join(other_kinds)}) read beyond a document's borders"
     if section.get("alibi"):
         return _by_type("mpt")
     if section.get("attention_chunk_size"):

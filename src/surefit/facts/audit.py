@@ -1,4 +1,4 @@
-"""What an audit found in a data set, in numbers that rules can judge."""
+"""Observations of an audit of a data set, in numbers that rules can judge."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Observation:
-    """One thing that was looked for, and how often it was there.
+    """Frequency of one pattern that was looked for in the rows.
 
     Attributes:
         rows: rows that show it.
         of: rows that could have shown it.
-        examples: the first few, each as "file:line" or "row N", with what is wrong there.
-        detail: what the numbers alone do not say.
+        examples: the first few, each as "file:line" or "row N", with a description of the fault.
+        detail: facts beyond the numbers.
     """
 
     rows: int
@@ -30,17 +30,17 @@ class Observation:
 
 @dataclass(frozen=True)
 class AuditFacts:
-    """A data set as an audit saw it.
+    """Results of an audit of a data set.
 
     Attributes:
-        source: as the user wrote it.
-        rows: all rows.
-        audited: rows that were looked at.
-        observations: name → what was seen; a name that is missing was not looked for.
-        max_length: the limit that the token lengths were judged by; None where there is no config.
+        source: the data set as the user wrote it.
+        rows: number of all rows.
+        audited: rows that were examined.
+        observations: name → its frequency; a name that is missing was not looked for.
+        max_length: the limit that the token lengths were compared with; None without a config.
         conventions: config key of the other sources of a run (`data.mix.SOURCE`, `data.eval`,
             `evaluate.extra_sets.NAME`) → how their rows are written (data/audit/detectors/conventions.py).
-        others: the same keys → what is seen of their rows once the chat template has rendered them.
+        others: the same keys → observations of their rows once the chat template has rendered them.
     """
 
     source: str
@@ -52,6 +52,6 @@ class AuditFacts:
     others: Mapping[str, Mapping[str, Observation]] = field(default_factory=dict)
 
     def seen(self, name: str) -> Observation | None:
-        """An observation that at least one row shows, or None."""
-        found = self.observations.get(name)
-        return found if found and found.rows else None
+        """Return an observation that at least one row shows, or None."""
+        observation = self.observations.get(name)
+        return observation if observation and observation.rows else None

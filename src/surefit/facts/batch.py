@@ -1,4 +1,4 @@
-"""What the first batches that reach the loss look like, in numbers that rules can judge."""
+"""Observations of the first batches that reach the loss, in numbers that rules can judge."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from surefit.facts.audit import Observation
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """The micro batches before the first step, and the one with the longest examples, as the loss sees them.
+    """The micro batches before the first step, and the one with the longest examples, as the loss receives them.
 
     Attributes:
-        micro_batches: that were looked at.
-        examples: in them.
-        tokens: of these examples.
-        supervised_tokens: those of them on which the loss falls.
-        longest: tokens of the longest.
-        observations: name → what was seen; a name that is missing could not be looked for:
-            dead: examples without any token on which the loss falls;
-            overwritten: examples whose labels are not those that tokenising gave them;
-            misplaced_mask: answers that do not begin right after what asks for them;
-            supervised_padding: padding tokens on which the loss falls;
+        micro_batches: number of micro batches examined.
+        examples: number of examples in them.
+        tokens: tokens of these examples.
+        supervised_tokens: tokens with a label, which the loss counts.
+        longest: tokens of the longest example.
+        observations: name → its frequency; a name that is missing could not be checked:
+            dead: examples without any supervised token;
+            overwritten: examples whose labels differ from what tokenization set;
+            misplaced_mask: answers whose labels do not begin right after the generation prompt;
+            supervised_padding: padding tokens with a label;
             attention: examples with tokens that attention does not see, or with padding before them that it does see;
             positions: examples whose positions do not count up from 0;
             run_together: examples that share a row with others and are not kept apart from them.
-        shown: the first examples and the longest, decoded around the beginning and the end of what is learnt.
+        shown: the first examples and the longest, decoded around the beginning and the end of their supervised tokens.
     """
 
     micro_batches: int
@@ -39,6 +39,6 @@ class BatchFacts:
     shown: tuple[Mapping[str, Any], ...] = ()
 
     def seen(self, name: str) -> Observation | None:
-        """An observation that at least one example shows, or None."""
-        found = self.observations.get(name)
-        return found if found and found.rows else None
+        """Return an observation that at least one example shows, or None."""
+        observation = self.observations.get(name)
+        return observation if observation and observation.rows else None

@@ -1,4 +1,4 @@
-"""The chat template that a config asks for in place of the model's own (`model.chat_template`)."""
+"""The chat template that a config sets in place of the model's own (`model.chat_template`)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FIELD = "model.chat_template"
 PLAIN_NAME = "plain"
 MAX_BYTES = 256 * KIB
 TEMPLATE_DATE = "26 Jul 2024"
-"""Llama's templates write a date; without this one (their own fallback) it would be today's, and every day's tokens
-would differ."""
+"""Date that Llama's templates write, their own fallback; without it they would write today's, and the tokens would
+change every day."""
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-"""Any, for a first look: the model's own are not known where only the file is read."""
+"""Placeholders for a first check: the model's own tokens are not known where only the file is read."""
 PLAIN = """\
 {{- bos_token -}}
 {%- if tools %}{{ "Tools:\\n" + (tools | tojson) + "\\n\\n" }}{% endif -%}
@@ -64,26 +64,27 @@ TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 }
-"""What a template needs as one token each: spelt in letters they would be text that the user can write as well."""
+"""Texts that a template needs as one token each: split into several tokens, users could write them as well."""
 
 
 def bake_template_defaults(template: str, switches: Mapping[str, bool | int | str]) -> str:
-    """The template with other values where nobody who renders it sets a switch: whoever serves the model that is saved
-    with it asks as it was trained, and can still ask otherwise.
+    """Return the template with other defaults for switches that are not set on rendering: servers of the saved model
+    then prompt it as it was trained, and can still set the switches otherwise.
 
     >>> bake_template_defaults("{{ enable_thinking }}", {"enable_thinking": False})
     '{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}\\n{{ enable_thinking }}'
     """
     # Templates are rendered with trim_blocks, which takes the line break, and lstrip_blocks, which needs it.
-    own = "".join(
+    defaults = "".join(
         f"{{%- if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}\n"
         for name, value in switches.items()
     )
-    return template if template.startswith(own) else own + template  # the file of a trained model has them already
+    # A trained model's template has them already.
+    return template if template.startswith(defaults) else defaults + template
 
 
 def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_token: str | None) -> None:
-    """That the tokenizer has what a named template is written with; `vocabulary` is None where it is not known.
+    """Check that the tokenizer has the tokens of a named template; `vocabulary` is None where it is not known.
 
     Raises:
         ModelError: a token is missing.
@@ -99,11 +100,11 @@ def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_to
 
 
 def load_chat_templates(wanted: str) -> dict[str, str]:
-    """Return the templates that `model.chat_template` names, by their names: all that are kept in a directory, such as
-    the adapter's of a run; else the one text as the default.
+    """Return the templates that `model.chat_template` names, by their names: all in a directory, such as a run's
+    adapter; else the one text as the default.
 
     Raises:
-        ModelError: nothing of this name, not a text, or not a Jinja template.
+        ModelError: it does not exist, is not a text, or is not a Jinja template.
     """
     if wanted in NAMED or not (files := _files_in(wanted)):
         return {DEFAULT: template_text(wanted)}
@@ -112,7 +113,7 @@ def load_chat_templates(wanted: str) -> dict[str, str]:
 
 
 def _files_in(wanted: str) -> dict[str, Path]:
-    """Return the template files of a directory that has a default one; nothing of whatever else it is."""
+    """Return the template files of a directory that has a default one; empty for anything else."""
     try:
         files = template_files(Path(wanted).expanduser())
     except (OSError, RuntimeError):
@@ -121,7 +122,7 @@ def _files_in(wanted: str) -> dict[str, Path]:
 
 
 def template_text(wanted: str) -> str:
-    """The template that `model.chat_template` names.
+    """Return the template that `model.chat_template` names.
 
     Raises:
         ModelError: no such file, not a text, or not a Jinja template.
@@ -142,7 +143,7 @@ def template_text(wanted: str) -> str:
 def _text_in(wanted: str) -> str:
     try:
         path = Path(wanted).expanduser()
-    except RuntimeError:  # ~somebody, who has no home here
+    except RuntimeError:  # ~somebody, a user without a home directory on this machine
         raise ModelError("no such file", code="E2031", path=wanted, field=FIELD, help=_HELP) from None
     try:
         if path.exists() and not path.is_file():
@@ -151,9 +152,9 @@ def _text_in(wanted: str) -> str:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:
-        named = f"no such file{did_you_mean(wanted, list(NAMED))}"
-        why = named if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
-        raise ModelError(why, code="E2033", path=path, field=FIELD, help=_HELP) from None
+        not_found = f"no such file{did_you_mean(wanted, list(NAMED))}"
+        problem = not_found if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        raise ModelError(problem, code="E2033", path=path, field=FIELD, help=_HELP) from None
     except UnicodeDecodeError:
         raise ModelError("not UTF-8 text", code="E2034", path=path, field=FIELD, help=_HELP) from None
     if len(data) > MAX_BYTES:

@@ -1,4 +1,4 @@
-"""What a data set looks like, from an even sample of its rows: enough for rules that must answer in two seconds."""
+"""Facts about a data set, from an even sample of its rows: enough for rules that must run in two seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefit.core.units import truncate_text
 
 SAMPLE = 500
 TARGETS = ("answers", "answer", "completion", "output", "response", "target", "label", "summary", "graph", "solution")
-"""Columns that hold what the model is to answer, in the order they are looked for."""
+"""Columns that hold the answers, in the order they are looked for."""
 GENERAL = (
     (("messages",), "messages"),
     (("conversations",), "conversations"),
@@ -22,15 +22,15 @@ GENERAL = (
     (("text",), None),
     (("input_ids",), None),
 )
-"""The columns of each general layout (`data.rows.layouts.LAYOUTS`, in its order), and the one with the answers:
-whatever other columns such rows have, nothing there is learnt."""
+"""The columns of each general layout (`data.rows.layouts.LAYOUTS`, in its order), and the one with the answers; other
+columns of such rows are not trained on."""
 ANSWERING = ("assistant", "gpt", "chatgpt", "model", "function_call")
 """The roles and speakers of an assistant's turns, in all layouts."""
 
 
 @dataclass(frozen=True)
 class ColumnFacts:
-    """One column in the sample: rows that have it, and how many of those are null, or blank (no text but spaces)."""
+    """One column in the sample: rows that have it, and how many of them are null, or blank (only white space)."""
 
     present: int
     null: int
@@ -39,17 +39,17 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """A data set in numbers.
+    """Counts, columns and target of a data set.
 
     Attributes:
-        source: as the user wrote it.
-        rows: all rows.
-        epoch_rows: rows that one epoch sees: these, and what `data.mix` adds; None where not all are counted.
+        source: the data set as the user wrote it.
+        rows: number of all rows.
+        epoch_rows: rows of one epoch: these, and those that `data.mix` adds; None where not all are counted.
         divided: rows that a share `data.eval` is held out of; None likewise.
-        sample: rows that were looked at.
-        columns: column → what it holds in the sample, most frequent first.
-        target: the column that holds the answers; of a conversation ("messages") the last assistant turn is meant. None
-            where no column is known to.
+        sample: rows that were examined.
+        columns: column → its counts in the sample, most frequent first.
+        target: the column that holds the answers; in a conversation ("messages") the last assistant turn is meant. None
+            where no such column is known.
         target_null: sampled rows whose target is null or missing.
         target_blank: sampled rows whose target is empty.
         target_distinct: different targets in the sample, null included.
@@ -82,15 +82,15 @@ def dataset_facts(
     limit: int = SAMPLE,
     expected: Sequence[str] | None = (),
 ) -> DatasetFacts:
-    """Look at up to `limit` rows, spread evenly.
+    """Summarize up to `limit` rows, spread evenly.
 
     Args:
         source: the data set's name.
         rows: any sequence; only the sampled rows are read.
         where: row number → "file:line".
-        limit: rows to look at.
-        expected: the recipe's columns: the target is looked for among them first. None where each row has those of one
-            task of several: then no column is everyone's target, and each task refuses its own empty answers.
+        limit: number of rows to sample.
+        expected: the recipe's columns: the target is looked for among them first. None where each row has the columns
+            of one task of several: then no column is every row's target, and each task raises on its own empty answers.
     """
     count = len(rows)
     numbers = evenly_spaced_indices(count, limit)
@@ -98,7 +98,7 @@ def dataset_facts(
     target = target_column(sample, expected) if expected is not None else None
     answers = [target_value(row, target) for row in sample] if target else []
     texts = Counter(_text(answer) for answer in answers)
-    bad = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
+    bad_rows = [n for n, answer in zip(numbers, answers, strict=False) if is_null(answer) or is_blank(answer)]
     return DatasetFacts(
         source=source,
         rows=count,
@@ -111,7 +111,7 @@ def dataset_facts(
         target_blank=sum(is_blank(answer) for answer in answers),
         target_distinct=len(texts),
         target_example=truncate_text(texts.most_common(1)[0][0]) if texts else "",
-        first_bad=(where(bad[0]) if where else f"row {bad[0] + 1}") if bad else None,
+        first_bad=(where(bad_rows[0]) if where else f"row {bad_rows[0] + 1}") if bad_rows else None,
         duplicates=len(sample) - len({_text(row) for row in sample}),
         target_lengths=tuple(len(" ".join(_text(answer).split())) for answer in answers if not is_null(answer)),
     )
@@ -130,25 +130,25 @@ def _columns(sample: Sequence[Mapping[str, Any]]) -> dict[str, ColumnFacts]:
 
 
 def target_column(sample: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> str | None:
-    """The column that holds the answers: the layout's, or where a recipe has columns of its own, one of those
-    (`expected`); None where none is known to."""
-    seen = {name for row in sample for name in row}
+    """Return the column that holds the answers: the layout's, or one of a recipe's own columns (`expected`); None where
+    no such column is known."""
+    present = {name for row in sample for name in row}
     for columns, target in () if expected else GENERAL:
-        if seen.issuperset(columns):
+        if present.issuperset(columns):
             return target
     candidates = [name for name in TARGETS if name in expected] or list(TARGETS)
-    return next((name for name in candidates if name in seen), None)
+    return next((name for name in candidates if name in present), None)
 
 
 def target_value(row: Mapping[str, Any], target: str) -> Any:
-    """What the row answers: the target column, or what the conversation's last assistant turn says or calls."""
+    """Return a row's answer: the target column, or the content or calls of the conversation's last assistant turn."""
     value = row.get(target)
     if target not in ("messages", "conversations") or not isinstance(value, list):
         return value
     for turn in reversed(value):
         if isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ANSWERING:
-            said = (turn.get(name) for name in ("content", "tool_calls", "function_call", "value"))
-            return next((each for each in said if each), "")
+            contents = (turn.get(name) for name in ("content", "tool_calls", "function_call", "value"))
+            return next((content for content in contents if content), "")
     return None
 
 
@@ -158,7 +158,7 @@ def is_null(value: Any) -> bool:
 
 
 def is_blank(value: Any) -> bool:
-    """An empty list is an answer: "no tool fits". An empty text, or text of spaces, is not."""
+    """Return whether a text is empty or only white space. An empty list is an answer: "no tool fits"."""
     return isinstance(value, str) and not value.strip()
 
 

@@ -1,4 +1,4 @@
-"""What a run directory holds at its largest, and what the tokenised data takes in the cache.
+"""Disk space that a run directory needs at its largest, and that the base model's download needs.
 
 A safetensors file is 8 bytes, a JSON header that names every tensor, and the tensors; the header is built here as the
 library writes it, so small models are as exact as large ones (a test compares with the files of real runs).
@@ -36,22 +36,22 @@ from surefit.facts.named_templates import template_files
 from surefit.facts.tensors import Shape, adapter_parameters, base_parameters
 
 CHECKPOINT_FILES = 1515
-"""manifest.json and trainer.json, measured; a few bytes more or less with the config."""
+"""Bytes of manifest.json and trainer.json, measured; a few bytes more or less with the config."""
 MANIFEST_ENTRY = 160
-"""Of a file, in manifest.json."""
+"""Bytes of a file's entry in manifest.json."""
 ADAPTER_FILES, MODEL_FILES = 1840, 1200
-"""adapter_config.json and surefit.json; config.json, generation_config.json and surefit.json, measured."""
+"""Bytes of adapter_config.json and surefit.json; of config.json, generation_config.json and surefit.json, measured."""
 LOG_BYTES = 351
-"""A step's line in metrics.jsonl, measured."""
+"""Bytes of a step's line in metrics.jsonl, measured."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 TOKENIZER_ENTRY = 100
-"""Bytes of tokenizer files per vocabulary entry, about, where they are not on this machine."""
+"""Approximate bytes of tokenizer files per vocabulary entry, where they are not on this machine."""
 _DTYPES = {2: "BF16", 4: "F32"}
 _WIDTHS = {"U8": 1, "F32": 4, "I64": 8}
 
 
 def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
-    """What the run directory holds at its largest; empty where the model's size is not known.
+    """Return the terms of a run directory at its largest; empty where the model's size is not known.
 
     One checkpoint more than are kept: the new one is complete before the oldest is deleted.
     """
@@ -64,7 +64,7 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
     weights = _file_bytes(shapes, number, part.parameters)
     optimizer = _optimizer_bytes(resolved, shapes, part)
     if not lora and config.parallel.mode == "fsdp" and (writing := count_processes(config)) > 1:
-        # Each process writes two files, whose headers say of every tensor which part of it they have, too.
+        # Each process writes two files, whose headers also list its shard of every tensor.
         headers = weights + optimizer - _content(shapes, number, part)
         weights += (2 * writing - 1) * headers + 2 * writing * MANIFEST_ENTRY
     copies = copies_at_once(resolved)
@@ -79,12 +79,12 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
         )
     ]
     if lora:
-        saved = [(_as_saved(name), shape) for name, shape in shapes]
-        adapter = _file_bytes(saved, number, part.parameters, _METADATA) + ADAPTER_FILES
+        adapter_tensors = [(_as_saved(name), shape) for name, shape in shapes]
+        adapter = _file_bytes(adapter_tensors, number, part.parameters, _METADATA) + ADAPTER_FILES
         terms.append(MemoryTerm("adapter", adapter, f"the result of training, in {config.model.dtype}"))
-    whole = _file_bytes(base_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
+    merged_bytes = _file_bytes(base_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
     result = "the base with the adapter folded in" if lora else "the result of training"
-    terms.append(MemoryTerm("merged" if lora else "model", whole, f"{result}, in {config.model.dtype}"))
+    terms.append(MemoryTerm("merged" if lora else "model", merged_bytes, f"{result}, in {config.model.dtype}"))
     terms.append(_tokenizer_term(model, 2 if lora else 1))
     if resolved.total_steps is not None:
         terms.append(
@@ -94,13 +94,13 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
 
 
 def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -> MemoryTerm | None:
-    """What the base model's files take beside the run, where they are not yet: of a model that is downloaded or, for a
-    GPU of another machine, brought there. None where they are here already, or go to another disk of this machine.
+    """Return the term of the base model's files that are still to be fetched: by a download, or by a copy to the
+    machine of another GPU. None where they are on this machine already, or go to another disk of it.
 
     Args:
         model: facts about the base model.
         hardware: the device.
-        directory: where the run writes.
+        directory: directory that the run writes to.
     """
     size = model.weight_bytes
     if not size or (model.source == "local" and model.path is None):
@@ -119,13 +119,13 @@ def _on_one_disk(first: Path, second: Path) -> bool:
 
 
 def _as_saved(name: str) -> str:
-    """What PEFT calls a factor, a magnitude of DoRA's, or new tokens' rows, in an adapter's file."""
+    """Return the name that PEFT gives a factor, DoRA magnitude or row of new tokens in an adapter's file."""
     plain = name.replace(".default.", ".").removesuffix(".default")
     return plain.replace("lora_magnitude_vector.weight", "lora_magnitude_vector")
 
 
 def _optimizer_bytes(resolved: ResolvedConfig, shapes: list[tuple[str, Shape]], part: TrainableParameters) -> int:
-    """The file of the optimizer's state, as `train/optim.py` names its tensors."""
+    """Return the bytes of the optimizer state's file, with tensors named as in `train/optim.py`."""
     masters = ["master"] if part.master_bytes else []
     row = OPTIMIZERS[resolved.config.train.optim]
     if not (row.eight_bit or row.paged):
@@ -154,7 +154,7 @@ def _optimizer_bytes(resolved: ResolvedConfig, shapes: list[tuple[str, Shape]], 
 
 
 def _content(shapes: list[tuple[str, Shape]], number: int, part: TrainableParameters) -> int:
-    """The numbers themselves in the files of weights and of AdamW's state."""
+    """Return the bytes of the numbers themselves in the files of weights and of AdamW's state."""
     states = 3 if part.master_bytes else 2
     return (number + FLOAT32 * states) * part.parameters + FLOAT32 * len(shapes)
 
@@ -165,7 +165,7 @@ _METADATA = {"__metadata__": {"format": "pt"}}
 def _file_bytes(
     tensors: Iterable[tuple[str, Shape]], number: int, elements: int, metadata: dict[str, dict[str, str]] | None = None
 ) -> int:
-    """A safetensors file of `elements` numbers; `tensors` are those whose names are known, and make its header."""
+    """Return the bytes of a safetensors file of `elements` numbers; `tensors` are the ones listed in its header."""
     header: dict[str, object] = dict(metadata or {})
     end = 0
     for name, shape in sorted(tensors):
@@ -176,11 +176,11 @@ def _file_bytes(
 
 
 def copies_at_once(resolved: ResolvedConfig) -> int:
-    """Checkpoints that are on the disk together at most."""
-    kept, every = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.save_steps
-    assert isinstance(every, int)
-    saved = kept + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / every)
-    return min(kept + 1, saved)
+    """Return the largest number of checkpoints that are on the disk together."""
+    limit, interval = resolved.config.checkpoint.save_total_limit, resolved.config.checkpoint.save_steps
+    assert isinstance(interval, int)
+    written = limit + 1 if resolved.total_steps is None else math.ceil(resolved.total_steps / interval)
+    return min(limit + 1, written)
 
 
 def _tokenizer_term(model: ModelFacts, copies: int) -> MemoryTerm:
@@ -189,8 +189,8 @@ def _tokenizer_term(model: ModelFacts, copies: int) -> MemoryTerm:
     sizes = [_size(path) for path in files]
     if any(sizes):
         return MemoryTerm("tokenizer", copies * sum(sizes), "the base model's, beside each result")
-    about = copies * TOKENIZER_ENTRY * model.vocab_size
-    return MemoryTerm("tokenizer", about, f"beside each result, about {TOKENIZER_ENTRY} bytes per vocabulary entry")
+    estimate = copies * TOKENIZER_ENTRY * model.vocab_size
+    return MemoryTerm("tokenizer", estimate, f"beside each result, about {TOKENIZER_ENTRY} bytes per vocabulary entry")
 
 
 def _size(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""What rules may know about the process environment: that a token is there, never what it is."""
+"""The process environment for rules: whether a token is set, never its value."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from surefit.core import env
 
 @dataclass(frozen=True)
 class EnvironmentFacts:
-    """Plain values, so that a rule's test needs no environment.
+    """Settings of the environment as plain values, so that a rule's test needs no environment.
 
     Attributes:
         hub_token: a Hugging Face token is set or was saved by a login.
-        offline: the user asked Hugging Face's libraries not to use the network.
-        trackers: the names of those that have a key, or were told a mode in which they ask for none.
+        offline: the user set Hugging Face's libraries not to use the network.
+        trackers: names of trackers that have a key, or a mode set in which they need none.
     """
 
     hub_token: bool = False
@@ -24,6 +24,6 @@ class EnvironmentFacts:
 
 
 def environment_facts() -> EnvironmentFacts:
-    """The environment of this process."""
+    """Return the environment facts of this process."""
     set_up = tuple(name for name, tracker in TRACKERS.items() if tracker.is_set_up)
     return EnvironmentFacts(env.hub_token() is not None, env.offline(), set_up)

@@ -1,32 +1,31 @@
-"""What a sample of the rows becomes once the recipe has made conversations of it."""
+"""Facts about a sample of the conversations that the recipe makes of the rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 ENOUGH = 20
-"""Examples of one prompt, of which a rule says that all the others may have the same (DAT010)."""
+"""Examples with one prompt, from which on a rule reports that all the others may have the same prompt (DAT010)."""
 
 
 @dataclass(frozen=True)
 class ExampleFacts:
-    """A sample of examples in numbers.
+    """Counts and lengths of a sample of examples.
 
     Attributes:
-        examples: in the sample.
+        examples: number of examples in the sample.
         prompts: different prompts among them; of plain text, different texts.
-        conversations: those of them that are messages; the others are plain text.
-        with_tools: those that hand tools to the chat template.
-        measured: those whose length was compared with `max_length`; 0 where the tokenizer is not on this machine.
+        conversations: examples that are messages; the others are plain text.
+        with_tools: examples that pass tools to the chat template.
+        measured: examples whose length was compared with `max_length`; 0 where the tokenizer is not on this machine.
         max_length: the limit, in tokens.
-        too_long: of those measured, the ones that are longer by what the example itself says,
-            not what the chat template adds.
-        first_too_long: where the first of them is.
-        longest: tokens that the longest of them has at least.
-        in_fields: those in which an answer has reasoning in a field of its own (`facts.thinking.FIELDS`).
-        in_tags: those in which an answer has it in its content, before `</think>`.
-        other_tags: of those in which an answer has it in another tag, that tag.
-        most_bytes: of text in one of them; a token covers at least one. 0 where it is not known.
+        too_long: measured examples that exceed the limit by their own text, not by the chat template's.
+        first_too_long: place of the first of them.
+        longest: lower bound of the tokens of the longest of them.
+        in_fields: examples in which an answer has reasoning in a field of its own (`facts.thinking.FIELDS`).
+        in_tags: examples in which an answer has it in its content, before `</think>`.
+        other_tags: other tags in which answers have it.
+        most_bytes: largest number of bytes of text in an example; a token covers at least one. 0 where it is not known.
     """
 
     examples: int

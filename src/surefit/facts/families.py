@@ -1,6 +1,6 @@
-"""Which family of models a name belongs to, and which family a chat template or an end token is for.
+"""Model families by name, and the family that a chat template or an end token belongs to.
 
-Only what names say: a name with two families in it, or none, has none.
+Only names are used: a name with two families in it, or none, has no family.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("GLM", r"glm[-_]?\d"),
     ("Yi", r"\byi[-_]\d"),
 )
-"""(family, how names of its models look): of a distilled model, whose name has two, the first one counts."""
+"""(family, pattern of its models' names). A distilled model has two families in its name, and belongs to the first."""
 TEMPLATES: tuple[tuple[str, str], ...] = (
     ("DeepSeek", r"deepseek(?!coder)"),
     ("Llama 4", r"llama4"),
@@ -33,7 +33,7 @@ TEMPLATES: tuple[tuple[str, str], ...] = (
     ("GLM", r"(?:chat)?glm\d"),
     ("Yi", r"yi(?:_|$)"),
 )
-"""(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl); `chatml` is nobody's."""
+"""(family, beginnings of the names of its templates in LLaMA-Factory and Axolotl); `chatml` belongs to no family."""
 END_TOKENS: Mapping[str, frozenset[str]] = {
     "DeepSeek": frozenset({"<\uff5cend\u2581of\u2581sentence\uff5c>"}),
     "Llama 4": frozenset({"<|eot|>", "<|end_of_text|>", "<|eom|>"}),
@@ -48,24 +48,24 @@ END_TOKENS: Mapping[str, frozenset[str]] = {
 }
 """Family → tokens that end its answers or its documents."""
 ADDED = frozenset({"<|im_end|>"})
-"""ChatML's, which is often added to models that do not have it."""
+"""ChatML's end token, which is often added to models that do not have it."""
 DISTILLED = re.compile(r"deepseek.*distill", re.IGNORECASE)
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z\d])", re.IGNORECASE)
 
 
 def family_of(name: str) -> str | None:
-    """The family of a model's name.
+    """Return the family of a model's name.
 
     >>> family_of("meta-llama/Llama-3.1-8B"), family_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"), family_of("a/b")
     ('Llama 3', 'DeepSeek', None)
     """
     leaf = name.rstrip("/").rpartition("/")[2].lower()
-    found = [family for family, pattern in FAMILIES if re.search(pattern, leaf)]
-    return found[0] if len(found) == 1 or (found and DISTILLED.search(leaf)) else None
+    families = [family for family, pattern in FAMILIES if re.search(pattern, leaf)]
+    return families[0] if len(families) == 1 or (families and DISTILLED.search(leaf)) else None
 
 
 def family_of_template(name: str) -> str | None:
-    """The family that a template's name belongs to.
+    """Return the family that a template's name belongs to.
 
     >>> family_of_template("qwen3_nothink"), family_of_template("mistral_v7_tekken"), family_of_template("chatml")
     ('Qwen', 'Mistral', None)
@@ -74,18 +74,18 @@ def family_of_template(name: str) -> str | None:
 
 
 def foreign_end_token(name: str, token: str) -> str | None:
-    """The family that an end token belongs to, where that of the model's name does not have it."""
+    """Return the family that an end token belongs to, where the family of the model's name does not have it."""
     family = family_of(name)
     if family is None or token in END_TOKENS[family] | ADDED:
         return None
-    return next((other for other, tokens in END_TOKENS.items() if token in tokens), None)
+    return next((owner for owner, tokens in END_TOKENS.items() if token in tokens), None)
 
 
 def size_in_name(name: str) -> int | None:
-    """The parameters that a model's name says it has.
+    """Return the number of parameters in a model's name.
 
     >>> size_in_name("Qwen/Qwen2.5-1.5B-Instruct"), size_in_name("gemma-3-270m-it"), size_in_name("microsoft/phi-2")
     (1500000000, 270000000, None)
     """
-    found = SIZE.search(name.rpartition("/")[2].replace("_", "-"))
-    return round(float(found[1]) * (10**9 if found[2].lower() == "b" else 10**6)) if found else None
+    match = SIZE.search(name.rpartition("/")[2].replace("_", "-"))
+    return round(float(match[1]) * (10**9 if match[2].lower() == "b" else 10**6)) if match else None

@@ -1,15 +1,15 @@
-"""How much arithmetic a training step needs, and which share of the GPU's peak that is: MFU.
+"""FLOPs of a training step, and their share of the GPU's peak: MFU.
 
-Counted is what the mathematics asks for, not what a program happens to do (PaLM, Chowdhery et al. 2022, appendix B,
-arXiv:2204.02311): padding, logits that no loss looks at and activations computed a second time are not in it, so
-gradient checkpointing lowers the MFU. Only matrix products count.
+Counted is the arithmetic that the mathematics needs, not what a program happens to do (PaLM, Chowdhery et al. 2022,
+appendix B, arXiv:2204.02311): padding, logits that no loss uses and recomputed activations are not in it, so gradient
+checkpointing lowers the MFU. Only matrix products count.
 
-A product with a matrix of N numbers costs 2 N per token forward, 2 N for the gradient of its input, 2 N for that of the
-matrix. Frozen matrices: 4 N; trained ones, LoRA factors among them: 6 N. Below the first layer nothing is trained with
-LoRA, so its queries, keys and values need no gradient of their input: 2 N less. The output head is needed at supervised
-tokens only. Attention multiplies each pair of positions that may see each other twice, over the width of all heads: 4
-per pair and number forward, twice that backward. A document of L tokens has L (L + 1) / 2 pairs; with a window of W, no
-position sees more than W.
+A product with a matrix of N numbers costs 2 N per token forward, 2 N for the gradient of its input, 2 N for the
+gradient of the matrix. Frozen matrices: 4 N; trained ones, LoRA factors among them: 6 N. Below the first layer nothing
+is trained with LoRA, so its queries, keys and values need no gradient of their input: 2 N less. The output head is
+needed at supervised tokens only. For each pair of positions of which one sees the other, attention does two products
+over the width of all heads: 4 per pair and number forward, twice that backward. A document of L tokens has
+L (L + 1) / 2 pairs; with a window of W, no position sees more than W.
 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, one document of 2,048 tokens, all but the first
 supervised: 6,979,321,856 numbers in the layers' matrices and 20,971,520 in the factors; less, in the first layer,
@@ -57,7 +57,8 @@ class TrainingFlops:
     windows: tuple[int | None, ...]
 
     def of(self, documents: Sequence[int], supervised: int) -> int:
-        """FLOPs of forward and backward over documents of so many tokens each, of which so many are supervised."""
+        """Return the FLOPs of forward and backward over documents of these lengths in tokens, with `supervised` tokens
+        in all."""
         pairs = sum(
             self.windows.count(window) * sum(seen_pairs(length, window) for length in documents)
             for window in set(self.windows)
@@ -68,31 +69,31 @@ class TrainingFlops:
 def training_flops(
     model: ModelFacts, config: Config, windows: Sequence[int | None] | None = None
 ) -> TrainingFlops | None:
-    """What training a model takes.
+    """Return the FLOPs of training a model.
 
     Args:
         model: facts about the base model.
-        config: its adapter decides what is trained.
-        windows: as `windows_of` gives them; none by default.
+        config: its adapter determines what is trained.
+        windows: result of `windows_of`; none by default.
 
     Returns:
-        None where not every matrix is known to be used once per token: mixtures of experts, hybrids, and whatever else
-        `facts/architecture.py` has no closed form for.
+        None where not every matrix is known to be used once per token: mixtures of experts, hybrids, and other models
+        for which `facts/architecture.py` has no closed form.
     """
     if model.expected_parameters is None or not model.linear_modules:
         return None
     adapter = config.adapter
     rank = adapter.r if adapter else 0
-    each = FROZEN if adapter else TRAINED
+    per_number = FROZEN if adapter else TRAINED
     adapted = target_modules(model, adapter) if adapter else {}
     factors = {name: rank * sum(shape) for name, shape in adapted.items()}
-    token, head = 0, each * model.vocab_size * model.hidden_size
+    token, head = 0, per_number * model.vocab_size * model.hidden_size
     for name, shape in model.linear_modules.items():
         last = name.rpartition(".")[2]
         if last in OUTPUT_HEADS:
             head += TRAINED * factors.get(name, 0)
             continue
-        token += each * math.prod(shape) + TRAINED * factors.get(name, 0)
+        token += per_number * math.prod(shape) + TRAINED * factors.get(name, 0)
         if adapter and not model.new_tokens and last in FIRST_INPUTS and ".0." in name:
             token -= INPUT_GRADIENT * (math.prod(shape) + (rank * shape[1] if name in factors else 0))
     pair = ATTENTION * model.num_attention_heads * model.head_dim
@@ -100,11 +101,11 @@ def training_flops(
 
 
 def windows_of(config: Mapping[str, Any], layers: int) -> list[int | None]:
-    """The attention window of each layer.
+    """Return the attention window of each layer.
 
     Args:
-        config: a transformers config as a dictionary, which says more than config.json does: which layers have one.
-        layers: their number.
+        config: a transformers config as a dictionary, which, unlike config.json, always lists the layers with a window.
+        layers: number of layers.
 
     >>> windows_of({"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}, 2)
     [512, None]
@@ -120,16 +121,16 @@ def windows_of(config: Mapping[str, Any], layers: int) -> list[int | None]:
 
 
 def seen_pairs(length: int, window: int | None = None) -> int:
-    """Pairs (position, position it sees) in a document, itself included.
+    """Count the pairs (position, position it sees) in a document, itself included.
 
     >>> seen_pairs(4), seen_pairs(4, 2), seen_pairs(4, 9)
     (10, 7, 10)
     """
-    near = length if window is None else min(length, window)
-    return near * (near + 1) // 2 + (length - near) * near
+    width = length if window is None else min(length, window)
+    return width * (width + 1) // 2 + (length - width) * width
 
 
 def peak_flops(hardware: HardwareLike, dtype: str) -> float | None:
-    """The dense FLOP/s of matrix products that the vendor states; None on a CPU, and for a GPU that is not known."""
+    """Return the vendor's dense FLOP/s of matrix products; None on a CPU, and for a GPU that is not known."""
     gpu = find_gpu(hardware.name) if hardware.kind == "cuda" else None
     return gpu.flops(dtype) if gpu else None

@@ -1,15 +1,15 @@
-"""What answering a batch of prompts takes of the device, by arithmetic: weights, the KV cache, and the widest moment.
+"""Memory for generating answers to a batch of prompts, by arithmetic: weights, the KV cache, and the peak beside them.
 
-Per token of a row the cache has 2 (keys and values) × layers × key heads × head width numbers. Reading the prompts is
-widest either in an MLP, which has three tensors of its inner width, or in attention, whose mask of a padded batch has a
-number for each pair of tokens beside the queries, keys and values of one layer. Where no kernel spares the logits of
-attention (`facts/sdpa.py`: bfloat16 before Ampere, for one), each query head holds several numbers for each such pair,
-and queries, keys and values are copied in float32. Writing the answers is widest at its last token, when the cache is
+Per token of a row the cache has 2 (keys and values) × layers × key heads × head width numbers. Reading the prompts
+peaks either in an MLP, which has three tensors of its inner width, or in attention, whose mask of a padded batch has a
+number for each pair of tokens beside the queries, keys and values of one layer. Where the kernel materializes the
+attention logits (`facts/sdpa.py`: bfloat16 before Ampere, for one), each query head holds several numbers for each such
+pair, and queries, keys and values are copied in float32. Writing the answers peaks at the last token, when the cache is
 longest and one layer's keys are being extended, beside two float32 copies of the last position's logits.
 
 Worked example, Llama-3.1-8B in bfloat16: 2 × 32 × 8 × 128 × 2 bytes are 128 KiB a token; 16 prompts of 2,048 tokens
 with answers of 256 have a cache of 4.5 GiB beside 14.96 GiB of weights. On a T4 the logits of one layer's 32 heads
-take 16 × 2,048² × 32 × 13 bytes = 26 GiB more.
+need 16 × 2,048² × 32 × 13 bytes = 26 GiB more.
 
 Source: transformers 5.23 (`cache_utils.DynamicCache`, `masking_utils`), recorded on a CPU, where
 tests/plan/test_generation.py compares.
@@ -28,21 +28,21 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sdpa import AttentionCall, Capability, Kernel, select_kernel
 
 MATH_PAIR = 3 * FLOAT32 + 1
-"""Bytes for each query head and pair of tokens where torch's math kernel attends (attention.cpp): the masked logits,
-their softmax, where that is of minus infinity alone, and the result."""
+"""Bytes for each query head and pair of tokens in torch's math kernel (attention.cpp): the masked logits, their
+softmax, the boolean mask of rows that are all minus infinity, and the result."""
 FOR_WEIGHTS = 0.8
-"""Of a GPU's free memory; the rest is left for the keys and values of the answers and for what is being computed."""
+"""Share of a GPU's free memory for weights; the rest is left for the answers' keys and values and for temporaries."""
 
 
 @dataclass(frozen=True)
 class GenerationMemory:
-    """What a batch of answers takes at most.
+    """Largest memory of a batch of answers.
 
     Attributes:
         rows: sequences at a time: prompts, or beams of them.
-        prompt: tokens of the longest prompt; answer: of the longest answer.
-        weights: bytes; cache: of keys and values when the answers are longest; beside: what else is there at the
-            widest moment.
+        prompt: tokens of the longest prompt; answer: tokens of the longest answer.
+        weights: bytes of the weights; cache: bytes of keys and values when the answers are longest; beside: other bytes
+            at the peak.
     """
 
     rows: int
@@ -54,21 +54,22 @@ class GenerationMemory:
 
     @property
     def bytes(self) -> int:
-        """At the fullest moment."""
+        """Bytes at the peak."""
         return self.weights + self.cache + self.beside
 
 
 def estimate_generation_memory(
     config: Config, model: ModelFacts, kind: str, longest: int | None = None, capability: Capability | None = None
 ) -> GenerationMemory | None:
-    """What `evaluate` takes with this config; None where the model's size is not known, and where a server answers.
+    """Return the memory of `evaluate` with this config; None where the model's size is not known or a server answers.
 
     Args:
-        config: nothing in it is "auto".
-        kind: of the device; on a GPU kernels are not counted on that read grouped keys as they are.
+        config: a config without "auto".
+        kind: kind of the device; on a GPU, kernels that support grouped keys without a copy are not assumed.
         longest: tokens of the longest prompt; `data.max_length` where it is not known. Neither a prompt nor an answer
-            goes beyond the model's context.
-        capability: of the GPU; None on a CPU, and where it is not known: then no kernel is taken to hold the logits.
+            exceeds the model's context.
+        capability: compute capability of the GPU; None on a CPU, and where it is not known: then no kernel is assumed
+            to materialize the logits.
     """
     section, number = config.evaluate, DTYPE_BYTES[config.model.dtype]
     if model.parameters is None or section.server is not None:
@@ -78,65 +79,69 @@ def estimate_generation_memory(
     if model.max_position_embeddings:
         prompt, total = min(prompt, model.max_position_embeddings), min(total, model.max_position_embeddings)
     rows = section.batch_size * section.num_beams
-    read = rows * min(prompt, section.prefill_chunk or prompt)  # tokens that are read at a time
+    read_tokens = rows * min(prompt, section.prefill_chunk or prompt)  # tokens that are read at a time
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     layer_cache = 2 * keys * number  # per token
-    small = rows * (40 * total + 2 * FLOAT32 * model.vocab_size)  # ids, masks and positions; logits in float32, twice
+    # Ids, masks and positions; logits in float32, twice.
+    fixed_bytes = rows * (40 * total + 2 * FLOAT32 * model.vocab_size)
     # Around a layer: the residual stream, its sums, the positions.
-    around = read * number * (4 * model.hidden_size + 2 * model.head_dim)
-    mlp = 3 * read * number * (model.intermediate_size or 4 * model.hidden_size)
-    attention = number * (read * prompt + 2 * read * queries + 2 * rows * prompt * queries)
+    residual = read_tokens * number * (4 * model.hidden_size + 2 * model.head_dim)
+    mlp = 3 * read_tokens * number * (model.intermediate_size or 4 * model.hidden_size)
+    attention = number * (read_tokens * prompt + 2 * read_tokens * queries + 2 * rows * prompt * queries)
     math = 0
     if capability is not None and _kernel(config, model, capability, masked=rows > 1) == "math":
         heads = model.num_attention_heads
-        attention += MATH_PAIR * read * prompt * heads + FLOAT32 * (read * queries + 2 * rows * prompt * queries)
+        attention += MATH_PAIR * read_tokens * prompt * heads + FLOAT32 * (
+            read_tokens * queries + 2 * rows * prompt * queries
+        )
         math = rows * total * (2 * FLOAT32 * queries + MATH_PAIR * heads)
-    reading = model.num_layers * rows * prompt * layer_cache + read * prompt + around + max(mlp, attention)
+    reading = model.num_layers * rows * prompt * layer_cache + read_tokens * prompt + residual + max(mlp, attention)
     cache = model.num_layers * rows * total * layer_cache
     repeated = 2 * rows * total * queries * number if kind == "cuda" else 0
-    most = small + max(reading, cache + max(rows * total * layer_cache, repeated + math))
-    return GenerationMemory(rows, prompt, total - prompt, number * model.parameters, cache, max(0, most - cache))
+    peak = fixed_bytes + max(reading, cache + max(rows * total * layer_cache, repeated + math))
+    return GenerationMemory(rows, prompt, total - prompt, number * model.parameters, cache, max(0, peak - cache))
 
 
 def _kernel(config: Config, model: ModelFacts, capability: Capability, masked: bool) -> Kernel:
-    """That prompts are read in; several at a time are padded, and so masked."""
+    """Return the kernel that prompts are read in; several at a time are padded, and so masked."""
     return select_kernel(
         AttentionCall(capability, config.model.dtype, model.head_dim, model.head_dim, masked=masked, trained=False)
     )
 
 
 def held_by_training(terms: Sequence[MemoryTerm]) -> tuple[int | None, int]:
-    """(weights, all else) that training holds of the device while the model that is trained answers; no weights where
-    the model's size is not known."""
+    """Return (weights, everything else) in bytes that training holds on the device while the trained model generates;
+    None for the weights where the model's size is not known."""
     always = [term for term in terms if term.moment == "always"]
     weights = [term.bytes for term in always if term.term == "weights"]
     return (weights[0] if weights else None), sum(term.bytes for term in always) - sum(weights)
 
 
 def generation_room_bytes(found: GenerationMemory, config: Config, hardware: HardwareFacts) -> int | None:
-    """Bytes that answering has: one device's; where that does not hold the weights, those of all GPUs of the machine,
-    with the layers spread over them (`model/layers.py`)."""
+    """Return the bytes available for generation: one device's; where it cannot hold the weights, those of all GPUs of
+    the machine, with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
     if hardware.memory_bytes is None or hardware.kind != "cuda" or not isinstance(count, int):
         return hardware.memory_bytes
-    there = max(count, hardware.gpu_count if hardware.source == "detected" else 1)
-    return hardware.memory_bytes * (there if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
+    gpus = max(count, hardware.gpu_count if hardware.source == "detected" else 1)
+    return hardware.memory_bytes * (gpus if found.weights > FOR_WEIGHTS * hardware.memory_bytes else 1)
 
 
 def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config], int | None]:
-    """(config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that is not known.
+    """Return a function (config) → its `evaluate.batch_size`, or the largest below it that surely fits; None where that
+    is not known.
 
-    `config.resolve` takes it, to decide what "auto" becomes.
+    `config.resolve` uses it to decide what "auto" becomes.
     """
 
     def fitting(config: Config) -> int | None:
-        found = estimate_generation_memory(config, model, hardware.kind, None, hardware.compute_capability)
-        room = generation_room_bytes(found, config, hardware) if found else None
-        if found is None or room is None:
+        memory = estimate_generation_memory(config, model, hardware.kind, None, hardware.compute_capability)
+        room = generation_room_bytes(memory, config, hardware) if memory else None
+        if memory is None or room is None:
             return None
         size = config.evaluate.batch_size
         assert isinstance(size, int)
-        return size if found.bytes <= room else max(1, largest_fitting_eval_batch(config, model, hardware, room))
+        return size if memory.bytes <= room else max(1, largest_fitting_eval_batch(config, model, hardware, room))
 
     return fitting
 
@@ -144,13 +149,13 @@ def eval_batch_chooser(model: ModelFacts, hardware: HardwareFacts) -> Callable[[
 def largest_fitting_eval_batch(
     config: Config, model: ModelFacts, hardware: HardwareFacts, room: int, longest: int | None = None
 ) -> int:
-    """The largest `evaluate.batch_size` below the config's own with which answering needs at most `room`, or 0."""
+    """Return the largest `evaluate.batch_size` below the config's own that needs at most `room` bytes, or 0."""
     assert isinstance(config.evaluate.batch_size, int)
-    few, many = 0, config.evaluate.batch_size
-    while few + 1 < many:
-        middle = (few + many) // 2
+    low, high = 0, config.evaluate.batch_size
+    while low + 1 < high:
+        middle = (low + high) // 2
         section = config.evaluate.model_copy(update={"batch_size": middle})
-        asked = config.model_copy(update={"evaluate": section})
-        found = estimate_generation_memory(asked, model, hardware.kind, longest, hardware.compute_capability)
-        few, many = (middle, many) if found is not None and found.bytes <= room else (few, middle)
-    return few
+        candidate = config.model_copy(update={"evaluate": section})
+        memory = estimate_generation_memory(candidate, model, hardware.kind, longest, hardware.compute_capability)
+        low, high = (middle, high) if memory is not None and memory.bytes <= room else (low, middle)
+    return low

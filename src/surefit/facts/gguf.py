@@ -1,8 +1,8 @@
-"""What a GGUF file holds, from its header: metadata, vocabulary and tensors. No weight is read, no package is needed.
+"""Header of a GGUF file: metadata, vocabulary and tensors. No weight is read, no package is needed.
 
 A file is "GGUF", a version, two counts, the metadata, the list of tensors, then their data, aligned
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). It comes from anywhere, so every count and length in it is
-held against the bytes that are left before anything is made of it.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). It is untrusted input, so every count and length in it is
+compared with the bytes that are left before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
-"""GGML_MAX_DIMS."""
+"""ggml's limit of a tensor's dimensions, GGML_MAX_DIMS."""
 ALIGNMENT = 32
 KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 CONTROL, USER_DEFINED = 3, 4
@@ -39,7 +39,8 @@ _TYPES = {
     18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
     22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2),
 }  # fmt: skip
-"""ggml's number of a type → (name, values per block, bytes per block), of those that the package gguf dequantises."""
+"""ggml's number of a type → (name, values per block, bytes per block), for the types that the package gguf
+dequantizes."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,13 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header of a file.
+    """The header of a GGUF file.
 
     Attributes:
         path: the file.
         bytes: its size.
-        metadata: by key. Of arrays of texts only those of the tokenizer are kept, of the others the length.
-        tensors: by ggml's name.
+        metadata: key → value. Of arrays of texts only the tokenizer's are kept, of the others the length.
+        tensors: ggml's name → tensor.
     """
 
     path: Path
@@ -76,7 +77,7 @@ class GgufHeader:
 
     @property
     def quantization(self) -> str:
-        """The type that most of the weights have."""
+        """Type that most of the weights have."""
         sizes: dict[str, int] = {}
         for tensor in self.tensors.values():
             sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.elements * (len(tensor.shape) > 1)
@@ -84,21 +85,21 @@ class GgufHeader:
 
     @property
     def tokens(self) -> list[str]:
-        """The vocabulary, in the order of the ids; empty where the file has none."""
+        """Vocabulary in the order of the ids; empty where the file has none."""
         return self.metadata.get("tokenizer.ggml.tokens") or []
 
     def of_model(self, key: str) -> Any:
-        """A value under the architecture's own prefix, such as `block_count`."""
+        """Return a value under the architecture's own prefix, such as `block_count`."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
     def token_id(self, role: str) -> int | None:
-        """The id of bos, eos, unknown or padding; None where the file names none."""
+        """Return the id of bos, eos, unknown or padding; None where the file names none."""
         number = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
         return number if isinstance(number, int) and 0 <= number < len(self.tokens) else None
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is one by its name or by its first bytes."""
+    """Return whether a file is a GGUF file by its name or by its first bytes."""
     if path.suffix.lower() == SUFFIX:
         return True
     try:
@@ -109,7 +110,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_gguf(path: Path) -> GgufHeader:
-    """The header of a file.
+    """Read the header of a GGUF file.
 
     Raises:
         ModelError: no GGUF file, of another version or byte order, damaged, or shorter than its header promises.
@@ -144,7 +145,7 @@ def _not_gguf(path: Path, start: bytes, size: int) -> ModelError:
 
 
 class _Reader:
-    """A place in the file that only moves forward, and never past the end."""
+    """A read position in the file that only moves forward, and never past the end."""
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size, self.at = path, data, size, 0
@@ -168,24 +169,24 @@ class _Reader:
     def numbers(self, code: str, count: int = 1) -> tuple[Any, ...]:
         width = struct.calcsize(f"<{code}")
         self.room(count, width, f"{count:,} × {width} bytes" if count > 1 else f"a number of {width} bytes")
-        found = struct.unpack_from(f"<{count}{code}", self.data, self.at)
+        values = struct.unpack_from(f"<{count}{code}", self.data, self.at)
         self.at += count * width
-        return found
+        return values
 
     def number(self, code: str) -> int:
         return int(self.numbers(code)[0])
 
     def texts(self, count: int, keep: bool = True) -> list[str]:
-        """So many texts; passed over where they are not to be kept. One loop: a vocabulary has 100,000 of them."""
+        """Read `count` texts, or skip them where `keep` is false. One loop: a vocabulary has 100,000 of them."""
         self.room(count, 8, f"a list of {count:,} texts")
         length_at, data, at, size = _LENGTH.unpack_from, self.data, self.at, self.size
-        found = []
+        texts = []
         try:
             for _ in range(count):
                 start = at + 8
                 at = start + length_at(data, at)[0]
                 if keep:
-                    found.append(data[start:at].decode())
+                    texts.append(data[start:at].decode())
                 if at > size:
                     raise struct.error
         except struct.error:
@@ -195,7 +196,7 @@ class _Reader:
             self.at = at
             raise self.damaged("a text that is not UTF-8") from None
         self.at = at
-        return found
+        return texts
 
     def text(self) -> str:
         return self.texts(1)[0]
@@ -217,9 +218,11 @@ class _Reader:
                 raise self.damaged(f"{key} is there twice")
             metadata[key] = self.value(self.number("I"), keep=key in KEPT)
         self.room(tensors, 24, f"a list of {tensors:,} tensors")
-        listed = self.tensors(tensors)
-        self.check_data(metadata.get("general.alignment", ALIGNMENT), listed)
-        return GgufHeader(self.path, self.size, metadata, {name: tensor for name, (tensor, _, _) in listed.items()})
+        tensor_table = self.tensors(tensors)
+        self.check_data(metadata.get("general.alignment", ALIGNMENT), tensor_table)
+        return GgufHeader(
+            self.path, self.size, metadata, {name: tensor for name, (tensor, _, _) in tensor_table.items()}
+        )
 
     def _other_version(self, version: int) -> ModelError:
         if version & 0xFFFF == 0:
@@ -241,20 +244,20 @@ class _Reader:
             return self.text()
         if kind != _ARRAY:
             raise self.damaged(f"a setting of the unknown type {kind}")
-        of, count = self.number("I"), self.number("Q")
-        if of in _SCALARS:
-            return list(self.numbers(_SCALARS[of], count))
-        if of != _STRING:
-            raise self.damaged(f"an array of the unknown type {of}")
-        found = self.texts(count, keep)
-        return found if keep else count
+        item_type, count = self.number("I"), self.number("Q")
+        if item_type in _SCALARS:
+            return list(self.numbers(_SCALARS[item_type], count))
+        if item_type != _STRING:
+            raise self.damaged(f"an array of the unknown type {item_type}")
+        texts = self.texts(count, keep)
+        return texts if keep else count
 
     def tensors(self, count: int) -> dict[str, tuple[GgufTensor, int, int]]:
-        """Name → (tensor, where its data starts, its bytes)."""
-        found: dict[str, tuple[GgufTensor, int, int]] = {}
+        """Read name → (tensor, offset of its data, its bytes)."""
+        entries: dict[str, tuple[GgufTensor, int, int]] = {}
         for _ in range(count):
             name, dimensions = self.text(), self.number("I")
-            if name in found:
+            if name in entries:
                 raise self.damaged(f"the tensor {name} is there twice")
             if not 1 <= dimensions <= MAX_DIMENSIONS:
                 raise self.damaged(f"the tensor {name} has {dimensions} dimensions")
@@ -263,24 +266,24 @@ class _Reader:
             if kind not in _TYPES:
                 raise ModelError(
                     f"the tensor {name} is of ggml's type {kind}, which cannot be dequantised", code="E2053",
-                    path=self.path, help=f"take one that holds only {', '.join(each[0] for each in _TYPES.values())}",
+                    path=self.path, help=f"take one that holds only {', '.join(entry[0] for entry in _TYPES.values())}",
                 )  # fmt: skip
             text, block, width = _TYPES[kind]
             if 0 in shape or shape[-1] % block:
                 raise self.damaged(f"the tensor {name} of shape {shape} cannot be {text}")
-            found[name] = GgufTensor(text, shape), offset, math.prod(shape) // block * width
-        return found
+            entries[name] = GgufTensor(text, shape), offset, math.prod(shape) // block * width
+        return entries
 
     def check_data(self, alignment: object, tensors: dict[str, tuple[GgufTensor, int, int]]) -> None:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"an alignment of {alignment}")
         start = -(-self.at // alignment) * alignment
-        needed = max((start + offset + size for _, offset, size in tensors.values()), default=start)
+        required_size = max((start + offset + size for _, offset, size in tensors.values()), default=start)
         if any(offset % alignment for _, offset, _ in tensors.values()):
             raise self.damaged("a tensor that does not start where it must")
-        if needed > self.size:
+        if required_size > self.size:
             raise ModelError(
-                f"the file has {self.size:,} bytes, its header describes {needed:,}",
+                f"the file has {self.size:,} bytes, its header describes {required_size:,}",
                 code="E2054",
                 path=self.path,
                 help=DAMAGED,

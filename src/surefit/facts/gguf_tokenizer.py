@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file, built again: without transformers, so that `surefit check` can count tokens too.
+"""The tokenizer in a GGUF file, rebuilt without transformers, so that `surefit check` can count tokens too.
 
-The file says how a text is cut before its pieces are merged only by a name (`tokenizer.ggml.pre`); what the names mean
-is in llama.cpp's src/llama-vocab.cpp. transformers (5.17 to 5.23) knows a part of them, cuts by GPT-2's rule where it
-does not, and puts GPT-2's <|endoftext|> behind a vocabulary that has none.
+The file gives the split of a text before merging only as a name (`tokenizer.ggml.pre`); the meaning of the names is in
+llama.cpp's src/llama-vocab.cpp. transformers (5.17 to 5.23) knows some of them, splits by GPT-2's rule for others, and
+adds GPT-2's <|endoftext|> to a vocabulary that has none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 @dataclass(frozen=True)
 class Split:
-    """How a text is cut before merging.
+    """Rules of splitting a text before merging.
 
     Attributes:
-        expression: of the pieces; GPT-2's own where there is none.
+        expression: regular expression of the pieces; GPT-2's own where it is None.
         digits: every digit is a piece of its own.
         composed: characters are composed first (Unicode NFC).
         whole: a piece that is in the vocabulary is not merged from its parts.
-        starts: a text starts with the token for it, unless the file says otherwise.
+        starts: a BOS token is added to a text, unless the file sets otherwise.
     """
 
     expression: str | None = None
@@ -47,11 +47,11 @@ SPLITS = {
     "llama-bpe": Split(_LLAMA3, whole=True, starts=True),
     "qwen2": Split(_QWEN2, composed=True),
 }
-"""By `tokenizer.ggml.pre`."""
+"""Value of `tokenizer.ggml.pre` → its split."""
 
 
 def build_tokenizer(header: GgufHeader) -> Tokenizer:
-    """The tokenizer of a file that `gguf_model.config_of` accepts.
+    """Return the tokenizer of a file that `gguf_model.config_of` accepts.
 
     Raises:
         ModelError: its vocabulary or its merge rules do not fit together.
@@ -67,10 +67,14 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.post_processor = _around(header, split)
         kinds = header.metadata.get("tokenizer.ggml.token_type") or ()
-        named = list(zip(header.tokens, kinds, strict=False))
-        whole = [AddedToken(token, normalized=False, special=True) for token, kind in named if kind == CONTROL]
-        tokenizer.add_special_tokens(whole)
-        tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in named if kind == USER_DEFINED])
+        token_kinds = list(zip(header.tokens, kinds, strict=False))
+        control_tokens = [
+            AddedToken(token, normalized=False, special=True) for token, kind in token_kinds if kind == CONTROL
+        ]
+        tokenizer.add_special_tokens(control_tokens)
+        tokenizer.add_tokens(
+            [AddedToken(token, normalized=False) for token, kind in token_kinds if kind == USER_DEFINED]
+        )
         size = tokenizer.get_vocab_size()
     except Exception as error:  # the library raises nothing narrower
         raise _unfit(header, str(error)) from error
@@ -97,12 +101,12 @@ def _cut(split: Split) -> pre_tokenizers.PreTokenizer:
 
 
 def _around(header: GgufHeader, split: Split) -> processors.PostProcessor:
-    """What the tokenizer puts before and after a text."""
-    wanted = {
+    """Return the post-processor that adds tokens before and after a text."""
+    added = {
         "bos": header.metadata.get("tokenizer.ggml.add_bos_token", split.starts),
         "eos": header.metadata.get("tokenizer.ggml.add_eos_token", False),
     }
-    ids = {role: header.token_id(role) for role in wanted if wanted[role]}
+    ids = {role: header.token_id(role) for role in added if added[role]}
     special = [(header.tokens[number], number) for number in ids.values() if number is not None]
     before, after = (
         [header.tokens[number]] if (number := ids.get(role)) is not None else [] for role in ("bos", "eos")

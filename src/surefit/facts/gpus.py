@@ -1,8 +1,8 @@
-"""The catalogue of GPUs: what a card has, without asking one.
+"""The catalogue of GPUs: memory, rates and features of cards that need not be installed.
 
 Rates are the vendor's for dense matrices (data sheets print twice as much "with sparsity") accumulated in float32, as
-PyTorch does; a GeForce card has half the rate its box says for that. None stands where no figure was found. Measured
-rates are better: `surefit calibrate` takes them, and `plan.time` prefers them.
+PyTorch does; a GeForce card has half the advertised rate for that. None stands where no figure was found. Measured
+rates are better: `surefit calibrate` measures them, and `plan.time` prefers them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BF16_CAPABILITY = (8, 0)
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities."""
 FP8_ARCHITECTURES = {"Ada", "Hopper", "Blackwell", "CDNA 3"}
 FLASH_ATTENTION_2 = {"Ampere", "Ada", "Hopper", "Blackwell", "CDNA 2", "CDNA 3"}
-"""Those PyTorch's own flash attention runs on."""
+"""Architectures that PyTorch's own flash attention runs on."""
 FLASH_ATTENTION_3 = {"Hopper"}
 
 
@@ -27,13 +27,13 @@ class GpuSpec:
     """A GPU model.
 
     Attributes:
-        memory_bytes: as PyTorch reports it on the real card, not as the box says.
-        compute_capability: NVIDIA's; None for other makers.
-        source: where `memory_bytes` comes from. "an upper bound" in it: PyTorch will report less.
-        bf16, fp16, fp8, tf32, fp32: dense TFLOP/s of matrix products; fp32 without the tensor cores, which PyTorch uses
-            unless told otherwise (`torch.backends.cuda.matmul`). None: the card cannot, or no figure was found.
-        bandwidth: of its memory, bytes per second.
-        rates_source: where the rates and the bandwidth come from.
+        memory_bytes: memory as PyTorch reports it on the real card, not the advertised amount.
+        compute_capability: NVIDIA's; None for other vendors.
+        source: source of `memory_bytes`. "an upper bound" in it: PyTorch will report less.
+        bf16, fp16, fp8, tf32, fp32: dense TFLOP/s of matrix products; fp32 without the tensor cores, PyTorch's default
+            (`torch.backends.cuda.matmul`). None: not supported, or no figure was found.
+        bandwidth: memory bandwidth in bytes per second.
+        rates_source: source of the rates and the bandwidth.
 
     Raises:
         ConfigError: a card without memory.
@@ -63,22 +63,22 @@ class GpuSpec:
 
     @property
     def multiplies_bf16(self) -> bool:
-        """Whether bfloat16 is multiplied natively."""
+        """Return whether bfloat16 is multiplied natively."""
         return self.compute_capability is None or self.compute_capability >= BF16_CAPABILITY
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Of bf16, fp8, flash-attention-2 and flash-attention-3 those that the architecture has."""
-        has = {
+        """Names among bf16, fp8, flash-attention-2 and flash-attention-3 that the architecture supports."""
+        supported = {
             "bf16": self.multiplies_bf16,
             "fp8": self.architecture in FP8_ARCHITECTURES,
             "flash-attention-2": self.architecture in FLASH_ATTENTION_2,
             "flash-attention-3": self.architecture in FLASH_ATTENTION_3,
         }
-        return tuple(name for name, there in has.items() if there)
+        return tuple(name for name, is_supported in supported.items() if is_supported)
 
     def flops(self, dtype: str) -> float | None:
-        """FLOP/s of matrix products by torch's name of the type; a card without bfloat16 computes it in float32."""
+        """Return FLOP/s of matrix products in a torch dtype; a card without bfloat16 computes it in float32."""
         by_name = {"bfloat16": self.bf16 if self.multiplies_bf16 else self.fp32, "float16": self.fp16}
         rate = by_name.get(dtype, self.fp32)
         return rate * 1e12 if rate is not None else None
@@ -205,20 +205,20 @@ _NAMES = {_plain(spelling): key for key, gpu in GPUS.items() for spelling in (ke
 
 
 def spellings() -> list[str]:
-    """Return the names that a GPU can be given by: those of the catalogue, and the short ones, such as 4090."""
+    """Return the accepted names of GPUs: those of the catalogue, and the short ones, such as 4090."""
     return [*GPUS, *_NAMES]
 
 
 def find_gpu(name: str) -> GpuSpec | None:
-    """A GPU of the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
+    """Find a GPU in the catalogue, however its name is written: h100, RTX_3090, "NVIDIA A100-SXM4-80GB"."""
     plain = _plain(name)
-    # The form of the card is left out only where it makes no card of its own, as it does for the H100.
+    # The form factor is ignored unless it has an entry of its own, as the H100's have.
     key = _NAMES.get(plain) or _NAMES.get(re.sub(r"pcie|sxm\d?|hbm\de?", "", plain))
     return GPUS[key] if key else None
 
 
 def sizes_of(name: str) -> tuple[str, ...]:
-    """Return the cards that a name may mean which says no amount of memory; () where it means one.
+    """Return the cards that a name without an amount of memory may mean; () where it means one.
 
     >>> sizes_of("A100 PCIe"), sizes_of("NVIDIA A100-SXM4-80GB")
     (('a100-40', 'a100-80'), ())

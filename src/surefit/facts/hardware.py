@@ -1,4 +1,4 @@
-"""What a device is: the one of this machine, asked of the operating system and the GPU driver, or one of a catalogue.
+"""Facts about a device: this machine's, from the operating system and the GPU driver, or a GPU of the catalogue.
 
 No torch: `surefit plan --gpu h100` must work on a laptop, and `surefit doctor` where torch is broken.
 """
@@ -37,12 +37,12 @@ class HardwareFacts:
         bf16: bfloat16 is multiplied natively.
         cpu_count: processors this process may use.
         ram_bytes: the machine's memory, or the smaller limit of the container.
-        disk_free_bytes: free space where `directory` is or will be, or what the config says; None where the GPU is not
-            of this machine and nobody said.
-        disk_source: "detected" on this machine, "config" where `hardware.disk` says it, else "unknown".
-        figure: where `memory_bytes` comes from.
+        disk_free_bytes: free space where `directory` is or will be, or the config's value; None where the GPU is of
+            another machine and the config has no value.
+        disk_source: "detected" on this machine, "config" where `hardware.disk` is set, else "unknown".
+        figure: source of `memory_bytes`.
         gpu_count: GPUs that were detected and that `CUDA_VISIBLE_DEVICES` does not hide; 1 for a GPU of the catalogue.
-        unused_gpu: a GPU that is here but that the installed, CPU-only PyTorch cannot use.
+        unused_gpu: a GPU of this machine that the installed, CPU-only PyTorch cannot use.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -61,38 +61,38 @@ class HardwareFacts:
 
     @property
     def is_another_machine(self) -> bool:
-        """Whether the GPU is one of the catalogue, which this machine does not have."""
+        """Return whether the GPU is from the catalogue, so that another machine has it."""
         return self.source == "catalogue"
 
 
 def hardware_facts(gpu: str = "auto", directory: Path | None = None, disk: str | None = None) -> HardwareFacts:
-    """The device that the config's `hardware.gpu` means, and the disk beside it.
+    """Return the device that the config's `hardware.gpu` selects, and the free disk space.
 
     Args:
         gpu: "auto" (the GPU of this machine if PyTorch can use it, else the CPU), "cpu", or a catalogue name; where
-            that GPU is here, the facts are those of this machine.
-        directory: where the run will write; the working directory by default.
-        disk: the free space of the machine that trains, `hardware.disk`; without it this machine's.
+            this machine has that GPU, the facts are this machine's.
+        directory: directory that the run will write to; the working directory by default.
+        disk: free space of the machine that trains, `hardware.disk`; without it this machine's.
 
     Raises:
         ConfigError: a name the catalogue does not have.
     """
-    found = _device(gpu, disk_free_bytes(directory or Path.cwd()))
+    device = _device(gpu, disk_free_bytes(directory or Path.cwd()))
     if disk is not None:
-        return replace(found, disk_free_bytes=bytes_of(disk), disk_source="config")
-    return replace(found, disk_free_bytes=None, disk_source="unknown") if found.is_another_machine else found
+        return replace(device, disk_free_bytes=bytes_of(disk), disk_source="config")
+    return replace(device, disk_free_bytes=None, disk_source="unknown") if device.is_another_machine else device
 
 
 def _device(gpu: str, disk: int) -> HardwareFacts:
     if gpu == "cpu":
         return _cpu(disk)
-    found = usable_gpus(detect_gpus())
+    cards = usable_gpus(detect_gpus())
     if gpu == "auto":
-        if not found or torch_is_cpu_build():
-            return _cpu(disk, unused_gpu=found[0].name if found else None)
-        return _detected_device(found, disk)
-    same = [card for card in found if find_gpu(card.name) == find_gpu(gpu)]
-    return _detected_device(same, disk) if same and not torch_is_cpu_build() else _catalogue_device(gpu, disk)
+        if not cards or torch_is_cpu_build():
+            return _cpu(disk, unused_gpu=cards[0].name if cards else None)
+        return _detected_device(cards, disk)
+    matching = [card for card in cards if find_gpu(card.name) == find_gpu(gpu)]
+    return _detected_device(matching, disk) if matching and not torch_is_cpu_build() else _catalogue_device(gpu, disk)
 
 
 def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
@@ -145,9 +145,9 @@ class DetectedGpu:
 
 
 def detect_gpus() -> list[DetectedGpu]:
-    """The NVIDIA GPUs of this machine; empty where there is no driver, or it does not answer in ten seconds."""
+    """List the NVIDIA GPUs of this machine; empty where there is no driver, or it does not answer in ten seconds."""
     tool = shutil.which("nvidia-smi")
-    # Drivers before 510 refuse a query that names compute_cap.
+    # Drivers before 510 reject a query that names compute_cap.
     for fields in ("name,memory.total,driver_version,compute_cap", "name,memory.total,driver_version") if tool else ():
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(
@@ -159,10 +159,10 @@ def detect_gpus() -> list[DetectedGpu]:
 
 
 def usable_gpus(cards: Sequence[DetectedGpu]) -> list[DetectedGpu]:
-    """Those that `CUDA_VISIBLE_DEVICES` does not hide, in its order.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` does not hide, in its order.
 
-    Its numbers are taken for nvidia-smi's. CUDA's own put the fastest GPU first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`,
-    which differs only where a machine has different GPUs.
+    Its numbers are assumed to be nvidia-smi's. CUDA's own put the fastest GPU first unless
+    `CUDA_DEVICE_ORDER=PCI_BUS_ID`, which differs only where a machine has different GPUs.
     """
     visible = env.visible_gpus()
     if visible is None:
@@ -171,26 +171,26 @@ def usable_gpus(cards: Sequence[DetectedGpu]) -> list[DetectedGpu]:
 
 
 def _parse_gpu(line: str) -> DetectedGpu | None:
-    """`NVIDIA H200, 143771, 580.65.06, 9.0` → facts; None for a line of another shape."""
+    """Parse `NVIDIA H200, 143771, 580.65.06, 9.0`; None for a line of another form."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) not in (3, 4):
         return None
     name, memory, driver, *capability = fields
-    found = re.fullmatch(r"(\d+)\.(\d+)", "".join(capability))
-    known = find_gpu(name)
-    major_minor = (int(found[1]), int(found[2])) if found else (known and known.compute_capability) or (0, 0)
+    match = re.fullmatch(r"(\d+)\.(\d+)", "".join(capability))
+    spec = find_gpu(name)
+    major_minor = (int(match[1]), int(match[2])) if match else (spec and spec.compute_capability) or (0, 0)
     # A partition of a GPU has no memory.total of its own.
     return DetectedGpu(name, int(memory) * MIB if memory.isdigit() else None, major_minor, driver)
 
 
 def torch_is_cpu_build() -> bool:
-    """Whether the installed PyTorch says, in its version, that it was built without CUDA."""
+    """Return whether the installed PyTorch was built without CUDA, by its version."""
     version = installed_version("torch")
     return version is not None and version.endswith("+cpu")
 
 
 def installed_version(package: str) -> str | None:
-    """A package's version from its metadata, without importing it."""
+    """Return a package's version from its metadata, without importing it."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -198,14 +198,14 @@ def installed_version(package: str) -> str | None:
 
 
 def cpu_count() -> int:
-    """Processors this process may run on."""
+    """Return the number of processors this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def ram_bytes() -> int | None:
-    """The machine's memory, or the container's smaller limit (cgroup 2, then 1)."""
+    """Return the machine's memory, or the container's smaller limit (cgroup 2, then 1)."""
     limits = []
     with suppress(OSError, ValueError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -216,7 +216,7 @@ def ram_bytes() -> int | None:
 
 
 def processor_name() -> str:
-    """The processor's model name, or its architecture."""
+    """Return the processor's model name, or its architecture."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith("model name"):
@@ -225,13 +225,13 @@ def processor_name() -> str:
 
 
 def disk_free_bytes(directory: Path) -> int:
-    """Free bytes for this user where `directory` is, or will be created."""
+    """Return the free bytes for this user where `directory` is, or will be created."""
     return shutil.disk_usage(nearest_existing(directory)).free
 
 
 def nearest_existing(directory: Path) -> Path:
-    """`directory`, or the nearest folder above it that is there already."""
-    place = directory.expanduser().absolute()
-    while not os.path.exists(place):
-        place = place.parent
-    return place
+    """Return `directory`, or the nearest folder above it that exists."""
+    path = directory.expanduser().absolute()
+    while not os.path.exists(path):
+        path = path.parent
+    return path

@@ -1,6 +1,6 @@
 """A model's small files from the Hugging Face hub: config.json, its chat template, the headers of its weights.
 
-`huggingface_hub` (a fifth of a second to import) is only loaded when a name is found nowhere on this machine.
+`huggingface_hub` (a fifth of a second to import) is only loaded when a name is not found on this machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from surefit.facts.validate_model_files import read_json_object, require_sound_c
 
 @dataclass(frozen=True)
 class HubModel:
-    """What was fetched; `tensors` is None where the repository holds no safetensors weights."""
+    """The files fetched; `tensors` is None where the repository holds no safetensors weights."""
 
     config: dict[str, Any]
     tensors: dict[str, TensorHeader] | None
@@ -33,13 +33,13 @@ class HubModel:
 
 
 PATIENCE_S = 2.0
-"""How long a check waits for the hub's first answer: it can do without."""
+"""Seconds that a check waits for the hub's first answer; it works without one."""
 MORE = 10
-"""Times that for all answers together, once the hub has been heard from."""
+"""Multiple of that for all answers together, after the hub's first answer."""
 
 
 def fetch(name: str, revision: str | None, known: Sequence[str] = (), patience: float | None = None) -> HubModel:
-    """Ask the hub about a model; small files only, kept in the Hugging Face cache.
+    """Fetch a model's small files from the hub; they are kept in the Hugging Face cache.
 
     Args:
         name: the hub id.
@@ -63,13 +63,13 @@ def fetch(name: str, revision: str | None, known: Sequence[str] = (), patience: 
 
 
 def _within(patience: float, heard: Event, name: str, look: Callable[[], HubModel]) -> HubModel:
-    """What `look` gives, if the hub answers in time. A thread that still waits dies with the process."""
+    """Return the result of `look`, if the hub answers in time. A thread that still waits dies with the process."""
     answers: SimpleQueue[HubModel | BaseException] = SimpleQueue()
 
     def ask() -> None:
         try:
             answers.put(look())
-        except BaseException as error:  # handed over to the thread that asked
+        except BaseException as error:  # re-raised in the calling thread
             answers.put(error)
         heard.set()
 
@@ -135,19 +135,19 @@ def _headers(api: Any, name: str, revision: str | None) -> dict[str, TensorHeade
 
 def _templates(files: set[str], download: Any) -> dict[str, str]:
     """Return the model's chat templates by name, as `facts.named_templates.templates_in` reads a folder."""
-    places = {DEFAULT: TEMPLATE_FILE, TOOL_USE: f"{TEMPLATE_DIR}/{TOOL_USE}.jinja"}
-    found = {name: download(file).read_text(encoding="utf-8") for name, file in places.items() if file in files}
-    if found or "tokenizer_config.json" not in files:
-        return found
+    paths = {DEFAULT: TEMPLATE_FILE, TOOL_USE: f"{TEMPLATE_DIR}/{TOOL_USE}.jinja"}
+    templates = {name: download(file).read_text(encoding="utf-8") for name, file in paths.items() if file in files}
+    if templates or "tokenizer_config.json" not in files:
+        return templates
     return templates_of(read_json_object(download("tokenizer_config.json")))
 
 
 @contextmanager
 def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterator[None]:
-    """Turn huggingface_hub's exceptions into ours."""
+    """Convert huggingface_hub's exceptions to ours."""
     from huggingface_hub import errors
 
-    # httpx in huggingface_hub 1, httpx2 in 2: its own module is the one place that names the right one for both.
+    # httpx in huggingface_hub 1, httpx2 in 2: its own module is the only place with the right one for both.
     http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
     try:
         yield

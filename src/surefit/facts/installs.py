@@ -1,4 +1,4 @@
-"""The packages that a shell script installs: `pip install`, `uv pip install` and `conda install`, never run."""
+"""Packages that a shell script installs: `pip install`, `uv pip install` and `conda install`, read but never run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUED = frozenset({
     "--extra-index-url", "-t", "--target", "--python", "-p", "-n", "--name", "--prefix", "--channel", "--timeout",
     "--retries", "--cache-dir", "--root", "--platform", "--log",
 })  # fmt: skip
-"""Options with a value behind them."""
+"""Options that a value follows."""
 INDEXES = frozenset({"-f", "--find-links", "-i", "--index-url", "--extra-index-url"})
 
 
@@ -28,11 +28,11 @@ class Install:
 
     Attributes:
         written: the requirement, or conda's `name=version`.
-        line: 1-based.
-        conda: conda installs it.
-        text: as the command has it.
-        redirected: what the shell takes for a file, `=0.43` of an unquoted `bitsandbytes>=0.43`.
-        index: the command names another index, or a page of files.
+        line: line number, 1-based.
+        conda: whether conda installs it.
+        text: its text in the command.
+        redirected: the part that the shell reads as a file name, `=0.43` of an unquoted `bitsandbytes>=0.43`.
+        index: the command sets another index, or a page of files.
         isolated: the package is built in an environment of its own, pip's default.
     """
 
@@ -46,12 +46,12 @@ class Install:
 
 
 def installs_in(commands: Iterable[Command], shell: Shell) -> Iterator[Install]:
-    """The packages of all install commands, in order, with variables put in where they are constants."""
+    """Yield the packages of all install commands, in order, with variables put in where they are constants."""
     for command in commands:
         text = shell.substitute(command.text)
-        found = _INSTALLS.match(text)
-        if found:
-            yield from _packages(command, _TOKEN.findall(text[found.end() :]), conda=not found[1].startswith("pip"))
+        match = _INSTALLS.match(text)
+        if match:
+            yield from _packages(command, _TOKEN.findall(text[match.end() :]), conda=not match[1].startswith("pip"))
 
 
 def _packages(command: Command, tokens: list[str], conda: bool) -> Iterator[Install]:
@@ -63,9 +63,9 @@ def _packages(command: Command, tokens: list[str], conda: bool) -> Iterator[Inst
             # The word behind an option with a value, or behind a redirection of its own.
             skipped = not skipped and (token in _VALUED or token in (">", ">>", "<") or (conda and token == "-c"))
             continue
-        wrong = None if token[0] in "\"'" else _UNQUOTED.fullmatch(token)
-        written = wrong[1] if wrong else re.sub(r"[\"']", "", token)
-        if "$" in written or "`" in written or not written:
+        redirect = None if token[0] in "\"'" else _UNQUOTED.fullmatch(token)
+        requirement = redirect[1] if redirect else re.sub(r"[\"']", "", token)
+        if "$" in requirement or "`" in requirement or not requirement:
             continue
         line = next((command.line + i for i, piece in enumerate(command.pieces) if token in piece), command.line)
-        yield Install(written, line, token, conda, wrong[3] if wrong else "", index, isolated)
+        yield Install(requirement, line, token, conda, redirect[3] if redirect else "", index, isolated)

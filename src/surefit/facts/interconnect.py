@@ -1,4 +1,4 @@
-"""How fast GPUs exchange tensors: NVLink or PCIe inside a machine, the network between machines."""
+"""Bandwidth between GPUs: NVLink or PCIe inside a machine, the network between machines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from surefit.facts.gpus import GPUS, find_gpu
 
 REACHED = 0.77
-"""Of a link's rate, what NCCL reaches: 350 of 450 GB/s on H100 over NVLink, 12 of 16 over PCIe 3
+"""Share of a link's rate that NCCL reaches: 350 of 450 GB/s on H100 over NVLink, 12 of 16 over PCIe 3
 (github.com/NVIDIA/nccl/issues/864, a maintainer's figures)."""
 NETWORK = 25e9
-"""Bytes per second and GPU between machines: 200 Gb/s InfiniBand for each, as in a DGX A100. An assumption: your
-cluster's is what counts."""
+"""Bytes per second and GPU between machines: 200 Gb/s InfiniBand for each, as in a DGX A100. An assumption, which your
+cluster's rate replaces."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes per second in one direction, and where the figure is from."""
+    """Bytes per second in one direction, and the source of the figure."""
 
     bandwidth: float
     source: str
@@ -40,11 +40,11 @@ _PCIE_RATE = {3: 15.75, 4: 31.5, 5: 63.0}
 
 
 def link_of(name: str) -> Link | None:
-    """Between two GPUs of this name in one machine; None for a GPU that the catalogue does not have."""
+    """Return the link between two GPUs of this name in one machine; None for a GPU that the catalogue does not have."""
     gpu = find_gpu(name)
     if gpu is None:
         return None
-    key = next(key for key, known in GPUS.items() if known is gpu)
+    key = next(key for key, spec in GPUS.items() if spec is gpu)
     if key in _NVLINK:
         rate, source = _NVLINK[key]
         return Link(rate * 1e9, source)

@@ -1,7 +1,7 @@
-"""What a SLURM batch script asks for, and what it launches.
+"""The resources that a SLURM batch script requests, and the processes that it launches.
 
-Only read, never run: a number that the shell would work out from something else than the script itself and SLURM's own
-variables is not known. https://slurm.schedmd.com/sbatch.html
+The script is only read, never run: a number that the shell would compute from anything but the script itself and
+SLURM's own variables is not known. https://slurm.schedmd.com/sbatch.html
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefit.facts.setup import SettingLocation, Setup
 from surefit.facts.shell import MISCOUNTS_GPUS, Command, Shell, options_alone, split_commands
 
 MAX_BYTES = 200_000
-"""More is no batch script, and its rest is not read."""
+"""Bytes of a script that are read; no batch script is larger."""
 SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "t": "time", "o": "output", "e": "error",
     "J": "job-name", "p": "partition", "A": "account", "a": "array", "q": "qos", "C": "constraint",
@@ -45,11 +45,11 @@ COMMANDS = {
 }  # fmt: skip
 """Training tools → the subcommands with which they start processes themselves."""
 ON_EVERY_GPU = ("llamafactory-cli", "llamafactory", "lmf", "axolotl", "trl")
-"""Those that start a process on each GPU that they see, where they are told nothing."""
+"""Training tools that start a process on each GPU they see, unless options or variables set another number."""
 UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "": 1.0, "G": 1024.0, "T": 1024.0**2}
 """Unit of memory, as sbatch writes it → MiB."""
 TRAINING = re.compile(r"train|tun|sft|dpo|grpo|lora|rank", re.IGNORECASE)
-"""The name of a script that trains."""
+"""Names of scripts that train."""
 _TALKS = {"echo", "printf", "which", "type", "pip", "pip3", "conda", "mamba", "module", "sbatch"}
 _STARTERS = {"srun", "mpirun", "mpiexec", "ssh", "pdsh", "clush", "deepspeed", "ray"}
 
@@ -60,16 +60,16 @@ class Launch:
 
     Attributes:
         tool: torchrun, accelerate, deepspeed, a training tool of its own (`COMMANDS`), or python.
-        line: 1-based.
-        srun: srun starts it, once per task; otherwise it starts once, on the first node.
-        tasks_per_node: how often it starts on each node.
-        processes: over all machines, as `accelerate launch --num_processes` counts.
-        processes_per_machine: started by each start of the command.
-        machines: over how many machines it says it runs.
+        line: line number, 1-based.
+        srun: whether srun starts it, once per task; otherwise it starts once, on the first node.
+        tasks_per_node: times that it starts on each node.
+        processes: processes over all machines, as `accelerate launch --num_processes` counts.
+        processes_per_machine: processes started by each start of the command.
+        machines: number of machines that its options give.
         flags: its own options, without dashes and with underscores → value; "" for a switch.
         lines: flag → line.
         script: the Python file or module it runs, or the config that a training tool is given.
-        arguments: what the script itself is given, as `flags`.
+        arguments: the script's own options, as `flags`.
     """
 
     tool: str
@@ -86,13 +86,13 @@ class Launch:
 
     @property
     def multiplied(self) -> bool:
-        """Several tasks on a node start a launcher each, and each launcher starts several processes."""
+        """Return whether several tasks on a node start a launcher each, and each launcher starts several processes."""
         several = (self.tasks_per_node or 0) > 1 and (self.processes_per_machine or 0) > 1
         return self.srun and several and self.tool != "python"
 
     @property
     def per_node(self) -> int | None:
-        """Processes on each node, all starts together."""
+        """Processes on each node, over all starts of the command."""
         if self.tasks_per_node is None or self.processes_per_machine is None:
             return None
         return self.tasks_per_node * self.processes_per_machine
@@ -106,26 +106,26 @@ class JobScript:
         path: the file.
         options: its #SBATCH options, by long name → value; "" for a switch.
         lines: option → line.
-        nodes, tasks_per_node, gpus_per_node: what the options come to.
+        nodes, tasks_per_node, gpus_per_node: the numbers that follow from the options.
         cpus_per_node: processors for all tasks of a node.
         minutes: the time limit.
         launches: the commands that start training, in order.
-        variables: the variables that it sets to one constant value → (value, line).
+        variables: shell variables that it sets to one constant value → (value, line).
         broken_continuations: lines whose last backslash is followed by a space or a comment.
         late_options: lines with an #SBATCH after the first command, where sbatch no longer reads them.
         dos_line_breaks: its lines end in \\r\\n.
-        slips: directives that sbatch refuses or takes for comments.
+        slips: directives that sbatch rejects or reads as comments.
         variables_in_options: (line, variable) of options with a shell variable.
         ranks: (variable, line) of ranks that the batch shell sets for all processes.
-        stray: (word, line) of a `python` behind a launcher, which would take it for the script.
-        bf16_line: where a launch asks for bf16, in its own options or the script's.
-        reaches_nodes: something in it can start a process on another node: srun, mpirun, ssh…
+        stray: (word, line) of a `python` behind a launcher, which would read it as the script.
+        bf16_line: line on which a launch enables bf16, in its own options or the script's.
+        reaches_nodes: whether a command can start a process on another node: srun, mpirun, ssh…
         installs: the packages that it installs.
-        miscounts: (the command's part, what is wrong with it, line) of counts of GPUs that give something else.
+        miscounts: (part of the command, the mistake, line) of counts of GPUs that give a wrong number.
         lacking: (argument, script, line) of arguments that the launched script's parser does not have.
-        spreads: the script that is launched uses several GPUs in one process.
+        spreads: whether the launched script uses several GPUs in one process.
         options_alone: (line, option) of lines that begin with an option and continue no other line.
-        folders_made: the folders that the script makes, as it writes them with its constants put in.
+        folders_made: the folders that the script makes, as written with its constants put in.
     """
 
     path: str = ""
@@ -156,14 +156,14 @@ class JobScript:
 
     @property
     def launch(self) -> Launch | None:
-        """The command that trains: the first with a launcher, or else with srun, or else whose script says so."""
-        by_launcher = [each for each in self.launches if each.tool != "python"]
-        by_srun = [each for each in self.launches if each.srun]
-        by_name = [each for each in self.launches if TRAINING.search(each.script or "")]
+        """Command that trains: the first with a launcher, else with srun, else with a training script's name."""
+        by_launcher = [launch for launch in self.launches if launch.tool != "python"]
+        by_srun = [launch for launch in self.launches if launch.srun]
+        by_name = [launch for launch in self.launches if TRAINING.search(launch.script or "")]
         return next(iter(by_launcher + by_srun + by_name), None)
 
     def line(self, *options: str) -> int | None:
-        """The line of the first of these options that is there."""
+        """Return the line of the first of these options that is set."""
         return next((self.lines[name] for name in options if name in self.lines), None)
 
 
@@ -183,7 +183,7 @@ def read_job_script(path: Path | str) -> JobScript:
         ) from None
     text = raw.decode("utf-8", errors="replace")
     commands, broken = split_commands(text)
-    options, lines, late = _options(text, commands)
+    options, lines, late_lines = _options(text, commands)
     nodes = _nodes(options)
     tasks = _tasks_per_node(options, nodes)
     gpus = _gpus_per_node(options, nodes, tasks)
@@ -191,7 +191,7 @@ def read_job_script(path: Path | str) -> JobScript:
     for command in commands:
         shell.assign(command)
     expanded = [shell.expand(command) for command in commands]
-    found = (_launch(each, nodes, tasks, gpus, shell) for each in expanded)
+    launches = (_launch(command, nodes, tasks, gpus, shell) for command in expanded)
     return JobScript(
         path=str(path),
         options=options,
@@ -201,31 +201,35 @@ def read_job_script(path: Path | str) -> JobScript:
         gpus_per_node=gpus,
         cpus_per_node=_cpus_per_node(options, tasks, gpus),
         minutes=minutes_of(options.get("time", "")),
-        launches=tuple(each for each in found if each),
+        launches=tuple(launch for launch in launches if launch),
         variables=shell.constants,
         broken_continuations=broken,
-        late_options=late,
+        late_options=late_lines,
         dos_line_breaks="\r\n" in text,
         slips=tuple(find_syntax_faults(text)) if "#SBATCH" in text else (),
         variables_in_options=tuple(variables_in(text)),
         ranks=tuple(_ranks(commands)),
-        stray=tuple(word for each in expanded if (word := _stray(each))),
-        bf16_line=next((line for each in expanded if (line := _bf16_line(each))), None),
-        reaches_nodes=any(_STARTERS & set(each.words) for each in expanded),
+        stray=tuple(word for command in expanded if (word := _stray(command))),
+        bf16_line=next((line for command in expanded if (line := _bf16_line(command))), None),
+        reaches_nodes=any(_STARTERS & set(command.words) for command in expanded),
         installs=tuple(installs_in(commands, shell)),
         miscounts=tuple(_miscounts(text)),
         options_alone=options_alone(text),
         folders_made=tuple(
-            word for each in expanded if each.words[:1] == ("mkdir",) for word in each.words[1:] if word[0] != "-"
+            word
+            for command in expanded
+            if command.words[:1] == ("mkdir",)
+            for word in command.words[1:]
+            if word[0] != "-"
         ),
     )
 
 
 def setup_of_job(script: JobScript) -> Setup:
-    """The launch of a batch script in the terms that rules share.
+    """Return the launch of a batch script as a `Setup`, the form that rules share.
 
-    Where several tasks start a launcher each (`Launch.multiplied`), the processes are left out: how many they would be
-    is what is wrong with the script, and not what its author meant.
+    Where several tasks start a launcher each (`Launch.multiplied`), the number of processes is None: it is the script's
+    mistake, and not what its author meant.
     """
     launch = script.launch or Launch("python", 0)
     flags = {"processes": "num_processes", "machines": "num_machines", "processes_per_machine": "num_processes"}
@@ -233,10 +237,10 @@ def setup_of_job(script: JobScript) -> Setup:
         flags |= {"machines": "nnodes", "processes_per_machine": "nproc_per_node"}
     elif launch.tool == "deepspeed":
         flags |= {"machines": "num_nodes", "processes_per_machine": "num_gpus"}
-    own = launch.tool in COMMANDS
-    places = {
+    starts_itself = launch.tool in COMMANDS
+    locations = {
         attribute: SettingLocation(
-            launch.tool if own and flag not in launch.flags else f"--{flag}",
+            launch.tool if starts_itself and flag not in launch.flags else f"--{flag}",
             script.path,
             launch.lines.get(flag, launch.line or None),
         )
@@ -246,7 +250,7 @@ def setup_of_job(script: JobScript) -> Setup:
     per_node, machines = None if launch.multiplied else launch.per_node, launch.machines
     return Setup(
         tool="slurm",
-        places=places | {"gpus": SettingLocation(f"--{gpus}", script.path, script.line(gpus))},
+        places=locations | {"gpus": SettingLocation(f"--{gpus}", script.path, script.line(gpus))},
         processes=launch.processes,
         machines=machines,
         processes_per_machine=per_node,
@@ -258,38 +262,38 @@ def setup_of_job(script: JobScript) -> Setup:
 
 
 def _options(text: str, commands: Sequence[Command]) -> tuple[dict[str, str], dict[str, int], tuple[int, ...]]:
-    """The options, their lines, and the lines of those that come too late."""
+    """Return the options, their lines, and the lines of options after the first command, which come too late."""
     first = min((command.line for command in commands), default=None)
     options: dict[str, str] = {}
     lines: dict[str, int] = {}
-    late = []
+    late_lines = []
     for number, line in enumerate(text.splitlines(), 1):
-        found = _DIRECTIVE.match(line)
-        if found and first is not None and number > first:
-            late.append(number)
-        elif found:
-            for name, value in _flags(re.sub(r"\s#.*", "", found[1]).replace('"', "").split(), SHORT):
+        directive = _DIRECTIVE.match(line)
+        if directive and first is not None and number > first:
+            late_lines.append(number)
+        elif directive:
+            for name, value in _flags(re.sub(r"\s#.*", "", directive[1]).replace('"', "").split(), SHORT):
                 options[name.replace("_", "-")] = value
                 lines[name.replace("_", "-")] = number
-    return options, lines, tuple(late)
+    return options, lines, tuple(late_lines)
 
 
 def _ranks(commands: Sequence[Command]) -> Iterator[tuple[str, int]]:
-    """Ranks that the script sets outside a command of its own: every process would have the same."""
+    """Yield ranks that the script sets outside the command that uses them: every process would get the same rank."""
     for command in commands:
-        for found in re.finditer(rf"(?:^|\s)({'|'.join(RANKS)})=(\S*)", command.text):
+        for rank in re.finditer(rf"(?:^|\s)({'|'.join(RANKS)})=(\S*)", command.text):
             outside = re.match(r"(?:export\s+)?\w+=", command.text)
             if outside and not re.search(r"\s(srun|torchrun|python|accelerate)\b", command.text):
-                yield found[1], command.line
+                yield rank[1], command.line
         launch = re.match(r"(srun|mpirun)\b", command.text)
         quoted = re.sub(r"'[^']*'", "", command.text)
-        for found in re.finditer(r"--(\w+_rank)[ =]\"?(?<!\\)\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID)\b", quoted):
+        for rank in re.finditer(r"--(\w+_rank)[ =]\"?(?<!\\)\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID)\b", quoted):
             if launch:
-                yield f"--{found[1]} ${found[2]}", command.line_of(found[1])
+                yield f"--{rank[1]} ${rank[2]}", command.line_of(rank[1])
 
 
 def _bf16_line(command: Command) -> int | None:
-    """The line on which a launch asks for bf16."""
+    """Return the line on which a launch enables bf16."""
     if _launcher(command.words)[0] is None:
         return None
     text = " ".join(command.words)
@@ -300,13 +304,13 @@ def _bf16_line(command: Command) -> int | None:
 
 def _miscounts(text: str) -> Iterator[tuple[str, str, int]]:
     for number, line in enumerate(text.splitlines(), 1):
-        for pattern, why in MISCOUNTS_GPUS if not line.lstrip().startswith("#") else ():
-            if found := pattern.search(line):
-                yield found[0].rstrip(")`"), why, number
+        for pattern, mistake in MISCOUNTS_GPUS if not line.lstrip().startswith("#") else ():
+            if miscount := pattern.search(line):
+                yield miscount[0].rstrip(")`"), mistake, number
 
 
 def _stray(command: Command) -> tuple[str, int] | None:
-    """A `python` where a launcher expects the script."""
+    """Return a `python` where a launcher expects the script, with its line."""
     tool, start = _launcher(command.words)
     if tool not in ("torchrun", "accelerate", "deepspeed"):
         return None
@@ -319,7 +323,7 @@ def _stray(command: Command) -> tuple[str, int] | None:
 
 
 def _flags(words: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(name with underscores, value) of `--name=value`, `--name value`, `-N value` and `-Nvalue`."""
+    """Yield (name with underscores, value) of `--name=value`, `--name value`, `-N value` and `-Nvalue`."""
     for i, word in enumerate(words):
         following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
         if word.startswith("--"):
@@ -330,25 +334,25 @@ def _flags(words: Sequence[str], short: Mapping[str, str]) -> Iterator[tuple[str
 
 
 def _number(text: str | None) -> int | None:
-    """A plain count; None for ranges, expressions and what is not there."""
+    """Parse a plain count; None for ranges, expressions and missing text."""
     return int(text) if text and re.fullmatch(r"\d{1,7}", text) else None
 
 
 def _count(text: str | None) -> int | None:
-    """The number of `4` or `a100:4`."""
+    """Return the number in `4` or `a100:4`."""
     return _number((text or "").rpartition(":")[2])
 
 
 def _gres(text: str) -> int | None:
-    """The GPUs among generic resources.
+    """Return the number of GPUs among generic resources (GRES).
 
     >>> _gres("gpu:4"), _gres("gpu:a100:2,nvme:1"), _gres("gpu:a100"), _gres("nvme:1")
     (4, 2, 1, None)
     """
     for part in text.split(","):
-        found = re.fullmatch(r"gpu(?::(?!\d+$)[\w.-]+)?(?::(\d{1,7}))?", part.split("(")[0].strip())
-        if found:
-            return int(found[1] or 1)
+        gpu = re.fullmatch(r"gpu(?::(?!\d+$)[\w.-]+)?(?::(\d{1,7}))?", part.split("(")[0].strip())
+        if gpu:
+            return int(gpu[1] or 1)
     return None
 
 
@@ -367,8 +371,8 @@ def _tasks_per_node(options: Mapping[str, str], nodes: int | None) -> int | None
     if "ntasks" in options:
         tasks = _number(options["ntasks"])
         return tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
-    derived = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
-    return None if derived else 1
+    derived_options = {"ntasks-per-gpu", "gpus-per-task", "ntasks-per-socket", "ntasks-per-core"} & set(options)
+    return None if derived_options else 1
 
 
 def _gpus_per_node(options: Mapping[str, str], nodes: int | None, tasks: int | None) -> int | None:
@@ -377,10 +381,10 @@ def _gpus_per_node(options: Mapping[str, str], nodes: int | None, tasks: int | N
     if "gres" in options:
         return _gres(options["gres"])
     if "gpus" in options:
-        whole = _count(options["gpus"])
-        return whole // nodes if whole and nodes and whole % nodes == 0 else None
-    each = _count(options.get("gpus-per-task"))
-    return each * tasks if each and tasks else None
+        total = _count(options["gpus"])
+        return total // nodes if total and nodes and total % nodes == 0 else None
+    per_task = _count(options.get("gpus-per-task"))
+    return per_task * tasks if per_task and tasks else None
 
 
 def _cpus_per_node(options: Mapping[str, str], tasks: int | None, gpus: int | None) -> int | None:
@@ -393,47 +397,47 @@ def _cpus_per_node(options: Mapping[str, str], tasks: int | None, gpus: int | No
 
 
 def memory_mib(script: JobScript) -> float | None:
-    """Return the memory that a job asks for on each node, in MiB; None where it does not say, or asks for all of it.
+    """Return the memory that a job requests on each node, in MiB; None where it states none, or requests all of it.
 
-    A number without a unit is one of MiB.
+    A number without a unit is in MiB.
     """
     for name, count in (
         ("mem", 1),
         ("mem-per-cpu", script.cpus_per_node or script.tasks_per_node or 1),
         ("mem-per-gpu", script.gpus_per_node),
     ):
-        found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([KMGT]?)B?", script.options.get(name, ""), re.IGNORECASE)
-        if found and count:
-            return float(found[1]) * UNITS_MIB[found[2].upper()] * count or None
+        size = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([KMGT]?)B?", script.options.get(name, ""), re.IGNORECASE)
+        if size and count:
+            return float(size[1]) * UNITS_MIB[size[2].upper()] * count or None
     return None
 
 
 def minutes_of(text: str) -> float | None:
-    """SLURM's time: minutes, min:s, h:min:s, d-h, d-h:min or d-h:min:s.
+    """Parse a SLURM time to minutes: minutes, min:s, h:min:s, d-h, d-h:min or d-h:min:s.
 
     >>> minutes_of("90"), minutes_of("1:30:00"), minutes_of("2-12"), minutes_of("UNLIMITED")
     (90.0, 90.0, 3600.0, None)
     """
-    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", text)
-    if not found:
+    parsed = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,6})(?::(\d{1,4}))?(?::(\d{1,4}))?", text)
+    if not parsed:
         return None
-    days, *rest = found.groups()
-    first, second, third = (int(part or 0) for part in rest)
+    days, *clock = parsed.groups()
+    first, second, third = (int(part or 0) for part in clock)
     if days is not None:
         return int(days) * 1440 + first * 60 + second + third / 60
-    return first * 60 + second + third / 60 if rest[2] is not None else first + second / 60
+    return first * 60 + second + third / 60 if clock[2] is not None else first + second / 60
 
 
 def _slurm_variables(
     options: Mapping[str, str], nodes: int | None, tasks: int | None, gpus: int | None
 ) -> dict[str, str]:
-    """What SLURM sets in the job, as far as the script decides it."""
-    whole = tasks * nodes if tasks and nodes else None
+    """Return the variables that SLURM sets in the job, where the script determines them."""
+    total = tasks * nodes if tasks and nodes else None
     values: dict[str, int | str | None] = {
         "SLURM_NNODES": nodes,
         "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NTASKS": whole,
-        "SLURM_NPROCS": whole,
+        "SLURM_NTASKS": total,
+        "SLURM_NPROCS": total,
         "SLURM_NTASKS_PER_NODE": _number(options.get("ntasks-per-node")),
         "SLURM_CPUS_PER_TASK": _number(options.get("cpus-per-task")),
         "SLURM_GPUS_ON_NODE": gpus,
@@ -444,17 +448,17 @@ def _slurm_variables(
 
 
 def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | None, shell: Shell) -> Launch | None:
-    """The launch in a command whose variables were put in, if there is one."""
+    """Return the launch in a command whose variables were put in, or None."""
     words = command.words
     if not words or words[0] in _TALKS:
         return None
     tool, start = _launcher(words)
     if tool is None:
         return None
-    own, script = _own_words(words[start:], tool)
-    flags = dict(_flags(own, {}))
+    own_words, script = _own_words(words[start:], tool)
+    flags = dict(_flags(own_words, {}))
     names = [word.rpartition("/")[2] for word in words[:start]]
-    arguments = dict(_flags(_behind(words[start:], script), {})) if script and script not in own else {}
+    arguments = dict(_flags(_behind(words[start:], script), {})) if script and script not in own_words else {}
     launch = Launch(
         tool,
         command.line,
@@ -465,20 +469,22 @@ def _launch(command: Command, nodes: int | None, tasks: int | None, gpus: int | 
         arguments=arguments,
     )
     if launch.srun:
-        asked = dict(_flags(words[names.index("srun") + 1 : start], SHORT))
-        launch = replace(launch, tasks_per_node=_srun_tasks(asked, _number(asked.get("nodes")) or nodes, tasks))
+        srun_options = dict(_flags(words[names.index("srun") + 1 : start], SHORT))
+        launch = replace(
+            launch, tasks_per_node=_srun_tasks(srun_options, _number(srun_options.get("nodes")) or nodes, tasks)
+        )
     return _counted(launch, nodes, gpus, shell)
 
 
 def _behind(words: tuple[str, ...], script: str | None) -> tuple[str, ...]:
-    """The words behind the script, up to a redirection."""
-    rest = words[words.index(script) + 1 :] if script in words else ()
-    end = next((i for i, word in enumerate(rest) if re.match(r"\d?>|<|&|\|", word)), len(rest))
-    return rest[:end]
+    """Return the words behind the script, up to a redirection."""
+    following = words[words.index(script) + 1 :] if script in words else ()
+    end = next((i for i, word in enumerate(following) if re.match(r"\d?>|<|&|\|", word)), len(following))
+    return following[:end]
 
 
 def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
-    """(tool, index of the first word after the launcher)."""
+    """Return (tool, index of the first word after the launcher)."""
     for i, word in enumerate(words):
         name = word.rpartition("/")[2]
         following = words[i + 1] if i + 1 < len(words) else ""
@@ -486,7 +492,7 @@ def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
             return "torchrun", i + 1
         if name == "accelerate" and following == "launch":
             return "accelerate", i + 2
-        if name == "deepspeed" and any(each.endswith(".py") for each in words[i + 1 :]):
+        if name == "deepspeed" and any(argument.endswith(".py") for argument in words[i + 1 :]):
             return "deepspeed", i + 1
         if following in COMMANDS.get(name, ()):
             return name, i + 2
@@ -496,17 +502,17 @@ def _launcher(words: tuple[str, ...]) -> tuple[str | None, int]:
 
 
 def _python(words: tuple[str, ...], start: int) -> tuple[str | None, int]:
-    """The same behind `python`: `python -m torch.distributed.run` is torchrun."""
-    rest = words[start:]
-    module = rest[rest.index("-m") + 1] if "-m" in rest[:-1] else ""
+    """Return `_launcher`'s result for the words behind `python`: `python -m torch.distributed.run` is torchrun."""
+    arguments = words[start:]
+    module = arguments[arguments.index("-m") + 1] if "-m" in arguments[:-1] else ""
     if module in _MODULES:
-        return _MODULES[module], start + rest.index("-m") + 2
-    script = next((word for word in rest if not word.startswith("-")), "")
+        return _MODULES[module], start + arguments.index("-m") + 2
+    script = next((word for word in arguments if not word.startswith("-")), "")
     return ("python", start) if module or script.endswith(".py") else (None, 0)
 
 
 def _own_words(words: tuple[str, ...], tool: str) -> tuple[tuple[str, ...], str | None]:
-    """The launcher's own options, and what it runs: what follows belongs to that script."""
+    """Return the launcher's own options, and the script it runs; the words after that are the script's."""
     for i, word in enumerate(words):
         if word in ("-m", "--module") and i + 1 < len(words):
             return words[:i], words[i + 1]
@@ -518,23 +524,23 @@ def _own_words(words: tuple[str, ...], tool: str) -> tuple[tuple[str, ...], str 
 
 
 def _srun_tasks(asked: Mapping[str, str], nodes: int | None, tasks: int | None) -> int | None:
-    """Tasks that one srun starts on each node: its own options before the job's."""
+    """Return the tasks that one srun starts on each node: its own options precede the job's."""
     if "ntasks_per_node" in asked:
         return _number(asked["ntasks_per_node"])
     if "ntasks" in asked:
-        whole = _number(asked["ntasks"])
-        return whole // nodes if whole and nodes and whole % nodes == 0 else None
+        total = _number(asked["ntasks"])
+        return total // nodes if total and nodes and total % nodes == 0 else None
     return tasks
 
 
 def _counted(launch: Launch, nodes: int | None, gpus: int | None, shell: Shell) -> Launch:
-    """The numbers behind a launcher's options, with its documented defaults."""
+    """Return the launch with its numbers of processes, from the options and the launcher's documented defaults."""
     flags = launch.flags
     if launch.tool == "python":
         return replace(launch, processes_per_machine=1, machines=nodes if launch.srun else 1)
     if launch.tool == "torchrun":
-        each = flags.get("nproc_per_node", "1")
-        per_machine = gpus if each in ("gpu", "auto") else _number(each)
+        count = flags.get("nproc_per_node", "1")
+        per_machine = gpus if count in ("gpu", "auto") else _number(count)
         return replace(launch, processes_per_machine=per_machine, machines=_number(flags.get("nnodes", "1")))
     if launch.tool == "deepspeed":
         return replace(
@@ -549,7 +555,7 @@ def _counted(launch: Launch, nodes: int | None, gpus: int | None, shell: Shell) 
 
 
 def _counted_by_tool(launch: Launch, gpus: int | None, shell: Shell) -> Launch:
-    """The processes that a training tool starts itself: by its options, by the variables that it reads, or by the GPUs.
+    """Return the launch with the processes that a training tool starts: by its options, its variables, or the GPUs.
 
     LLaMA-Factory, launcher.py: torchrun with NPROC_PER_NODE processes, or one for each device where there are several,
     on NNODES machines. ms-swift and XTuner start torchrun where NPROC_PER_NODE is set.
@@ -557,11 +563,11 @@ def _counted_by_tool(launch: Launch, gpus: int | None, shell: Shell) -> Launch:
     flags = launch.flags
     if "USE_RAY" in shell.assigned or flags.get("launcher") == "python":
         return launch
-    told = flags.get("nproc_per_node") or flags.get("num_processes")
-    if told is None and "NPROC_PER_NODE" in shell.assigned:
-        told = shell.assigned["NPROC_PER_NODE"][0] or ""
-    if told is not None:
-        per_machine = gpus if told in ("gpu", "auto") else _number(told)
+    count = flags.get("nproc_per_node") or flags.get("num_processes")
+    if count is None and "NPROC_PER_NODE" in shell.assigned:
+        count = shell.assigned["NPROC_PER_NODE"][0] or ""
+    if count is not None:
+        per_machine = gpus if count in ("gpu", "auto") else _number(count)
     else:
         per_machine = gpus if launch.tool in ON_EVERY_GPU else 1
     nodes = shell.assigned.get("NNODES", ("1", 0))[0] if "nnodes" not in flags else flags["nnodes"]

@@ -1,10 +1,10 @@
-"""Base models that are published as floats of 8 or 4 bits with scales: which can be dequantised, and what that gives.
+"""Base models published in 8-bit or 4-bit floats with scales: which can be dequantized, and the resulting tensors.
 
     fp8 (DeepSeek-V3, Qwen's FP8)    W = weight · weight_scale_inv, one scale per block of 128 × 128 weights
     compressed-tensors, 8-bit floats W = weight · weight_scale, one per block, output or tensor
     mxfp4 (gpt-oss)                  W = e2m1 · 2^(scale - 127), two weights in a byte, one scale per 32
 
-Such a release is read as the plain model that it stands for: it is dequantised once, into the cache.
+Such a release is read as the plain model that it encodes: it is dequantized once, into the cache.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from surefit.core import env
 from surefit.facts.safetensors import TensorHeader, weight_files
 
 METHODS = ("fp8", "compressed-tensors", "mxfp4")
-"""`quant_method` of what can be dequantised."""
+"""`quant_method` values that can be dequantized."""
 FLOATS = "float-quantized"
 """compressed-tensors' format of 8-bit floats; its others pack integers."""
 FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SCALES = ("_scale_inv", "_scale")
-"""What is put behind the name of a matrix, or of a stack of experts, for its scales."""
+"""Suffixes of the name of a matrix, or of a stack of experts, for its scales."""
 OF_ACTIVATIONS = (".input_scale", ".output_scale", ".activation_scale", ".k_scale", ".v_scale")
-"""What serving engines multiply activations by: no part of the weights."""
+"""Suffixes of scales of activations in serving engines, which are no part of the weights."""
 BLOCKS = ("_blocks", "_scales")
 PER_SCALE, BYTES = 32, 16
-"""Weights that share a scale in MXFP4, and the bytes they take."""
+"""Weights that share a scale in MXFP4, and their bytes."""
 ALONGSIDE = (".json", ".jinja", ".model", ".txt", ".md", ".py")
 CONVERTER = 1
-"""Raised when the same files would be dequantised to something else."""
+"""Version of the converter, incremented when the same files would be dequantized to something else."""
 
 
 @dataclass(frozen=True)
 class LowBitFormat:
-    """How a release stores its matrices.
+    """Storage format of a release's matrices.
 
     Attributes:
         method: `quant_method` of its config.json: fp8, compressed-tensors or mxfp4.
-        block: (rows, columns) of weights per scale, of scales in a grid; None where each is an output's or a tensor's.
-        dtype: what it is dequantised to, in safetensors' names: the type that its config.json computes in.
+        block: (rows, columns) of weights per scale in a grid; None where each scale is an output's or a tensor's.
+        dtype: dtype it is dequantized to, in safetensors' names: the dtype that its config.json computes in.
     """
 
     method: str
@@ -52,7 +52,7 @@ class LowBitFormat:
 
 
 def detect_low_bit_format(config: Mapping[str, Any]) -> LowBitFormat | None:
-    """How a config.json says that its weights are stored; None where that is not one of the three."""
+    """Return the storage format that a config.json states; None where it is not one of the three."""
     entry = config.get("quantization_config")
     if not isinstance(entry, Mapping):
         return None
@@ -79,12 +79,12 @@ def _block_of_groups(groups: Any) -> tuple[int, int] | None:
 
 
 def _pair(value: Any) -> tuple[int, int] | None:
-    sound = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
-    return (value[0], value[1]) if sound else None
+    is_valid = isinstance(value, (list, tuple)) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
+    return (value[0], value[1]) if is_valid else None
 
 
 def dequantized_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of what is loaded: without the quantisation that is undone."""
+    """Return the config.json of the loaded model: without a quantization that is undone."""
     return {
         key: value
         for key, value in config.items()
@@ -93,11 +93,11 @@ def dequantized_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dequantization_obstacle(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader]) -> str | None:
-    """Why files stored as this config.json says cannot be dequantised here; None where they can, or are stored by none
-    of `METHODS`.
+    """Return why files in this config.json's format cannot be dequantized here; None where they can, or their format is
+    none of `METHODS`.
 
     Args:
-        tensors: the headers of its weight files; empty where they are not here.
+        tensors: the headers of its weight files; empty where they are not on this machine.
     """
     stored = detect_low_bit_format(config)
     if stored is None:
@@ -119,8 +119,8 @@ def dequantization_obstacle(config: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def _other_format(entry: Any) -> str | None:
-    known = isinstance(entry, Mapping) and entry.get("quant_method") in METHODS
-    return f"its format is {entry.get('format')}, not {FLOATS}" if known else None
+    is_known_method = isinstance(entry, Mapping) and entry.get("quant_method") in METHODS
+    return f"its format is {entry.get('format')}, not {FLOATS}" if is_known_method else None
 
 
 def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int] | None) -> bool:
@@ -132,17 +132,17 @@ def _fits(shape: tuple[int, ...], scales: tuple[int, ...], block: tuple[int, int
 
 
 def _is_mxfp4(blocks: TensorHeader, scales: TensorHeader) -> bool:
-    sound = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
-    return sound and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
+    is_valid = blocks.dtype == scales.dtype == "U8" and len(blocks.shape) == 4
+    return is_valid and blocks.shape[-1] == BYTES and blocks.shape[:-1] == scales.shape
 
 
 def scale_tensor_name(name: str, tensors: Mapping[str, TensorHeader]) -> str | None:
-    """The name of a matrix's scales; None where it has none."""
+    """Return the name of a matrix's scales; None where it has none."""
     return next((name + ending for ending in SCALES if name + ending in tensors), None)
 
 
 def is_scale(name: str, tensors: Mapping[str, TensorHeader]) -> bool:
-    """Whether a tensor is no weight but what weights or activations are multiplied by."""
+    """Return whether a tensor is no weight but a scale of weights or activations."""
     matrices = [tensors.get(name.removesuffix(ending)) for ending in SCALES if name.endswith(ending)]
     return (
         any(matrix is not None and matrix.dtype.startswith("F8") for matrix in matrices)
@@ -152,30 +152,30 @@ def is_scale(name: str, tensors: Mapping[str, TensorHeader]) -> bool:
 
 
 def is_packed(name: str, tensors: Mapping[str, TensorHeader]) -> bool:
-    """Whether a tensor is the packed half of an MXFP4 matrix."""
+    """Return whether a tensor is the packed half of an MXFP4 matrix."""
     return name.endswith("_blocks") and other_half(name) in tensors
 
 
 def other_half(name: str) -> str:
-    """`x_scales` of `x_blocks`, and the other way round."""
+    """Return `x_scales` for `x_blocks`, and the reverse."""
     stem, _, half = name.rpartition("_")
     return f"{stem}_{'scales' if half == 'blocks' else 'blocks'}"
 
 
 def dequantized_headers(stored: LowBitFormat, tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """The tensors that the files hold once they are dequantised: name → type and shape.
+    """Return the tensors of the files once they are dequantized: name → type and shape.
 
-    Raises nothing: `dequantization_obstacle` has looked.
+    Raises nothing: `dequantization_obstacle` has checked them.
     """
-    found: dict[str, TensorHeader] = {}
+    headers: dict[str, TensorHeader] = {}
     for name, tensor in tensors.items():
         if is_packed(name, tensors):
             # (experts, outputs, blocks, 16) of bytes; transformers keeps the weights as (experts, inputs, outputs).
             experts, outputs, blocks, _ = tensor.shape
-            found[name.removesuffix("_blocks")] = _of(stored.dtype, (experts, PER_SCALE * blocks, outputs))
+            headers[name.removesuffix("_blocks")] = _of(stored.dtype, (experts, PER_SCALE * blocks, outputs))
         elif not is_scale(name, tensors):
-            found[name] = _of(stored.dtype, tensor.shape) if tensor.dtype == "F8_E4M3" else tensor
-    return found
+            headers[name] = _of(stored.dtype, tensor.shape) if tensor.dtype == "F8_E4M3" else tensor
+    return headers
 
 
 def _of(dtype: str, shape: tuple[int, ...]) -> TensorHeader:
@@ -183,12 +183,12 @@ def _of(dtype: str, shape: tuple[int, ...]) -> TensorHeader:
 
 
 def dequantized_copy_directory(directory: Path) -> Path:
-    """Where the dequantised copy of a model directory lies, or will: found by the names, sizes and times of the files
-    it is made of, so that one that was changed is dequantised again. Copies of one directory lie side by side."""
-    beside = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]
+    """Return the path of the dequantized copy of a model directory, whether it exists or not. It depends on the names,
+    sizes and times of the files, so that a changed model is dequantized again. Copies of one directory are siblings."""
+    small_files = [file for file in directory.iterdir() if file.suffix in ALONGSIDE and file.suffix != ".md"]
     digest = hashlib.sha256()
-    for file in sorted({*weight_files(directory), *beside}):
+    for file in sorted({*weight_files(directory), *small_files}):
         status = file.stat()
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}\n".encode())
-    of = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
-    return env.cache_dir() / "dequantized" / of / f"{digest.hexdigest()[:16]}-{CONVERTER}"
+    directory_hash = hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:16]
+    return env.cache_dir() / "dequantized" / directory_hash / f"{digest.hexdigest()[:16]}-{CONVERTER}"

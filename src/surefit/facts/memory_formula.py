@@ -1,13 +1,13 @@
-"""What a training step costs in memory, by arithmetic alone: the closed form behind `check` and the search.
+"""Memory that a training step needs, by arithmetic alone: the closed form behind `check` and the search.
 
-Every term follows from the config and the model's shape, and says what it assumes. Activations are known for the
+Every term follows from the config and the model's shape, and states its assumption. Activations are known for the
 decoders of `facts/activations.py`; for others the sum can show that a run does *not* fit, and never that it does. See
-`LEFT_OUT` for what is in no term. Compared with the simulation: docs/plan-method.md, "The closed form".
+`LEFT_OUT` for what no term covers. Compared with the simulation: docs/plan-method.md, "The closed form".
 
 Worked example, Llama-3.1-8B with LoRA r = 8 on all linear layers, bfloat16, one row of 2,048 tokens: 32 layers × 8 ×
 (8,192 + 5,120 + 5,120 + 8,192 + 3 × 18,432) = 20,971,520 factors. Weights 2 × 8,030,261,248 bytes = 14.96 GiB; adapter
 2, moments 8 and masters 4 bytes per factor, 0.27 GiB; activations 11.27 GiB, a chunk of the loss and its hidden states
-0.64 GiB (both worked out in `facts/activations.py`), cuBLAS 0.02 GiB: 27.15 GiB at the fullest moment, the loss.
+0.64 GiB (both worked out in `facts/activations.py`), cuBLAS 0.02 GiB: 27.15 GiB at the peak, which is the loss.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ from surefit.facts.step_shape import micro_batch_shape
 from surefit.facts.vocabulary import row_shapes
 
 MOMENTS = 8
-"""AdamW's two moments of a trained parameter, in float32."""
+"""Bytes of AdamW's two float32 moments, per trained parameter."""
 WORKSPACES = 2
-"""Threads that call cuBLAS: the program's, and autograd's."""
+"""Threads that call cuBLAS: the main thread and autograd's."""
 NF4_TABLES = 1024 + 512 + 512
-"""Bytes of the code tables and the offset that each 4-bit layer has, as the allocator rounds them."""
+"""Bytes of the code tables and the offset of each 4-bit layer, as the allocator rounds them."""
 MIN_8BIT, PAGED, EIGHT_BIT_BLOCK = 4_096, 100_000, 256
-"""bitsandbytes keeps the moments of fewer numbers in 32 bits, pages none of fewer, and scales so many together."""
+"""bitsandbytes: smallest number of elements whose moments are in 8 bits; smallest number that is paged; block size of
+a scale."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
 LEFT_OUT = "the allocator's fragmentation, the CUDA context and its libraries"
 ACTIVATIONS_LEFT_OUT = (
     "activations, and what gradient checkpointing keeps of them",
     "temporaries of the attention, the MLP and the kernels",
 )
-"""Left out as well where the architecture is not covered."""
+"""Also left out where the architecture is not covered."""
 
 Moment = Literal["always", "gather", "loss", "backward", "step"]
 
@@ -70,8 +71,8 @@ class MemoryTerm:
     """One line of a budget.
 
     Attributes:
-        term: what it is.
-        bytes: how much.
+        term: name of the item.
+        bytes: size in bytes.
         why: the assumption it follows from.
         moment: when the memory is held: through the whole step, while shards are gathered for the first layer, while
             the loss is computed, in the backward pass, or while the optimizer updates. Disk terms are always held.
@@ -84,29 +85,29 @@ class MemoryTerm:
 
 
 def fullest_moment_bytes(terms: Iterable[MemoryTerm]) -> int:
-    """The memory of the fullest moment: what is always held, and the largest of what the others hold."""
-    held: dict[Moment, int] = dict.fromkeys(get_args(Moment), 0)
+    """Return the bytes at the peak: the terms that are always held, and the largest sum of any other moment's terms."""
+    by_moment: dict[Moment, int] = dict.fromkeys(get_args(Moment), 0)
     for term in terms:
-        held[term.moment] += term.bytes
-    return held.pop("always") + max(held.values())
+        by_moment[term.moment] += term.bytes
+    return by_moment.pop("always") + max(by_moment.values())
 
 
 @dataclass(frozen=True)
 class TrainableParameters:
-    """What the optimizer updates; `bytes_each` is the size of one parameter in the model."""
+    """Parameters that the optimizer updates; `bytes_each` is the size of one parameter in the model."""
 
     parameters: int
     bytes_each: int
 
     @property
     def master_bytes(self) -> int:
-        """The optimizer's float32 copies, of whatever is not float32 in the model."""
+        """Bytes of the optimizer's float32 copies of parameters that are not float32 in the model."""
         return 0 if self.bytes_each == FLOAT32 else FLOAT32 * self.parameters
 
 
 def target_modules(model: ModelFacts, adapter: LoraSection) -> dict[str, tuple[int, int]]:
-    """The linear layers that get LoRA factors: all that can (facts/all_linear.py), or those that a listed text ends."""
-    kind, linears = model.model_type, [each for each in model.linear_modules.items() if not without_gradient(each[0])]
+    """Return the linear layers that get LoRA factors: all possible ones (facts/all_linear.py), or the listed ones."""
+    kind, linears = model.model_type, [item for item in model.linear_modules.items() if not without_gradient(item[0])]
     if adapter.target_modules == "all-linear":
         return {n: s for n, s in linears if not (n.rpartition(".")[2] in OUTPUT_HEADS or closed_to_lora(kind, n))}
     return {name: shape for name, shape in linears if any(ends_with(name, text) for text in adapter.target_modules)}
@@ -115,9 +116,9 @@ def target_modules(model: ModelFacts, adapter: LoraSection) -> dict[str, tuple[i
 def count_trainable_parameters(
     model: ModelFacts, adapter: LoraSection | None, dtype: str
 ) -> TrainableParameters | None:
-    """What will be trained; None where the model's layers are not known.
+    """Count the parameters that will be trained; None where the model's layers are not known.
 
-    LoRA factors, DoRA's magnitudes and the rows of new tokens are of the base model's type, as `model/adapter.py` makes
+    LoRA factors, DoRA's magnitudes and the rows of new tokens have the base model's dtype, as `model/adapter.py` makes
     them.
     """
     if adapter is None:
@@ -136,11 +137,11 @@ def count_trainable_parameters(
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of a run on one device, without the CUDA context and what the allocator holds beyond it.
+    """The memory of a run on one device, without the CUDA context and the allocator's overhead.
 
     Attributes:
-        terms: of a training step; `fullest_moment_bytes` of them is its fullest moment.
-        phases: bytes in tensors at the fullest moment of "load", "step" and "eval".
+        terms: terms of a training step; `fullest_moment_bytes` of them is its peak.
+        phases: bytes in tensors at the peak of "load", "step" and "eval".
     """
 
     terms: tuple[MemoryTerm, ...]
@@ -161,36 +162,36 @@ def peak_bytes_on_one(
     in_buckets: bool = False,
     parts: int = 1,
 ) -> StepMemory | None:
-    """The closed form of one process; None for a model whose activations it does not know.
+    """Return the closed form for one process; None for a model whose activations it does not cover.
 
     Args:
         resolved: the config without "auto".
         model: facts about the base model.
         length: tokens of the longest row; `data.max_length` if not given.
         padded: whether rows of one micro batch differ in length; if not given, whether it has more than one.
-        capability: of the GPU, which decides cuBLAS's workspace; None for none.
-        in_buckets: gradients are put where others are waiting for them as soon as they are made.
-        parts: processes that share the tokens of the micro batch.
+        capability: compute capability of the GPU, which decides cuBLAS's workspace; None without a GPU.
+        in_buckets: each gradient is added to an existing buffer as soon as it is computed.
+        parts: number of processes that share the tokens of the micro batch.
     """
     part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     if part is None or model.parameters is None or not activations_known(resolved.config, model):
         return None
     batch = shared_tokens(largest_micro_batch(resolved, model, length, padded, capability), parts)
     accumulation = micro_batch_shape(resolved, length).micro_batches
-    held = _held(resolved, model, part)
+    state_terms = _held(resolved, model, part)
     tokens = TOKEN_BYTES * batch.tokens
     workspace = WORKSPACES * cublas_workspace_bytes(capability)
     terms = (
-        *held,
+        *state_terms,
         MemoryTerm("batch", tokens, f"ids, masks or positions, and targets of {batch.tokens:,} tokens"),
         MemoryTerm("workspace", workspace, "cuBLAS's, of the forward and of the backward thread"),
         *_loss_terms(batch),
         _backward_term(batch, part, in_buckets or accumulation > 1),
     )
-    loaded = sum(term.bytes for term in held if term.term in ("weights", "adapter", "masters"))
-    resting = sum(term.bytes for term in held if term.moment == "always" and term.term != "gradients")
-    evaluated = resting + tokens + workspace + eval_bytes(batch)
-    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": evaluated})
+    load_bytes = sum(term.bytes for term in state_terms if term.term in ("weights", "adapter", "masters"))
+    resting_bytes = sum(term.bytes for term in state_terms if term.moment == "always" and term.term != "gradients")
+    eval_peak = resting_bytes + tokens + workspace + eval_bytes(batch)
+    return StepMemory(terms, {"load": load_bytes, "step": fullest_moment_bytes(terms), "eval": eval_peak})
 
 
 def largest_micro_batch(
@@ -200,7 +201,7 @@ def largest_micro_batch(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> MicroBatch:
-    """The largest micro batch of a run; the arguments are those of `peak_bytes_on_one`."""
+    """Return the largest micro batch of a run; the arguments are those of `peak_bytes_on_one`."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     adapter, packed, checkpointing = config.adapter, config.data.packing is True, config.train.gradient_checkpointing
     factors = None
@@ -228,17 +229,17 @@ def largest_micro_batch(
 
 
 def activations_known(config: Config, model: ModelFacts) -> bool:
-    """Whether there is a closed form for a run's activations: none where DoRA makes whole matrices in every layer."""
+    """Return whether there is a closed form for a run's activations: none where DoRA makes whole matrices per layer."""
     return has_closed_form(model) and not (config.train.method == "lora" and config.lora.use_dora)
 
 
 def memory_terms_on_one(
     resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
 ) -> list[MemoryTerm]:
-    """The memory of a training step on rows of `data.max_length` tokens.
+    """Return the memory terms of a training step on rows of `data.max_length` tokens.
 
-    With the activations where the closed form knows the architecture, else what no step can do without; empty where the
-    model's size is not known.
+    They include the activations where the closed form covers the architecture, else only what every step needs; empty
+    where the model's size is not known.
     """
     budget = peak_bytes_on_one(resolved, model, capability=capability)
     if budget is not None:
@@ -249,15 +250,17 @@ def memory_terms_on_one(
     batch = largest_micro_batch(resolved, model)
     terms = [*_held(resolved, model, part), MemoryTerm("logits", *_logits(batch), "loss")]
     if resolved.config.lora.experts:
-        held = summed_bytes(model.expert_stacks, batch.number, bool(batch.checkpointing))
+        expert_bytes = summed_bytes(model.expert_stacks, batch.number, bool(batch.checkpointing))
         terms.append(
-            MemoryTerm("experts", held, "their weights with the factors added, and a gradient of these", "backward")
+            MemoryTerm(
+                "experts", expert_bytes, "their weights with the factors added, and a gradient of these", "backward"
+            )
         )
     return terms
 
 
 def _held(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters) -> list[MemoryTerm]:
-    """What the weights and their update need, whatever the data is."""
+    """Return the terms of the weights and their update, which do not depend on the data."""
     config = resolved.config
     dtype, n = config.model.dtype, count_text(part.parameters)
     assert model.parameters is not None
@@ -278,7 +281,7 @@ def _held(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters
 
 
 def _weights_term(resolved: ResolvedConfig, model: ModelFacts) -> MemoryTerm:
-    """The weights, those of the linear layers in fewer bits where the config says so: all but the head's.
+    """Return the term of the weights, with all linear layers but the head quantized where the config says so.
 
     NF4: 4 bits, a scale of 8 bits per 64 weights, and one of 32 bits per 256 of those. FP8: 8 bits, and a scale of 32
     bits per output. Llama-3.1-8B in NF4: 6,979,321,856 weights × 4.127 bits and 1,050,939,392 others × 2 bytes are
@@ -289,7 +292,7 @@ def _weights_term(resolved: ResolvedConfig, model: ModelFacts) -> MemoryTerm:
     if kind == "none":
         why = f"{count_text(model.parameters)} parameters in {dtype}"
         return MemoryTerm("weights", model.parameters * DTYPE_BYTES[dtype], why)
-    layers = [each for each in model.linear_modules.items() if each[0].rpartition(".")[2] not in OUTPUT_HEADS]
+    layers = [item for item in model.linear_modules.items() if item[0].rpartition(".")[2] not in OUTPUT_HEADS]
     shapes = [shape for name, shape in layers if is_quantizable(name)]
     numbers = sum(out * into for out, into in shapes)
     if kind == "nf4":
@@ -297,15 +300,15 @@ def _weights_term(resolved: ResolvedConfig, model: ModelFacts) -> MemoryTerm:
         stored = numbers // 2 + sum(scales) + sum(FLOAT32 * (scale // 256) + NF4_TABLES for scale in scales)
     else:
         stored = sum(out * into + FLOAT32 * out for out, into in shapes)
-    others = DTYPE_BYTES[dtype] * (model.parameters - numbers)
+    other_bytes = DTYPE_BYTES[dtype] * (model.parameters - numbers)
     why = f"{count_text(numbers)} weights in {kind}, {count_text(model.parameters - numbers)} others in {dtype}"
-    return MemoryTerm("weights", stored + others, why)
+    return MemoryTerm("weights", stored + other_bytes, why)
 
 
 def _slack_bytes(model: ModelFacts, number: int) -> int:
-    """What the allocator loses with the matrices of a model, `number` bytes per entry: see `segment_rest`.
+    """Return the bytes that the allocator adds to a model's matrices, `number` bytes per entry (`segment_rest`).
 
-    Qwen3-4B's MLP in bfloat16: 2 × 2,560 × 9,728 bytes are 47.5 MiB, which take 48; 54 MiB in 108 of them.
+    Qwen3-4B's MLP in bfloat16: 2 × 2,560 × 9,728 bytes are 47.5 MiB, which occupy 48; 54 MiB in 108 of them.
     """
     shapes = [*model.linear_modules.values(), (model.vocab_size, model.hidden_size)]
     return sum(segment_rest(number * out * into) for out, into in shapes)
@@ -335,28 +338,28 @@ def _update_terms(resolved: ResolvedConfig, model: ModelFacts, part: TrainablePa
 
 
 def _moments_term(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters, n: str) -> MemoryTerm:
-    """AdamW's moments on the device. In 8 bits: two numbers, and two scales of 32 bits per 256 of them."""
+    """Return the term of AdamW's moments on the device. In 8 bits, 256 numbers of each moment share a 32-bit scale."""
     kind = resolved.config.train.optim
     row = OPTIMIZERS[kind]
     if not (row.eight_bit or row.paged):
         why = f"{kind}: {len(row.state)} float32 moments of {n} trained parameters"
         return MemoryTerm("optimizer", FLOAT32 * len(row.state) * part.parameters, why)
     tensors = list(trainable_tensor_sizes(model, resolved.config.adapter))
-    rest = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
-    held = MOMENTS * rest
+    small_numbers = part.parameters - sum(numbers for numbers, _ in tensors)  # norms and biases: too small for either
+    bytes_on_device = MOMENTS * small_numbers
     for numbers, embedding in tensors:
         eight = row.eight_bit and numbers >= MIN_8BIT and not embedding
         scales = 2 * FLOAT32 * -(-numbers // EIGHT_BIT_BLOCK) if eight else 0
         paged = row.paged and numbers >= PAGED
-        held += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
+        bytes_on_device += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
     return MemoryTerm(
-        "optimizer", held, f"{kind}: what of the moments of {n} trained parameters is always on the device"
+        "optimizer", bytes_on_device, f"{kind}: what of the moments of {n} trained parameters is always on the device"
     )
 
 
 def trainable_tensor_sizes(model: ModelFacts, adapter: LoraSection | None) -> Iterator[tuple[int, bool]]:
-    """(numbers, whether it is an embedding's) of what is trained: every matrix, DoRA's vectors; a tied head is the
-    embedding."""
+    """Yield (numbers, whether it is the embedding) of each trained tensor: every matrix, DoRA's vectors; a tied head is
+    the embedding."""
     if adapter is not None:
         for out, into in target_modules(model, adapter).values():
             yield from ((adapter.r * into, False), (out * adapter.r, False))
@@ -374,13 +377,13 @@ def trainable_tensor_sizes(model: ModelFacts, adapter: LoraSection | None) -> It
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Bytes of gradients that a micro batch has made at moments of its backward pass, beyond those of an earlier one.
+    """Bytes of gradients that a micro batch holds at moments of its backward pass, beyond an earlier micro batch's.
 
     Attributes:
-        head: once the output head is done.
-        layer: with the last layer begun.
-        above: with the first layer begun.
-        all: while the embedding's is made.
+        head: after the output head's backward pass.
+        layer: at the beginning of the last layer's.
+        above: at the beginning of the first layer's.
+        all: while the embedding's gradient is computed.
     """
 
     head: int
@@ -390,17 +393,17 @@ class _Gradients:
 
 
 def _gradients(batch: MicroBatch, part: TrainableParameters, accumulated: bool) -> _Gradients:
-    """The gradients of one backward pass.
+    """Return the gradients of one backward pass.
 
-    That of a tied head waits for the embedding's: at the end both and their sum are there. A second micro batch adds to
-    the gradients of the first in place, so only what waits or is being made counts.
+    The gradient of a tied head waits for the embedding's: at the end both and their sum exist. A second micro batch
+    adds to the gradients of the first in place, so only a gradient that waits or is being computed counts.
     """
     model, number = batch.model, batch.number
     if batch.factors is not None:
         layer = number * part.parameters // model.num_layers
         down = number * batch.r * sum(batch.factors.get("down_proj", ()))
-        made = _Gradients(0, down, layer * (model.num_layers - 1) + down, layer * model.num_layers)
-        return _Gradients(0, 0, 0, 0) if accumulated else made
+        gradients = _Gradients(0, down, layer * (model.num_layers - 1) + down, layer * model.num_layers)
+        return _Gradients(0, 0, 0, 0) if accumulated else gradients
     matrix = number * model.vocab_size * model.hidden_size
     layers = number * part.parameters - matrix * (1 if model.tied_embeddings else 2)
     if accumulated:
@@ -419,7 +422,7 @@ KEPT: dict[object, str] = {
 
 
 def _loss_terms(batch: MicroBatch) -> list[MemoryTerm]:
-    """The moment at which the loss's backward pass is fullest, or, where little is in the micro batch, the head's."""
+    """Return the terms of the loss's backward pass at its peak or, for a small micro batch, of the head's."""
     kept = kept_bytes(batch)
     how = KEPT.get(batch.checkpointing, "what all layers keep for the backward pass")
     activations = MemoryTerm("activations", kept, f"{how}, {kept // batch.tokens:,} bytes per token", "loss")
@@ -435,7 +438,8 @@ def _loss_terms(batch: MicroBatch) -> list[MemoryTerm]:
 
 
 def _logits(batch: MicroBatch) -> tuple[int, str]:
-    """Llama-3.2-3B, 2 rows of 2,048 tokens: 12 × 2 × 2,048 × 128,256 bytes = 5.87 GiB."""
+    """Return the bytes of the logits, and why. Llama-3.2-3B, 2 rows of 2,048 tokens: 12 × 2 × 2,048 × 128,256 bytes =
+    5.87 GiB."""
     why = (
         f"{batch.targets:,} tokens × {batch.model.vocab_size:,} vocabulary entries × {LOSS_BYTES} "
         "bytes in the loss's backward pass, if the rows are that long"
@@ -454,22 +458,24 @@ EMBEDDING = "the embedding"
 
 
 def backward_moments(batch: MicroBatch, part: TrainableParameters, accumulated: bool) -> dict[str, int]:
-    """Bytes at the moments of the backward pass below the loss that may be its fullest.
+    """Return the bytes at each moment of the backward pass below the loss that may be its peak.
 
     Args:
-        accumulated: gradients have a place already, where they are put as soon as they are made.
+        batch: the micro batch.
+        part: the trained parameters.
+        accumulated: gradients have buffers already, to which each is added as soon as it is computed.
     """
     model = batch.model
     gradients = _gradients(batch, part, accumulated)
     layer = layer_backward_bytes(batch)
-    own = attention_kept_bytes(batch) if batch.checkpointing else layer_bytes(batch)
-    others = kept_bytes(batch) - final_bytes(batch) - own
+    last_layer = attention_kept_bytes(batch) if batch.checkpointing else layer_bytes(batch)
+    other_layers = kept_bytes(batch) - final_bytes(batch) - last_layer
     if batch.checkpointing == "offload":
-        others += 2 * batch.number * model.hidden_size * batch.tokens
+        other_layers += 2 * batch.number * model.hidden_size * batch.tokens
     stream = batch.number * model.hidden_size * batch.tokens
     return {
         "the final norm": norm_backward_bytes(batch) + gradients.head,
-        "the last layer": others + layer + gradients.layer,
+        "the last layer": other_layers + layer + gradients.layer,
         "the first layer": layer + (stream if batch.checkpointing else 0) + gradients.above,
         EMBEDDING: stream + gradients.all,
         "the last MLP, which has just run": forward_bytes(batch),

@@ -1,10 +1,11 @@
-"""What one of several processes needs: the closed form of `facts/memory_formula.py` for each way of sharing a run.
+"""Memory of one process of several: the closed form of `facts/memory_formula.py` for each parallel mode.
 
-A process is one GPU. Every mode is described by what it changes of the single process: which tokens, matrices or layers
-are seen (then the arithmetic of `budget` applies to those), what of weights and optimizer is held in shares, and which
-buffers the engine adds. Where the processes are not alike, the numbers are those of the one that needs most.
+A process is one GPU. Every mode is described by its differences from a single process: the tokens, matrices or layers
+that a process has (then the arithmetic of `memory_formula` applies to those), the shards of weights and optimizer state
+that it holds, and the buffers that the engine adds. Where the processes differ, the numbers are those of the one that
+needs most.
 
-    ddp     everything whole; the gradients lie in buckets, b n, from the start. Accumulated ones are tensors besides
+    ddp     everything whole; the gradients are in buckets, b n, from the start. Accumulated ones are tensors besides
     fsdp    ⌈d₀ / N⌉ rows of every tensor; embedding, last norm and head gathered while a micro batch runs; at the loss
             the last layer's buffer, in the backward pass two layers and the buffer that fetches the next; gradients of
             a layer are added up in float32
@@ -13,7 +14,7 @@ buffers the engine adds. Where the processes are not alike, the numbers are thos
     zero3   ⌈numel / N⌉ of every tensor, the same 16 bytes of what is trained, up to 1e9 numbers gathered at a time, and
             a bucket of 5e8 numbers always
     tp      1 / N of the matrices that the model's plan cuts, of their LoRA factors one, of heads and MLP widths
-    cp      T / N tokens and one of filling; keys and values of the whole document where attention runs; under fsdp too,
+    cp      T / N tokens and one of padding; keys and values of the whole document where attention runs; under fsdp too,
             where `parallel.cp` is above 1
     pp      some layers; the first of p stages keeps what min(p, m) micro batches kept, the s-th min(p − s, m); a hidden
             state per micro batch is received from each side, all m buffers from the start of the step
@@ -70,16 +71,16 @@ def peak_bytes(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> StepMemory | None:
-    """The closed form of the process that needs most; the arguments and None as for `budget.peak_bytes_on_one`."""
+    """Return the closed form for the process that needs most; see `memory_formula.peak_bytes_on_one`."""
     sharing = sharing_of(resolved.config)
-    whole = memory_formula.peak_bytes_on_one(resolved, model, length, padded, capability)
-    if sharing is None or whole is None:
-        return whole
-    return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), whole)
+    on_one = memory_formula.peak_bytes_on_one(resolved, model, length, padded, capability)
+    if sharing is None or on_one is None:
+        return on_one
+    return _FORMS[sharing.mode](_Run(resolved, model, sharing, length, padded, capability), on_one)
 
 
 def _with_whole_logits(resolved: ResolvedConfig) -> ResolvedConfig:
-    """ZeRO-3 gathers the output head once, while the model runs: `train/loss.py` computes no chunks then."""
+    """Return the config without a chunked loss, as in `train/loss.py`: ZeRO-3 gathers the head only once."""
     speed = resolved.config.speed.model_copy(update={"chunked_loss": False})
     return replace(resolved, config=resolved.config.model_copy(update={"speed": speed}))
 
@@ -87,15 +88,15 @@ def _with_whole_logits(resolved: ResolvedConfig) -> ResolvedConfig:
 def memory_terms(
     resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None = AMPERE
 ) -> list[MemoryTerm]:
-    """`budget.memory_terms_on_one` of the process that needs most."""
-    shared = peak_bytes(resolved, model, capability=capability)
-    return list(shared.terms) if shared is not None else _without_activations(resolved, model, capability)
+    """Return `memory_formula.memory_terms_on_one` for the process that needs most."""
+    memory = peak_bytes(resolved, model, capability=capability)
+    return list(memory.terms) if memory is not None else _without_activations(resolved, model, capability)
 
 
 def _without_activations(
     resolved: ResolvedConfig, model: ModelFacts, capability: tuple[int, int] | None
 ) -> list[MemoryTerm]:
-    """Where activations are not known: what one process needs at least, divided where a mode divides it."""
+    """Return a lower bound of one process's terms without activations, divided where the mode shards them."""
     terms = memory_formula.memory_terms_on_one(resolved, model, capability)
     sharing = sharing_of(resolved.config)
     if sharing is None:
@@ -111,12 +112,12 @@ def _without_activations(
 
 UPDATED = ("optimizer", "masters", "float32 gradients")
 DIVIDED = {"nothing": (), "optimizer state": UPDATED, "weights": ("weights", "adapter", "gradients", *UPDATED)}
-"""`Mode.divided` → the terms of which each process has its part."""
+"""`Mode.divided` → the terms of which each process has its shard."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What `peak_bytes` was asked about; batches are those of one process, where several share their tokens."""
+    """The arguments of `peak_bytes`; batches are those of one process, where several share their tokens."""
 
     resolved: ResolvedConfig
     model: ModelFacts
@@ -134,61 +135,62 @@ class _Run:
         return micro_batch_shape(self.resolved, self.length).micro_batches
 
     def of(self, model: ModelFacts, **changes: Any) -> StepMemory:
-        found = memory_formula.peak_bytes_on_one(
+        memory = memory_formula.peak_bytes_on_one(
             self.resolved, model, self.length, self.padded, self.capability, parts=self.sharing.tokens, **changes
         )
-        assert found is not None, "the whole model was covered"
-        return found
+        assert memory is not None, "the whole model was covered"
+        return memory
 
     def batch(self, model: ModelFacts) -> MicroBatch:
-        whole = largest_micro_batch(self.resolved, model, self.length, self.padded, self.capability)
-        return shared_tokens(whole, self.sharing.tokens)
+        batch = largest_micro_batch(self.resolved, model, self.length, self.padded, self.capability)
+        return shared_tokens(batch, self.sharing.tokens)
 
 
 def _rebuilt(
     before: StepMemory, changed: dict[str, MemoryTerm | None], *added: MemoryTerm, evaluated: int = 0
 ) -> StepMemory:
-    """A budget with other terms, None taking one away; `evaluated`: bytes that a held-out batch needs beside."""
-    kept = [changed.get(term.term, term) for term in before.terms]
-    terms = (*(term for term in kept if term is not None), *added)
+    """Return a budget with terms replaced, or removed by None; `evaluated`: extra bytes that a held-out batch needs."""
+    rebuilt = [changed.get(term.term, term) for term in before.terms]
+    terms = (*(term for term in rebuilt if term is not None), *added)
 
     def resting(every: Iterable[MemoryTerm]) -> int:
         return sum(term.bytes for term in every if term.moment == "always" and term.term not in ("gradients", BUCKETS))
 
-    loaded = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
+    load_bytes = sum(term.bytes for term in terms if term.term in ("weights", "adapter", "masters"))
     held_out = before.phases["eval"] - resting(before.terms) + resting(terms) + evaluated
-    return StepMemory(terms, {"load": loaded, "step": fullest_moment_bytes(terms), "eval": held_out})
+    return StepMemory(terms, {"load": load_bytes, "step": fullest_moment_bytes(terms), "eval": held_out})
 
 
 BUCKETS = "gradient buckets"
 
 
 def _ddp(run: _Run, whole: StepMemory) -> StepMemory:
-    """Buckets of the size of all gradients, which are views of them; where micro batches are added up, tensors of their
-    own besides, since only the last micro batch goes through the buckets."""
+    """Return DDP's budget: buckets of the size of all gradients, which are views of them. Where micro batches are
+    accumulated, gradients are tensors besides, since only the last micro batch goes through the buckets."""
     terms = {term.term: term for term in whole.terms}
     gradients = terms["gradients"]
     buckets = MemoryTerm(BUCKETS, gradients.bytes, "DDP's, of the size of all gradients", "always")
     if run.micro_batches > 1:
         return _rebuilt(whole, {}, buckets)
-    none = run.of(run.model, in_buckets=True)
-    return _rebuilt(none, {"gradients": None}, buckets)
+    bucketed = run.of(run.model, in_buckets=True)
+    return _rebuilt(bucketed, {"gradients": None}, buckets)
 
 
 def _cp(run: _Run, whole: StepMemory) -> StepMemory:
-    """The tokens of one process, and where attention runs keys and values of the document up to its last ones."""
-    seen = run.of(run.model)
-    bucket = min(CONTEXT_BUCKET, next(term.bytes for term in seen.terms if term.term == "gradients"))
-    return _rebuilt(seen, {}, MemoryTerm("reduction", bucket, "gradients on their way to the others", "step"))
+    """Return context parallelism's budget: one process's tokens, and keys and values of the document up to its last."""
+    memory = run.of(run.model)
+    bucket = min(CONTEXT_BUCKET, next(term.bytes for term in memory.terms if term.term == "gradients"))
+    return _rebuilt(memory, {}, MemoryTerm("reduction", bucket, "gradients on their way to the others", "step"))
 
 
 def _tp(run: _Run, whole: StepMemory) -> StepMemory:
-    """The model with a part of its heads and of its MLP's width; embedding, norms and the residual stream are whole."""
+    """Return tensor parallelism's budget: a part of the heads and of the MLP's width; embedding, norms and residual
+    stream are whole."""
     return run.of(cut_model(run.model, run.sharing.size))
 
 
 def cut_model(model: ModelFacts, size: int) -> ModelFacts:
-    """A model as one of `size` processes sees it that share its matrices."""
+    """Return the model as one of `size` processes that share its matrices holds it."""
     shapes = {}
     for name, (outputs, inputs) in model.linear_modules.items():
         leaf = name.rpartition(".")[2]
@@ -197,13 +199,13 @@ def cut_model(model: ModelFacts, size: int) -> ModelFacts:
         elif leaf in BY_INPUTS:
             inputs //= size
         shapes[name] = (outputs, inputs)
-    gone = sum(a * b for a, b in model.linear_modules.values()) - sum(a * b for a, b in shapes.values())
+    removed = sum(a * b for a, b in model.linear_modules.values()) - sum(a * b for a, b in shapes.values())
     assert model.parameters is not None
     assert model.intermediate_size is not None
     return replace(
         model,
         linear_modules=shapes,
-        parameters=model.parameters - gone,
+        parameters=model.parameters - removed,
         num_attention_heads=model.num_attention_heads // size,
         num_key_value_heads=model.num_key_value_heads // size,
         intermediate_size=model.intermediate_size // size,
@@ -211,32 +213,33 @@ def cut_model(model: ModelFacts, size: int) -> ModelFacts:
 
 
 def _fsdp(run: _Run, whole: StepMemory) -> StepMemory:
-    """Shards of everything; gathered, the tensors outside of the layers, and the layer that runs, with the next."""
+    """Return FSDP's budget: shards of everything; gathered are the tensors outside of the layers, the layer that runs,
+    and the next."""
     sharing, number = run.sharing, run.number
-    mine = model_state_bytes(run.resolved, run.model, sharing)
-    every = list(list_parameters(run.model, run.resolved.config.adapter))
-    shares = list(local_parameter_counts(every, run.model, sharing, 0))
-    part = f"of {sharing.size} processes one's rows of every tensor"
+    state = model_state_bytes(run.resolved, run.model, sharing)
+    tensors = list(list_parameters(run.model, run.resolved.config.adapter))
+    shares = list(local_parameter_counts(tensors, run.model, sharing, 0))
+    why = f"of {sharing.size} processes one's rows of every tensor"
     frozen = number * sum(count for count, tensor in shares if not tensor.trained)
     trained = sum(count for count, tensor in shares if tensor.trained)
-    layer = sum(math.prod(tensor.shape) for tensor in every if ".layers.0." in f".{tensor.name}")
-    layer_trained = sum(math.prod(t.shape) for t in every if t.trained and ".layers.0." in f".{t.name}")
-    outer = [tensor for tensor in every if ".layers." not in f".{tensor.name}"]
+    layer = sum(math.prod(tensor.shape) for tensor in tensors if ".layers.0." in f".{tensor.name}")
+    layer_trained = sum(math.prod(t.shape) for t in tensors if t.trained and ".layers.0." in f".{t.name}")
+    outer = [tensor for tensor in tensors if ".layers." not in f".{tensor.name}"]
     root = number * sum(math.prod(tensor.shape) for tensor in outer)
     lora = run.resolved.config.train.method == "lora"
     host = 0 if sharing.offload else 1
     changed: dict[str, MemoryTerm | None] = {
-        "weights": MemoryTerm("weights", host * (frozen if lora else number * trained), part),
-        "adapter": MemoryTerm("adapter", host * number * trained, part) if lora else None,
-        "optimizer": MemoryTerm("optimizer", host * mine.moments, part),
-        "masters": MemoryTerm("masters", host * mine.masters, part) if mine.masters else None,
-        "gradients": MemoryTerm("gradients", host * mine.gradients, f"added up micro batch by micro batch, {part}"),
-        "float32 gradients": MemoryTerm("float32 gradients", host * mine.masters, part, "step")
-        if mine.masters
+        "weights": MemoryTerm("weights", host * (frozen if lora else number * trained), why),
+        "adapter": MemoryTerm("adapter", host * number * trained, why) if lora else None,
+        "optimizer": MemoryTerm("optimizer", host * state.moments, why),
+        "masters": MemoryTerm("masters", host * state.masters, why) if state.masters else None,
+        "gradients": MemoryTerm("gradients", host * state.gradients, f"added up micro batch by micro batch, {why}"),
+        "float32 gradients": MemoryTerm("float32 gradients", host * state.masters, why, "step")
+        if state.masters
         else None,
         "rest of segments": None,
     }
-    # Full training: the root's gradients wait for its last use, and are copied to float32 to be added up.
+    # Full training: the root's gradients wait for its last use, and are copied to float32 to be accumulated.
     outer_trained = sum(math.prod(tensor.shape) for tensor in outer if tensor.trained)
     backward, layers, reduced = _fsdp_backward(run, 3 * number * layer, layer_trained)
     return _rebuilt(
@@ -257,9 +260,12 @@ GATHERED = "gathered weights"
 
 
 def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[MemoryTerm, int, int]:
-    """The backward pass where it is fullest: among the layers, of which `gathered` bytes are there, two and the buffer
-    of the next, and the gradients of one, `trained` numbers, whole and twice in float32; or at the embedding, where no
-    layer is there and the first one's gradients are in float32 once. The term, and those two sizes."""
+    """Return the term of the backward pass at its peak, the bytes of gathered layers then, and of reduced gradients.
+
+    The peak is among the layers, where `gathered` bytes exist (two layers and the buffer of the next) and the gradients
+    of one layer, `trained` numbers, whole and twice in float32; or at the embedding, where no layer is gathered and the
+    first layer's gradients exist once in float32.
+    """
     config = run.resolved.config
     part = memory_formula.count_trainable_parameters(run.model, config.adapter, config.model.dtype)
     assert part is not None, "the whole model was covered"
@@ -276,37 +282,37 @@ def _fsdp_backward(run: _Run, gathered: int, trained: int) -> tuple[MemoryTerm, 
 
 
 def _zero(run: _Run, whole: StepMemory) -> StepMemory:
-    """DeepSpeed's shares, and its buckets of a size that does not depend on the model's."""
+    """Return ZeRO's budget: DeepSpeed's shards, and its buckets of a size that does not depend on the model's."""
     weights = MODES[run.sharing.mode].divided == "weights"
     if weights:
         run = replace(run, resolved=_with_whole_logits(run.resolved))
     sharing, number, resolved = run.sharing, run.number, run.resolved
-    tuned = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
+    sizes = DEEPSPEED | _tuning(resolved.config.parallel.deepspeed_config)
     host = 0 if sharing.offload else 1
-    bucket = int(number * tuned["reduce_bucket_size"])
+    bucket = int(number * sizes["reduce_bucket_size"])
     if run.capability is None:
-        # On a CPU an empty tensor takes the pages that are written to: those of the gradients that come to lie in it.
+        # On a CPU an empty tensor occupies only the pages that are written to: the gradients that are copied into it.
         part_of_all = memory_formula.count_trainable_parameters(
             run.model, resolved.config.adapter, resolved.config.model.dtype
         )
         assert part_of_all is not None, "the whole model was covered"
         bucket = min(bucket, number * part_of_all.parameters)
-    mine = model_state_bytes(resolved, run.model, sharing)
+    state_bytes = model_state_bytes(resolved, run.model, sharing)
     part = f"of {plural(sharing.processes, 'process')} one's share"
     state: dict[str, MemoryTerm | None] = {
-        "optimizer": MemoryTerm("optimizer", host * mine.moments, part),
-        "masters": MemoryTerm("masters", host * mine.masters, f"float32 copies, {part}"),
-        "gradients": MemoryTerm("gradients", host * mine.gradients, f"in float32, {part}"),
+        "optimizer": MemoryTerm("optimizer", host * state_bytes.moments, part),
+        "masters": MemoryTerm("masters", host * state_bytes.masters, f"float32 copies, {part}"),
+        "gradients": MemoryTerm("gradients", host * state_bytes.gradients, f"in float32, {part}"),
         "float32 gradients": None,
     }
-    own = run.of(run.model, in_buckets=True)
+    bucketed = run.of(run.model, in_buckets=True)
     if not weights:
         why = "DeepSpeed's reduce_bucket_size"
-        return _rebuilt(own, state, *_missing(own, state), MemoryTerm("bucket", bucket, why, "backward"))
-    every = list(list_parameters(run.model, resolved.config.adapter))
-    numbers = sum(math.prod(tensor.shape) for tensor in every)
-    live = int(min(numbers, tuned["stage3_max_live_parameters"] + tuned["stage3_prefetch_bucket_size"]))
-    shares = list(local_parameter_counts(every, run.model, sharing, 0))
+        return _rebuilt(bucketed, state, *_missing(bucketed, state), MemoryTerm("bucket", bucket, why, "backward"))
+    tensors = list(list_parameters(run.model, resolved.config.adapter))
+    numbers = sum(math.prod(tensor.shape) for tensor in tensors)
+    live_numbers = int(min(numbers, sizes["stage3_max_live_parameters"] + sizes["stage3_prefetch_bucket_size"]))
+    shares = list(local_parameter_counts(tensors, run.model, sharing, 0))
     lora = resolved.config.train.method == "lora"
     frozen = sum(count for count, tensor in shares if not tensor.trained or not lora)
     factors = sum(count for count, tensor in shares if tensor.trained)
@@ -315,42 +321,42 @@ def _zero(run: _Run, whole: StepMemory) -> StepMemory:
         "adapter": MemoryTerm("adapter", host * number * factors, part) if lora else None,
         "rest of segments": None,
     }
-    why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live)} numbers"
+    why = f"up to stage3_max_live_parameters and the prefetched: {count_text(live_numbers)} numbers"
     return _rebuilt(
-        own,
+        bucketed,
         state,
-        *_missing(own, state),
+        *_missing(bucketed, state),
         MemoryTerm("bucket", bucket, "DeepSpeed's reduce_bucket_size"),
-        MemoryTerm(GATHERED, number * live, why, "loss"),
-        MemoryTerm(GATHERED, number * live, why, "backward"),
-        evaluated=number * live,
+        MemoryTerm(GATHERED, number * live_numbers, why, "loss"),
+        MemoryTerm(GATHERED, number * live_numbers, why, "backward"),
+        evaluated=number * live_numbers,
     )
 
 
 def _missing(before: StepMemory, changed: dict[str, MemoryTerm | None]) -> list[MemoryTerm]:
-    """Terms of `changed` that one process does not have: masters of float32 weights."""
-    there = {term.term for term in before.terms}
-    return [term for name, term in changed.items() if term is not None and name not in there]
+    """Return the terms of `changed` that one process alone does not have: masters of float32 weights."""
+    existing = {term.term for term in before.terms}
+    return [term for name, term in changed.items() if term is not None and name not in existing]
 
 
 def _tuning(path: str | None) -> dict[str, float]:
-    """The sizes in a user's DeepSpeed file."""
+    """Read the sizes in a user's DeepSpeed file."""
     if path is None or not Path(path).expanduser().is_file():
         return {}
     document = read_json_file(Path(path).expanduser())
-    found = document.get("zero_optimization") if isinstance(document, dict) else None
-    found = found if isinstance(found, dict) else {}
-    return {key: float(found[key]) for key in DEEPSPEED if isinstance(found.get(key), int | float)}
+    section = document.get("zero_optimization") if isinstance(document, dict) else None
+    section = section if isinstance(section, dict) else {}
+    return {key: float(section[key]) for key in DEEPSPEED if isinstance(section.get(key), int | float)}
 
 
 def _pp(run: _Run, whole: StepMemory) -> StepMemory:
-    """The stage that needs most."""
-    every = pipeline_stages(run.model, run.sharing.size)
-    return max((_stage(run, layers, rank) for rank, layers in enumerate(every)), key=lambda found: found.allocated)
+    """Return the budget of the pipeline stage that needs most."""
+    stages = pipeline_stages(run.model, run.sharing.size)
+    return max((_stage(run, layers, rank) for rank, layers in enumerate(stages)), key=lambda memory: memory.allocated)
 
 
 def fullest_stage(resolved: ResolvedConfig, model: ModelFacts, length: int | None = None) -> int:
-    """The rank of the stage that needs most."""
+    """Return the rank of the pipeline stage that needs most."""
     sharing = sharing_of(resolved.config)
     assert sharing is not None
     run = _Run(resolved, model, sharing, length, None, AMPERE)
@@ -359,7 +365,7 @@ def fullest_stage(resolved: ResolvedConfig, model: ModelFacts, length: int | Non
 
 
 def stage_model(model: ModelFacts, layers: range, rank: int, size: int) -> ModelFacts:
-    """A model as one stage of a pipeline holds it; its first layer is called layer 0."""
+    """Return the model as one stage of a pipeline holds it; its first layer is called layer 0."""
     kept = {}
     for name, shape in model.linear_modules.items():
         parts = name.split(".")
@@ -368,38 +374,38 @@ def stage_model(model: ModelFacts, layers: range, rank: int, size: int) -> Model
         if "layers" in parts:
             parts[parts.index("layers") + 1] = str(int(parts[parts.index("layers") + 1]) - layers.start)
         kept[".".join(parts)] = shape
-    here = (tensor for tensor in list_parameters(model, None) if is_here(tensor.name, model, layers, rank, size))
-    numbers = sum(math.prod(tensor.shape) for tensor in here)
+    tensors = (tensor for tensor in list_parameters(model, None) if is_here(tensor.name, model, layers, rank, size))
+    numbers = sum(math.prod(tensor.shape) for tensor in tensors)
     return replace(model, num_layers=len(layers), linear_modules=kept, parameters=numbers)
 
 
 def _stage(run: _Run, layers: range, rank: int) -> StepMemory:
-    """One stage. What a micro batch keeps there is kept for all that are in flight; the loss is the last stage's."""
+    """Return the budget of one stage: activations of all micro batches in flight; the loss on the last stage."""
     size, count = run.sharing.size, run.micro_batches
-    seen = stage_model(run.model, layers, rank, size)
-    own, batch = run.of(seen, in_buckets=True), run.batch(seen)
-    flying = min(size - rank, count)
+    stage = stage_model(run.model, layers, rank, size)
+    memory, batch = run.of(stage, in_buckets=True), run.batch(stage)
+    in_flight = min(size - rank, count)
     state = run.number * run.model.hidden_size * batch.tokens
     sides = (rank > 0) + (rank < size - 1)
-    once = kept_bytes(batch) - (final_bytes(batch) if rank < size - 1 else 0)
-    kept = (flying - 1) * once
+    per_batch = kept_bytes(batch) - (final_bytes(batch) if rank < size - 1 else 0)
+    kept = (in_flight - 1) * per_batch
     changed: dict[str, MemoryTerm | None] = {}
-    spared = 0
+    saved = 0
     if rank < size - 1:
         changed["logits"] = None
-        changed["activations"] = MemoryTerm("activations", once, "the newest micro batch's", "loss")
-        spared = eval_bytes(batch) - eval_bytes(batch, loss=False)
+        changed["activations"] = MemoryTerm("activations", per_batch, "the newest micro batch's", "loss")
+        saved = eval_bytes(batch) - eval_bytes(batch, loss=False)
     return _rebuilt(
-        own,
+        memory,
         changed,
-        *_while_running("in flight", kept, f"what {plural(flying - 1, 'micro batch')} before it kept"),
+        *_while_running("in flight", kept, f"what {plural(in_flight - 1, 'micro batch')} before it kept"),
         *_while_running("received states", sides * count * state, f"{count} × a hidden state per token × {sides}"),
-        evaluated=state - spared,
+        evaluated=state - saved,
     )
 
 
 def _while_running(name: str, size: int, why: str) -> tuple[MemoryTerm, MemoryTerm]:
-    """What is held while micro batches run, and not when the optimizer updates."""
+    """Return the terms of memory that is held while micro batches run, but not when the optimizer updates."""
     return MemoryTerm(name, size, why, "loss"), MemoryTerm(name, size, why, "backward")
 
 

@@ -1,7 +1,7 @@
-"""What a base model is, from its config.json and the headers of its weight files: no weights, no torch.
+"""Facts about a base model, from its config.json and the headers of its weight files: no weights, no torch.
 
 A name is looked up where it is cheapest: the built-in model, a GGUF file, a local directory, the Hugging Face cache,
-the packaged catalogue of well-known models (so that a gated model can be checked and planned before anyone has access),
+the packaged catalogue of well-known models (so that a gated model can be checked and planned before access is granted),
 the hub.
 """
 
@@ -54,45 +54,46 @@ class ModelFacts:
     """A base model in numbers.
 
     Attributes:
-        name: as the user wrote it.
+        name: name or path as the user wrote it.
         path: the local folder of its files; None where they are not on this machine, or not converted yet.
-        gguf: the GGUF file that it is or was; None of any other, and where only its conversion is here.
+        gguf: its GGUF file; None for any other model, and where only its conversion is on this machine.
         architecture: the model class in config.json; empty where it names none.
         intermediate_size: the MLP's width; None where config.json has no such number.
         max_position_embeddings: the context length in tokens; None where config.json does not state one.
         tied_embeddings: the output head is the embedding matrix.
-        parameters: the parameters training sees, a tied head counted once; from the weight files where they can be
-            read, else from the closed form; None for an architecture the closed form does not cover.
-        expected_parameters: the closed form's count, None where there is none; unlike `parameters` only where the
+        parameters: trainable parameters, a tied head counted once; from the weight files where they can be read, else
+            from the closed form; None for an architecture the closed form does not cover.
+        expected_parameters: the closed form's count, None where there is none; differs from `parameters` only where the
             weight files do not belong to the config.json.
         linear_modules: dotted name → (out features, in features) of every linear layer, the output head included
             unless it is tied; empty where they are not known. Routed experts and routers are none
             (facts/all_linear.py).
-        expert_parameters: how many of the parameters are routed experts'; None where it is not known.
+        expert_parameters: number of the parameters that are routed experts'; None where it is not known.
         expert_stacks: name → (experts, outputs, inputs) of the stacks that transformers makes of them.
-        lone_expert_parameters: how many numbers of experts lie in matrices of their own in the files.
+        lone_expert_parameters: number of experts' parameters stored as matrices of their own in the files.
         routers: name → (1, experts, inputs) of the matrices that choose among them.
-        router_loss: config.json asks for the loss of the routers (`output_router_logits`).
-        dtype: the type the weights are stored in, as torch names it; None where nothing says so.
+        router_loss: config.json sets the routers' auxiliary loss (`output_router_logits`).
+        dtype: the dtype the weights are stored in, as torch names it; None where neither config.json nor a header
+            states it.
         weight_bytes: the size of the weights as stored; None where it is not known.
         has_weights: safetensors files with all weights are in `path`.
         pickle_only: there are weights, but only in formats that can run code when they are loaded.
         source: where the facts come from.
         chat_template: the template's text; None where there is none or (see `has_chat_template`) it was not read.
-        tool_template: the one for conversations with tools, where the model has one beside `chat_template`.
-        other_template: one that others may take in its place: tokenizer_config.json's beside a chat_template.jinja, or
-            the model's own where the config names another.
+        tool_template: the template for conversations with tools, where the model has one beside `chat_template`.
+        other_template: a template that other programs may use in its place: tokenizer_config.json's beside a
+            chat_template.jinja, or the model's own where the config names another.
         has_chat_template: None where it is not known.
         gated: access has to be granted by the owner; None where it is not known.
-        custom_code: config.json points to Python code that comes with the model; code_files: in which files.
-        quantization: the method the stored weights are quantised with, or None; stored_nf4: bitsandbytes' NF4.
-        dequantized_from: of files in FP8 or MXFP4, how they are stored; all else is said of what they are made into.
-        unreadable: why such files cannot be dequantised (facts/low_bits.py), or None.
+        custom_code: config.json points to Python code that comes with the model; code_files: its files.
+        quantization: the method the stored weights are quantized with, or None; stored_nf4: bitsandbytes' NF4.
+        dequantized_from: how files in FP8 or MXFP4 are stored; all other fields describe the dequantized weights.
+        unreadable: why such files cannot be dequantized (facts/low_bits.py), or None.
         packing_obstacle: why examples of this model cannot be packed (facts/attention.py), or None.
         written_by: the transformers release that wrote config.json, where it says so.
-        padded_attention: transformers' attention code for padded batches: sdpa, or eager where that cannot do what the
-            model needs (a softcap, sinks).
-        new_tokens: how many the config adds to the vocabulary, which has them already here (facts/vocabulary.py).
+        padded_attention: transformers' attention code for padded batches: sdpa, or eager where sdpa does not support
+            the model (a softcap, sinks).
+        new_tokens: tokens the config adds to the vocabulary; `vocab_size` already counts them (facts/vocabulary.py).
         activation: the function in the MLPs, as `hidden_act` of config.json names it; None where it does not.
     """
 
@@ -142,7 +143,7 @@ class ModelFacts:
 
 
 def model_facts(name_or_path: str, revision: str | None = None, patience: float | None = None) -> ModelFacts:
-    """The facts about a base model.
+    """Return the facts about a base model.
 
     Args:
         name_or_path: `surefit/nano`, a directory, a GGUF file, or a hub id.
@@ -152,7 +153,7 @@ def model_facts(name_or_path: str, revision: str | None = None, patience: float 
 
     Raises:
         ModelError: there is no such model, or it is incomplete, damaged or gated.
-        MachineError: the hub would have to be asked and cannot be reached, or a GGUF file needs a package.
+        MachineError: the hub is needed and cannot be reached, or a GGUF file needs a package.
     """
     if name_or_path == NANO:
         return directory_facts(nano.PATH, NANO)
@@ -167,9 +168,9 @@ def model_facts(name_or_path: str, revision: str | None = None, patience: float 
     cached = directory_facts(snapshot, name_or_path, "cache") if snapshot else None
     if cached and cached.parameters is not None:
         return cached
-    known = known_model(name_or_path)
-    if known:
-        return _catalogue_facts(name_or_path, known)
+    entry = known_model(name_or_path)
+    if entry:
+        return _catalogue_facts(name_or_path, entry)
     try:
         return _hub_facts(name_or_path, revision, patience)
     except MachineError:
@@ -210,7 +211,7 @@ def _refuse_what_is_no_hub_id(name: str, path: Path) -> None:
 
 
 def gguf_facts(source: GgufSource) -> ModelFacts:
-    """The facts about a GGUF file: of its conversion where that is there, else of what it will be, from the header."""
+    """Return the facts about a GGUF file: from its conversion where that exists, else predicted from the header."""
     directory = source.converted()
     if directory is not None:
         return replace(directory_facts(directory, source.name, "gguf"), gguf=source.file)
@@ -231,7 +232,7 @@ def gguf_facts(source: GgufSource) -> ModelFacts:
 
 
 def directory_facts(directory: Path, name: str, source: ModelSource = "local") -> ModelFacts:
-    """The facts about a model in a folder."""
+    """Return the facts about a model in a folder."""
     config = read_model_config(directory)
     tensors = read_weights(directory)
     problem = dequantization_obstacle(config, tensors or {})
@@ -249,19 +250,19 @@ def directory_facts(directory: Path, name: str, source: ModelSource = "local") -
         chat_template=templates.get(DEFAULT),
         pickle_only=tensors is None and any(next(directory.glob(pattern), None) for pattern in PICKLES),
     )
-    other = _template_beside(directory) if facts.chat_template else None
+    other_template = _template_beside(directory) if facts.chat_template else None
     stored_as = stored.method if stored else None
     return replace(
         facts,
         dequantized_from=stored_as,
         unreadable=problem,
-        other_template=other,
+        other_template=other_template,
         tool_template=templates.get(TOOL_USE),
     )
 
 
 def read_model_config(directory: Path) -> dict[str, Any]:
-    """A model folder's config.json; its absence or damage is a `ModelError` that says what the folder is."""
+    """Read a model folder's config.json. Without a sound one, the ModelError says what the folder is."""
     path = directory / "config.json"
     if not path.is_file():
         if (directory / "adapter_config.json").is_file():
@@ -301,7 +302,7 @@ def build_facts(
     pickle_only: bool = False,
     gated: bool | None = None,
 ) -> ModelFacts:
-    """Put config.json and the headers (None where there are none) together."""
+    """Combine config.json and the headers (None where there are none) into facts."""
     dims = dimensions(config, where)
     formula = structure(config, dims)
     needs = attention_needs(config)
@@ -309,8 +310,8 @@ def build_facts(
     stored = None if tensors is None or quantization else _stored(tensors, dims.tied_embeddings)
     if tensors is not None and stored is not None and formula is not None:
         _require_shapes(formula, dims.vocab_size, dims.hidden_size, tensors, where)
-    mixed = stored is not None and config.get("model_type") not in NO_STACKS
-    shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if mixed else {}
+    may_have_experts = stored is not None and config.get("model_type") not in NO_STACKS
+    shapes = {name: tensor.shape for name, tensor in (tensors or {}).items()} if may_have_experts else {}
     parameters = stored.parameters if stored else formula.parameters if formula else None
     linears = formula or stored
     dtype = _dtype(config, tensors)
@@ -341,21 +342,23 @@ def build_facts(
         quantization=quantization,
         stored_nf4=quantization == "bitsandbytes" and config["quantization_config"].get("bnb_4bit_quant_type") == "nf4",
         packing_obstacle=packing_obstacle(config),
-        written_by=written if isinstance(written := config.get("transformers_version"), str) else None,
+        written_by=version if isinstance(version := config.get("transformers_version"), str) else None,
         padded_attention="eager" if needs.softcap or needs.sinks else "sdpa",
-        activation=named if isinstance(named := text_section(config).get("hidden_act"), str) else None,
+        activation=activation if isinstance(activation := text_section(config).get("hidden_act"), str) else None,
     )
 
 
 def _require_shapes(
     formula: Structure, vocabulary: int, width: int, tensors: Mapping[str, TensorHeader], where: object
 ) -> None:
-    """Raises:
-    ModelError: a matrix has another shape than config.json says.
+    """Check that the matrices have the shapes that config.json gives.
+
+    Raises:
+        ModelError: a matrix has another shape than config.json says.
     """
-    wanted = {f"{name}.weight": shape for name, shape in formula.linear_modules.items()}
-    wanted["model.embed_tokens.weight"] = (vocabulary, width)
-    for name, shape in wanted.items():
+    expected = {f"{name}.weight": shape for name, shape in formula.linear_modules.items()}
+    expected["model.embed_tokens.weight"] = (vocabulary, width)
+    for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != tuple(shape):
             raise ModelError(
@@ -367,34 +370,36 @@ def _require_shapes(
 
 
 def code_files(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files that `auto_map` points to: "modeling_x.XModel", or "owner/name--modeling_x.XModel" of another
+    """Return the files that `auto_map` points to: "modeling_x.XModel", or "owner/name--modeling_x.XModel" of another
     repository; a tokenizer's entry is a list."""
     entries = [entry for value in (config.get("auto_map") or {}).values()
                for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, str)]  # fmt: skip
-    places = {entry.rpartition("--")[::2] for entry in entries}
-    found = {f"{place.rpartition('.')[0]}.py" + (f" of {owner}" if owner else "") for owner, place in places}
-    return tuple(sorted(found))
+    references = {entry.rpartition("--")[::2] for entry in entries}
+    files = {
+        f"{reference.rpartition('.')[0]}.py" + (f" of {owner}" if owner else "") for owner, reference in references
+    }
+    return tuple(sorted(files))
 
 
 def _stored(tensors: Mapping[str, TensorHeader], tied: bool) -> Structure:
-    """Parameters and linear layers as the headers give them.
+    """Return the parameters and linear layers that the headers list.
 
-    A tied head that was saved all the same is not counted twice (Qwen3-0.6B: 751,632,384 in the file, 596,049,920
+    A tied head that is saved nevertheless is not counted twice (Qwen3-0.6B: 751,632,384 in the file, 596,049,920
     parameters), nor are buffers that old checkpoints carry (Llama-2-7b-hf: 2,048 rotary frequencies).
     """
-    kept = {
+    kept_tensors = {
         name: tensor
         for name, tensor in tensors.items()
         if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
     }
     linears = {
         name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
-        for name, tensor in kept.items()
+        for name, tensor in kept_tensors.items()
         if name.endswith(".weight") and len(tensor.shape) == 2 and not _is_embedding(name)
         if not is_expert(name, 2) and is_product(name.removesuffix(".weight"))
     }
-    experts = sum(tensor.elements for name, tensor in kept.items() if is_expert(name, len(tensor.shape)))
-    return Structure(sum(tensor.elements for tensor in kept.values()), linears, experts)
+    experts = sum(tensor.elements for name, tensor in kept_tensors.items() if is_expert(name, len(tensor.shape)))
+    return Structure(sum(tensor.elements for tensor in kept_tensors.values()), linears, experts)
 
 
 def _is_embedding(name: str) -> bool:
@@ -407,7 +412,7 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def stored_by_name(name: str) -> str | None:
-    """How the files of a model on the hub are quantised by what its name ends in, where nobody can look.
+    """Guess the quantization method of a hub model's files from the ending of its name, where the hub cannot be read.
 
     >>> stored_by_name("unsloth/meta-llama-3.1-8b-instruct-unsloth-bnb-4bit"), stored_by_name("org/model")
     ('bitsandbytes', None)
@@ -416,15 +421,15 @@ def stored_by_name(name: str) -> str | None:
 
 
 def original_of(name: str) -> str | None:
-    """The model that a quantised copy was made from, where that is known: unsloth's, and local folders of such names.
+    """Return the model that a quantized copy was made from, where known: unsloth's, and local folders of such names.
 
     >>> original_of("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit")
     'unsloth/Meta-Llama-3.1-8B-Instruct'
     >>> original_of("somebody/their-model-bnb-4bit")
     """
     plain = _UNSLOTH_4BIT.sub("", name.rstrip("/"))
-    known = plain != name.rstrip("/") and (known_model(plain) is not None or Path(plain).is_dir())
-    return plain if known else None
+    is_known = plain != name.rstrip("/") and (known_model(plain) is not None or Path(plain).is_dir())
+    return plain if is_known else None
 
 
 def _dtype(config: Mapping[str, Any], tensors: Mapping[str, TensorHeader] | None) -> str | None:
@@ -445,32 +450,32 @@ def _weight_bytes(tensors: Mapping[str, TensorHeader] | None, parameters: int | 
 
 
 def _template_beside(directory: Path) -> str | None:
-    """tokenizer_config.json's entry."""
+    """Return tokenizer_config.json's chat template."""
     config = directory / "tokenizer_config.json"
     return template_of(read_json_object(config)) if config.is_file() else None
 
 
 def cached_snapshot(name: str, revision: str | None = None) -> Path | None:
-    """The folder in the Hugging Face cache that holds this model's config.json, if there is one."""
+    """Return the folder in the Hugging Face cache that holds this model's config.json, or None."""
     folder = env.hub_cache() / f"models--{name.replace('/', '--')}"
-    wanted = revision or "main"
-    reference = folder / "refs" / wanted
-    commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else wanted
+    ref = revision or "main"
+    reference = folder / "refs" / ref
+    commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else ref
     snapshot = folder / "snapshots" / commit
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> dict[str, dict[str, Any]]:
-    """The packaged models: hub id → `{"gated", "chat_template", "config"}`, and `weight_bytes` where `config` does not
-    tell. Numbers only, nobody's text; scripts/catalogue.py writes them."""
+    """Return the packaged models: hub id → `{"gated", "chat_template", "config"}`, and `weight_bytes` where `config`
+    does not determine it. Numbers only, no texts; scripts/catalogue.py writes them."""
     entries = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(CATALOGUE.glob("*.json")))
     return {entry["name"]: entry for entry in entries}
 
 
 def known_model(name: str) -> dict[str, Any] | None:
-    """The catalogue's entry of a hub id: by its own name, by one it had before, or of the copy that unsloth publishes.
-    The hub takes a name in any case, and unsloth writes its names in lower case into the adapters that it trains.
+    """Return the catalogue's entry of a hub id: by its own name, by an earlier one, or by the name of unsloth's copy.
+    The hub accepts a name in any case, and unsloth writes its names in lower case into the adapters that it trains.
 
     >>> known_model("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit")["config"]["quantization_config"]["quant_method"]
     'bitsandbytes'
@@ -479,17 +484,17 @@ def known_model(name: str) -> dict[str, Any] | None:
     entries = {full.lower(): entry for full, entry in catalogue().items()}
     if name in entries:
         return entries[name]
-    owner, _, own = name.partition("/")
-    plain = _UNSLOTH_4BIT.sub("", own)
+    owner, _, repository = name.partition("/")
+    plain = _UNSLOTH_4BIT.sub("", repository)
     short = plain.removeprefix("meta-") if plain.startswith("meta-llama-3.") else plain
     if owner == "meta-llama":
-        return entries.get(f"{owner}/{short}") if plain == own else None
+        return entries.get(f"{owner}/{short}") if plain == repository else None
     if owner != "unsloth":
         return None
     entry = next((entry for full, entry in entries.items() if full.partition("/")[2] == short), None)
     if entry is None:
         return None
-    config = entry["config"] if plain == own else entry["config"] | {"quantization_config": _NF4_OF_BITSANDBYTES}
+    config = entry["config"] if plain == repository else entry["config"] | {"quantization_config": _NF4_OF_BITSANDBYTES}
     return entry | {"gated": False, "config": config}
 
 
@@ -503,8 +508,8 @@ def open_copy(name: str) -> str | None:
     (None, None)
     """
     entry = known_model(name)
-    own = entry["name"].partition("/")[2] if entry and entry["gated"] else ""
-    return f"unsloth/{own}" if own.startswith("Llama-3.") else None
+    repository = entry["name"].partition("/")[2] if entry and entry["gated"] else ""
+    return f"unsloth/{repository}" if repository.startswith("Llama-3.") else None
 
 
 def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
@@ -523,20 +528,20 @@ def _catalogue_facts(name: str, entry: Mapping[str, Any]) -> ModelFacts:
 def _hub_facts(name: str, revision: str | None, patience: float | None) -> ModelFacts:
     from surefit.facts.hub import fetch
 
-    found = fetch(name, revision, list(catalogue()), patience)
+    answer = fetch(name, revision, list(catalogue()), patience)
     facts = build_facts(
         name,
-        found.config,
-        found.tensors,
+        answer.config,
+        answer.tensors,
         where=f"{name}/config.json",
         source="hub",
-        chat_template=found.templates.get(DEFAULT),
-        has_chat_template=DEFAULT in found.templates,
-        pickle_only=found.pickle_only,
-        gated=found.gated,
+        chat_template=answer.templates.get(DEFAULT),
+        has_chat_template=DEFAULT in answer.templates,
+        pickle_only=answer.pickle_only,
+        gated=answer.gated,
     )
     return replace(
         facts,
-        unreadable=dequantization_obstacle(found.config, found.tensors or {}),
-        tool_template=found.templates.get(TOOL_USE),
+        unreadable=dequantization_obstacle(answer.config, answer.tensors or {}),
+        tool_template=answer.templates.get(TOOL_USE),
     )

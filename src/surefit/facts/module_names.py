@@ -1,6 +1,6 @@
-"""The names of the linear layers and of the decoder layer's class in well-known models, by the model's name alone.
+"""Names of the linear layers and of the decoder layer's class in well-known models, by the model's name alone.
 
-For models that are not on this machine. A name that fits several entries, or none, has none.
+For models that are not on this machine. A name that matches several entries, or none, has no result.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ NAMES: tuple[tuple[str, str], ...] = (
     ("distilbert", r"^distilbert-"),
     ("deberta-v2", r"^m?deberta-v[23]-"),
 )  # fmt: skip
-"""(`model_type`, how the names of its models look)."""
+"""(`model_type`, pattern of its models' names)."""
 OTHERS = re.compile(r"vl\b|vision|omni|audio|multimodal|moe|-a\d+b|mamba|distill-(?!qwen|llama)|-onnx|tiny-random")
-"""In names of models whose layers are others than their names let expect."""
+"""In names of models whose layers differ from what the rest of the name suggests."""
 DISTILLED = re.compile(r"distill-(qwen|llama)")
 LAYER_CLASSES = frozenset(layers.layer_class for layers in LAYERS.values())
 
 
 def type_in_name(name: str) -> str | None:
-    """Return the `model_type` that a model's name on the hub stands for.
+    """Return the `model_type` that a model's name on the hub indicates.
 
     >>> type_in_name("EleutherAI/pythia-410m"), type_in_name("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B")
     ('gpt_neox', 'qwen2')
@@ -113,8 +113,8 @@ def type_in_name(name: str) -> str | None:
     leaf = name.rpartition("/")[2].lower()
     if distilled := DISTILLED.search(leaf):
         return "qwen2" if distilled[1] == "qwen" else "llama"
-    found = {kind for kind, pattern in NAMES if re.search(pattern, leaf)}
-    return found.pop() if len(found) == 1 and not OTHERS.search(leaf) else None
+    types = {kind for kind, pattern in NAMES if re.search(pattern, leaf)}
+    return types.pop() if len(types) == 1 and not OTHERS.search(leaf) else None
 
 
 def layers_of(name: str | None, model_type: str | None = None) -> Layers | None:

@@ -28,8 +28,8 @@ def to_template_dict(templates: str | Mapping[str, str] | None) -> dict[str, str
 
 def template_for(templates: str | Mapping[str, str] | None, tools: Any) -> str | None:
     """Return the template that a conversation with these tools is rendered with, as transformers chooses it."""
-    known = to_template_dict(templates)
-    return known[TOOL_USE] if tools and TOOL_USE in known else known.get(DEFAULT)
+    by_name = to_template_dict(templates)
+    return by_name[TOOL_USE] if tools and TOOL_USE in by_name else by_name.get(DEFAULT)
 
 
 def to_chat_template_attribute(templates: Mapping[str, str]) -> str | dict[str, str]:
@@ -40,20 +40,20 @@ def to_chat_template_attribute(templates: Mapping[str, str]) -> str | dict[str, 
 def template_files(directory: Path) -> dict[str, Path]:
     """Return the files of a folder that hold one template each, by the template's name."""
     single = directory / TEMPLATE_FILE
-    others = sorted((directory / TEMPLATE_DIR).glob("*.jinja"))
-    return ({DEFAULT: single} if single.is_file() else {}) | {path.stem: path for path in others if path.is_file()}
+    additional = sorted((directory / TEMPLATE_DIR).glob("*.jinja"))
+    return ({DEFAULT: single} if single.is_file() else {}) | {path.stem: path for path in additional if path.is_file()}
 
 
 def templates_in(directory: Path) -> dict[str, str]:
-    """Return the templates that a tokenizer of this folder would have: those in files of their own, else what
-    tokenizer_config.json holds.
+    """Return the templates that a tokenizer of this folder would have: those in files of their own, else those in
+    tokenizer_config.json.
 
     Raises:
         ModelError: a file cannot be read.
     """
-    found = {name: _read(path) for name, path in template_files(directory).items()}
+    templates = {name: _read(path) for name, path in template_files(directory).items()}
     config = directory / "tokenizer_config.json"
-    return found or (templates_of(read_json_object(config)) if config.is_file() else {})
+    return templates or (templates_of(read_json_object(config)) if config.is_file() else {})
 
 
 def _read(path: Path) -> str:

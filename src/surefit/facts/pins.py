@@ -1,4 +1,4 @@
-"""Versions as requirements write them: whether two of them can be met by one release."""
+"""Version specifiers in requirements: whether one release can satisfy two of them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from packaging.specifiers import InvalidSpecifier, Specifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 FAR = 99_999
-"""A release number that nothing has."""
+"""A release number above any that exists."""
 
 
 def compatible(one: str, other: str) -> bool:
-    """Whether a release can fulfil both; true where one of them cannot be read.
+    """Return whether a release can satisfy both specifiers; true where one of them cannot be parsed.
 
     >>> compatible("<2.3", ">=2.2"), compatible("==2.1.2", ">=2.3"), compatible("<5,>=3.20", ">=6")
     (True, False, False)
     """
     try:
-        both = SpecifierSet(f"{one},{other}" if one and other else one or other)
-        return any(both.contains(version, prereleases=True) for version in _candidates(both))
+        combined = SpecifierSet(f"{one},{other}" if one and other else one or other)
+        return any(combined.contains(version, prereleases=True) for version in _candidates(combined))
     except (InvalidSpecifier, InvalidVersion):
         return True
 
 
 def exact(text: str) -> str | None:
-    """The one version that a specifier admits: 2.1.4 of ==2.1.4."""
+    """Return the one version that a specifier admits: 2.1.4 of ==2.1.4."""
     try:
         parts = list(SpecifierSet(text))
     except InvalidSpecifier:
@@ -35,7 +35,8 @@ def exact(text: str) -> str | None:
 
 
 def _candidates(both: SpecifierSet) -> Iterator[Version]:
-    """Versions at, just above and just below each that is named: where there is room, one of them lies in it."""
+    """Yield versions at, just above and just below each version in the specifier: if any release satisfies it, one of
+    these does."""
     yield from (Version("0"), Version(f"{FAR}"))
     for part in both:
         yield from _around(part)

@@ -1,4 +1,4 @@
-"""What a run was made on, written down beside it: environment.json."""
+"""Record of the machine and packages that a run used, written beside it: environment.json."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ PACKAGES = (
     "torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic",
     "accelerate", "bitsandbytes", "triton",
 )  # fmt: skip
-"""What can change a number in a run; those that are not installed are left out."""
+"""Packages that can change a number in a run; those that are not installed are left out."""
 
 
 def environment_record(hardware: HardwareFacts, parameters: int | None = None) -> dict[str, Any]:
-    """The content of environment.json. No host name, no user, no path: the record may be published with the run.
+    """Return the content of environment.json. No host name, no user, no path: the record may be published with the run.
 
     Args:
-        parameters: of the model, which decide the threads that a CPU computes with.
+        parameters: parameters of the model, which decide the number of CPU threads.
     """
-    here = env.distributed_env()[3]
+    local_processes = env.distributed_env()[3]
     return {
         "surefit": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_count": hardware.cpu_count,
-        "threads": cpu_threads(parameters, hardware.cpu_count, here, env.threads_asked())
+        "threads": cpu_threads(parameters, hardware.cpu_count, local_processes, env.threads_asked())
         if hardware.kind == "cpu"
         else None,
         "memory_bytes": hardware.ram_bytes,

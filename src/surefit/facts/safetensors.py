@@ -1,4 +1,4 @@
-"""The headers of safetensors files: names, types and shapes of the tensors, without reading a single weight.
+"""Headers of safetensors files: names, types and shapes of the tensors, without reading a single weight.
 
 A file is 8 bytes (little-endian length of the header), the header (JSON), then the data
 (https://github.com/huggingface/safetensors#format). Only the header is read.
@@ -21,16 +21,16 @@ from surefit.core.units import truncate_text
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own bound: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
+"""The format's own limit: https://github.com/huggingface/safetensors/blob/main/safetensors/src/tensor.rs."""
 MAX_DIMENSIONS = 8
-"""Of one tensor; weights have up to five."""
+"""Largest number of dimensions of a tensor; weights have up to five."""
 DOWNLOAD_AGAIN = "download the file again: it is incomplete or damaged"
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, its size in bytes, and where
-    it ends among the data."""
+    """One entry of a header: `dtype` in safetensors' names (BF16, F32, U8, …), `shape`, its size in bytes, and the
+    offset of its end in the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class TensorHeader:
 
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
-    """The tensors of one file, by name.
+    """Read the tensors' headers of one file, by name.
 
     Raises:
         ModelError: not a safetensors file, damaged, or shorter than its header promises; names the file.
@@ -59,10 +59,10 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror}", code="E2087", path=path, help=os_help(error)) from None
     tensors = parse_header(raw, path)
-    needed = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
-    if size != needed:
+    expected_size = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
+    if size != expected_size:
         raise ModelError(
-            f"the file has {size:,} bytes, its header describes {needed:,}",
+            f"the file has {size:,} bytes, its header describes {expected_size:,}",
             code="E2088",
             path=path,
             help=DOWNLOAD_AGAIN,
@@ -81,7 +81,7 @@ BITS = {
 
 
 def _layout_problem(tensors: Mapping[str, TensorHeader]) -> str | None:
-    """Return what the library would not accept: a type that it does not know, a size that is not the shape's, or
+    """Return a fault that the library would not accept: an unknown type, a size that does not match the shape, or
     tensors that overlap or leave a gap."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].end - item[1].bytes, item[1].end)):
@@ -110,11 +110,11 @@ def _damaged(path: Path, start: bytes, size: int) -> ModelError:
 
 
 def parse_header(raw: bytes, path: Path) -> dict[str, TensorHeader]:
-    """Header JSON → tensors; `__metadata__` is left out. A header that breaks the format is a `ModelError`."""
+    """Parse header JSON to tensors; `__metadata__` is left out. An invalid header raises a `ModelError`."""
     try:
         header = parse_json(raw)
-        about = header.get("__metadata__")
-        if about is not None and set(map(type, about.values())) - {str}:
+        metadata = header.get("__metadata__")
+        if metadata is not None and set(map(type, metadata.values())) - {str}:
             raise ValueError("__metadata__ maps names to texts")
         return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
@@ -132,17 +132,17 @@ def _tensor(entry: Mapping[str, Any]) -> TensorHeader:
 
 
 def _number(value: Any) -> int:
-    """A size as the format has it: unsigned, 64 bits."""
+    """Check and return a size in the format's type: unsigned, 64 bits."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r:.40} is no size")
     return value
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that hold a model's weights; empty where there are none.
+    """Return the safetensors files that hold a model's weights; empty where there are none.
 
     Raises:
-        ModelError: the index is damaged, or names files that are not there.
+        ModelError: the index is damaged, or names files that do not exist.
     """
     if (directory / INDEX).is_file():
         return _indexed_files(directory)
@@ -150,7 +150,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_weight_index(directory: Path) -> dict[str, str]:
-    """Tensor → file name by the index; empty where there is none.
+    """Read the index as tensor → file name; empty where there is none.
 
     Raises:
         ModelError: the index is damaged.
@@ -181,7 +181,7 @@ def _indexed_files(directory: Path) -> list[Path]:
 
 
 def read_weights(directory: Path) -> dict[str, TensorHeader] | None:
-    """The tensors of all of a model's weight files, by name; None where the folder holds no safetensors weights.
+    """Read the headers of all of a model's weight files, by name; None where the folder holds no safetensors weights.
 
     Raises:
         ModelError: a file is missing or damaged, or holds other tensors than the index says.
@@ -190,10 +190,10 @@ def read_weights(directory: Path) -> dict[str, TensorHeader] | None:
     if not files:
         return None
     headers = {file.name: read_header(file) for file in files}
-    for name, place in read_weight_index(directory).items():
-        if name not in headers[place]:
+    for name, shard in read_weight_index(directory).items():
+        if name not in headers[shard]:
             raise ModelError(
-                f"{truncate_text(name, 100)} is not in {place}, where the index says it is",
+                f"{truncate_text(name, 100)} is not in {shard}, where the index says it is",
                 code="E2094",
                 path=directory / INDEX,
                 help="files were exchanged or cut short: fetch or write the model again",

@@ -1,6 +1,6 @@
-"""What is wrong with the #SBATCH lines of a script, by sbatch's own syntax.
+"""Faults in the #SBATCH lines of a script, by sbatch's own syntax.
 
-https://slurm.schedmd.com/sbatch.html. The shell never sees these lines: nothing in them is expanded but the patterns
+https://slurm.schedmd.com/sbatch.html. The shell does not read these lines: nothing in them is expanded but the patterns
 of file names (%j, %x…).
 """
 
@@ -51,7 +51,7 @@ GPUS = re.compile(r"([A-Za-z][\w.-]*:)?\d+(,[A-Za-z][\w.-]*:\d+)*")
 
 @dataclass(frozen=True)
 class SyntaxFault:
-    """One line that sbatch refuses or does not read as it was meant: what is wrong and what to write."""
+    """One line that sbatch rejects or reads differently than intended: the fault and what to write."""
 
     line: int
     message: str
@@ -59,7 +59,7 @@ class SyntaxFault:
 
 
 def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
-    """Every directive that sbatch refuses, and lines that were meant as one."""
+    """Yield every directive that sbatch rejects, and lines that were intended as one."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("#!"):
         first = lines[0] if lines else ""
@@ -72,8 +72,8 @@ def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
     elif not re.match(r"#!\s*/\S+", lines[0]):
         yield SyntaxFault(1, f"{lines[0].strip()[:40]} names no program by its path", "write #!/bin/bash")
     for number, line in enumerate(lines, 1):
-        meant = re.match(r"\s*#\s*(SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SBATH|SBACH)\b\s*(-.*)?$", line)
-        if meant and not line.startswith("#SBATCH") and meant[2] and not line.lstrip().startswith("##"):
+        directive = re.match(r"\s*#\s*(SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SBATH|SBACH)\b\s*(-.*)?$", line)
+        if directive and not line.startswith("#SBATCH") and directive[2] and not line.lstrip().startswith("##"):
             yield SyntaxFault(
                 number, f"{line.strip()[:40]} is a comment to sbatch", "write #SBATCH at the start of the line"
             )
@@ -84,25 +84,26 @@ def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
 
 
 def _without_comment(text: str) -> str:
-    """A directive up to its comment: a # behind a space, outside of quotes."""
+    """Return a directive without its comment: a # behind a space, outside of quotes."""
     quote = ""
-    for place, letter in enumerate(text):
+    for position, letter in enumerate(text):
         if letter in "\"'" and quote in ("", letter):
             quote = "" if quote else letter
-        elif letter == "#" and not quote and text[place - 1 : place].isspace():
-            return text[:place]
+        elif letter == "#" and not quote and text[position - 1 : position].isspace():
+            return text[:position]
     return text
 
 
 def variables_in(text: str) -> Iterator[tuple[int, str]]:
-    """(line, variable) of directives with a shell variable, which sbatch takes for text."""
+    """Yield (line, variable) of directives with a shell variable, which sbatch reads as plain text."""
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith("#SBATCH"):
             continue
-        meant = re.sub(r"'[^']*'", "", _without_comment(line[len("#SBATCH") :]))  # quoted so, it is meant as text
-        found = re.search(r"(\$\{?\w+\}?|\$\(|`)", meant)
-        if found:
-            yield number, found[1]
+        # A variable in single quotes is intended as plain text.
+        unquoted = re.sub(r"'[^']*'", "", _without_comment(line[len("#SBATCH") :]))
+        match = re.search(r"(\$\{?\w+\}?|\$\(|`)", unquoted)
+        if match:
+            yield number, match[1]
 
 
 def _directive(number: int, text: str) -> Iterator[SyntaxFault]:
@@ -142,25 +143,25 @@ def _words(text: str) -> list[str]:
 
 def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterator[SyntaxFault]:
     if name not in OPTIONS:
-        near = [option for option in OPTIONS if option.startswith(name)]
-        if len(near) != 1:  # getopt takes an unambiguous beginning
+        candidates = [option for option in OPTIONS if option.startswith(name)]
+        if len(candidates) != 1:  # getopt accepts an unambiguous beginning
             hint = did_you_mean(name, sorted(OPTIONS)) or did_you_mean(name.replace("_", "-"), sorted(OPTIONS))
             yield SyntaxFault(number, f"sbatch has no option --{name}{hint}", "correct its name")
         return
     if spaced:
         yield SyntaxFault(number, f"--{name}= has no value", f"write --{name}=VALUE without a space")
-    elif value and "$" not in value and (wrong := _wrong(name, value)):
-        yield SyntaxFault(number, f"--{name}={value}: {wrong}", "sbatch refuses it, or takes it for something else")
+    elif value and "$" not in value and (problem := _wrong(name, value)):
+        yield SyntaxFault(number, f"--{name}={value}: {problem}", "sbatch refuses it, or takes it for something else")
 
 
 def _wrong(name: str, value: str) -> str | None:
-    """What the value of an option has to be, or None where it is that."""
+    """Return the required form of an option's value, or None where the value has it."""
     if name in ("time", "time-min"):
         parts = re.split(r"[-:]", value)
         if not TIME.fullmatch(value):
             return "a time is minutes, hours:minutes:seconds or days-hours:minutes:seconds"
-        late = [part for part in parts[-2:] if value.count(":") and part.isdecimal() and int(part) > 59]
-        return "minutes and seconds go up to 59" if late and value.count(":") == 2 else None
+        too_large = [part for part in parts[-2:] if value.count(":") and part.isdecimal() and int(part) > 59]
+        return "minutes and seconds go up to 59" if too_large and value.count(":") == 2 else None
     if name in ("mem", "mem-per-cpu", "mem-per-gpu", "tmp"):
         return None if MEMORY.fullmatch(value) else "memory is a number with K, M, G or T behind it"
     if name in COUNTS:
@@ -169,15 +170,15 @@ def _wrong(name: str, value: str) -> str | None:
         return None if NODES.fullmatch(value) and not re.match(r"0+(\D|$)", value) else "a number of nodes, or a range"
     if name == "gres":
         parts = re.split(r",(?![^(]*\))", value)
-        wrong = [part for part in parts if not GRES.fullmatch(part)]
-        return "resources are written name:count or name:type:count" if wrong else None
+        invalid = [part for part in parts if not GRES.fullmatch(part)]
+        return "resources are written name:count or name:type:count" if invalid else None
     if name in ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"):
         return None if GPUS.fullmatch(value) else "a number of GPUs, or type:number"
     if name == "signal":
         return None if re.fullmatch(r"([BR]{1,2}:)?(SIG)?[A-Z0-9]+(@\d+)?", value) else "a signal is written USR1@300"
     if name == "array":
-        good = r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?"
-        if not re.fullmatch(good, value):
+        pattern = r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?"
+        if not re.fullmatch(pattern, value):
             return "an array is written 0-9 or 1,3,5, with %4 for four at a time"
         spans = [re.match(r"(\d+)-(\d+)", part) for part in value.split(",")]
         backwards = next((span[0] for span in spans if span and int(span[1]) > int(span[2])), None)

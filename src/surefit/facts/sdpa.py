@@ -1,17 +1,17 @@
-"""Which kernel torch's `scaled_dot_product_attention` runs on a GPU: one table, which plan, training and doctor read.
+"""Table of the kernels that torch's `scaled_dot_product_attention` runs on a GPU, for plan, training and doctor.
 
-For torch 2.11 to 2.13, which answer alike: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`select_sdp_backend`
-and the `check_…` that it asks) and transformers/sdp_utils_cpp.h, which the wheel brings. torch 2.14 differs: its
-efficient kernel takes grouped heads (github.com/pytorch/pytorch/pull/191085). Not yet tried on a GPU; tests/cuda holds
-it against those conditions, written out once more.
+For torch 2.11 to 2.13, which behave alike: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (`select_sdp_backend`
+and its `check_…` functions) and transformers/sdp_utils_cpp.h, which the wheel contains. torch 2.14 differs: its
+efficient kernel supports grouped heads (github.com/pytorch/pytorch/pull/191085). Not yet tried on a GPU; tests/cuda
+compares it with those conditions, written out once more.
 
-Kernels in the order in which torch asks them:
+Kernels in the order in which torch tries them:
 
-- cudnn: first on Hopper and on data centres' Blackwell (cuDNN above 9.15, which torch 2.11's wheels bring). Off, see
+- cudnn: first on Hopper and on data-center Blackwell (cuDNN above 9.15, which torch 2.11's wheels contain). Off, see
   `OFF`.
 - flash: FlashAttention 2; no mask, 16 bits.
-- efficient: takes masks and float32, but wants a key head for every query head. Where flash does not run, grouped heads
-  are repeated for it: `kernel_needs_repeated_kv`.
+- efficient: supports masks and float32, but needs a key head for every query head. Where flash does not run, grouped
+  heads are repeated for it: `kernel_needs_repeated_kv`.
 - math: matrix products that hold all logits, in float32: memory that grows with the square of the length.
 """
 
@@ -25,32 +25,32 @@ Capability = tuple[int, int]
 Kernel = Literal["cudnn", "flash", "efficient", "math"]
 HALF, BOTH_HALVES = ("float16",), ("float16", "bfloat16")
 NEWEST = (12, 1)
-"""The last that flash and efficient know: `check_sm_version<…, sm121>`."""
+"""Last compute capability that flash and efficient support: `check_sm_version<…, sm121>`."""
 
 OFF: dict[Kernel, str] = {"cudnn": "github.com/pytorch/pytorch/issues/196678"}
 """Kernels that are switched off when CUDA is started (`model/sdpa.py`), and why.
 
-cuDNN before 9.26, which no torch up to 2.13 brings: gradients of queries are NaN with a mask, lengths of 64 beyond a
+cuDNN before 9.26, which no torch up to 2.13 contains: gradients of queries are NaN with a mask, lengths of 64 beyond a
 multiple of 128 and very negative logits, on Hopper; greedy answers silently differ on Blackwell with fewer than 8 key
 heads (github.com/pytorch/pytorch/issues/193893); every new shape costs about a second, and generation has one per token
-(github.com/modelscope/FunASR/issues/3704). Mask-free causal attention of fixed shape is clean, and faster
-(github.com/huggingface/transformers/pull/48163), but the switch is the process's, and no step knows beforehand that all
-its batches are so: it is off everywhere. To be read again with a torch that brings 9.26.
+(github.com/modelscope/FunASR/issues/3704). Mask-free causal attention of fixed shape has no such fault, and is faster
+(github.com/huggingface/transformers/pull/48163), but the switch is per process, and no step knows beforehand that all
+its batches are of that kind: it is off everywhere. To be checked again with a torch that contains 9.26.
 """
 
 
 class AttentionCall(NamedTuple):
-    """What decides the kernel.
+    """Properties of an attention call that determine its kernel.
 
     Attributes:
-        capability: of the GPU.
-        dtype: of queries, keys and values, such as "bfloat16".
-        width, value_width: of a head of queries and keys, and of values.
-        masked: a mask comes with it; causal attention needs none.
+        capability: compute capability of the GPU.
+        dtype: dtype of queries, keys and values, such as "bfloat16".
+        width, value_width: width of a head of queries and keys, and of a head of values.
+        masked: a mask is passed; causal attention needs none.
         grouped: fewer key heads than query heads, and `enable_gqa`.
         trained: there will be a backward pass.
-        uneven: causal, with other keys than queries.
-        dropout: of the weights.
+        uneven: causal, with a different number of keys than queries.
+        dropout: dropout of the attention weights.
     """
 
     capability: Capability
@@ -66,17 +66,18 @@ class AttentionCall(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelSupport:
-    """Where a kernel runs.
+    """Conditions under which a kernel runs.
 
     Attributes:
-        oldest, newest: GPUs, as compute capabilities.
-        dtypes: of the tensors.
-        masked, grouped, uneven: whether it takes such calls.
-        widest: a head, at most; None: any.
-        multiple: of what a head's width must be one.
+        oldest, newest: first and last GPUs, as compute capabilities.
+        dtypes: dtypes of the tensors.
+        masked, grouped, uneven: whether it supports such calls.
+        widest: largest width of a head; None: any.
+        multiple: number that a head's width must be a multiple of.
         alike: values must be as wide as keys.
         untrained: widths above the first up to the second have no backward pass; with dropout none above the first.
-        share: of the rate of matrix products that its forward pass reaches, with heads of 128; see `share_of_products`.
+        share: share of the rate of matrix products that its forward pass reaches, with heads of 128; see
+            `share_of_products`.
     """
 
     kernel: Kernel
@@ -113,7 +114,8 @@ class KernelSupport:
 
 
 def _cudnn(oldest: Capability, newest: Capability) -> KernelSupport:
-    """`check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above 128 came with cuDNN 9.22."""
+    """Return the row of cuDNN's kernel: `check_prefer_cudnn_attention`, `can_use_cudnn_attention`; head widths above
+    128 came with cuDNN 9.22."""
     return KernelSupport(
         "cudnn", oldest, newest, BOTH_HALVES, masked=True, grouped=True, uneven=True, share=0.9, widest=128, multiple=8
     )
@@ -122,7 +124,7 @@ def _cudnn(oldest: Capability, newest: Capability) -> KernelSupport:
 def _flash(
     oldest: Capability, newest: Capability, share: float, untrained: tuple[int, int] | None = None
 ) -> KernelSupport:
-    """`can_use_flash_attention`; attention.cpp pads widths to a multiple of 8 for it."""
+    """Return the row of FlashAttention 2: `can_use_flash_attention`; attention.cpp pads widths to multiples of 8."""
     return KernelSupport(
         "flash", oldest, newest, BOTH_HALVES, masked=False, grouped=True, uneven=False, share=share, widest=256,
         alike=True, untrained=untrained,
@@ -130,7 +132,8 @@ def _flash(
 
 
 def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], multiple: int) -> KernelSupport:
-    """`can_use_mem_efficient_attention`; the multiple is `minimum_gemm_alignment`."""
+    """Return the row of the efficient kernel: `can_use_mem_efficient_attention`; `multiple` is
+    `minimum_gemm_alignment`."""
     return KernelSupport(
         "efficient", oldest, newest, dtypes, masked=True, grouped=False, uneven=True, share=0.35, multiple=multiple
     )
@@ -139,12 +142,12 @@ def _efficient(oldest: Capability, newest: Capability, dtypes: tuple[str, ...], 
 NO_BACKWARD = (192, 224)
 """`check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`"""
 AMPERE_RATE, HOPPER_RATE = 0.7, 0.45
-"""What FlashAttention 2 reaches of the rate of products. Its authors give 50 to 73 % of the peak on an A100
-(arXiv:2307.08691) and 35 % on an H100, whose own instructions it does not use (arXiv:2407.08608); products reach 70 to
-90 %. The efficient kernel is taken to be half as fast as on an A100, cuDNN's to be twice as fast as on an H100. All of
-this is assumed until `surefit calibrate` has measured the card."""
+"""Share of the rate of matrix products that FlashAttention 2 reaches. Its authors give 50 to 73 % of the peak on an
+A100 (arXiv:2307.08691) and 35 % on an H100, whose own instructions it does not use (arXiv:2407.08608); products reach
+70 to 90 %. The efficient kernel is assumed to be half as fast as on an A100, cuDNN's to be twice as fast as on an H100.
+All of this is assumed until `surefit calibrate` has measured the card."""
 BACKWARD_SHARE, NARROW, NARROW_SHARE = 0.8, 64, 0.75
-"""Of these rates: the backward pass's, and that of heads of up to 64; assumed as well."""
+"""Factors on these rates: for the backward pass, and for heads of up to 64; assumed as well."""
 KERNELS: tuple[KernelSupport, ...] = (
     _cudnn((9, 0), (10, 9)),
     _flash((8, 0), (8, 5), AMPERE_RATE),
@@ -157,12 +160,12 @@ KERNELS: tuple[KernelSupport, ...] = (
     _efficient((5, 0), (6, 9), HALF, 1),
     _efficient((5, 0), (7, 9), ("float32",), 1),
 )
-"""In the order in which torch asks; what no row takes, and float64, is math's."""
+"""In the order in which torch tries them; calls that no row supports, and float64, run in math."""
 
 
 @cache
 def select_kernel(call: AttentionCall, off: frozenset[Kernel] = frozenset(OFF)) -> Kernel:
-    """The kernel that a call runs in.
+    """Return the kernel that a call runs in.
 
     Args:
         off: kernels that are switched off.
@@ -174,8 +177,8 @@ def select_kernel(call: AttentionCall, off: frozenset[Kernel] = frozenset(OFF)) 
 
 
 def kernel_needs_repeated_kv(call: AttentionCall) -> bool:
-    """Whether keys and values are to be repeated for a call with grouped heads: in one kernel it would hold all logits,
-    and with a key head for every query head it runs in another.
+    """Return whether keys and values are to be repeated for a call with grouped heads: grouped it would run in the
+    kernel that holds all logits, and with a key head for every query head it runs in another.
 
     >>> calls = [AttentionCall(card, "float16", 128, 128) for card in ((7, 5), (8, 0))]
     >>> kernel_needs_repeated_kv(calls[0]), kernel_needs_repeated_kv(calls[1])
@@ -185,8 +188,8 @@ def kernel_needs_repeated_kv(call: AttentionCall) -> bool:
 
 
 def share_of_products(kernel: str, capability: Capability, *, backward: bool = False, width: int = 128) -> float:
-    """The rate of an attention kernel where none was measured, as a share of that of matrix products of its type; 1 for
-    a kernel that the table lacks.
+    """Return an attention kernel's rate where none was measured, as a share of the rate of matrix products in its
+    dtype; 1 for a kernel that is not in the table.
 
     An H200 with products at 690 TFLOP/s: 0.45 × 690 = 310 forward and 0.8 × 310 = 248 backward with heads of 128; with
     heads of 64 three quarters of both, 233 and 186.
@@ -202,24 +205,24 @@ def share_of_products(kernel: str, capability: Capability, *, backward: bool = F
 
 
 def describe_kernels(capability: Capability) -> str:
-    """What runs on a GPU in each type that models are trained in, in words, for heads of a multiple of 8 up to 192.
+    """Describe the kernels on a GPU for each training dtype, for heads of a multiple of 8 up to 192.
 
     >>> describe_kernels((8, 0))
     'bfloat16, float16: flash, efficient with a mask; float32: efficient, grouped key heads repeated'
     """
-    alike: dict[str, list[str]] = {}
+    by_words: dict[str, list[str]] = {}
     for dtype in ("bfloat16", "float16", "float32"):
-        alike.setdefault(_in_words(AttentionCall(capability, dtype, 128, 128)), []).append(dtype)
-    parts = [f"{', '.join(dtypes)}: {words}" for words, dtypes in alike.items()]
-    for kernel, why in OFF.items():
+        by_words.setdefault(_in_words(AttentionCall(capability, dtype, 128, 128)), []).append(dtype)
+    parts = [f"{', '.join(dtypes)}: {words}" for words, dtypes in by_words.items()]
+    for kernel, reason in OFF.items():
         if any(row.kernel == kernel and row.oldest <= capability <= row.newest for row in KERNELS):
-            parts.append(f"{kernel} is off ({why})")
+            parts.append(f"{kernel} is off ({reason})")
     return "; ".join(parts)
 
 
 def _in_words(call: AttentionCall) -> str:
-    alone, padded = select_kernel(call), select_kernel(call._replace(masked=True))
-    if alone == padded == "math":
+    unmasked, padded = select_kernel(call), select_kernel(call._replace(masked=True))
+    if unmasked == padded == "math":
         return "math, which holds all logits"
-    kernels = alone if alone == padded else f"{alone}, {padded} with a mask"
+    kernels = unmasked if unmasked == padded else f"{unmasked}, {padded} with a mask"
     return kernels + (", grouped key heads repeated" if kernel_needs_repeated_kv(call) else "")

@@ -1,8 +1,8 @@
-"""What a training run is set to do, whichever tool's config says it.
+"""The settings of a training run, whichever tool's config states them.
 
 SureFit's own config, Axolotl's, LLaMA-Factory's, TRL's, an Accelerate or DeepSpeed file, an adapter_config.json and a
-SLURM script all end here, so that one rule judges them all. It holds what tools can set and SureFit's config may not
-even offer; a value that nobody states is None, and no rule may guess it.
+SLURM script are all converted to a `Setup`, so that one rule judges them all. It includes settings that other tools
+have and SureFit's config does not; a value that is not stated is None, and no rule may guess it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SettingLocation:
-    """Where a value is set: the key as the user wrote it, its file and 1-based line where they are known."""
+    """The place of a setting: the key as the user wrote it, its file and 1-based line where they are known."""
 
     name: str
     path: str | None = None
@@ -30,85 +30,86 @@ class SettingLocation:
 
 @dataclass(frozen=True)
 class Setup:
-    """Every value is None (or empty) where the file does not say it.
+    """Settings of a training run. Every value is None (or empty) where the file does not state it.
 
     Attributes:
         tool: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
-        places: attribute → where it is set; `name` is how messages must call it.
-        gone: keys the tool no longer takes → what to write instead; each has its place.
-        unknown: keys the tool does not know, each with its place; meant: such a key → the one it probably stands for.
+        places: attribute → where it is set; `name` is the key to use in messages.
+        gone: keys that the tool no longer accepts → what to write instead; each has its place.
+        unknown: keys the tool does not know, each with its place; meant: such a key → the key it is probably meant as.
         ignored: keys that have no effect → why; each has its place.
-        passed_over: keys that the tool does not know and says nothing about; each has its place.
+        passed_over: unknown keys that the tool ignores silently; each has its place.
         out_of_range: keys whose number makes no sense → what it should be; each has its place.
         repeated: keys that are set more than once → the lines of the last two; each has its place.
-        missing: keys that name a file which is not there → that file; each has its place.
-        deprecated: keys that the tool still takes → what to write instead; each has its place.
-        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would.
-        gone_imports: what a script imports and its library no longer has → what to write instead; each has its place.
+        missing: keys that name a file which does not exist → that file; each has its place.
+        deprecated: keys that the tool still accepts → what to write instead; each has its place.
+        columns_left_out: columns of the rows that the tool does not read → the entry and the role that would read them.
+        gone_imports: names that a script imports and its library no longer has → what to write instead; each has its
+            place.
 
-        dtype: what the model is computed in: float32, bfloat16 or float16.
+        dtype: dtype of the computation: float32, bfloat16 or float16.
         bf16, fp16: the tool's two switches.
-        weights_dtype: the type the base's weights are loaded and held in, where the tool sets that apart from `dtype`.
+        weights_dtype: the dtype the base's weights are loaded and held in, where the tool sets it apart from `dtype`.
         float32_masters: weights trained in 16 bits have float32 copies that the optimizer updates.
         attention: eager, sdpa, flash_attention_2, flash_attention_3, flex_attention, xformers; SureFit's torch_varlen.
-        device_map: as from_pretrained takes it: auto, balanced…
+        device_map: a value for from_pretrained: auto, balanced…
         cpu_offload: weights or optimizer are kept in RAM.
         use_cache: the forward pass keeps keys and values while training.
-        quantization: nf4, fp4, int8, fp8, gptq, awq; "none" where it is said to be none.
+        quantization: nf4, fp4, int8, fp8, gptq, awq; "none" where the file states that there is none.
         quant_compute_dtype, quant_storage: bnb_4bit_compute_dtype, bnb_4bit_quant_storage.
-        liger, unsloth: their kernels are asked for.
+        liger, unsloth: their kernels are enabled.
 
         adapter: lora, dora, … or full.
-        adapter_dtype: the type of the adapter's weights.
+        adapter_dtype: dtype of the adapter's weights.
         lora_r, lora_alpha, lora_dropout, rslora, target_modules, modules_to_save: as PEFT names them.
-        target_pattern: the one name that PEFT is given as a text, which it matches with whole names of modules.
+        target_pattern: target_modules as a single text, which PEFT matches with whole names of modules.
         new_tokens: tokens are added to the vocabulary.
-        tokens_past_embedding: what is added to the vocabulary while the embedding keeps its size: "200", "[PAD]".
-        trainable_tokens: PEFT's trainable_token_indices are given: single rows of the embedding are trained.
-        base_model, base_revision: what the adapter belongs to.
+        tokens_past_embedding: tokens added to the vocabulary while the embedding keeps its size: "200", "[PAD]".
+        trainable_tokens: PEFT's trainable_token_indices are set: single rows of the embedding are trained.
+        base_model, base_revision: the model that the adapter belongs to.
         merge_into: the base the adapter will be merged into: original, dequantized or quantized; None: no merge ahead.
 
-        max_length: tokens per example; length_unit: "characters" where rows are filtered by those.
-        packing; packing_strategy: bfd, bfd_split, wrapped…; joined: examples are whole and read those before them.
+        max_length: tokens per example; length_unit: "characters" where rows are filtered by characters.
+        packing; packing_strategy: bfd, bfd_split, wrapped…; joined: examples are whole and attend to those before them.
         loss_on: completion, assistant (all assistant turns) or all (the prompt too).
         conversations: the rows are messages.
         collator: the data collator's class.
         pad_is_eos: the padding token is made the end-of-sequence token.
         truncation_side: left or right, where rows over max_length are cut.
-        chat_template: what the tool uses instead of the tokenizer's own chat template: a name, a file or its text.
-        tokenizer_name: the model whose tokenizer is loaded, where that is said apart from base_model.
+        chat_template: a name, file or text that the tool uses instead of the tokenizer's own chat template.
+        tokenizer_name: the model whose tokenizer is loaded, where it is set apart from base_model.
         padding_learnt: the labels are a copy of padded ids, padding included.
-        eos_token: the token that the tool is told to end answers with.
+        eos_token: the token that the tool is configured to end answers with.
         dataloader_workers: processes that load data, per rank.
 
         epochs, max_steps, total_steps: the length of the run; total_steps in optimizer steps.
-        steps_at_most: total_steps is an upper bound, for some of the rows may be left out.
-        optimizer: as config/optimizers.py calls it; other optimizers are not told apart.
+        steps_at_most: total_steps is an upper bound, because some of the rows may be left out.
+        optimizer: its name in config/optimizers.py; other optimizers are not distinguished.
         preferences: the run learns from preferences, rewards or another model, not from given answers.
         learning_rate, warmup_steps: warmup in optimizer steps; warmup_share: as a share of the run.
         micro_batch_times_gpus: the examples per device are multiplied by the number of devices.
         micro_batch, accumulation, world_size, global_batch: examples per forward pass and device, micro batches per
             step, processes that see different rows, examples per optimizer step.
-        eval_micro_batch: examples per forward pass when the held-out rows are measured.
+        eval_micro_batch: examples per forward pass in evaluation on the held-out rows.
         eval_strategy, save_strategy: no, steps or epoch; eval_steps, save_steps: optimizer steps between two.
         save_total_limit: checkpoints kept; save_only_model: without optimizer state.
-        eval_rows: held-out rows are given.
+        eval_rows: held-out rows are configured.
         best_model: the best checkpoint is loaded at the end; best_metric: by this metric.
-        gradient_checkpointing: of whatever kind; reentrant: its old implementation.
+        gradient_checkpointing: of any kind; reentrant: its old implementation.
         resume, overwrite: the run is resumed; the output directory is overwritten.
 
         generates_in_loop: text is generated while training runs.
-        do_sample, temperature: how scored text is generated.
+        do_sample, temperature: generation settings for scored text.
 
         parallel: none, dp (torch.nn.DataParallel), device_map, zero1, or one of SureFit's modes.
-        processes, machines: over all machines; processes_per_machine. gpus: GPUs asked for, per machine.
+        processes, machines: over all machines; processes_per_machine. gpus: GPUs requested per machine.
         fsdp_version, fsdp_state_dict, fsdp_offload, fsdp_efficient_loading, fsdp_sync_states.
         fsdp_layers: the classes of the layers that FSDP wraps, by name.
         find_unused_parameters: DDP's switch.
-        on_cpu: the run is told to use no GPU.
+        on_cpu: the run is configured to use no GPU.
 
-        trackers: as report_to and config/trackers.py name them; ("all",) where every installed one is used.
-        quiet_trackers: those of them that do not ask who logs.
+        trackers: names of report_to and config/trackers.py; ("all",) where every installed one is used.
+        quiet_trackers: trackers that do not prompt for a login.
     """
 
     tool: str
@@ -223,11 +224,11 @@ class Setup:
 
     @property
     def package(self) -> str:
-        """The package whose presence says that the tool is used on this machine."""
+        """Name of the package that is installed where the tool is used on this machine."""
         return "trl" if self.tool == "python" else self.tool
 
     def name(self, attribute: str) -> str:
-        """How the user's file calls an attribute; the attribute's own name where the file does not set it."""
+        """Return the user's key for an attribute; the attribute's own name where the file does not set it."""
         place = self.places.get(attribute)
         return place.name if place else attribute
 
@@ -253,7 +254,7 @@ _KEYS = {
 
 
 def setup_of(config: Config, resolved: ResolvedConfig | None) -> Setup:
-    """SureFit's own config in these terms; what only SureFit's design decides (masked prompts, greedy scoring) too."""
+    """Return SureFit's own config as a `Setup`, including what its design fixes (masked prompts, greedy scoring)."""
     decided = resolved.config if resolved else config
     model, train, checkpoint = decided.model, decided.train, decided.checkpoint
     total = resolved.total_steps if resolved else None
@@ -287,7 +288,7 @@ def setup_of(config: Config, resolved: ResolvedConfig | None) -> Setup:
         learning_rate=train.learning_rate,
         warmup_steps=warmup_steps(total, train.warmup_steps) if total and warms_up else None,
         micro_batch=_known(train.per_device_train_batch_size),
-        # Where the micro batches do not divide, some processes run an empty one: there is no product to compare.
+        # Where the micro batches do not divide the batch, some processes run an empty one: no product can be compared.
         accumulation=resolved.gradient_accumulation_steps if resolved and _divides(decided) else None,
         world_size=count_data_ranks(decided),
         global_batch=train.global_batch_size,
@@ -320,7 +321,7 @@ def _divides(config: Config) -> bool:
 
 
 def _adapter_of(section: LoraSection | None, dtype: str | None, quantized: bool) -> dict[str, Any]:
-    """What is trained; the factors are in the type the base computes in, whatever its weights are stored as."""
+    """Return the adapter's settings; the factors have the dtype that the base computes in, not its storage dtype."""
     if section is None:
         return {"adapter": "full"}
     modules = section.target_modules

@@ -1,4 +1,4 @@
-"""How several processes share a run, and what each holds of weights, gradients and optimizer state, to the byte."""
+"""Parallel layout of a run, and the bytes of weights, gradients and optimizer state that each process holds."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from surefit.facts.tensors import ParameterSpec, list_parameters
 
 BY_OUTPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 BY_INPUTS = ("o_proj", "down_proj")
-"""The layers that transformers' plans for `activations.LLAMA_LIKE` cut, by outputs and by inputs."""
+"""The layers that transformers' tensor-parallel plans for `activations.LLAMA_LIKE` cut, by outputs and by inputs."""
 FIELD = "parallel.pp"
 
 
 @dataclass(frozen=True)
 class ShardingLayout:
-    """How the processes of a run share it.
+    """The parallel layout of a run's processes.
 
     Attributes:
         mode: `parallel.mode`, decided.
-        processes: all of them.
-        size: those that share one copy of the model's weights, of an example's tokens, or of its layers.
+        processes: number of all processes.
+        size: number that share one copy of the model's weights, of an example's tokens, or of its layers.
         offload: `parallel.offload`.
-        rank: which of them is meant.
+        rank: rank of the process that is meant.
         each: processes on one machine.
-        tokens: those that share an example's tokens, under fsdp too.
+        tokens: processes that share an example's tokens, under fsdp too.
     """
 
     mode: str
@@ -47,12 +47,12 @@ class ShardingLayout:
 
     @property
     def data_ranks(self) -> int:
-        """Groups that have a part of the global batch each."""
+        """Number of groups that each process a part of the global batch."""
         return self.processes // (self.size if MODES[self.mode].grouped else self.tokens)
 
 
 def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | None:
-    """Why processes cannot share this model as the config says: the setting, and the reason as a clause."""
+    """Return why processes cannot share this model as the config says: the setting, and the reason as a clause."""
     parallel = config.parallel
     if parallel.tp > 1:
         widths = {
@@ -60,7 +60,7 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
             "key heads": model.num_key_value_heads,
             "rows in its MLPs": model.intermediate_size or 0,
         }
-        uneven = next(((what, count) for what, count in widths.items() if count % parallel.tp), None)
+        uneven = next(((name, count) for name, count in widths.items() if count % parallel.tp), None)
         if uneven:
             return "parallel.tp", f"it has {uneven[1]} {uneven[0]}, which {parallel.tp} processes cannot share evenly"
     if parallel.pp > model.num_layers:
@@ -76,14 +76,14 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
 
 
 def sharing_of(config: Config) -> ShardingLayout | None:
-    """How the processes of a decided config share it; None for one process, and where the mode is not decided."""
+    """Return the layout of a decided config; None for one process, and where the mode is not decided."""
     count, parallel = count_processes(config), config.parallel
     if parallel.mode in ("auto", "single") or (count == 1 and not MODES[parallel.mode].deepspeed):
         return None
     grouped = MODES[parallel.mode].grouped
     size = getattr(parallel, parallel.mode) if grouped else max(1, count // parallel.dp_replicate)
-    each = config.hardware.count if isinstance(config.hardware.count, int) else count
-    return ShardingLayout(parallel.mode, count, size, parallel.offload, each=each, tokens=parallel.cp)
+    per_machine = config.hardware.count if isinstance(config.hardware.count, int) else count
+    return ShardingLayout(parallel.mode, count, size, parallel.offload, each=per_machine, tokens=parallel.cp)
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,23 @@ class ModelStateBytes:
 def model_state_bytes(
     resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout | None, rank: int = 0
 ) -> ModelStateBytes:
-    """What one process holds of weights, gradients and AdamW's state, to the byte, without quantised weights.
+    """Return the bytes of weights, gradients and AdamW's state that one process holds, without quantized weights.
 
     Args:
         resolved: the config without "auto"; `adamw`.
         model: its architecture is one of `activations.LLAMA_LIKE`.
         sharing: None for one process.
-        rank: of the process among the `size` that share.
+        rank: rank of the process among the `size` that share.
     """
     number = DTYPE_BYTES[resolved.config.model.dtype]
     moments = FLOAT32 * len(OPTIMIZERS[resolved.config.train.optim].state)
-    mine = list(local_parameter_counts(list(list_parameters(model, resolved.config.adapter)), model, sharing, rank))
-    frozen = sum(count for count, tensor in mine if not tensor.trained)
-    trained = sum(count for count, tensor in mine if tensor.trained)
+    local_counts = list(
+        local_parameter_counts(list(list_parameters(model, resolved.config.adapter)), model, sharing, rank)
+    )
+    frozen = sum(count for count, tensor in local_counts if not tensor.trained)
+    trained = sum(count for count, tensor in local_counts if tensor.trained)
     if sharing is not None and MODES[sharing.mode].deepspeed:
-        return _zero_held(mine, sharing, number, moments)
+        return _zero_held(local_counts, sharing, number, moments)
     master = FLOAT32 * trained if number != FLOAT32 else 0
     return ModelStateBytes(number * (frozen + trained), number * trained, master, moments * trained)
 
@@ -126,7 +128,8 @@ def model_state_bytes(
 def _zero_held(
     mine: Sequence[tuple[int, ParameterSpec]], sharing: ShardingLayout, number: int, moments: int
 ) -> ModelStateBytes:
-    """DeepSpeed's: masters for float32, too, and gradients in float32; stage 2 fills groups up, stage 3 tensors."""
+    """Return DeepSpeed's bytes: masters even for float32, and gradients in float32. Stage 2 pads parameter groups,
+    stage 3 pads tensors."""
     size = sharing.processes
     if MODES[sharing.mode].divided == "optimizer state":
         groups = [sum(count for count, tensor in mine if tensor.trained and tensor.decayed == kind) for kind in (0, 1)]
@@ -142,31 +145,32 @@ def _zero_held(
 def local_parameter_counts(
     every: Sequence[ParameterSpec], model: ModelFacts, sharing: ShardingLayout | None, rank: int
 ) -> Iterator[tuple[int, ParameterSpec]]:
-    """(numbers that this process holds, the tensor)."""
+    """Yield (numbers that this process holds, the tensor)."""
     mode = sharing.mode if sharing else "single"
     size = sharing.size if sharing else 1
     stage = None
     if mode == "pp":
         stage = pipeline_stages(model, size)[rank]
     for tensor in every:
-        whole, rows = math.prod(tensor.shape), tensor.shape[0]
+        numbers, rows = math.prod(tensor.shape), tensor.shape[0]
         if mode == "fsdp":
-            # A process after the last full piece has what is left, or nothing.
+            # A process after the last full shard has the remainder, or nothing.
             piece = -(-rows // size)
-            yield max(0, min(piece, rows - rank * piece)) * (whole // rows), tensor
+            yield max(0, min(piece, rows - rank * piece)) * (numbers // rows), tensor
         elif MODES[mode].deepspeed and MODES[mode].divided == "weights":
-            yield -(-whole // size), tensor
+            yield -(-numbers // size), tensor
         elif mode == "tp":
-            yield whole // size if _cut(tensor.name, model) else whole, tensor
+            yield numbers // size if _cut(tensor.name, model) else numbers, tensor
         elif mode == "pp":
             assert stage is not None
-            yield whole if is_here(tensor.name, model, stage, rank, size) else 0, tensor
+            yield numbers if is_here(tensor.name, model, stage, rank, size) else 0, tensor
         else:
-            yield whole, tensor
+            yield numbers, tensor
 
 
 def _cut(name: str, model: ModelFacts) -> bool:
-    """Whether tensor parallelism cuts this tensor; of LoRA factors B beside a layer cut by its outputs, else A."""
+    """Return whether tensor parallelism cuts this tensor; of LoRA factors, it cuts B beside a layer cut by its outputs,
+    else A."""
     parts = name.split(".")
     if any(part in BY_OUTPUTS for part in parts):
         return "lora_A" not in parts and not (parts[-2] == "lm_head" and model.tied_embeddings)
@@ -184,7 +188,7 @@ def is_here(name: str, model: ModelFacts, layers: range, rank: int, size: int) -
 
 
 def pipeline_stages(model: ModelFacts, size: int) -> list[range]:
-    """The layers of each stage of a pipeline, by the parameters that `parallel/pipeline_parallel.py` counts."""
+    """Return the layers of each pipeline stage, balanced by parameters as in `parallel/pipeline_parallel.py`."""
     layer = dict.fromkeys(range(model.num_layers), 0)
     outside = {"embed": 0, "end": 0}
     for tensor in list_parameters(model, None):
@@ -200,7 +204,7 @@ def pipeline_stages(model: ModelFacts, size: int) -> list[range]:
 
 
 def split_layers(costs: Sequence[int], stages: int) -> list[range]:
-    """Neighbouring layers for each stage, so that the most expensive stage is as cheap as can be.
+    """Return consecutive layers for each stage, so that the most expensive stage is as cheap as possible.
 
     >>> split_layers([5, 1, 1, 1, 1, 3], 2)
     [range(0, 2), range(2, 6)]

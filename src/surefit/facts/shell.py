@@ -1,4 +1,4 @@
-"""As much of a shell script as can be read without running it: its commands, and variables that are plain constants."""
+"""The parts of a shell script that can be read without running it: its commands, and variables that are constants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MISCOUNTS_GPUS = (
         "the line with the headings counts, too",
     ),
 )
-"""Commands that are meant to count GPUs and do not → what they give."""
+"""Commands that are meant to count GPUs and do not → what they print."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -48,7 +48,7 @@ class Command:
 
     Attributes:
         line: its first line, 1-based.
-        text: without line breaks and comments.
+        text: its text without line breaks and comments.
         pieces: its lines as they are written.
         words: its words without quotes, after `Shell.expand`.
     """
@@ -59,31 +59,31 @@ class Command:
     words: tuple[str, ...] = ()
 
     def line_of(self, flag: str) -> int:
-        """The line on which an option (with underscores, without dashes) is written; the first if it is not found."""
+        """Return the line of an option (with underscores, without dashes); the first line if it is not found."""
         for i, piece in enumerate(self.pieces):
             if f"--{flag}" in piece or f"--{flag.replace('_', '-')}" in piece:
                 return self.line + i
         return self.line
 
     def line_of_word(self, word: str) -> int:
-        """The last line on which a word is written; the first if it is not found."""
-        found = [i for i, piece in enumerate(self.pieces) if word in piece.split()]
-        return self.line + (found[-1] if found else 0)
+        """Return the last line with a word; the first line if it is not found."""
+        indices = [i for i, piece in enumerate(self.pieces) if word in piece.split()]
+        return self.line + (indices[-1] if indices else 0)
 
 
 def split_commands(text: str) -> tuple[list[Command], tuple[int, ...]]:
-    """The commands of a script, and the lines whose continuation a space or a comment breaks.
+    """Split a script into its commands, and return the lines whose continuation a space or a comment breaks.
 
-    A broken continuation is read as it was meant. Here-documents are left out: they are another program's text.
+    A broken continuation is read as intended. Here-documents are left out: they are another program's text.
     """
     commands: list[Command] = []
     broken: list[int] = []
     pieces: list[str] = []
-    until: str | None = None
+    heredoc_end: str | None = None
     for number, line in enumerate([*text.splitlines(), ""], 1):
         line = line.rstrip("\r")
-        if until is not None:
-            until = None if line.strip() == until else until
+        if heredoc_end is not None:
+            heredoc_end = None if line.strip() == heredoc_end else heredoc_end
             continue
         if line.lstrip().startswith("#") or (not line.strip() and not pieces):
             continue
@@ -94,47 +94,47 @@ def split_commands(text: str) -> tuple[list[Command], tuple[int, ...]]:
             commands += _commands(number - len(pieces) + 1, pieces)
             pieces = []
             heredoc = _HEREDOC.search(line)
-            until = heredoc[2] if heredoc else None
+            heredoc_end = heredoc[2] if heredoc else None
     return commands, tuple(broken)
 
 
 def options_alone(text: str) -> tuple[tuple[int, str], ...]:
     """Return (line, its first word) of lines that begin with an option and continue no other line.
 
-    Left out is what stands inside brackets (an array), inside quotes of several lines, or in a here-document.
+    Left out are lines inside brackets (an array), inside quotes of several lines, or in a here-document.
     """
-    found: list[tuple[int, str]] = []
-    quote, depth, continued, until = "", 0, False, ""
+    options: list[tuple[int, str]] = []
+    quote, depth, continued, heredoc_end = "", 0, False, ""
     for number, line in enumerate(text.splitlines(), 1):
         line = line.rstrip("\r")
-        if until:
-            until = "" if line.strip() == until else until
+        if heredoc_end:
+            heredoc_end = "" if line.strip() == heredoc_end else heredoc_end
             continue
-        alone = not quote and depth == 0
-        if alone and line.lstrip().startswith("#"):
+        at_top_level = not quote and depth == 0
+        if at_top_level and line.lstrip().startswith("#"):
             continued = False  # a comment ends the command that the line above would have continued
             continue
         option = re.match(r"\s*(--?[A-Za-z][\w-]*)", line)
-        if option and alone and not continued and not _CASE.match(line):
-            found.append((number, option[1]))
+        if option and at_top_level and not continued and not _CASE.match(line):
+            options.append((number, option[1]))
         heredoc = _HEREDOC.search(line)
-        until = heredoc[2] if heredoc and alone else ""
+        heredoc_end = heredoc[2] if heredoc and at_top_level else ""
         quote, depth = _open_at_end(line, quote, depth)
         continued = line.endswith("\\") or _is_broken(line)
-    return tuple(found)
+    return tuple(options)
 
 
 def _open_at_end(line: str, quote: str, depth: int) -> tuple[str, int]:
     """Return the quote and the number of brackets that are open behind a line."""
     escaped = False
-    for place, letter in enumerate(line):
+    for position, letter in enumerate(line):
         if escaped or (letter == "\\" and quote != "'"):
             escaped = not escaped
         elif quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'`":
             quote = letter
-        elif letter == "#" and (place == 0 or line[place - 1].isspace()):
+        elif letter == "#" and (position == 0 or line[position - 1].isspace()):
             break
         else:
             depth = max(0, depth + (letter in "({") - (letter in ")}"))
@@ -142,32 +142,32 @@ def _open_at_end(line: str, quote: str, depth: int) -> tuple[str, int]:
 
 
 def _is_broken(line: str) -> bool:
-    """Whether a space or a comment follows the last backslash, where it is not a space that is assigned (IFS=\\ )."""
+    """Return whether a space or a comment follows the last backslash, except a space that is assigned (IFS=\\ )."""
     return bool(BROKEN.search(line)) and not re.fullmatch(r"\s*\w+=\\\s+", line)
 
 
 def _commands(line: int, pieces: list[str]) -> list[Command]:
-    """The commands on one joined line; the text inside $( ) is never split."""
-    pieces = [piece.replace("\0", "") for piece in pieces]  # as the shell does; it is our mark below
+    """Return the commands on one joined line; the text inside $( ) is never split."""
+    pieces = [piece.replace("\0", "") for piece in pieces]  # as the shell does; it is the placeholder below
     joined = " ".join(re.sub(r"\s#.*$", "", BROKEN.sub("", piece).rstrip("\\")) for piece in pieces)
-    hidden: list[str] = []
+    substitutions: list[str] = []
 
     def hide(found: re.Match[str]) -> str:
-        hidden.append(found[0])
-        return f"\0{len(hidden) - 1}\0"
+        substitutions.append(found[0])
+        return f"\0{len(substitutions) - 1}\0"
 
     parts = re.split(r"&&|\|\||;|\|", _SUBSTITUTION.sub(hide, _ARITHMETIC.sub(hide, joined)))
-    shown = [re.sub("\0(\\d+)\0", lambda found: hidden[int(found[1])], part) for part in parts]
-    shown = [re.sub("\0(\\d+)\0", lambda found: hidden[int(found[1])], part) for part in shown]
-    return [Command(line, part.strip(), tuple(pieces)) for part in shown if part.strip()]
+    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in parts]
+    restored = [re.sub("\0(\\d+)\0", lambda match: substitutions[int(match[1])], part) for part in restored]
+    return [Command(line, part.strip(), tuple(pieces)) for part in restored if part.strip()]
 
 
 class Shell:
-    """The variables of a script, as far as they are constants.
+    """The variables of a script that are constants.
 
     Args:
         known: variables that are set from outside.
-        gpus: what counting the GPUs of a node would give.
+        gpus: GPUs of a node, the result of commands that count them.
     """
 
     def __init__(self, known: Mapping[str, str], gpus: int | None = None) -> None:
@@ -178,11 +178,11 @@ class Shell:
     @property
     def constants(self) -> dict[str, tuple[str, int]]:
         """Variable → (its value, the line that sets it), where the script sets it to one constant."""
-        known = {name: (value, line) for name, (value, line) in self.assigned.items() if value is not None}
-        return {name: pair for name, pair in known.items() if "$" not in pair[0] and "`" not in pair[0]}
+        values = {name: (value, line) for name, (value, line) in self.assigned.items() if value is not None}
+        return {name: pair for name, pair in values.items() if "$" not in pair[0] and "`" not in pair[0]}
 
     def assign(self, command: Command) -> None:
-        """Take over what a command assigns; a variable that is set to two different values is no constant."""
+        """Record a command's assignments; a variable that is set to two different values is no constant."""
         for name, raw in _assignments(command.text)[0]:
             value = self._read(raw)
             if name in self.assigned and self.assigned[name][0] != value:
@@ -190,14 +190,14 @@ class Shell:
             self.assigned[name] = (value, command.line)
 
     def expand(self, command: Command) -> Command:
-        """The command with its constants put in, its own assignments left out, and cut into words."""
-        _, rest = _assignments(command.text)
-        text = self._substitute(rest)
+        """Return the command with its constants put in, its own assignments left out, and cut into words."""
+        _, remainder = _assignments(command.text)
+        text = self._substitute(remainder)
         text = _QUOTED_VALUE.sub(r"\2", _SUBSTITUTION.sub("$()", text))
         return replace(command, text=text, words=tuple(re.sub(r"[\"'(){}]", " ", text.replace("$()", "$")).split()))
 
     def substitute(self, text: str) -> str:
-        """A text with the constants put in, its quotes kept."""
+        """Return a text with the constants put in, its quotes kept."""
         return self._substitute(text)
 
     def _read(self, raw: str) -> str | None:
@@ -207,13 +207,13 @@ class Shell:
 
     def _substitute(self, text: str) -> str:
         for _ in range(4):
-            before = text
+            previous = text
             text = _REPLACED.sub(self._replaced, text)
             text = _VARIABLE.sub(self._value, text)[:LONGEST]
             if self.gpus:
                 text = _SUBSTITUTION.sub(self._counted, text)
             text = _ARITHMETIC.sub(self._arithmetic, text)
-            if text == before:
+            if text == previous:
                 break
         return text
 
@@ -239,18 +239,18 @@ class Shell:
 
 
 def _assignments(text: str) -> tuple[list[tuple[str, str]], str]:
-    """The (name, value) pairs before a command, and the command; `export A=1 B=2` is only pairs."""
+    """Return the (name, value) pairs before a command, and the command; `export A=1 B=2` is only pairs."""
     pairs = []
-    while found := _ASSIGNED.match(text):
-        pairs.append((found[1], found[2]))
-        text = text[found.end() :]
+    while match := _ASSIGNED.match(text):
+        pairs.append((match[1], match[2]))
+        text = text[match.end() :]
         if text and not text[0].isspace():
             return pairs, ""
     return pairs, text.strip()
 
 
 def arithmetic(text: str) -> int | None:
-    """The value of whole numbers joined by + - * / %, or None.
+    """Compute whole numbers joined by + - * / %; None for any other text.
 
     >>> arithmetic("2 * (4 + 1)"), arithmetic("7 / 2"), arithmetic("1 / 0"), arithmetic("GPUS * 2")
     (10, 3, None, None)

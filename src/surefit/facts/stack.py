@@ -1,4 +1,4 @@
-"""What is installed and how the environment is set: versions and variables, never by importing."""
+"""Installed packages and environment settings: versions and variables, never by importing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = (
     "axolotl", "llamafactory", "vllm", "lm-format-enforcer", "outlines", "xgrammar",
     *(package for tracker in TRACKERS.values() for package in tracker.packages),
 )  # fmt: skip
-"""The packages that decide whether a training run works."""
+"""Packages that determine whether a training run works."""
 
 CPU_FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -31,7 +31,8 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True)
 class UnmetRequirement:
-    """`package` asks for `wanted` ("torch<2.9,>=2.8"); `other` is installed as `version`; None: it is not installed."""
+    """A requirement of `package`, `wanted` ("torch<2.9,>=2.8"), that `other` does not meet in `version`; None: `other`
+    is not installed."""
 
     package: str
     wanted: str
@@ -41,21 +42,21 @@ class UnmetRequirement:
 
 @dataclass(frozen=True)
 class StackFacts:
-    """Plain values, so that a rule's test needs no other environment.
+    """Software stack as plain values, so that a rule's test needs no other environment.
 
     Attributes:
         python: the interpreter's version.
-        versions: package → version with its build tag (2.13.0+cpu), of those of `PACKAGES` that are installed.
-        requires: package → what it asks for (Requires-Dist), extras left out by their markers.
+        versions: package → version with its build tag (2.13.0+cpu), for the installed packages of `PACKAGES`.
+        requires: package → its requirements (Requires-Dist), extras left out by their markers.
         torch_cuda: the CUDA version that PyTorch was built for; None for a build without.
-        driver: the NVIDIA driver's version, as its kernel module says it.
+        driver: the NVIDIA driver's version, from its kernel module.
         infiniband: this machine has an InfiniBand adapter.
-        variables: the variables that steer training and are set; never one that may hold a secret.
-        cpu_flags: those of `CPU_FLAGS` that the processor has.
-        pinned: of a requirements file, package → what it asks for (>=2.1,<3); nothing need be installed.
-        wheels: of a requirements file, the packages that it takes from an address or another index of its own.
-        in_place: of a shell script, the packages that it builds without pip's isolation, beside an installed torch.
-        model_types: what config.json may have as `model_type`; empty where transformers is not installed.
+        variables: the environment variables that affect training and are set; never one that may hold a secret.
+        cpu_flags: the flags of `CPU_FLAGS` that the processor has.
+        pinned: from a requirements file, package → its version specifier (>=2.1,<3); nothing need be installed.
+        wheels: from a requirements file, the packages that come from an address or another index of their own.
+        in_place: from a shell script, the packages that it builds without pip's isolation, beside an installed torch.
+        model_types: values of `model_type` that transformers supports; empty where it is not installed.
     """
 
     python: str = ""
@@ -72,41 +73,41 @@ class StackFacts:
     model_types: Collection[str] = frozenset()
 
     def allows(self, package: str, versions: str) -> bool:
-        """Whether the package may be one of these versions (>=2): the installed one, or any that is asked for."""
+        """Return whether the package may be one of these versions (>=2): the installed one, or any that is required."""
         if package in self.pinned:
             return compatible(self.pinned[package], versions)
         version = self.versions.get(package, "").partition("+")[0]
         return not version or compatible(f"=={version}", versions)
 
     def said(self, package: str) -> str:
-        """A package with its version: pandas 2.1.4, or pandas<2.2 as a requirements file has it."""
+        """Return a package with its version: pandas 2.1.4, or pandas<2.2 in the form of a requirements file."""
         if package not in self.pinned:
             return f"{package} {self.versions[package]}"
         return f"{package}{self.pinned[package]}" if self.pinned[package] else f"{package} (any version)"
 
     def release(self, package: str) -> tuple[int, ...]:
-        """The version's leading numbers: (2, 13, 0) of 2.13.0+cpu; empty where it is not installed."""
-        found = re.match(r"\d+(\.\d+)*", self.versions.get(package, ""))
-        return tuple(int(part) for part in found[0].split(".")) if found else ()
+        """Return the version's leading numbers: (2, 13, 0) of 2.13.0+cpu; empty where it is not installed."""
+        match = re.match(r"\d+(\.\d+)*", self.versions.get(package, ""))
+        return tuple(int(part) for part in match[0].split(".")) if match else ()
 
     def build(self, package: str) -> str:
-        """The build tag: cpu of 2.13.0+cpu; empty where there is none."""
+        """Return the build tag: cpu of 2.13.0+cpu; empty where there is none."""
         return self.versions.get(package, "").partition("+")[2]
 
     def unmet(self, packages: Collection[str], others: Collection[str]) -> Iterator[UnmetRequirement]:
-        """What `packages`, where they are installed, ask of `others` and do not get; "not installed" included."""
+        """Yield requirements of installed `packages` on `others` that are not met; "not installed" counts too."""
         for package in packages:
             for text in self.requires.get(package, ()) if package in self.versions else ():
                 name = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
                 if name in others and self.pinned:
                     if name in self.pinned and not compatible(self.pinned[name], text[len(name) :]):
                         yield UnmetRequirement(package, text, name, self.pinned[name])
-                elif name in others and (wanted := _unfit(text, self.versions.get(name))):
-                    yield UnmetRequirement(package, wanted, name, self.versions.get(name))
+                elif name in others and (requirement := _unfit(text, self.versions.get(name))):
+                    yield UnmetRequirement(package, requirement, name, self.versions.get(name))
 
 
 def _unfit(text: str, version: str | None) -> str | None:
-    """The requirement without its marker where it applies here and `version` does not fulfil it, else None."""
+    """Return the requirement without its marker where it applies here and `version` does not satisfy it, else None."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.version import InvalidVersion, Version
 
@@ -114,16 +115,16 @@ def _unfit(text: str, version: str | None) -> str | None:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             return None
-        # The local part says which build it is (+cpu, +cu130), not which version.
-        plain = Version(version.partition("+")[0]) if version else None
-        fits = plain is not None and requirement.specifier.contains(plain, prereleases=True)
+        # The local part identifies the build (+cpu, +cu130), not the version.
+        release = Version(version.partition("+")[0]) if version else None
+        fits = release is not None and requirement.specifier.contains(release, prereleases=True)
     except (InvalidRequirement, InvalidVersion):
         return None
     return None if fits else f"{_plain(requirement.name)}{requirement.specifier}"
 
 
 def stack_facts() -> StackFacts:
-    """The stack of this interpreter, in some 20 ms: reads metadata files, imports nothing of it."""
+    """Return the stack of this interpreter, in some 20 ms: reads metadata files, imports no package."""
     versions: dict[str, str] = {}
     requires: dict[str, tuple[str, ...]] = {}
     for package in PACKAGES:
@@ -145,7 +146,7 @@ def stack_facts() -> StackFacts:
 
 
 def _headers(package: str) -> dict[str, list[str]]:
-    """The fields of a package's METADATA, up to the description; empty where it is not installed or damaged."""
+    """Return the fields of a package's METADATA, up to the description; empty where it is not installed or damaged."""
     try:
         text = metadata.distribution(package).read_text("METADATA") or ""
     except (metadata.PackageNotFoundError, OSError, UnicodeDecodeError):
@@ -159,29 +160,29 @@ def _headers(package: str) -> dict[str, list[str]]:
 
 
 def _torch_cuda() -> str | None:
-    """PyPI's builds carry no tag in their version: torch/version.py says what they were built for."""
+    """Return the CUDA version in torch/version.py: PyPI's builds have no tag in their version."""
     with suppress(OSError, UnicodeDecodeError):
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
-        found = re.search(r"^cuda\b.*= *'(\d[\d.]*)'", file.read_text(encoding="utf-8"), re.MULTILINE)
-        return found[1] if found else None
+        match = re.search(r"^cuda\b.*= *'(\d[\d.]*)'", file.read_text(encoding="utf-8"), re.MULTILINE)
+        return match[1] if match else None
     return None
 
 
 def _model_types() -> frozenset[str]:
-    """The `model_type`s in the tables of the installed transformers, read as text: importing them takes seconds."""
-    found: set[str] = set()
+    """Return the `model_type`s in the tables of the installed transformers, read as text: an import costs seconds."""
+    model_types: set[str] = set()
     with suppress(metadata.PackageNotFoundError):
         auto = Path(str(metadata.distribution("transformers").locate_file("transformers/models/auto")))
         for name in ("auto_mappings.py", "configuration_auto.py"):  # 5.17 has them all in the second
             with suppress(OSError, UnicodeDecodeError):
-                found |= set(re.findall(r'\(\s*"([^"]+)",\s*"\w+"', (auto / name).read_text(encoding="utf-8")))
-    return frozenset(found)
+                model_types |= set(re.findall(r'\(\s*"([^"]+)",\s*"\w+"', (auto / name).read_text(encoding="utf-8")))
+    return frozenset(model_types)
 
 
 def _driver() -> str | None:
     with suppress(OSError):
-        found = re.search(r"NVRM version:.*?\s(\d{3}\.[\d.]+)", _DRIVER.read_text(encoding="utf-8", errors="replace"))
-        return found[1] if found else None
+        match = re.search(r"NVRM version:.*?\s(\d{3}\.[\d.]+)", _DRIVER.read_text(encoding="utf-8", errors="replace"))
+        return match[1] if match else None
     return None
 
 
@@ -194,5 +195,5 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _plain(name: str) -> str:
-    """A distribution's name as PEP 503 normalises it: flash_attn → flash-attn."""
+    """Normalize a distribution's name as in PEP 503: flash_attn → flash-attn."""
     return re.sub(r"[-_.]+", "-", name).lower()

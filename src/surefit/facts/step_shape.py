@@ -1,4 +1,4 @@
-"""How an optimizer step is cut into micro batches: for memory the fullest, for time the usual ones."""
+"""Micro batches of an optimizer step: for memory the fullest, for time the usual ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from surefit.config.world import count_data_ranks, examples_per_data_rank
 
 @dataclass(frozen=True)
 class StepShape:
-    """How a step is cut: micro batches of `rows` examples of `length` tokens."""
+    """Size of a step's micro batches: `rows` examples of `length` tokens."""
 
     rows: int
     length: int
@@ -23,10 +23,10 @@ class StepShape:
 
 
 def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> StepShape:
-    """The fullest micro batch of a step whose examples have `length` tokens, and how many there are.
+    """Return the fullest micro batch of a step whose examples have `length` tokens, and the number of micro batches.
 
     Packed, a row holds `per_device_train_batch_size` × `data.max_length` tokens, and one rank's part of an optimizer
-    step at most (`data.tokens.pack.pack_for`): it is taken to be full of examples as long as each other.
+    step at most (`data.tokens.pack.pack_for`): it is assumed to be full of examples of equal length.
 
     Args:
         resolved: the config without "auto".
@@ -35,18 +35,18 @@ def micro_batch_shape(resolved: ResolvedConfig, length: int | None = None) -> St
     config, train = resolved.config, resolved.config.train
     rows = train.per_device_train_batch_size
     assert isinstance(rows, int)
-    allowed = config.data.max_length
-    length = allowed if length is None else min(length, allowed)
+    max_length = config.data.max_length
+    length = max_length if length is None else min(length, max_length)
     if config.data.packing is not True:
         return StepShape(rows, length, resolved.gradient_accumulation_steps)
-    capacity = rows * allowed
+    capacity = rows * max_length
     examples = min(examples_per_data_rank(config), -(-capacity // length))
     micro_batches = max(1, math.ceil(math.ceil(train.global_batch_size * length / capacity) / count_data_ranks(config)))
     return StepShape(examples, min(length, capacity // examples), micro_batches)
 
 
 def usual_shape(resolved: ResolvedConfig, length: int) -> StepShape:
-    """The same of a step of usual examples, for its time: packed, ranks fill their micro batches evenly, not fully."""
+    """Return the shape of a step of usual examples, for its time: packed micro batches are even, not full."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     if config.data.packing is not True or count_data_ranks(config) == 1:
         return shape

@@ -16,19 +16,19 @@ from surefit.core.limited import SECONDS, ExceedsLimit, TrialNotRun, run_limited
 if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
 
-# The tag is transformers' own. `if true` stands where it stood, so that the dashes go on to mean what they meant.
+# The tag is transformers' own. `if true` replaces it in place, so that its whitespace dashes keep their meaning.
 _OPENING = re.compile(r"(\{%-?\s*)generation(\s*-?%\})")
 _CLOSING = re.compile(r"(\{%-?\s*)endgeneration(\s*-?%\})")
 
 
 MAX_LOOPS = 500_000
-"""Turns of all loops in one rendering. A conversation of a thousand messages takes a few thousand."""
+"""Iterations of all loops in one rendering. A conversation of a thousand messages needs a few thousand."""
 MAX_TEXT = 64 * 2**20
-"""Characters of a text that a template makes on its way, and of what it returns."""
+"""Characters of a text that a template builds on its way, and of what it returns."""
 MAX_WIDTH = 100_000
-"""The largest number that a template may give to a function or a filter: to widths and counts."""
+"""The largest number that a template may pass to a function or a filter, for widths and counts."""
 MAX_PATTERN = 200
-"""Characters of a pattern for dates."""
+"""Characters of a date pattern (strftime)."""
 PLAIN_FILTERS = frozenset((
     "capitalize", "count", "counted", "default", "d", "dictsort", "e", "escape", "first", "float", "int", "items",
     "join", "last", "length", "list", "lower", "map", "reject", "rejectattr", "replace", "reverse", "round", "safe",
@@ -39,13 +39,13 @@ PLAIN_METHODS = frozenset((
     "removeprefix", "removesuffix", "replace", "rstrip", "split", "splitlines", "startswith", "strip", "title",
     "update", "upper", "values",
 ))  # fmt: skip
-"""What takes no longer than a copy of the text it is given. A template with anything else is tried first."""
+"""Filters and methods that are as fast as a copy of their text. A template with others is tried in a subprocess."""
 PLAIN_NUMBER = 10_000
 _left = ContextVar("turns of loops that are left", default=MAX_LOOPS)
 _until = ContextVar("processor time at which the rendering ends", default=float("inf"))
 _trusted = ContextVar("templates are rendered without a trial", default=False)
 _too_slow: dict[str, str] = {}
-"""Template → what it exceeded on a short conversation: it is not rendered again."""
+"""Template → the limit that it exceeded on a short conversation: it is not rendered again."""
 SHORT = 4
 """Messages of a short conversation."""
 _WIDE = re.compile(r"\d{6,}")
@@ -56,11 +56,11 @@ class TemplateRefused(Exception):
 
 
 class TemplateExceeds(TemplateRefused):
-    """The template takes more loops or longer texts than any conversation needs: it may never end."""
+    """The template needs more loops or longer texts than any conversation needs: it may never end."""
 
 
 class TemplateTooSlow(TemplateExceeds):
-    """The template took more processor time than it may."""
+    """The template used more processor time than the limit."""
 
 
 def render_chat_template(
@@ -72,39 +72,39 @@ def render_chat_template(
     special: Mapping[str, str] | None = None,
     switches: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text that the template makes of a conversation.
+    """Render a conversation with a chat template.
 
     Args:
-        template: its text.
-        messages: the conversation, as `apply_chat_template` takes it.
+        template: the template's text.
+        messages: the conversation, as for `apply_chat_template`.
         tools: JSON-schema functions.
-        add_generation_prompt: end with what asks for an answer.
-        special: `bos_token` and the others, by name.
-        switches: what else it reads, such as `enable_thinking`.
+        add_generation_prompt: end with the prompt for an answer.
+        special: `bos_token` and the other special tokens, by name.
+        switches: other variables that it reads, such as `enable_thinking`.
 
     Raises:
         TemplateRefused: with the template's own reason.
-        TemplateExceeds: it went over the bounds above.
+        TemplateExceeds: it exceeded the limits above.
     """
     if template in _too_slow:
         raise TemplateExceeds(_too_slow[template])
-    given = {
+    variables = {
         "messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt,
         **(special or {}), **(switches or {}),
     }  # fmt: skip
     try:
         _require_tried(template)
         try:
-            return _rendered(template, given)
-        except TemplateTooSlow:  # a machine that stands still for a moment is not the template's fault
-            return _rendered(template, given)
+            return _rendered(template, variables)
+        except TemplateTooSlow:  # a machine that pauses for a moment is not the template's fault
+            return _rendered(template, variables)
     except TemplateExceeds as error:
         if len(messages) <= SHORT:
             _too_slow[template] = str(error)
         raise
     except TemplateRefused:
         raise
-    except Exception as error:  # a template is somebody's program: it can fail in any way
+    except Exception as error:  # a template is foreign code: it can fail in any way
         raise TemplateRefused(str(error)) from error
 
 
@@ -115,7 +115,7 @@ def _rendered(template: str, given: dict[str, Any]) -> str:
 
 
 def variables_of(template: str) -> frozenset[str]:
-    """What the template reads and does not set itself: messages, tools, and its switches.
+    """Return the variables that the template reads and does not set itself: messages, tools, and its switches.
 
     Raises:
         TemplateRefused: it is no valid template.
@@ -141,7 +141,7 @@ def _require_tried(template: str) -> None:
     """Try a template that is not plain in a process of its own, once.
 
     Raises:
-        TemplateExceeds: it took too long there, or too much memory.
+        TemplateExceeds: it needed too much time there, or too much memory.
     """
     if not _trusted.get() and (reason := _tried(template)) is not None:
         raise TemplateExceeds(reason)
@@ -149,32 +149,32 @@ def _require_tried(template: str) -> None:
 
 @lru_cache(maxsize=16)
 def _tried(template: str) -> str | None:
-    """Return what a template exceeds in a process of its own; None where it is plain or ended in time."""
+    """Return the limit that a template exceeds in a process of its own; None where it is plain or ended in time."""
     if _is_plain(_environment().parse(_readable(template))):
         return None
     try:
         refused: str | None = run_limited(f"{__name__}:try_template", template)
     except ExceedsLimit as error:
         return f"it {error}" if str(error).startswith("takes") else str(error)
-    except TrialNotRun:  # what it takes is counted while it is rendered
+    except TrialNotRun:  # its time is also counted while it is rendered
         return None
     return refused
 
 
 def try_template(template: str) -> str | None:
-    """Render a few conversations; return what the template exceeds, if anything."""
+    """Render a few conversations; return the limit that the template exceeds, if any."""
     _trusted.set(True)
     tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]
-    asked, system = {"role": "user", "content": "Some words, 12.\n" * 20}, {"role": "system", "content": "Be kind."}
-    said = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
-    for turns in ([asked], [asked, said], [system, asked, said, asked], [asked, said] * 20):
-        for given in (None, tools):
+    question, system = {"role": "user", "content": "Some words, 12.\n" * 20}, {"role": "system", "content": "Be kind."}
+    answer = {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
+    for turns in ([question], [question, answer], [system, question, answer, question], [question, answer] * 20):
+        for offered in (None, tools):
             try:
                 render_chat_template(
                     template,
                     turns,
-                    tools=given,
-                    add_generation_prompt=turns[-1] is asked,
+                    tools=offered,
+                    add_generation_prompt=turns[-1] is question,
                     special={"bos_token": "<s>", "eos_token": "</s>"},
                 )
             except TemplateExceeds as error:
@@ -185,7 +185,7 @@ def try_template(template: str) -> str | None:
 
 
 def _is_plain(tree: nodes.Template) -> bool:
-    """Whether a template does nothing that could take long in one call; what it does often is counted anyway."""
+    """Return whether a template has no single call that could run long; repeated calls are counted anyway."""
     from jinja2 import nodes
 
     for node in tree.find_all((nodes.Filter, nodes.Call, nodes.Mul, nodes.Pow, nodes.Const)):
@@ -198,10 +198,10 @@ def _is_plain(tree: nodes.Template) -> bool:
             if node.name not in PLAIN_FILTERS:
                 return False
         elif isinstance(node, nodes.Call):
-            called = node.node
-            if isinstance(called, nodes.Getattr) and called.attr in PLAIN_METHODS:
+            function = node.node
+            if isinstance(function, nodes.Getattr) and function.attr in PLAIN_METHODS:
                 continue
-            if not isinstance(called, nodes.Name) or called.name == "lipsum":
+            if not isinstance(function, nodes.Name) or function.name == "lipsum":
                 return False
     return True
 
@@ -222,7 +222,7 @@ def _environment() -> Environment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """Counts the turns of loops, and looks at texts before they are made as far as their size can be told."""
+        """Sandboxed environment that counts loop iterations, and checks texts' sizes before they are built."""
 
         intercepted_binops = frozenset(("*", "**", "+", "%"))
 
@@ -248,8 +248,8 @@ def _environment() -> Environment:
             return _sized(super().call(__context, __obj, *args, **kwargs))
 
     environment = Bounded(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    for known, function in list(environment.filters.items()):
-        environment.filters[known] = _narrow(function)
+    for filter_name, function in list(environment.filters.items()):
+        environment.filters[filter_name] = _narrow(function)
     environment.filters |= {"counted": _Counted, "sized": _sized}
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _refuse
@@ -258,7 +258,7 @@ def _environment() -> Environment:
 
 
 def _wrap_texts(holder: Any, concat: Any, filtered: Any) -> None:
-    """`a ~ b` makes a text without asking anybody: ask."""
+    """Wrap concatenations `a ~ b`, which call no function of the environment, so that their size is checked."""
     for name, value in list(holder.iter_fields()):
         if isinstance(value, concat):
             setattr(holder, name, filtered(value, "sized", [], [], None, None, lineno=value.lineno))
@@ -270,7 +270,7 @@ def _wrap_texts(holder: Any, concat: Any, filtered: Any) -> None:
 
 
 class _Counted:
-    """What a loop goes through; every turn of every loop counts."""
+    """Items of a loop; every iteration of every loop is counted."""
 
     def __init__(self, items: Any) -> None:
         self._items = items
@@ -280,11 +280,11 @@ class _Counted:
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._items:
-            left = _left.get() - 1
-            if left < 0:
+            remaining = _left.get() - 1
+            if remaining < 0:
                 raise TemplateExceeds(f"its loops take more than {MAX_LOOPS:,} turns")
-            _left.set(left)
-            if not left % 64:
+            _left.set(remaining)
+            if not remaining % 64:
                 _require_time()
             yield item
 
@@ -295,7 +295,7 @@ def _require_time() -> None:
 
 
 def _require_no_growth(method: str, text: str, args: tuple[Any, ...]) -> None:
-    """Before a method of a text makes a much longer one."""
+    """Check the size of a string method's result before the method builds it."""
     if method == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
         _sized_in_advance(len(text) + text.count(args[0]) * len(args[1]))
     elif method == "format":
@@ -317,7 +317,7 @@ def _sized(value: Any) -> Any:
 
 
 def _require_small(operator: str, left: Any, right: Any) -> None:
-    """Before the product, the power or the padded number is there."""
+    """Check the size of a product, a power or a padded number before it is computed."""
     for text, count in ((left, right), (right, left)):
         if operator == "*" and isinstance(text, (str, list, tuple)) and isinstance(count, int):
             _sized_in_advance(len(text) * count)
@@ -333,17 +333,17 @@ def _sized_in_advance(length: int) -> None:
 
 
 def _require_narrow(*values: Any) -> None:
-    """Numbers, and format texts with numbers in them, as widths or counts."""
+    """Check numbers, and format strings with numbers in them, that are widths or counts."""
     for value in values:
-        wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
-        if wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
+        too_wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
+        if too_wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
             raise TemplateExceeds(f"it asks for {str(value)[:40]} characters or items")
         if isinstance(value, str) and len(value) < 1_000 and "%" in value and _WIDE.search(value):
             raise TemplateExceeds(f"it asks for {value[:40]} characters")
 
 
 def _narrow(function: Any) -> Any:
-    """A filter whose own arguments are looked at; what Jinja hands it besides stays."""
+    """Wrap a filter so that its own arguments are checked; the environment that Jinja passes before them is not."""
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The tensors of a model to train, by name and shape: what is on the disk, and what processes share."""
+"""Tensors of a model to train, by name and shape: those in its files, and those that processes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefit.facts.vocabulary import row_shapes
 
 Shape = tuple[int, ...]
 KNOWN = 64
-"""Models whose tensors are kept in mind."""
+"""Number of models whose tensors are cached."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ParameterSpec:
 
     @property
     def decayed(self) -> bool:
-        """Whether weight decay takes part, as `train/optim.py` decides: not for norms and biases."""
+        """Return whether weight decay applies, as `train/optim.py` decides: not to norms and biases."""
         return len(self.shape) > 1 and not self.name.endswith("bias")
 
 
@@ -37,8 +37,8 @@ _known: dict[tuple[Any, ...], tuple[ParameterSpec, ...]] = {}
 
 
 def list_parameters(model: ModelFacts, adapter: LoraSection | None) -> tuple[ParameterSpec, ...]:
-    """Every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
-    # A search asks for the same thousands of names for every candidate.
+    """List every parameter once, a tied head as the embedding; without an adapter all of them count as trained."""
+    # A search needs the same thousands of names for every candidate.
     size = (model.parameters, model.num_layers, model.new_tokens)
     key = (model.name, model.source, size, adapter and adapter.model_dump_json())
     if key not in _known:
@@ -58,7 +58,8 @@ def _tensors(model: ModelFacts, adapter: LoraSection | None) -> Iterator[Paramet
 
 
 def adapter_parameters(model: ModelFacts, adapter: LoraSection) -> Iterator[tuple[str, Shape]]:
-    """What an adapter trains by its names in the model that trains: factors, DoRA's magnitudes, new tokens' rows."""
+    """Yield an adapter's trained tensors by their names in the PEFT model: factors, DoRA's magnitudes, new tokens'
+    rows."""
     for name, (outputs, inputs) in target_modules(model, adapter).items():
         yield f"base_model.model.{name}.lora_A.default.weight", (adapter.r, inputs)
         yield f"base_model.model.{name}.lora_B.default.weight", (outputs, adapter.r)
@@ -74,21 +75,21 @@ def adapter_parameters(model: ModelFacts, adapter: LoraSection) -> Iterator[tupl
 
 
 def base_parameters(model: ModelFacts) -> list[tuple[str, Shape]]:
-    """The parameters of a model by their names; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
-    found: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
-    found.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
+    """Return the parameters of a model by name; matrices alone where the architecture is not one of `LLAMA_LIKE`."""
+    parameters: list[tuple[str, Shape]] = [(f"{name}.weight", shape) for name, shape in model.linear_modules.items()]
+    parameters.append(("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
     if model.architecture not in LLAMA_LIKE:
-        return found
+        return parameters
     norms: dict[str, int] = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
     if LLAMA_LIKE[model.architecture]:
         norms |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), model.head_dim)
     layers = [f"model.layers.{layer}." for layer in range(model.num_layers)]
-    found += [(f"{layer}{name}.weight", (width,)) for layer in layers for name, width in norms.items()]
-    found.append(("model.norm.weight", (model.hidden_size,)))
+    parameters += [(f"{layer}{name}.weight", (width,)) for layer in layers for name, width in norms.items()]
+    parameters.append(("model.norm.weight", (model.hidden_size,)))
     biases = {
         f"self_attn.{name}.bias": (model.linear_modules[f"model.layers.0.self_attn.{name}"][0],)
         for name in ("q_proj", "k_proj", "v_proj")
     }
-    if sum(math.prod(shape) for _, shape in found) != model.parameters:
-        found += [(f"{layer}{name}", shape) for layer in layers for name, shape in biases.items()]
-    return found
+    if sum(math.prod(shape) for _, shape in parameters) != model.parameters:
+        parameters += [(f"{layer}{name}", shape) for layer in layers for name, shape in biases.items()]
+    return parameters

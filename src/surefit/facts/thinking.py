@@ -1,4 +1,4 @@
-"""Reasoning in a conversation: where rows have it, and what a chat template makes of it."""
+"""Reasoning in a conversation: where rows have it, and how a chat template renders it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _FORMS = {
     "<mm:think>": r"</mm:think>\s*",
     "<|think|>": r"(?:<\|end\|>)?<\|begin\|>assistant<\|content\|>",
 }
-"""How a thought begins, and where the answer behind it does: Qwen's and DeepSeek's, gpt-oss's channels, Muse's
-recipients, Google's, Cohere's, Mistral's, ByteDance's, MiniMax's, Upstage's. The start is often in the prompt."""
+"""Opening of a thought → pattern of the text between thought and answer: Qwen's and DeepSeek's, gpt-oss's channels,
+Muse's recipients, Google's, Cohere's, Mistral's, ByteDance's, MiniMax's, Upstage's. The opening is often in the
+prompt."""
 _DIVIDED = [re.compile(rf"\s*(?:{re.escape(start)})?(.*?){end}", re.DOTALL) for start, end in _FORMS.items()]
 _DIVIDED.append(re.compile(r"\s*analysis(.*?)assistantfinal", re.DOTALL))  # gpt-oss's, its special tokens removed
 _ENDS = re.compile(r"(?:<\|(?:return|end|END_RESPONSE|END_TEXT|END_OF_TURN_TOKEN)\|>)+\s*\Z")
@@ -45,15 +46,15 @@ _MARK = "surefit"
 
 @dataclass(frozen=True)
 class TemplateReasoning:
-    """What a chat template makes of the last answer, and of the reasoning in it.
+    """How a chat template renders the last answer, and the reasoning in it.
 
     Attributes:
-        fields: the names, of `FIELDS`, under which it finds it and writes it.
-        tags: it writes reasoning that stands in the content as `<think>…</think>`, as that or in its own way.
-        moves: it takes those tags for reasoning, so that the two ways are written alike.
+        fields: the names in `FIELDS` under which it reads reasoning and writes it.
+        tags: it writes reasoning in the content as `<think>…</think>`, with these tags or in its own way.
+        moves: it parses those tags as reasoning, so that both forms are written alike.
         opens: its generation prompt ends with an opened `<think>`: the model always thinks.
         parts: it writes contents that are lists of parts, and no text (Idefics 3, LLaVA-NeXT).
-        empties: of an answer without reasoning it writes an empty thought, which the model has to write.
+        empties: for an answer without reasoning it writes an empty thought, which the model has to write.
     """
 
     fields: tuple[str, ...] = ()
@@ -65,49 +66,50 @@ class TemplateReasoning:
 
 
 def split_think_tags(text: str) -> tuple[str, str]:
-    """(reasoning, answer) of a text that a model wrote. The opening tag may be missing: it often stands in the prompt.
+    """Split a model's text into (reasoning, answer). The opening tag may be missing: it is often in the prompt.
 
     >>> split_think_tags("<think>\\n2 and 2\\n</think>\\n\\n4"), split_think_tags("4")
     (('\\n2 and 2\\n', '4'), ('', '4'))
     """
-    found = _TAGGED.match(text)
-    return (found[1], text[found.end() :]) if found else ("", text)
+    match = _TAGGED.match(text)
+    return (match[1], text[match.end() :]) if match else ("", text)
 
 
 def split_reasoning(text: str) -> tuple[str, str] | None:
-    """(reasoning, answer) of what a model wrote, in any form that models think in; None without a closed thought.
+    """Split a model's text into (reasoning, answer), in any form that models think in; None without a closed thought.
 
     >>> harmony = "<|channel|>analysis<|message|>2 and 2<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
     >>> split_reasoning(harmony)
     ('2 and 2', '4')
     """
-    found = next((match for form in _DIVIDED if (match := form.match(text))), None)
-    return (found[1], _ENDS.sub("", text[found.end() :])) if found else None
+    thought = next((match for form in _DIVIDED if (match := form.match(text))), None)
+    return (thought[1], _ENDS.sub("", text[thought.end() :])) if thought else None
 
 
 def strip_reasoning(text: str) -> str:
-    """What a model says once it has thought: nothing where its thought never ends, the whole text where it has none.
+    """Return a model's text after its thought: nothing if the thought does not end, the whole text if there is none.
 
     >>> strip_reasoning("<think>2 and 2</think>4"), strip_reasoning("<think>2 and"), strip_reasoning("4")
     ('4', '', '4')
     """
-    if found := split_reasoning(text):
-        return found[1]
+    if split := split_reasoning(text):
+        return split[1]
     return "" if begins_with_thought(text) else text
 
 
 def begins_with_thought(text: str) -> bool:
-    """Whether it starts with a thought, ended or not."""
+    """Return whether a text starts with a thought, ended or not."""
     return text.lstrip().startswith(tuple(_FORMS))
 
 
 def has_field(message: Mapping[str, Any]) -> bool:
-    """Whether a field of the message holds reasoning."""
+    """Return whether a field of the message holds reasoning."""
     return any(isinstance(value := message.get(name), str) and value.strip() for name in FIELDS)
 
 
 def reasoning_of_message(message: Mapping[str, Any]) -> str:
-    """The reasoning of an assistant's message, from a field of its own or from its content; empty where it has none."""
+    """Return the reasoning of an assistant's message, from a field of its own or its content; empty if there is
+    none."""
     if has_field(message):
         return next(value for name in FIELDS if isinstance(value := message.get(name), str) and value.strip())
     thoughts, _ = split_think_tags(str(message.get("content") or ""))
@@ -115,20 +117,20 @@ def reasoning_of_message(message: Mapping[str, Any]) -> str:
 
 
 def other_tag(text: str) -> str | None:
-    """Return the tag with which an answer begins its reasoning, where it is another than `<think>` and is closed.
+    """Return the tag with which an answer begins its reasoning, where it is closed and is not `<think>`.
 
     >>> other_tag("<thought>\\nlong\\n</thought>\\n4"), other_tag("<think>long</think>4"), other_tag("4 <cot>")
     ('<thought>', None, None)
     """
-    found = _OTHER_TAG.match(text.lstrip()[:40])
-    if found is None:
+    match = _OTHER_TAG.match(text.lstrip()[:40])
+    if match is None:
         return None
-    closing = "<|end_of_thought|>" if found[1].startswith("|") else f"</{found[1]}>"
-    return found[0] if closing in text else None
+    closing = "<|end_of_thought|>" if match[1].startswith("|") else f"</{match[1]}>"
+    return match[0] if closing in text else None
 
 
 def remove_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its answer alone."""
+    """Return the message with its answer alone."""
     kept = {name: value for name, value in message.items() if name not in FIELDS}
     if isinstance(content := kept.get("content"), str):
         kept["content"] = split_think_tags(content)[1]
@@ -136,52 +138,54 @@ def remove_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_as_template_reads(message: dict[str, Any], reads: TemplateReasoning) -> dict[str, Any]:
-    """The message as the template reads it: its reasoning where that is looked for (what the template never writes
-    stays where it is, TPL009), its text in a list where it reads nothing else."""
+    """Return the message in the form that the template reads: its reasoning in the field that it reads (reasoning that
+    the template never writes stays in place, TPL009), and its text as a list of parts where it reads only those."""
     message = _with_thoughts_moved(message, reads)
     text = message.get("content")
     return {**message, "content": in_parts(text)} if reads.parts and isinstance(text, str) else message
 
 
 def in_parts(text: str) -> list[dict[str, str]]:
-    """A content as models with images have it."""
+    """Return a text as the content of a multimodal model's message: a list of parts."""
     return [{"type": "text", "text": text}]
 
 
 def _with_thoughts_moved(message: dict[str, Any], reads: TemplateReasoning) -> dict[str, Any]:
     if message["role"] != "assistant" or not reads.fields or any(message.get(name) for name in reads.fields):
         return message
-    own = next((message[name] for name in FIELDS if message.get(name)), None)
-    if own is not None:
-        return {**message, reads.fields[0]: own}
+    reasoning = next((message[name] for name in FIELDS if message.get(name)), None)
+    if reasoning is not None:
+        return {**message, reads.fields[0]: reasoning}
     thoughts, answer = split_think_tags(str(message.get("content") or ""))
-    if reads.moves or not thoughts.strip() or OPENING in thoughts:  # text before a thought is none
+    if reads.moves or not thoughts.strip() or OPENING in thoughts:  # text before a thought is no thought
         return message
     return {**message, reads.fields[0]: thoughts.strip("\n"), "content": answer}
 
 
 @lru_cache(maxsize=8)
 def probe_template_reasoning(template: str) -> TemplateReasoning:
-    """What the template makes of reasoning, found by rendering an answer that has some; nothing where it refuses that.
+    """Probe how the template renders reasoning, by rendering an answer with some; all False where it raises on that.
 
     Args:
-        template: its text, the switches of the run among it (`chat_template.with_defaults`).
+        template: its text, with the run's switches included (`chat_template.bake_template_defaults`).
     """
     parts = _MARK not in _written(template, False, _MARK) and _MARK in _written(template, True, _MARK)
     tagged = _written(template, parts, f"{OPENING}\n{_MARK}\n{CLOSING}\n\n!")
     by_field = {name: _written(template, parts, "!", **{name: _MARK}) for name in FIELDS}
     fields = tuple(name for name, text in by_field.items() if _MARK in text)
     try:
-        asked = render_chat_template(template, [_turn("user", "?", parts)], add_generation_prompt=True, special=SPECIAL)
+        prompt = render_chat_template(
+            template, [_turn("user", "?", parts)], add_generation_prompt=True, special=SPECIAL
+        )
     except TemplateRefused:
-        asked = ""
-    plain = _written(template, parts, "!")
+        prompt = ""
+    plain_answer = _written(template, parts, "!")
     return TemplateReasoning(
         fields,
         tags=_MARK in tagged,
         moves=bool(fields) and tagged == by_field[fields[0]],
-        opens=asked.rstrip().endswith(OPENING),
-        empties=bool(asked) and plain.startswith(asked) and bool(_EMPTY.match(plain[len(asked) :])),
+        opens=prompt.rstrip().endswith(OPENING),
+        empties=bool(prompt) and plain_answer.startswith(prompt) and bool(_EMPTY.match(plain_answer[len(prompt) :])),
         parts=parts,
     )
 

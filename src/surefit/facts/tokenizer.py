@@ -1,4 +1,5 @@
-"""What a model's tokenizer does, from the files in its folder: without transformers, and in a fraction of a second."""
+"""Facts about a model's tokenizer, from the files in its folder: without transformers, and in a fraction of a
+second."""
 
 from __future__ import annotations
 
@@ -31,25 +32,26 @@ _ANSWER = "surefit"
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """A tokenizer in names and numbers.
+    """A tokenizer's files, tokens, ids and chat template.
 
     Attributes:
         file: its tokenizer.json, or the GGUF file; None where the folder has none, and then no id is known.
-        tokens: all tokens, the added ones included.
-        largest_id: of all tokens.
-        largest_plain_id: of those that are not added ones.
-        added: added token → id: special tokens, and what a user put behind the vocabulary.
-        special: those of them that are special: no text is meant to hold them.
+        tokens: number of all tokens, the added ones included.
+        largest_id: largest id of all tokens.
+        largest_plain_id: largest id of the tokens that are not added ones.
+        added: added token → id: special tokens, and tokens that a user put behind the vocabulary.
+        special: the special ones among them, which no text should contain.
         pad_token, eos_token, bos_token: their texts, None where the tokenizer has none; pad_id, eos_id, bos_id: their
             ids, None also where they are not known.
-        stop_ids: where generation stops by generation_config.json, else by config.json; empty where neither says.
+        stop_ids: ids at which generation stops, by generation_config.json, else by config.json; empty where both have
+            none.
         chat_template: its text.
-        tool_template: the text of the template for conversations with tools, where there is one of its own.
-        marks_generation: the template says with {% generation %} which text the model writes.
+        tool_template: the text of the separate template for conversations with tools, where there is one.
+        marks_generation: the template marks with {% generation %} which text the model writes.
         mentions_tools: the template uses the variable `tools`.
         turn_end: the text that the template writes after an assistant's answer; None where it has no template or the
-            template refuses a question and an answer.
-        ends_with_next: it writes nothing there, and a token at the start of the next turn, which ends an answer.
+            template raises on a question and an answer.
+        ends_with_next: it writes nothing there, but a token at the start of the next turn, which ends an answer.
         end_of_turn: the first added token in `turn_end`, and its id; None where there is none.
     """
 
@@ -77,11 +79,11 @@ class TokenizerFacts:
 
     def template_for(self, tools: Any) -> str | None:
         """Return the template that a conversation with these tools is rendered with."""
-        named = {DEFAULT: self.chat_template, TOOL_USE: self.tool_template}
-        return template_for({name: text for name, text in named.items() if text}, tools)
+        templates = {DEFAULT: self.chat_template, TOOL_USE: self.tool_template}
+        return template_for({name: text for name, text in templates.items() if text}, tools)
 
     def without_template(self) -> TokenizerFacts:
-        """The same, for a run that does not use the tokenizer's own chat template."""
+        """Return the facts for a run that does not use the tokenizer's own chat template."""
         return replace(
             self, chat_template=None, tool_template=None, marks_generation=False, mentions_tools=False, turn_end=None,
             ends_with_next=False, end_of_turn=None, end_of_turn_id=None,
@@ -89,7 +91,7 @@ class TokenizerFacts:
 
 
 def facts_of_tokenizer(model: ModelFacts) -> TokenizerFacts | None:
-    """The facts about a model's tokenizer; None where it is not on this machine.
+    """Return the facts about a model's tokenizer; None where it is not on this machine.
 
     Raises:
         ModelError: one of its files is damaged.
@@ -100,7 +102,7 @@ def facts_of_tokenizer(model: ModelFacts) -> TokenizerFacts | None:
 
 
 def tokenizer_facts(path: Path, template: str | None = None, tool_template: str | None = None) -> TokenizerFacts:
-    """The facts about the tokenizer in a model's folder.
+    """Return the facts about the tokenizer in a model's folder.
 
     Args:
         template, tool_template: used in place of its own, the second for conversations with tools.
@@ -110,33 +112,33 @@ def tokenizer_facts(path: Path, template: str | None = None, tool_template: str 
     """
     require_sound_tokenizer(path)
     config = _optional(path / "tokenizer_config.json")
-    named = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
+    special_tokens = {role: _text(config, path, f"{role}_token") for role in ("pad", "eos", "bos")}
     vocabulary, added, special = _vocabulary(path / "tokenizer.json")
     file = path / "tokenizer.json" if vocabulary else None
-    own = {} if template else templates_in(path)
-    template, tool_template = template or own.get(DEFAULT), tool_template or own.get(TOOL_USE)
-    facts = _facts(path, file, vocabulary, added, named, _stop_ids(path), template, tool_template)
+    templates = {} if template else templates_in(path)
+    template, tool_template = template or templates.get(DEFAULT), tool_template or templates.get(TOOL_USE)
+    facts = _facts(path, file, vocabulary, added, special_tokens, _stop_ids(path), template, tool_template)
     return replace(facts, special=frozenset(special))
 
 
 def gguf_tokenizer_facts(header: GgufHeader, chosen: str | None = None) -> TokenizerFacts:
-    """The same of the vocabulary in a GGUF file."""
+    """Return the facts about the tokenizer in a GGUF file's header."""
     kinds = header.metadata.get("tokenizer.ggml.token_type")
-    whole = {number for number, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)} if kinds else set()
+    added_ids = {number for number, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)} if kinds else set()
     vocabulary = {token: number for number, token in enumerate(header.tokens)}
     ids = {"pad": header.token_id("padding"), "eos": header.token_id("eos"), "bos": header.token_id("bos")}
-    named = {role: None if number is None else header.tokens[number] for role, number in ids.items()}
-    added = {header.tokens[number]: number for number in sorted(whole) if number < len(header.tokens)}
+    special_tokens = {role: None if number is None else header.tokens[number] for role, number in ids.items()}
+    added = {header.tokens[number]: number for number in sorted(added_ids) if number < len(header.tokens)}
     template = chosen or header.metadata.get("tokenizer.chat_template")
     stops = () if ids["eos"] is None else (ids["eos"],)
     template = template if isinstance(template, str) else None
-    facts = _facts(header.path, header.path, vocabulary, added, named, stops, template)
+    facts = _facts(header.path, header.path, vocabulary, added, special_tokens, stops, template)
     controls = {number for number, kind in enumerate(kinds) if kind == CONTROL} if kinds else set()
     return replace(facts, special=frozenset(token for token, number in added.items() if number in controls))
 
 
 def begins_texts(facts: TokenizerFacts) -> bool | None:
-    """Whether the tokenizer writes a token of its own (BOS) before a plain text; None where its file does not say."""
+    """Return whether the tokenizer adds a BOS token before a plain text; None where its file does not determine it."""
     if facts.file is None or facts.file.suffix != ".json":
         return None
     try:
@@ -146,7 +148,7 @@ def begins_texts(facts: TokenizerFacts) -> bool | None:
 
 
 def _writes_before(processor: Any) -> bool:
-    """Whether a post-processor of tokenizer.json puts a token before a text."""
+    """Return whether a post-processor of tokenizer.json adds a token before a text."""
     if not isinstance(processor, Mapping):
         return False
     if processor.get("type") == "Sequence":
@@ -157,12 +159,14 @@ def _writes_before(processor: Any) -> bool:
 
 
 def known_tokens(facts: TokenizerFacts, tokens: Sequence[str]) -> list[str]:
-    """Those that the tokenizer has already, as far as its vocabulary is on this machine."""
-    known = set(facts.added)
+    """Return the tokens that the tokenizer has already, as far as its vocabulary is on this machine."""
+    existing = set(facts.added)
     if tokens and facts.file is not None:
-        with suppress(ModelError):  # what is wrong with the file was said when the facts were gathered
-            known |= set(_vocabulary(facts.file)[0] if facts.file.suffix == ".json" else read_gguf(facts.file).tokens)
-    return [token for token in tokens if token in known]
+        with suppress(ModelError):  # a fault of the file was reported when the facts were gathered
+            existing |= set(
+                _vocabulary(facts.file)[0] if facts.file.suffix == ".json" else read_gguf(facts.file).tokens
+            )
+    return [token for token in tokens if token in existing]
 
 
 def _facts(
@@ -178,14 +182,14 @@ def _facts(
     special = {f"{role}_token": text for role, text in named.items() if text}
     turn_end = _turn_end(place, template, special)
     end_of_turn = first_in(turn_end or "", added)
-    shared = {token for token in added if token in vocabulary}
-    plain = _largest(vocabulary, {vocabulary[token] for token in shared})
+    shared_tokens = {token for token in added if token in vocabulary}
+    largest_plain = _largest(vocabulary, {vocabulary[token] for token in shared_tokens})
     ids = {role: added.get(text, vocabulary.get(text)) for role, text in named.items() if text}
     return TokenizerFacts(
         file=file,
-        tokens=len(vocabulary) + len(added) - len(shared) or None,
-        largest_id=max((number for number in (plain, *added.values()) if number is not None), default=None),
-        largest_plain_id=plain,
+        tokens=len(vocabulary) + len(added) - len(shared_tokens) or None,
+        largest_id=max((number for number in (largest_plain, *added.values()) if number is not None), default=None),
+        largest_plain_id=largest_plain,
         added=added,
         **{f"{role}_token": text for role, text in named.items()},  # type: ignore[arg-type]
         **{f"{role}_id": number for role, number in ids.items()},  # type: ignore[arg-type]
@@ -202,10 +206,10 @@ def _facts(
 
 
 def require_sound_tokenizer(path: Path) -> None:
-    """The door of a tokenizer's files (facts/validate_model_files.py); what is not there is fine.
+    """Check a tokenizer's files before a library reads them (facts/validate_model_files.py); files may be missing.
 
     Raises:
-        ModelError: one of them is damaged, or would take a library beyond measure.
+        ModelError: a file is damaged, or would need too much time or memory in a library.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         require_sound_special(_optional(path / name), path / name)
@@ -220,7 +224,7 @@ def require_sound_tokenizer(path: Path) -> None:
 
 
 _SIMPLE = 4_000
-"""Characters of the longest expression that is not tried first; those of known models have under 1,000."""
+"""Characters of the longest expression that is not tried first; expressions of known models have under 1,000."""
 _PATTERN = re.compile(r'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CLASS = re.compile(r"\\.|\[(?:[^\]\\]|\\.)*\]")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
@@ -235,12 +239,12 @@ TRIAL = (
 
 
 def _is_unusual(text: str) -> bool:
-    """Whether a tokenizer.json has expressions that may take exponential time: a repeated group, or many repetitions in
-    one alternative, or one that is not valid JSON. Those of published models have none."""
+    """Return whether a tokenizer.json has expressions that may need exponential time: a repeated group, or many
+    repetitions in one alternative, or an expression that is not valid JSON. Published models have none of these."""
     for match in _PATTERN.finditer(text):
         try:
             pattern = _CLASS.sub("c", json.loads(match[1]))
-        except ValueError:  # the library says what is wrong with the file
+        except ValueError:  # the library's error states the fault
             return True
         if len(pattern) > _SIMPLE or _REPEATED_GROUP.search(pattern):
             return True
@@ -251,7 +255,7 @@ def _is_unusual(text: str) -> bool:
 
 @lru_cache(maxsize=4)
 def _tried(file: Path, changed: int) -> str | None:
-    """Return why a tokenizer cannot be used, found in a process of its own; None where it can."""
+    """Return why a tokenizer cannot be used, tried in a process of its own; None where it works."""
     try:
         reason: str | None = run_limited(f"{__name__}:try_tokenizer", str(file))
     except ExceedsLimit as error:
@@ -262,24 +266,24 @@ def _tried(file: Path, changed: int) -> str | None:
 
 
 def try_tokenizer(file: str) -> str | None:
-    """Load a tokenizer.json and cut short texts with it; return what it fails with."""
+    """Load a tokenizer.json and tokenize short texts with it; return the error, or None."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(file)
         for text in TRIAL:
             tokenizer.encode(text, add_special_tokens=False)
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a Rust panic of the library is no Exception
         return reason_of(error)
     return None
 
 
 @contextmanager
 def catch_tokenizer_panics(file: str | Path | None) -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no Exception, into an error of the model.
+    """Convert a panic of the tokenizers library, which is no Exception, into a ModelError.
 
     Raises:
-        ModelError: with the file and what the library says.
+        ModelError: with the file and the library's message.
     """
     try:
         yield
@@ -292,8 +296,10 @@ def catch_tokenizer_panics(file: str | Path | None) -> Iterator[None]:
 
 
 def _require_sound_ids(file: Path, text: str) -> None:
-    """Raises:
-    ModelError: the vocabulary is empty, or a token's number is negative.
+    """Check that the vocabulary is not empty and that no token's id is negative.
+
+    Raises:
+        ModelError: it is, or one is.
     """
     vocabulary, added, _ = _vocabulary(file)
     help_text = "take tokenizer.json from the model's own repository again"
@@ -324,7 +330,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
-    """A special token's text; older folders have it in special_tokens_map.json only."""
+    """Return a special token's text; older folders have it in special_tokens_map.json only."""
     entry = config.get(name)
     if entry is None and name not in config:
         entry = _optional(path / "special_tokens_map.json").get(name)
@@ -333,8 +339,8 @@ def _text(config: Mapping[str, Any], path: Path, name: str) -> str | None:
 
 
 def _vocabulary(path: Path) -> tuple[dict[str, int], dict[str, int], list[str]]:
-    """(token → id of the vocabulary, token → id of the added tokens, those that are special); all empty where there is
-    no file."""
+    """Return (token → id of the vocabulary, token → id of the added tokens, the special ones); all empty without a
+    file."""
     return _parsed(path, path.stat().st_mtime_ns) if path.is_file() else ({}, {}, [])
 
 
@@ -344,33 +350,34 @@ def _parsed(path: Path, changed: int) -> tuple[dict[str, int], dict[str, int], l
     try:
         added, vocabulary = _entry(text, '"added_tokens"'), _entry(text, '"vocab"')
     except (ValueError, RecursionError):
-        whole = read_json_object(path)
-        model = whole.get("model")
-        added, vocabulary = whole.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
+        document = read_json_object(path)
+        model = document.get("model")
+        added, vocabulary = document.get("added_tokens"), model.get("vocab") if isinstance(model, Mapping) else None
     entries = [entry for entry in added if isinstance(entry, Mapping)] if isinstance(added, list) else []
     special = [entry["content"] for entry in entries if entry.get("special") and isinstance(entry.get("content"), str)]
     return _token_ids(vocabulary), _added_ids(added), special
 
 
 def _entry(text: str, key: str) -> Any:
-    """One value out of tokenizer.json: its merge rules are the larger half of the file, and nobody asks for them.
+    """Parse one value of tokenizer.json alone: the merge rules, not needed here, are the larger half of the file.
 
     Raises:
-        ValueError: the key is not there, or no JSON stands behind it.
+        ValueError: the key does not exist, or no JSON follows it.
     """
-    found = re.compile(rf"{re.escape(key)}\s*:\s*").search(text)
-    if found is None:
+    match = re.compile(rf"{re.escape(key)}\s*:\s*").search(text)
+    if match is None:
         raise ValueError(f"no {key}")
-    return json.JSONDecoder().raw_decode(text, found.end())[0]
+    return json.JSONDecoder().raw_decode(text, match.end())[0]
 
 
 def _token_ids(vocabulary: Any) -> dict[str, int]:
-    """A BPE or WordPiece vocabulary maps tokens to ids, a Unigram one lists [token, score] in the order of the ids."""
+    """Return token → id: a BPE or WordPiece vocabulary is such a map, a Unigram one lists [token, score] in id
+    order."""
     if isinstance(vocabulary, list):
         pairs = [(entry[0], number) for number, entry in enumerate(vocabulary) if isinstance(entry, list) and entry]
         return {token: number for token, number in pairs if isinstance(token, str)}
-    sound = isinstance(vocabulary, dict) and set(map(type, vocabulary.values())) == {int}
-    return vocabulary if sound else {}
+    is_valid = isinstance(vocabulary, dict) and set(map(type, vocabulary.values())) == {int}
+    return vocabulary if is_valid else {}
 
 
 def _largest(vocabulary: Mapping[str, int], without: set[int]) -> int | None:
@@ -387,14 +394,16 @@ def _stop_ids(path: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         stated = _optional(path / name).get("eos_token_id")
         ids = stated if isinstance(stated, list) else [stated]
-        if found := tuple(number for number in ids if isinstance(number, int)):
-            return found
+        if stop_ids := tuple(number for number in ids if isinstance(number, int)):
+            return stop_ids
     return ()
 
 
 def require_quick_template(template: Any, path: str | Path) -> None:
-    """Raises:
-    ModelError: a chat template, or one of several by name, takes longer or more memory than any conversation needs.
+    """Check that a chat template, or each of several by name, renders quickly.
+
+    Raises:
+        ModelError: one needs more time or memory than any conversation needs.
     """
     for text in template.values() if isinstance(template, Mapping) else [template]:
         if isinstance(text, str):

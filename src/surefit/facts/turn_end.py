@@ -1,8 +1,8 @@
-"""How an assistant's turn ends where its chat template writes nothing behind it: with the token that the next turn
-begins with.
+"""End of an assistant's turn where its chat template writes nothing behind it: the token that the next turn begins
+with.
 
-GLM has no end of turn: it writes `<|user|>` or, behind a call, `<|observation|>`, and generation stops there. Others
-write the end of a turn only once another follows (Apertus, Hy3).
+GLM has no end of turn: it writes `<|user|>` or, behind a tool call, `<|observation|>`, and generation stops there.
+Others write the end of a turn only once another follows (Apertus, Hy3).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _NEXT: Mapping[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 def ends_of_turn(template: str, special: Mapping[str, str], tokens: Callable[[], Iterable[str]]) -> dict[str, str]:
-    """What ends an answer ("user") and a call ("tool"), where that is the beginning of the turn behind it; empty for a
-    template that ends its turns.
+    """Return the texts that end an answer ("user") and a tool call ("tool"), where the next turn's beginning does;
+    empty for a template that ends its turns.
 
     Args:
-        template: its text.
-        special: `bos_token` and the others, by name.
-        tokens: gives the tokenizer's added tokens, of which some have thousands; only such a template needs them.
+        template: the template's text.
+        special: `bos_token` and the other special tokens, by name.
+        tokens: returns the tokenizer's added tokens, which can be thousands; only such a template needs them.
     """
-    named = tuple(sorted(special.items()))
-    return _ends(template, named, frozenset(tokens())) if _writes_no_end(template, named) else {}
+    special_tokens = tuple(sorted(special.items()))
+    return _ends(template, special_tokens, frozenset(tokens())) if _writes_no_end(template, special_tokens) else {}
 
 
 def turn_end_text(message: Mapping[str, Any], ends: Mapping[str, str]) -> str:
-    """What the model has to write behind this turn of its own."""
+    """Return the text that the model has to write at the end of this turn of its own."""
     return ends.get("tool" if message.get("tool_calls") else "user", "")
 
 
@@ -51,13 +51,18 @@ def _writes_no_end(template: str, special: tuple[tuple[str, str], ...]) -> bool:
 
 @lru_cache(maxsize=8)
 def _ends(template: str, special: tuple[tuple[str, str], ...], tokens: frozenset[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    ends: dict[str, str] = {}
     for role, (turns, following) in _NEXT.items():
-        before, whole = (_rendered(template, special, each) for each in (turns, [*turns, following]))
-        ended = "user" in found and before.endswith(found["user"])  # Hy3 ends its calls, and no answer
-        if before and whole.startswith(before) and not ended and (end := _opening(whole[len(before) :], tokens)):
-            found[role] = end
-    return found
+        before, longer = (_rendered(template, special, messages) for messages in (turns, [*turns, following]))
+        already_ended = "user" in ends and before.endswith(ends["user"])  # Hy3 ends its tool calls, but not its answers
+        if (
+            before
+            and longer.startswith(before)
+            and not already_ended
+            and (end := _opening(longer[len(before) :], tokens))
+        ):
+            ends[role] = end
+    return ends
 
 
 def _rendered(template: str, special: tuple[tuple[str, str], ...], turns: list[dict[str, Any]]) -> str:
@@ -71,13 +76,13 @@ def _rendered(template: str, special: tuple[tuple[str, str], ...], turns: list[d
 
 
 def _opening(text: str, tokens: frozenset[str]) -> str:
-    """The text up to the end of its first token, where nothing but white space stands before that."""
+    """Return the text up to the end of its first token, where only white space precedes that."""
     token = first_in(text, tokens)
     before = text.partition(token)[0] if token else text
     return before + token if token and not before.strip() else ""
 
 
 def first_in(text: str, tokens: Iterable[str]) -> str | None:
-    """The token that stands first in a text; of two that start at the same place the longer one."""
-    places = [(text.find(token), -len(token), token) for token in tokens if token.strip() and token in text]
-    return min(places)[2] if places else None
+    """Return the token that occurs first in a text; of two that start at the same place the longer one."""
+    positions = [(text.find(token), -len(token), token) for token in tokens if token.strip() and token in text]
+    return min(positions)[2] if positions else None

@@ -1,8 +1,8 @@
-"""What a model's files must be before any library sees them: types and bounds, each looked at once.
+"""Validation of a model's files before any library reads them: types and bounds, each checked once.
 
-transformers and tokenizers take files at their word: a layer count of a billion is built, a list where a name belongs
-is an `AttributeError` three calls later. Only what some model has in another shape is left to them, and what they raise
-then is a message too (`core/reading.py`).
+transformers and tokenizers trust files: a layer count of a billion is built, a list in place of a name is an
+`AttributeError` three calls later. Only values that some model has in another form are left to them, and an error that
+they raise then becomes a message too (`core/reading.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from surefit.core.reading import read_json_file
 from surefit.core.units import MIB
 
 MAX_TEMPLATE_BYTES = MIB
-"""Of a chat template; the longest of the well-known models has 20 kB."""
+"""Largest size of a chat template; the longest of the well-known models has 20 kB."""
 BOUNDS = {
     "hidden_size": 2**20, "n_embd": 2**20, "d_model": 2**20, "intermediate_size": 2**24, "n_inner": 2**24,
     "num_hidden_layers": 2_000, "n_layer": 2_000, "n_layers": 2_000, "num_layers": 2_000,
@@ -29,17 +29,17 @@ BOUNDS = {
     "n_positions": 2**40, "max_seq_len": 2**40, "num_experts": 2**16, "num_local_experts": 2**16,
     "n_routed_experts": 2**16,
 }  # fmt: skip
-"""Key of config.json → the largest number that is read; the largest models of 2026 have a hundredth of each."""
+"""Key of config.json → the largest number that is accepted; the largest models of 2026 have a hundredth of each."""
 MAX_LENGTH = 2**20
-"""Tokens that a tokenizer may pad to by its own file."""
+"""Largest number of tokens that a tokenizer may pad to by its own file."""
 MAX_STEPS = 64
 MAX_GROWTH = 4_096
-"""How many times longer all the replacements of a normaliser, one after another, may make a text."""
+"""Largest factor by which all the replacements of a normalizer, one after another, may lengthen a text."""
 _TAKE_AGAIN = "take {} from the model's own repository again"
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e30  # of nan and inf that is false, of any int it can be asked
+    return type(value) in (int, float) and abs(value) < 1e30  # false for nan and inf, and defined for any int
 
 
 def _is_token(value: Any) -> bool:
@@ -67,10 +67,10 @@ def _tokens(value: Any) -> bool:
 
 
 def _rope(value: Any) -> bool:
-    """Names, switches and finite numbers, or lists and objects of these."""
+    """Return whether a value is names, switches and finite numbers, or lists and objects of these."""
     if isinstance(value, dict):
-        named = all(_name(value[key]) for key in ("rope_type", "type") if value.get(key) is not None)
-        return named and all(map(_rope, value.values()))
+        names_valid = all(_name(value[key]) for key in ("rope_type", "type") if value.get(key) is not None)
+        return names_valid and all(map(_rope, value.values()))
     if isinstance(value, list):
         return len(value) <= 65_536 and all(map(_rope, value))
     return value is None or type(value) in (str, bool) or _is_number(value)
@@ -97,48 +97,49 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
                     (_switch, "true or false")),
     "sliding_window": (lambda value: type(value) is int and 0 <= value <= 2**40, "a number of tokens"),
 }  # fmt: skip
-"""Key of config.json → whether its value is one that a model can have, and what it should be; null is always one."""
+"""Key of config.json → whether a value is valid, and a description of valid ones; null is always valid."""
 
 
 def require_sound_config(config: Mapping[str, Any], where: object) -> None:
-    """Look at every value of a config.json whose shape is known, those of the language model of several included.
+    """Check every value of a config.json whose form is known, including a multimodal model's `text_config`.
 
     Raises:
-        ModelError: the first that cannot be, with its key.
+        ModelError: the first invalid value, with its key.
     """
     nested = config.get("text_config")
     for prefix, section in (("", config), ("text_config.", nested if isinstance(nested, Mapping) else {})):
-        for key, (sound, wanted) in SHAPES.items():
-            if section.get(key) is not None and not sound(section[key]):
-                raise _invalid_value_error(where, prefix + key, section[key], wanted)
-        for key, most in BOUNDS.items():
-            if type(section.get(key)) is int and section[key] > most:
-                raise _invalid_value_error(where, prefix + key, section[key], f"at most {most:,}")
+        for key, (is_valid, expected) in SHAPES.items():
+            if section.get(key) is not None and not is_valid(section[key]):
+                raise _invalid_value_error(where, prefix + key, section[key], expected)
+        for key, maximum in BOUNDS.items():
+            if type(section.get(key)) is int and section[key] > maximum:
+                raise _invalid_value_error(where, prefix + key, section[key], f"at most {maximum:,}")
 
 
 def require_sound_adapter(config: Any, where: object) -> dict[str, Any]:
-    """PEFT's adapter_config.json, looked at the same way; returns it.
+    """Check PEFT's adapter_config.json in the same way and return it.
 
     Raises:
-        ModelError: it is no object, or a value of it cannot be.
+        ModelError: it is no object, or a value is invalid.
     """
     if not isinstance(config, dict):
         raise ModelError(
             "not a JSON object", code="E2037", path=str(where), help="copy the adapter again, or train again"
         )
-    other = config.get("peft_type") not in (None, "LORA")  # of which `r: 0` may be the default: OFT
-    for key, (sound, wanted) in ADAPTER.items():
-        if key == "r" and other:
+    other_type = config.get("peft_type") not in (None, "LORA")  # types where `r: 0` may be the default: OFT
+    for key, (is_valid, expected) in ADAPTER.items():
+        if key == "r" and other_type:
             continue
-        if config.get(key) is not None and not sound(config[key]):
-            raise _invalid_value_error(where, key, config[key], wanted, "copy the adapter again, or train again")
+        if config.get(key) is not None and not is_valid(config[key]):
+            raise _invalid_value_error(where, key, config[key], expected, "copy the adapter again, or train again")
     for key, problem, help_text in wrong_patterns(config):
         raise ModelError(problem, code="E2038", path=str(where), field=key, help=help_text)
     return config
 
 
 def wrong_patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(key, problem, help) of what PEFT matches against the name of every module and cannot, or may never get done."""
+    """Yield (key, problem, help) of patterns that PEFT matches with every module's name and that are invalid or too
+    slow."""
     patterns = [(key, config.get(key)) for key in ("target_modules", "exclude_modules", "layers_pattern")]
     for key in ("rank_pattern", "alpha_pattern"):
         ranks = config.get(key)
@@ -163,12 +164,13 @@ def wrong_patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _too_slow(patterns: list[str]) -> str | None:
-    """Try them: how long repetitions one behind the other take depends on what stands between them."""
+    """Return a pattern that is too slow, by trying them: the time of consecutive repetitions depends on their
+    contents."""
     if not patterns:
         return None
     text = json.dumps(patterns)
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", _TRY], input=text, capture_output=True, text=True)
-    return None if done.returncode == 0 else patterns[done.stdout.count("\n") - 1]
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", _TRY], input=text, capture_output=True, text=True)
+    return None if result.returncode == 0 else patterns[result.stdout.count("\n") - 1]
 
 
 def _rank(value: Any) -> bool:
@@ -205,7 +207,7 @@ ADAPTER: dict[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 
 MANY_REPETITIONS = 3
-"""One behind the other; with fewer a match takes at most the square of a name's length."""
+"""Consecutive repetitions in a pattern; with fewer, a match needs at most the square of a name's length."""
 _TRY = """
 import json, re, resource, sys
 patterns = json.load(sys.stdin)
@@ -218,11 +220,11 @@ for pattern in patterns:
         re.fullmatch(pattern, "base_model.model.model.language_model.layers.100." + name)
 """
 _REPEATED_GROUP = re.compile(r"[+*}][^()]*\)[+*{]|\)[+*{][^()]*\)[+*{]")
-"""A repetition inside a repeated group: the expressions that take exponential time are of this form."""
+"""A repetition inside a repeated group: the expressions that need exponential time are of this form."""
 
 
 def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
-    """The special tokens of a tokenizer_config.json or special_tokens_map.json are texts.
+    """Check that the special tokens of a tokenizer_config.json or special_tokens_map.json are texts.
 
     Raises:
         ModelError: the first that is none.
@@ -240,19 +242,19 @@ def require_sound_special(config: Mapping[str, Any], where: Path) -> None:
         "chat_template": lambda value: isinstance(value, (str, list, dict)),
         "auto_map": _object,
     }
-    for key, sound in shapes.items():
-        if config.get(key) is not None and not sound(config[key]):
+    for key, is_valid in shapes.items():
+        if config.get(key) is not None and not is_valid(config[key]):
             raise _invalid_value_error(where, key, config[key], "what tokenizers write there")
 
 
 def require_sound_steps(text: str, where: Path) -> None:
-    """The parts of a tokenizer.json that can make a short text long: replacements one after another, and padding.
+    """Check the parts of a tokenizer.json that can make a short text long: consecutive replacements, and padding.
 
     Args:
         text: the whole file.
 
     Raises:
-        ModelError: a text would grow beyond measure.
+        ModelError: a text would grow beyond the limits.
     """
     growth, steps = 1, 0
     for step in _steps(_part(text, "normalizer")):
@@ -277,21 +279,21 @@ def require_sound_steps(text: str, where: Path) -> None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A normaliser and all those in it."""
-    waiting = [part]
-    while waiting:
-        step = waiting.pop()
+    """Yield a normalizer and all normalizers in it."""
+    pending = [part]
+    while pending:
+        step = pending.pop()
         if isinstance(step, Mapping):
             yield step
             inner = step.get("normalizers")
-            waiting += inner if isinstance(inner, list) else []
+            pending += inner if isinstance(inner, list) else []
 
 
 def _part(text: str, name: str) -> Any:
-    """One of the first parts of a tokenizer.json, without parsing its vocabulary."""
-    found = re.compile(rf'"{name}"\s*:\s*').search(text)
+    """Parse one of the first parts of a tokenizer.json, without parsing its vocabulary."""
+    match = re.compile(rf'"{name}"\s*:\s*').search(text)
     try:
-        return json.JSONDecoder().raw_decode(text, found.end())[0] if found else None
+        return json.JSONDecoder().raw_decode(text, match.end())[0] if match else None
     except (ValueError, RecursionError):
         return None
 
@@ -307,7 +309,7 @@ def _invalid_value_error(where: object, key: str, value: Any, wanted: str, help:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A model's JSON file; one that cannot be read, is damaged or holds no object is a `ModelError`."""
+    """Read a model's JSON file; raise a `ModelError` if it cannot be read, is damaged or holds no object."""
     try:
         value = read_json_file(path)
     except OSError as error:
@@ -325,8 +327,8 @@ def templates_of(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     entry = tokenizer_config.get("chat_template")
     if isinstance(entry, list):
         entry = {item.get("name"): item.get("template") for item in entry if isinstance(item, Mapping)}
-    named = entry if isinstance(entry, Mapping) else {"default": entry}
-    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+    templates = entry if isinstance(entry, Mapping) else {"default": entry}
+    return {name: text for name, text in templates.items() if isinstance(name, str) and isinstance(text, str)}
 
 
 def template_of(tokenizer_config: Mapping[str, Any]) -> str | None:
