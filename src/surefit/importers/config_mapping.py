@@ -107,13 +107,11 @@ class ToolSchema:
         alike = [name for name in names if abs(len(name) - len(leaf)) <= SLIPS]
         within = [name for name in names if leaf in name.split("_")]
         parts = leaf.count("_") + 1
-        beginnings = {"_".join(name.split("_")[:parts]): name for name in names} if parts > 1 else {}
-        beginnings = (
-            {} if leaf in beginnings else beginnings
-        )  # a key of its own: chat_template beside chat_template_path
+        heads = {"_".join(name.split("_")[:parts]): name for name in names} if parts > 1 else {}
+        heads = {} if leaf in heads else heads  # a key of its own: chat_template beside chat_template_path
         close = (
             difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
-            or [beginnings[start] for start in difflib.get_close_matches(leaf, beginnings, n=1, cutoff=SLIP)]
+            or [heads[start] for start in difflib.get_close_matches(leaf, heads, n=1, cutoff=SLIP)]
             or (within if len(within) == 1 else [])
         )
         return f"{parent}{dot}{close[0]}" if close else None

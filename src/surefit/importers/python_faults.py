@@ -125,10 +125,10 @@ def _adapted_twice(
     both = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
     if not both or source.value(*trainer.given["peft_config"]) is None or not judge.reaches("trl", ">=1.16"):
         return
-    creator = _made_by(source, *trainer.given["model"], trainer.line, calls)
-    if creator is not None and creator.kind in ADAPTED:
+    call = _made_by(source, *trainer.given["model"], trainer.line, calls)
+    if call is not None and call.kind in ADAPTED:
         yield ConfigError(
-            f"the model has an adapter by {creator.kind} (line {creator.line}), and {trainer.kind} is given peft_config, too",
+            f"the model has an adapter by {call.kind} (line {call.line}), and {trainer.kind} is given peft_config, too",
             code="E3955", path=notes.path, line=trainer.lines["peft_config"], field="peft_config",
             help="take peft_config out, or the call that adds the adapter",
         )  # fmt: skip
@@ -204,9 +204,9 @@ def _makes_no_labels(source: ScriptSource) -> bool:
     bodies = [node for node, _ in source.each(ast.FunctionDef) if node.name in names]
     bodies += [node.args[0] for node in mapped if isinstance(node.args[0], ast.Lambda)]
     return bool(bodies) and any(
-        isinstance(node_, ast.Call) and isinstance(node_.func, ast.Name) and node_.func.id.endswith("tokenizer")
+        isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id.endswith("tokenizer")
         for body in bodies
-        for node_ in ast.walk(body)
+        for child in ast.walk(body)
     )
 
 
@@ -355,9 +355,9 @@ def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
     if function is None:
         return True
     return any(
-        (isinstance(node_, ast.Constant) and node_.value == column)
-        or (isinstance(node_, ast.keyword) and node_.arg == column)
-        for node_ in ast.walk(function)
+        (isinstance(child, ast.Constant) and child.value == column)
+        or (isinstance(child, ast.keyword) and child.arg == column)
+        for child in ast.walk(function)
     )
 
 

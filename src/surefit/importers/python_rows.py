@@ -117,14 +117,14 @@ def _masks(node: ast.AST) -> int | None:
 
     Masks of the padding alone (`labels[labels == pad] = -100`, `ids + [-100] * n`) do not count.
     """
-    for node_ in ast.walk(node):
-        if isinstance(node_, ast.Assign) and isinstance(node_.targets[0], ast.Subscript):
-            index = node_.targets[0].slice
+    for child in ast.walk(node):
+        if isinstance(child, ast.Assign) and isinstance(child.targets[0], ast.Subscript):
+            index = child.targets[0].slice
             begins = isinstance(index, ast.Slice) and index.lower is None and index.upper is not None
-            if begins and any(map(_is_ignored, ast.walk(node_.value))):
-                return node_.lineno
-        elif isinstance(node_, ast.BinOp) and isinstance(node_.op, ast.Add) and isinstance(node_.left, ast.BinOp):
-            prefix = node_.left
+            if begins and any(map(_is_ignored, ast.walk(child.value))):
+                return child.lineno
+        elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Add) and isinstance(child.left, ast.BinOp):
+            prefix = child.left
             if isinstance(prefix.left, ast.List) and any(map(_is_ignored, prefix.left.elts)):
                 return prefix.lineno
     return None
@@ -132,11 +132,11 @@ def _masks(node: ast.AST) -> int | None:
 
 def _find_label_copy(node: ast.AST) -> int | None:
     """Return the line at which the labels become a copy of the input ids, or None."""
-    for node_ in ast.walk(node):
-        if isinstance(node_, ast.Assign) and len(node_.targets) == 1 and isinstance(node_.targets[0], ast.Subscript):
-            pairs = [(node_.targets[0].slice, node_.value)]
-        elif isinstance(node_, ast.Dict):
-            pairs = [(key, value) for key, value in zip(node_.keys, node_.values, strict=True) if key is not None]
+    for child in ast.walk(node):
+        if isinstance(child, ast.Assign) and len(child.targets) == 1 and isinstance(child.targets[0], ast.Subscript):
+            pairs = [(child.targets[0].slice, child.value)]
+        elif isinstance(child, ast.Dict):
+            pairs = [(key, value) for key, value in zip(child.keys, child.values, strict=True) if key is not None]
         else:
             continue
         for key, value in pairs:
@@ -243,14 +243,14 @@ def _note_unmasked_loss(notes: ScriptNotes, name: str, line: int | None) -> None
 
 def _templates(node: ast.AST) -> list[ast.Call]:
     """Return the calls that render a conversation with its answer."""
-    calls = [node_ for node_ in ast.walk(node) if isinstance(node_, ast.Call)]
+    calls = [child for child in ast.walk(node) if isinstance(child, ast.Call)]
     return [call for call in calls if getattr(call.func, "attr", "") == "apply_chat_template" and not _asks(call)]
 
 
 def _writes_turns(node: ast.AST) -> bool:
     """Return whether a string in the code contains turn markers of both sides of a conversation."""
     texts = [
-        node_.value for node_ in ast.walk(node) if isinstance(node_, ast.Constant) and isinstance(node_.value, str)
+        child.value for child in ast.walk(node) if isinstance(child, ast.Constant) and isinstance(child.value, str)
     ]
     text = "\n".join(texts)
     return any(user in text and answer in text for user, answer in TURNS)
@@ -339,15 +339,15 @@ def _read_columns(notes: ScriptNotes, source: ScriptSource, function: MappedFunc
     file = find_local_file(source, function.over, function.at, function.line)
     if file is None:
         return
-    guarded = {_tested_column(node_) for node_ in ast.walk(function.node)}
+    guarded = {_tested_column(child) for child in ast.walk(function.node)}
     tried = {
         descendant
-        for node_ in ast.walk(function.node)
-        if isinstance(node_, ast.Try)
-        for statement in node_.body
+        for child in ast.walk(function.node)
+        if isinstance(child, ast.Try)
+        for statement in child.body
         for descendant in ast.walk(statement)
     }
-    assigned = {_assigned_column(node_) for node_ in ast.walk(function.node)}
+    assigned = {_assigned_column(child) for child in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
         if isinstance(node, ast.expr) and node not in tried and column is not None and column not in guarded | assigned:

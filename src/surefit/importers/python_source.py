@@ -225,7 +225,7 @@ class ScriptSource:
         if scope.home is not None and scope.home is not self:
             return scope.home.value(node, scope, depth + 1)
         if isinstance(node, ast.Constant):
-            # No setting is that large, and Python refuses to convert such a number to text.
+            # No setting is that large, and Python does not convert an integer of over 4300 digits to text.
             huge = isinstance(node.value, int) and abs(node.value) > LARGEST
             return node.value if isinstance(node.value, str | int | float | None) and not huge else COMPUTED
         for kind, evaluate in _EVALUATORS.items():
@@ -275,8 +275,8 @@ def _evaluate_sequence(source: ScriptSource, node: ast.List | ast.Tuple, scope: 
 def _evaluate_mapping(source: ScriptSource, node: ast.Dict, scope: Scope, depth: int) -> Any:
     keys = [COMPUTED if key is None else source.value(key, scope, depth) for key in node.keys]
     values = [source.value(value, scope, depth) for value in node.values]
-    known = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
-    return dict(zip(keys, values, strict=True)) if known else COMPUTED
+    constant = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
+    return dict(zip(keys, values, strict=True)) if constant else COMPUTED
 
 
 def _evaluate_subscript(source: ScriptSource, node: ast.Subscript, scope: Scope, depth: int) -> Any:

@@ -361,9 +361,11 @@ def _parse_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
             f"not valid TOML: {problem}", code="E3031", path=path, line=line, help="correct the line"
         ) from None
     project, poetry = _table(tree, "project"), _table(_table(tree, "tool"), "poetry")
-    optional = [text_ for group in _table(project, "optional-dependencies").values() for text_ in _texts(group)]
+    optional = [
+        requirement for group in _table(project, "optional-dependencies").values() for requirement in _texts(group)
+    ]
     for requirement, always in [
-        *((text_, True) for text_ in _texts(project.get("dependencies"))),
+        *((requirement, True) for requirement in _texts(project.get("dependencies"))),
         *((requirement, False) for requirement in optional),
     ]:
         yield requirement, _line_of(text, re.escape(requirement)), always
@@ -431,9 +433,9 @@ def _parse_conda_environment(text: str, path: Path) -> Iterator[tuple[str, int, 
 def _pip_lines(text: str) -> frozenset[int]:
     """Return the lines of the packages that a conda environment installs with pip."""
     pip_entries = (
-        entry_ for entry in _entries(compose_yaml(text), "dependencies") for entry_ in _entries(entry, "pip")
+        requirement for entry in _entries(compose_yaml(text), "dependencies") for requirement in _entries(entry, "pip")
     )
-    return frozenset(entry_.start_mark.line + 1 for entry_ in pip_entries)
+    return frozenset(requirement.start_mark.line + 1 for requirement in pip_entries)
 
 
 def _entries(node: yaml.Node | None, key: str) -> list[yaml.Node]:
@@ -514,15 +516,9 @@ def _required_python(text: str, path: Path) -> tuple[str, int]:
     if path.suffix == ".toml":
         tree = tomllib.loads(text)
         poetry = _table(_table(_table(tree, "tool"), "poetry"), "dependencies").get("python")
-        requires_python = _table(tree, "project").get("requires-python")
-        found = (
-            requires_python
-            if isinstance(requires_python, str)
-            else _to_pep440(poetry)
-            if isinstance(poetry, str)
-            else ""
-        )
-        return found, _line_of(text, r"^\s*(requires-)?python\s*=")
+        declared = _table(tree, "project").get("requires-python")
+        allowed = declared if isinstance(declared, str) else _to_pep440(poetry) if isinstance(poetry, str) else ""
+        return allowed, _line_of(text, r"^\s*(requires-)?python\s*=")
     for entry in _entries(compose_yaml(text), "dependencies") if text else ():
         name, versions = _parse_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
         if name == "python" and re.match(r"[<>=!~]", versions):
