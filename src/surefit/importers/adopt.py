@@ -164,8 +164,8 @@ def _require_usable(found: ImportedConfig) -> None:
             )
         )  # fmt: skip
     if problems:
-        error, *others = problems
-        error.also = (*error.also, *others)
+        error, *remaining = problems
+        error.also = (*error.also, *remaining)
         raise error
 
 

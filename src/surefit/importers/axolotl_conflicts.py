@@ -78,14 +78,8 @@ def _generations(flat: dict[str, Any]) -> int | None:
 def _splits_group(flat: dict[str, Any]) -> bool:
     """Return whether the completions of a step do not make up whole groups (check_grpo_batch_size_divisibility)."""
     section, number = flat.get("trl"), _generations(flat)
-    batch_size = (
-        section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
-    )
-    factors = (
-        [batch_size]
-        if batch_size is not None
-        else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
-    )
+    batch = section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
+    factors = [batch] if batch is not None else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
     sizes = [1 if factor is None else factor for factor in factors]
     return bool(number) and all(map(is_whole_number, sizes)) and math.prod(sizes) % (number or 1) != 0
 

@@ -165,8 +165,8 @@ def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
 
 
 def _is_type(kind: str) -> bool:
-    first, *rest = re.split(r"[.:]", kind, maxsplit=1)
-    return first in TYPES or (bool(rest) and "." in kind and first.isidentifier())
+    strategy, *suffix = re.split(r"[.:]", kind, maxsplit=1)
+    return strategy in TYPES or (bool(suffix) and "." in kind and strategy.isidentifier())
 
 
 def _types_like(kind: str) -> str:
@@ -220,5 +220,5 @@ def _layout(entry: dict[str, Any]) -> str | None:
     field_keys = {"field_messages", *(["field_thinking"] if entry.get("field_thinking") in FIELDS else [])}
     if kind == "chat_template" and set(entry) <= ROW_KEYS | field_keys:
         return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
-    plain = set(entry) <= ROW_KEYS
-    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None
+    default_layout = set(entry) <= ROW_KEYS
+    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if default_layout else None

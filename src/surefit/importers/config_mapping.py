@@ -104,15 +104,15 @@ class ToolSchema:
         gradient_accumulation_steps) or a missing prefix (dropout for lora_dropout), or None."""
         parent, dot, leaf = key.rpartition(".")
         names = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
-        alike = [name for name in names if abs(len(name) - len(leaf)) <= SLIPS]
-        within = [name for name in names if leaf in name.split("_")]
+        similar = [name for name in names if abs(len(name) - len(leaf)) <= SLIPS]
+        containing = [name for name in names if leaf in name.split("_")]
         parts = leaf.count("_") + 1
         heads = {"_".join(name.split("_")[:parts]): name for name in names} if parts > 1 else {}
         heads = {} if leaf in heads else heads  # a key of its own: chat_template beside chat_template_path
         close = (
-            difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
+            difflib.get_close_matches(leaf, similar, n=1, cutoff=SLIP)
             or [heads[start] for start in difflib.get_close_matches(leaf, heads, n=1, cutoff=SLIP)]
-            or (within if len(within) == 1 else [])
+            or (containing if len(containing) == 1 else [])
         )
         return f"{parent}{dot}{close[0]}" if close else None
 

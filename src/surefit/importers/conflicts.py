@@ -31,19 +31,19 @@ def refuse_conflicts(draft: ConfigDraft, rules: tuple[Rule, ...]) -> None:
     """Record an error for each combination of values that the tool rejects."""
     flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
     for wrong, keys, expected in rules:
-        first = keys.startswith(FIRST)
-        set_keys = [key for key in keys.lstrip(FIRST).split() if key in flat and (first or flat[key] is not None)]
+        by_order = keys.startswith(FIRST)
+        set_keys = [key for key in keys.lstrip(FIRST).split() if key in flat and (by_order or flat[key] is not None)]
         if set_keys and wrong(flat):
-            key = set_keys[0] if first else max(set_keys, key=lambda key: draft.line(key) or 0)
+            key = set_keys[0] if by_order else max(set_keys, key=lambda key: draft.line(key) or 0)
             draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it does not go with")
 
 
 def mark_ignored_keys(draft: ConfigDraft, rules: tuple[Ignored, ...]) -> None:
     """Record the keys that the tool accepts and does not use, except those switched off."""
-    for holds, keys, why in rules:
+    for holds, keys, reason in rules:
         if holds(draft.flat):
             on = [key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))]
-            draft.without_effect(on, why)
+            draft.without_effect(on, reason)
 
 
 def both_set(first: str, second: str) -> Callable[[dict[str, Any]], bool]:

@@ -61,8 +61,8 @@ TOOL = ToolSchema(
     known=DEEPSPEED
     | {f"zero_optimization.{name}" for name in ZERO}
     | {
-        f"zero_optimization.offload_{what}.{name}"
-        for what in ("param", "optimizer")
+        f"zero_optimization.offload_{target}.{name}"
+        for target in ("param", "optimizer")
         for name in (
             "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "pipeline_read", "pipeline_write",
             "pipeline", "fast_init", "ratio",

@@ -380,7 +380,7 @@ def _judge_deepspeed(draft: ConfigDraft, computed: Collection[str] | None) -> No
     """Record values of the DeepSpeed config that contradict the file: the Trainer raises if they are not "auto".
 
     An argument that the file does not set has a default, which must agree as well: one micro batch per step, and no
-        other dtype than the one that is switched on.
+    other dtype than the one that is switched on.
     """
     config = read_deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
     for deepspeed_key, keys in DEEPSPEED_PAIRS:
@@ -409,12 +409,12 @@ OTHER_TYPE = {"fp16.enabled": "bf16", "bf16.enabled": "fp16"}
 
 def _judge_default(draft: ConfigDraft, theirs: str, value: Any) -> None:
     """Record a value of the DeepSpeed config that contradicts an argument's default."""
-    other = OTHER_TYPE.get(theirs)
-    if other and value is True and draft.flat.get(other) in (True, "true"):
+    other_dtype = OTHER_TYPE.get(theirs)
+    if other_dtype and value is True and draft.flat.get(other_dtype) in (True, "true"):
         draft.refuse_with(
-            other,
+            other_dtype,
             f"it is on here, and the DeepSpeed config switches {theirs} on",
-            f'write "auto" as {theirs} and {other}.enabled',
+            f'write "auto" as {theirs} and {other_dtype}.enabled',
         )
     elif theirs == "gradient_accumulation_steps" and type(value) is int and value > 1:
         draft.refuse_with(

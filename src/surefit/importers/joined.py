@@ -116,9 +116,9 @@ def merge_setups(setup: Setup, others: Sequence[tuple[Setup, tuple[str, ...]]]) 
     """Return a setup with the named attributes of others that it does not set itself."""
     values: dict[str, Any] = {}
     places = dict(setup.places)
-    for other, names in others:
+    for source, names in others:
         for name in names:
-            if getattr(setup, name) is None and name not in values and getattr(other, name) is not None:
-                values[name] = getattr(other, name)
-                places[name] = other.places.get(name, SettingLocation(name))
+            if getattr(setup, name) is None and name not in values and getattr(source, name) is not None:
+                values[name] = getattr(source, name)
+                places[name] = source.places.get(name, SettingLocation(name))
     return replace(setup, places=places, **values)

@@ -140,7 +140,7 @@ def _packing(draft: ConfigDraft) -> None:
     """Map packing: `neat_packing` implies `packing`; without it, packed examples stay whole and attend to each other.
 
     PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the index of
-        the example (0.9.5, data/processor/supervised.py). Pretraining packs by default.
+    the example (0.9.5, data/processor/supervised.py). Pretraining packs by default.
     """
     if draft.flat.get("neat_packing") is True:
         draft.say("packing", True, "neat_packing")
@@ -451,8 +451,8 @@ def find_dataset_source(name: str, folder: Any, info: dict[str, Any]) -> tuple[s
     if not isinstance(entry, dict):
         return name, None
     layout = str(entry.get("formatting") or "alpaca")
-    plain = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
-    supported = layout if plain and layout in ("alpaca", "sharegpt") else None
+    default_layout = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
+    supported = layout if default_layout and layout in ("alpaca", "sharegpt") else None
     for key in ("hf_hub_url", "file_name"):
         if isinstance(entry.get(key), str):
             return (entry[key] if key == "hf_hub_url" else str(Path(str(folder)) / entry[key])), supported

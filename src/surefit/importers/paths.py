@@ -53,8 +53,8 @@ def _is_missing(name: str, path: Path) -> bool:
     candidates = [os.path.join(base, os.path.expanduser(name)) for base in bases]
     if any(os.path.isfile(file) for file in candidates):
         return False
-    plain = not os.path.dirname(name.removeprefix("./"))
-    folders = {os.path.dirname(file) for file in (candidates[:2] if plain else candidates)}
+    no_folder = not os.path.dirname(name.removeprefix("./"))
+    folders = {os.path.dirname(file) for file in (candidates[:2] if no_folder else candidates)}
     return any(os.path.isdir(parent) for parent in folders)
 
 

@@ -208,15 +208,15 @@ def _times_devices(source: ScriptSource, node: ast.expr, scope: Scope, depth: in
             *(module for module in source.modules.values() if module is not None and module is not source),
         ]
         assignments = [
-            (assignment.value, at, home)
+            (assignment.value, assignment_scope, home)
             for home in sources
-            for assignment, at in home.each(ast.Assign)
+            for assignment, assignment_scope in home.each(ast.Assign)
             if _same(assignment.targets[0], node)
         ]
         if len(assignments) != 1:
             return False
-        value, at, home = assignments[0]
-        return _times_devices(home, value, at if home is not source else scope, depth + 1)
+        value, assignment_scope, home = assignments[0]
+        return _times_devices(home, value, assignment_scope if home is not source else scope, depth + 1)
     factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
     return any(_counts_devices(source, factor, scope) for factor in factors)
 

@@ -102,13 +102,13 @@ def _unpack(call: ScriptCall, source: ScriptSource, node: ast.expr, scope: Scope
     settings, settings_scope = source.expression(node, scope)
     if not isinstance(settings, ast.Dict) or name in source.changed:
         return False
-    whole = True
+    complete = True
     for key, value in zip(settings.keys, settings.values, strict=True):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             _take(call, source, key.value, value, key.lineno, settings_scope)
         else:
-            whole = False
-    return whole
+            complete = False
+    return complete
 
 
 def _take(call: ScriptCall, source: ScriptSource, name: str, node: ast.expr, line: int, scope: Scope) -> None:
@@ -185,19 +185,19 @@ class ModelOrigins:
 
     def _of_call(self, node: ast.Call, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
         call = self.calls.get(node)
-        first = (
+        model = (
             node.args[0]
             if node.args
             else next((k.value for k in node.keywords if k.arg in ("model", "base_model")), None)
         )
         if call is not None and call.kind.endswith(PRETRAINED):
-            return self.of(first, scope, line, depth) if call.kind.startswith("PeftModel") else frozenset({call})
+            return self.of(model, scope, line, depth) if call.kind.startswith("PeftModel") else frozenset({call})
         if call is not None and call.kind in WRAPPERS:
-            return self.of(first, scope, line, depth)
+            return self.of(model, scope, line, depth)
         if isinstance(node.func, ast.Attribute):
             origin = self.source.origin(node.func, scope) or ""
             if origin.startswith("unsloth.Fast") and origin.endswith(".get_peft_model"):
-                return self.of(first, scope, line, depth)
+                return self.of(model, scope, line, depth)
             if node.func.attr in METHODS:
                 return self.of(node.func.value, scope, line, depth)
         return frozenset({None})

@@ -122,8 +122,8 @@ def _adapted_twice(
     notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, calls: list[ScriptCall], judge: TargetReleases
 ) -> Iterator[ConfigError]:
     """Yield an error for a model with an adapter passed to a trainer that adds another."""
-    both = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
-    if not both or source.value(*trainer.given["peft_config"]) is None or not judge.reaches("trl", ">=1.16"):
+    adds_adapter = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
+    if not adds_adapter or source.value(*trainer.given["peft_config"]) is None or not judge.reaches("trl", ">=1.16"):
         return
     call = _made_by(source, *trainer.given["model"], trainer.line, calls)
     if call is not None and call.kind in ADAPTED:
@@ -176,8 +176,8 @@ def _collators(
             )  # fmt: skip
     silent = not argument and not trainer.open and "data_collator" not in source.set_attributes
     padding = origin.startswith("transformers.") and name in PADS_ONLY
-    plain = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
-    if plain and decodes and (silent or padding) and _makes_no_labels(source):
+    base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
+    if base_trainer and decodes and (silent or padding) and _makes_no_labels(source):
         reason = f"{name} makes none" if padding else "the Trainer's own collator makes none"
         yield ConfigError(
             f"no labels reach the model: the rows are tokenized without them, and {reason}", code="E3958",
@@ -268,8 +268,8 @@ def _metrics(
     notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, arguments: ScriptCall | None
 ) -> Iterator[ConfigError]:
     """Yield an error if the best checkpoint is chosen by a metric that no function computes."""
-    plain = trainer.kind in ("Trainer", "Seq2SeqTrainer") and trainer.silent("compute_metrics")
-    if not plain or arguments is None or "compute_metrics" in source.set_attributes:
+    base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and trainer.silent("compute_metrics")
+    if not base_trainer or arguments is None or "compute_metrics" in source.set_attributes:
         return
     metric = arguments.known.get("metric_for_best_model")
     used = arguments.known.get("load_best_model_at_end") is True or arguments.known.get("save_strategy") == "best"

@@ -164,8 +164,8 @@ def _read_bnb_config(source: ScriptSource, node: ast.expr, scope: Scope) -> Foun
 def _read_scaling(notes: ScriptNotes, load: ScriptCall, calls: list[ScriptCall]) -> None:
     """Note float16 weights in a run without loss scaling."""
     arguments = [call for call in calls if call.kind in ARGUMENTS]
-    plain = len(arguments) == 1 and arguments[0].kind != "SFTConfig"  # SFTConfig turns bf16 on by default
-    if not plain or notes.setup.get("weights_dtype") != "float16" or notes.setup.get("quantization"):
+    plain_arguments = len(arguments) == 1 and arguments[0].kind != "SFTConfig"  # SFTConfig turns bf16 on by default
+    if not plain_arguments or notes.setup.get("weights_dtype") != "float16" or notes.setup.get("quantization"):
         return
     off = all(arguments[0].silent(name) or arguments[0].known.get(name) is False for name in ("fp16", "bf16"))
     if off and not arguments[0].open and "deepspeed" not in arguments[0].given:

@@ -159,8 +159,8 @@ def _copied_expression(node: ast.ListComp) -> ast.expr:
         element = element.value
     elif isinstance(element, ast.Call):
         element = element.func.value if isinstance(element.func, ast.Attribute) else next(iter(element.args), element)
-    same = isinstance(element, ast.Name) and isinstance(target, ast.Name) and element.id == target.id
-    return node.generators[0].iter if same else node
+    copies_target = isinstance(element, ast.Name) and isinstance(target, ast.Name) and element.id == target.id
+    return node.generators[0].iter if copies_target else node
 
 
 def _is_ids(node: ast.expr) -> bool:
@@ -196,8 +196,8 @@ def _read_labels(notes: ScriptNotes, source: ScriptSource, functions: list[Mappe
             _read_truncation(notes, source, function)
             return
     copies = str(notes.setup.get("collator")).endswith("DataCollatorForLanguageModeling")
-    written = any(_templates(function.node) or _writes_turns(function.node) for function in functions)
-    if copies and not anywhere and written:
+    renders = any(_templates(function.node) or _writes_turns(function.node) for function in functions)
+    if copies and not anywhere and renders:
         _note_unmasked_loss(notes, "data_collator", notes.places["collator"].line)
 
 
@@ -396,8 +396,8 @@ def find_local_file(source: ScriptSource, node: ast.expr, scope: Scope, line: in
         return None
     call = read_call(source, "load_dataset", call_node, call_scope)
     loader = source.value(call_node.args[0], call_scope) if call_node.args else None
-    file, whole = call.known.get("data_files"), (split or call.known.get("split")) == "train"
-    if loader != "json" or not isinstance(file, str) or not whole or "://" in file:
+    file, is_train = call.known.get("data_files"), (split or call.known.get("split")) == "train"
+    if loader != "json" or not isinstance(file, str) or not is_train or "://" in file:
         return None
     beside = source.path.parent / file
     return str(beside) if not Path(file).is_file() and beside.is_file() else file
@@ -415,8 +415,8 @@ def _read_steps(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall
         return
     file, all_rows = _file_of_rows(source, *trainers[0].given["train_dataset"], trainers[0].line)
     micro, accumulation, epochs = (call.known.get(name, default) for name, default in sizes.items())
-    whole = all(type(value) is int and value > 0 for value in (micro, accumulation))
-    rows = count_rows(Path(file)) if file and whole and isinstance(epochs, int | float) else None
+    valid = all(type(value) is int and value > 0 for value in (micro, accumulation))
+    rows = count_rows(Path(file)) if file and valid and isinstance(epochs, int | float) else None
     if rows:
         steps = math.ceil(math.ceil(math.ceil(rows / micro) / accumulation) * epochs)
         notes.say("total_steps", steps, "num_train_epochs", call.lines.get("num_train_epochs", call.line))

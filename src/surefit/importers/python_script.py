@@ -157,8 +157,8 @@ def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: Targe
         for call in matches:
             draft = _draft(call, notes.path, judge)
             notes.judges |= bool(_classes(call.kind))
-            again = sum(match.kind == call.kind for match in matches) > 1
-            notes.take(call, draft, whole=len(matches) == 1, again=again)
+            repeated = sum(match.kind == call.kind for match in matches) > 1
+            notes.take(call, draft, whole=len(matches) == 1, again=repeated)
 
 
 def read_loads(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
@@ -217,8 +217,8 @@ def _classes(kind: str) -> tuple[str, ...]:
     entry = release_table()["classes"].get(kind)
     if entry is None:
         return ()
-    more = entry["training_arguments"] or kind == "Seq2SeqTrainingArguments"
-    return (kind, "TrainingArguments") if more else (kind, "Trainer") if kind == "Seq2SeqTrainer" else (kind,)
+    extends = entry["training_arguments"] or kind == "Seq2SeqTrainingArguments"
+    return (kind, "TrainingArguments") if extends else (kind, "Trainer") if kind == "Seq2SeqTrainer" else (kind,)
 
 
 def _verdicts(call: ScriptCall, judge: TargetReleases) -> dict[str, Verdict]:
@@ -278,8 +278,8 @@ def _tool(call: ScriptCall) -> ToolSchema:
         return ToolSchema("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
     table = replace(trl.TOOL, finish=partial(_finish, call), passes_over=_never, extensions=frozenset())
     table = replace(table, conflicts=_nothing if call.open or call.computed & TOGETHER else table.conflicts)
-    once = ONCE | {"max_seq_length": SFT_KEYS["max_length"], "use_liger": SFT_KEYS["use_liger_kernel"]}
-    return replace(table, keys=SFT_KEYS if call.kind == "SFTConfig" else KEYS, once=once)
+    renamed = ONCE | {"max_seq_length": SFT_KEYS["max_length"], "use_liger": SFT_KEYS["use_liger_kernel"]}
+    return replace(table, keys=SFT_KEYS if call.kind == "SFTConfig" else KEYS, once=renamed)
 
 
 def _schema_for_releases(
@@ -356,8 +356,8 @@ def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
     eval_key = "evaluation_strategy" if "evaluation_strategy" in call.given else "eval_strategy"
     silent = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
     if silent and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
-        why = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
-        draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], why)
+        reason = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
+        draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], reason)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:
         draft.setup.pop("epochs", None)
     elif draft.setup.get("max_steps"):

@@ -1,6 +1,6 @@
 """A Python file as its syntax tree: the origins of its names, and the values written out in it. The file is never run.
 
-A name stands for a value where its scope assigns it once, and to a literal. Everything else is computed: unknown.
+A name stands for a value if its scope assigns it once, to a literal. Any other value is computed, hence unknown.
 """
 
 from __future__ import annotations
@@ -175,12 +175,12 @@ class ScriptSource:
 
     def beside(self, name: str) -> ScriptSource | None:
         """Return the parsed module beside the script or in its parent folder, or None if there is no such file."""
-        plain = name.lstrip(".")
-        if plain.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not plain:
+        bare_name = name.lstrip(".")
+        if bare_name.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not bare_name:
             return None
         if name not in self.modules:
             self.modules[name] = None
-            file = plain.replace(".", "/")
+            file = bare_name.replace(".", "/")
             for path in (folder / f"{file}{end}" for folder in self._folders(name) for end in (".py", "/__init__.py")):
                 if path.is_file():
                     with suppress(ConfigError):
@@ -333,15 +333,15 @@ def find_accidental_tuple(source: ScriptSource, node: ast.expr) -> str | None:
     parts = [source.text_of(item) for item in node.elts]
     numbers = [item for item in node.elts if isinstance(item, ast.Constant) and type(item.value) in (int, float)]
     thousands = all(len(part) == 3 and part.isdecimal() for part in parts[1:]) and len(parts[0]) <= 3
-    meant = len(numbers) == len(parts) and (len(parts) == 1 or thousands)
-    return "".join(parts) if meant else None
+    is_number = len(numbers) == len(parts) and (len(parts) == 1 or thousands)
+    return "".join(parts) if is_number else None
 
 
 def parse_script(path: Path) -> ScriptSource:
     """Read and parse a Python file.
 
     Raises:
-        ConfigError: it cannot be read, is too large, is no text or no Python.
+        ConfigError: it cannot be read, is too large, or is not text or not Python.
     """
     text = _text(path)
     try:
@@ -408,9 +408,9 @@ def _build_scopes(path: Path, text: str, tree: ast.Module) -> ScriptSource:
             inner = source.inside[node] = Scope(node, scope, home=source)
             _parameters(node, inner)
         branches = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
-        below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)
-        within = guarded or isinstance(node, ast.Try)
-        stack += [(child, inner, below, within) for child in reversed(list(ast.iter_child_nodes(node)))]
+        straight_below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)
+        guarded_below = guarded or isinstance(node, ast.Try)
+        stack += [(child, inner, straight_below, guarded_below) for child in reversed(list(ast.iter_child_nodes(node)))]
     return source
 
 
@@ -633,8 +633,8 @@ def _add(source: ScriptSource, node: ast.Call, scope: Scope, options: ParserOpti
     if not flags or len(flags) != len(node.args) or None in keywords:
         options.whole = False
         return
-    long = [flag for flag in flags if flag.startswith("--")]
-    name = (long or flags)[0].lstrip("-").replace("-", "_")
+    long_flags = [flag for flag in flags if flag.startswith("--")]
+    name = (long_flags or flags)[0].lstrip("-").replace("-", "_")
     if "dest" in keywords:
         dest = source.value(keywords["dest"], scope)
         name = dest if isinstance(dest, str) else name
@@ -651,7 +651,7 @@ def _add(source: ScriptSource, node: ast.Call, scope: Scope, options: ParserOpti
     required = "required" in keywords and source.value(keywords["required"], scope) is not False
     options.defaults[name] = COMPUTED if required or not flags[0].startswith("-") else default
     # argparse accepts each spelling of the option.
-    options.defaults.update({flag.lstrip("-").replace("-", "_"): options.defaults[name] for flag in long})
+    options.defaults.update({flag.lstrip("-").replace("-", "_"): options.defaults[name] for flag in long_flags})
 
 
 def script_options(source: ScriptSource) -> ParserOptions | None:

@@ -101,12 +101,12 @@ def _count(written: ast.expr, value: Any) -> tuple[int | None, str] | None:
         return (count, str(count)) if count else None
     if isinstance(written, ast.ListComp) and len(written.generators) == 1:
         iterable = written.generators[0].iter
-        last = (
+        stop = (
             iterable.args[0]
             if isinstance(iterable, ast.Call) and getattr(iterable.func, "id", "") == "range" and iterable.args
             else None
         )
-        number = last.value if isinstance(last, ast.Constant) and len(getattr(iterable, "args", ())) == 1 else None
+        number = stop.value if isinstance(stop, ast.Constant) and len(getattr(iterable, "args", ())) == 1 else None
         return (number, str(number)) if type(number) is int else (None, "of a list")
     return None
 

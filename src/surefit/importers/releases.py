@@ -124,15 +124,15 @@ class TargetReleases:
     @cached_property
     def bounds(self) -> Mapping[str, str]:
         """Return package → versions, completed by Unsloth's requirements for packages that the project does not pin."""
-        versions_ = {package: versions for package, versions in self.asked.items() if versions}
+        pinned = {package: versions for package, versions in self.asked.items() if versions}
         if not self.unsloth:
-            return versions_
-        release = self._newest("unsloth", versions_) or ""
+            return pinned
+        release = self._newest("unsloth", pinned) or ""
         for text in requirements_of("unsloth", release):
             package = next((name for name in NAMES if text.startswith(name)), None)
-            if package and package not in versions_:
-                versions_[package] = text[len(package) :]
-        return versions_
+            if package and package not in pinned:
+                pinned[package] = text[len(package) :]
+        return pinned
 
     def _newest(self, package: str, bounds: Mapping[str, str]) -> str | None:
         """Return the newest release in the table that the bounds allow, or None."""

@@ -78,11 +78,11 @@ def read_requirements(path: Path) -> ImportedConfig:
     """
     pins, problems, lost = _parse_requirements(path)
     required = [pin for pin in pins if pin.always]
-    first: dict[str, PackageRequirement] = {}
+    first_pins: dict[str, PackageRequirement] = {}
     for pin in required:
-        first.setdefault(pin.package, pin)
+        first_pins.setdefault(pin.package, pin)
     setup = Setup(
-        "requirements", places={name: SettingLocation(name, str(path), pin.line) for name, pin in first.items()}
+        "requirements", places={name: SettingLocation(name, str(path), pin.line) for name, pin in first_pins.items()}
     )
     stack = _stack(required, wheels=_has_index(lost))
     problems += _contradictions(path, required)

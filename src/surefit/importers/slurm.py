@@ -58,7 +58,7 @@ def read_shell_script(path: Path) -> ImportedConfig:
     setup = setup_of_job(job)
     setup = replace(setup, places={**places, **setup.places})
     config = next((accelerate_setup for launch, accelerate_setup in launches if launch is main), None)
-    others: list[tuple[Setup, tuple[str, ...]]] = [(config, FROM_CONFIG)] if config else []
+    other_setups: list[tuple[Setup, tuple[str, ...]]] = [(config, FROM_CONFIG)] if config else []
     problems: tuple[SureFitError, ...] = ()
     if main:
         source = _source(script)
@@ -66,7 +66,7 @@ def read_shell_script(path: Path) -> ImportedConfig:
         if arguments is not None:
             setup, problems = _with_arguments(setup, arguments), tuple(arguments.problems)
         if source is not None and script is not None:
-            others.append((_setup_of(script), FROM_SCRIPT))
+            other_setups.append((_setup_of(script), FROM_SCRIPT))
     if (
         config
         and config.processes
@@ -74,7 +74,7 @@ def read_shell_script(path: Path) -> ImportedConfig:
         and "num_processes" not in launcher_flags(main)
     ):
         setup = replace(setup, places={**setup.places, "processes": config.places["processes"]})
-    return ImportedConfig("slurm", path, merge_setups(setup, others), None, {}, (), job, problems, stack=stack)
+    return ImportedConfig("slurm", path, merge_setups(setup, other_setups), None, {}, (), job, problems, stack=stack)
 
 
 def launcher_flags(launch: Launch | None) -> frozenset[str]:

@@ -342,8 +342,8 @@ def _held_out(draft: ConfigDraft) -> None:
         draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
         draft.reach("dataset_test_split")
     else:
-        why = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
-        draft.lose_part("dataset_test_split", "", split, why)
+        reason = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
+        draft.lose_part("dataset_test_split", "", split, reason)
 
 
 def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
@@ -353,11 +353,13 @@ def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
         draft.reach("datasets")
         if is_plain_split(mixture[0].get("split")):
             draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
-    plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
-    whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
-    sources = [_to_mix_source(entry) for entry in mixture[1:]] if whole else []
-    draft.rows_known = len(mixture) == 1 and whole
-    mixed = whole and None not in sources and hf.map_data_mix(draft, [name for name in sources if name], "datasets")
+    path_and_split = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+    whole_splits = path_and_split and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
+    sources = [_to_mix_source(entry) for entry in mixture[1:]] if whole_splits else []
+    draft.rows_known = len(mixture) == 1 and whole_splits
+    mixed = (
+        whole_splits and None not in sources and hf.map_data_mix(draft, [name for name in sources if name], "datasets")
+    )
     for i, entry in enumerate(mixture):
         for key, value in entry.items() if isinstance(entry, dict) else ():
             is_mapped = (
@@ -394,7 +396,7 @@ def apply_row_columns(setup: Setup, columns: Collection[str]) -> Setup:
     is true.
 
     The columns decide: https://huggingface.co/docs/trl/dataset_formats. The loss of rows with prompt and completion is
-        computed on the completion, whether these are strings or messages.
+    computed on the completion, whether these are strings or messages.
     """
     if "messages" not in columns or {"prompt", "completion"} & set(columns):
         return setup

@@ -69,8 +69,8 @@ def _comments(found: ImportedConfig) -> list[str]:
     lines: list[str] = []
     lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
     gone = [
-        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(now)}"
-        for key, now in found.setup.gone.items()
+        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(instead)}"
+        for key, instead in found.setup.gone.items()
     ]
     unknown = [f"# {_one_line(key)}: {found.tool} does not know this key" for key in found.setup.unknown]
     wrong = [f"# {_one_line(str(problem.field))}: {_one_line(problem.message)}" for problem in found.problems]
