@@ -138,10 +138,10 @@ def _existing(named: str, key: str, said: FileValue | None, loaded: LoadedConfig
     exist."""
     path = Path(named).expanduser()
     if not path.exists():
-        where = f", named in {said.place}" if said else ""
+        origin = f", named in {said.place}" if said else ""
         start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
         raise ConfigError(
-            f"no such file: {named}{where}",
+            f"no such file: {named}{origin}",
             code="E3009",
             path=loaded.path,
             line=loaded.lines.get(key),
@@ -175,8 +175,8 @@ def _config_values_in_file(found: ImportedConfig, loaded: LoadedConfig) -> Itera
 
     def item(value: Any, *attributes: str) -> FileValue:
         place = next((setup.places[name] for name in attributes if name in setup.places), None)
-        where = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
-        return FileValue(value, f"{where} {place.name if place else ''}".strip())
+        location = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
+        return FileValue(value, f"{location} {place.name if place else ''}".strip())
 
     if setup.parallel in MODES:
         yield "parallel.mode", item(MODES[setup.parallel], "parallel")
@@ -246,11 +246,11 @@ def _find_override(dotted: str, said: FileValue, loaded: LoadedConfig) -> Overri
     if config_value == said.value:
         return None
     on_command_line = is_overridden(dotted, loaded.overridden)
-    stated = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
-    if stated and config_value != "auto":
-        where = "on the command line" if on_command_line else "here"
+    is_set = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
+    if is_set and config_value != "auto":
+        location = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_format_value(config_value)} {where}, and {_format_value(said.value)} in {said.place}", code="E3013",
+            f"{_format_value(config_value)} {location}, and {_format_value(said.value)} in {said.place}", code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
             help="make them the same, or take one of them out",
         )  # fmt: skip

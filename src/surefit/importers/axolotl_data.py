@@ -79,9 +79,9 @@ def read_datasets(draft: ConfigDraft) -> None:
     layout = _layout(first_set)
     if layout is not None and len(layouts) == 1:
         draft.carry("data.format", layout, "datasets[0].type")
-    sharded = draft.says("dataset_shard_num")
+    takes_shard = draft.says("dataset_shard_num")
     partial_split = "split" in first_set and not is_plain_split(first_set["split"])
-    draft.rows_known = layout is not None and len(datasets) == 1 and not sharded and not partial_split
+    draft.rows_known = layout is not None and len(datasets) == 1 and not takes_shard and not partial_split
     # A processor, and mistral-common, bring templates of their own besides the tokenizer's.
     has_processor_template = draft.says("processor_type") or draft.flat.get("tokenizer_use_mistral_common") is True
     if layout in ("messages", "sharegpt") and not has_processor_template:
@@ -94,16 +94,16 @@ def read_datasets(draft: ConfigDraft) -> None:
 
 def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[str | None]) -> None:
     """Record what the entries set beyond the location of their rows."""
-    mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
+    is_mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
     if draft.says("dataset_shard_num"):
         draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num takes a part of them")
     for i, entry in enumerate(sets):
         mapped_keys = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
-        mapped_keys |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
+        mapped_keys |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or is_mixed) else set()
         mapped_keys |= (
             {"data_files"} if entry.get("path") in LOADERS and find_rows_source(entry) != entry.get("path") else set()
         )
-        if i and not mixed:
+        if i and not is_mixed:
             draft.lose_part("datasets", f"[{i}].path", find_rows_source(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
             if key not in mapped_keys and value not in (None, False, "", [], {}):
@@ -148,11 +148,20 @@ ROLES = {
 
 def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
     """Return the roles in the local rows, if `roles_to_train` contains none of them."""
-    trained, mapped = entry.get("roles_to_train"), entry.get("roles")
+    trained_roles, role_names = entry.get("roles_to_train"), entry.get("roles")
     source = find_rows_source(entry)
-    if not isinstance(trained, list) or not trained or source is None or entry.get("type") != "chat_template":
+    if (
+        not isinstance(trained_roles, list)
+        or not trained_roles
+        or source is None
+        or entry.get("type") != "chat_template"
+    ):
         return set()
-    names = {name: role for role, aliases in mapped.items() for name in aliases} if isinstance(mapped, dict) else ROLES
+    names = (
+        {name: role for role, aliases in role_names.items() for name in aliases}
+        if isinstance(role_names, dict)
+        else ROLES
+    )
     properties = entry.get("message_property_mappings")
     field = properties.get("role", "role") if isinstance(properties, dict) else entry.get("message_field_role", "role")
     column = entry.get("field_messages", "messages")
@@ -161,7 +170,7 @@ def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
         turn for row in (first_rows(file) if file else ()) for turn in row.get(column) or () if isinstance(turn, dict)
     ]
     row_roles = {names.get(role, role) for turn in turns if isinstance(role := turn.get(field), str)}
-    return row_roles if row_roles and not row_roles & {names.get(role, role) for role in trained} else set()
+    return row_roles if row_roles and not row_roles & {names.get(role, role) for role in trained_roles} else set()
 
 
 def _is_type(kind: str) -> bool:
@@ -186,12 +195,12 @@ def _held_out_set(draft: ConfigDraft) -> None:
     for i, entry in enumerate(held_out):
         if not isinstance(entry, dict):
             continue
-        mapped = i == 0 and len(held_out) == 1 and find_rows_source(entry) is not None
-        if mapped:
+        is_mapped = i == 0 and len(held_out) == 1 and find_rows_source(entry) is not None
+        if is_mapped:
             draft.carry("data.eval", find_rows_source(entry), "test_datasets[0].path")
             draft.reach("test_datasets")
         for key, value in entry.items():
-            if value not in (None, False, "") and not (mapped and key == "path"):
+            if value not in (None, False, "") and not (is_mapped and key == "path"):
                 draft.lose_part("test_datasets", f"[{i}].{key}", value, "data.eval takes a file of rows or a set's id")
 
 

@@ -67,12 +67,12 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
         )
     if not isinstance(error, json.JSONDecodeError):
         return ConfigError(f"not valid JSON: {error}", code="E3007", path=path)
-    before = text[: error.pos].rstrip()
+    prefix = text[: error.pos].rstrip()
     line, problem = error.lineno, error.msg
-    if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
-        line, problem = before.count("\n") + 1, "a comma behind the last entry"
-    elif "delimiter" in error.msg and before and error.lineno > before.count("\n") + 1:
-        line, problem = before.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
+    if prefix.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
+        line, problem = prefix.count("\n") + 1, "a comma behind the last entry"
+    elif "delimiter" in error.msg and prefix and error.lineno > prefix.count("\n") + 1:
+        line, problem = prefix.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
     elif error.msg.startswith("Illegal trailing comma"):
         problem = "a comma behind the last entry"
     return ConfigError(

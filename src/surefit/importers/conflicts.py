@@ -42,8 +42,10 @@ def mark_ignored_keys(draft: ConfigDraft, rules: tuple[Ignored, ...]) -> None:
     """Record the keys that the tool accepts and does not use, except those switched off."""
     for holds, keys, reason in rules:
         if holds(draft.flat):
-            on = [key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))]
-            draft.without_effect(on, reason)
+            active_keys = [
+                key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))
+            ]
+            draft.without_effect(active_keys, reason)
 
 
 def both_set(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
@@ -52,7 +54,7 @@ def both_set(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
 
 
 def set_without(key: str, *needed: str) -> Callable[[dict[str, Any]], bool]:
-    """Return a condition: a key is on, and none of the keys that it needs."""
+    """Return a condition: a key is on, and none of the keys that it needs is."""
     return lambda flat: not is_switched_off(flat.get(key)) and all(is_switched_off(flat.get(name)) for name in needed)
 
 

@@ -107,8 +107,8 @@ def to_config_target_modules(value: tuple[str, ...]) -> Any:
 
 
 def to_expert_targets(value: Any) -> Any:
-    """Return whether PEFT's `target_parameters`, endings of parameter names, are all layers' experts, "with_router" if
-    their routers are among them; `UNSET` if empty."""
+    """Return True if PEFT's `target_parameters`, suffixes of parameter names, are the experts of every layer, and
+    "with_router" if they include the routers; `UNSET` if empty. Any other parameters raise `Unmappable`."""
     names = c.to_texts(value)
     if not names:
         return c.UNSET
@@ -272,8 +272,8 @@ def map_global_batch(draft: ConfigDraft, micro_key: str, default: int, accumulat
     accumulation = draft.setup.get("accumulation", 1)
     if "train.global_batch_size" in draft.config:
         return
-    stated = [key for key in (micro_key, accumulation_key) if draft.says(key)]
-    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(stated) or micro_key)
+    set_keys = [key for key in (micro_key, accumulation_key) if draft.says(key)]
+    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(set_keys) or micro_key)
     draft.config.setdefault("train.per_device_train_batch_size", micro)
     draft.names.setdefault("train.per_device_train_batch_size", micro_key)
     draft.judged.pop(accumulation_key, None)

@@ -125,10 +125,10 @@ def _read_passed(source: ScriptSource, launches: list[tuple[JobScript, Launch]])
 
 def _read_launch(notes: ScriptNotes, launches: list[tuple[JobScript, Launch]]) -> None:
     """Note the number of processes that a launch script beside the script starts."""
-    counted = [
+    counts = [
         (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
     ]
-    count, job, launch = max(counted, key=lambda each: each[0], default=(0, None, None))
+    count, job, launch = max(counts, key=lambda each: each[0], default=(0, None, None))
     if job is not None and launch is not None and count > 1 and launch.tool != "python":
         flag = next((name for name in COUNTS if name in launch.flags), None)
         notes.setup["processes"] = count
@@ -171,13 +171,13 @@ def _gone_imports(source: ScriptSource, judge: TargetReleases) -> dict[str, tupl
 def _find_accidental_tuples(path: Path, source: ScriptSource) -> Iterator[ConfigError]:
     """Yield an error for each tuple that a stray comma made out of a needed number."""
     numbers = {key for key, kind in value_kinds("trl").items() if kind in ("int", "float")} | LENGTHS
-    used = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
-    compared = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
-    used |= {_name(side) for node in compared for side in (node.left, *node.comparators)}
+    used_names = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
+    comparisons = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
+    used_names |= {_name(side) for node in comparisons for side in (node.left, *node.comparators)}
     for node, _ in source.each(ast.Assign):
         name = _name(node.targets[0]) if len(node.targets) == 1 else None
         number = find_accidental_tuple(source, node.value)
-        if number is not None and name in used:
+        if number is not None and name in used_names:
             text = source.text_of(node.value)
             yield ConfigError(
                 f"expected a number, got a tuple: the comma in {text} makes it one",
@@ -258,7 +258,7 @@ def _is_callback(source: ScriptSource, node: ast.ClassDef, scope: Scope) -> bool
 
 def _scores(source: ScriptSource) -> bool:
     """Return whether the script compares texts: it imports a scorer, or loads one with `evaluate`."""
-    imported = {import_.dotted for import_ in _imported(source)}
+    imported = {imported_name.dotted for imported_name in _imported(source)}
     if any(f"{name}.".startswith(f"{scorer}.") for name in imported for scorer in SCORERS):
         return True
     loads = [node for node, scope in source.each(ast.Call) if source.origin(node.func, scope) == "evaluate.load"]

@@ -78,9 +78,9 @@ def _quantization(notes: ScriptNotes, call: ScriptCall) -> Iterator[ConfigError]
 
 def read_generation_groups(notes: ScriptNotes, calls: list[ScriptCall]) -> None:
     """Note an error if a generation batch of GRPO or RLOO does not consist of whole groups."""
-    needed = {"num_generations", *trl.BATCH_OF_GENERATIONS}
+    argument_names = {"num_generations", *trl.BATCH_OF_GENERATIONS}
     for call in calls:
-        if call.kind not in trl.GENERATIONS or call.open or call.computed & needed:
+        if call.kind not in trl.GENERATIONS or call.open or call.computed & argument_names:
             continue
         generations = call.known.get("num_generations", trl.GENERATIONS[call.kind])
         processes = notes.setup.get("processes")

@@ -109,8 +109,10 @@ def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptC
             continue
         node, scope = call.given["model"]
         creator = _made_by(source, node, scope, call.line, calls)
-        added = isinstance(node, ast.Name) and any(name == node.id and line < call.line for name, line in adds)
-        if added or (creator is not None and creator.kind in ADAPTED and creator.known.get("is_trainable") is not True):
+        has_adapter = isinstance(node, ast.Name) and any(name == node.id and line < call.line for name, line in adds)
+        if has_adapter or (
+            creator is not None and creator.kind in ADAPTED and creator.known.get("is_trainable") is not True
+        ):
             yield ConfigError(
                 f"{call.kind} freezes every weight, and the adapter is already there: nothing is left to train",
                 code="E3954", path=notes.path, line=call.line, field=call.kind,
@@ -174,10 +176,10 @@ def _collators(
                 code="E3957", path=notes.path, line=collator.lines.get("mlm", collator.line), field="mlm",
                 help="write mlm=False",
             )  # fmt: skip
-    silent = not argument and not trainer.open and "data_collator" not in source.set_attributes
+    no_collator = not argument and not trainer.open and "data_collator" not in source.set_attributes
     padding = origin.startswith("transformers.") and name in PADS_ONLY
     base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
-    if base_trainer and decodes and (silent or padding) and _makes_no_labels(source):
+    if base_trainer and decodes and (no_collator or padding) and _makes_no_labels(source):
         reason = f"{name} makes none" if padding else "the Trainer's own collator makes none"
         yield ConfigError(
             f"no labels reach the model: the rows are tokenized without them, and {reason}", code="E3958",
@@ -322,9 +324,9 @@ def _loses(source: ScriptSource, node: ast.expr, scope: Scope, line: int, column
             for argument in (*call.args, *(keyword.value for keyword in call.keywords))
         ]
         texts = [x for value in values for x in (value if isinstance(value, list | tuple | dict) else [value])]
-        created = [x for value in values for x in (value.values() if isinstance(value, dict) else [])]
-        created += values[1:2] if name == "rename_column" else []
-        if column in created or (name in ("map", "add_column") and _mentions(source, call, column)):
+        created_columns = [x for value in values for x in (value.values() if isinstance(value, dict) else [])]
+        created_columns += values[1:2] if name == "rename_column" else []
+        if column in created_columns or (name in ("map", "add_column") and _mentions(source, call, column)):
             removal = None
         elif _takes_away(source, call, call_scope, texts, column):
             removal = (name, call.lineno)
@@ -338,8 +340,8 @@ def _takes_away(source: ScriptSource, call: ast.Call, at: Scope, named: list[Any
         return column in named
     if name == "select_columns":
         return bool(named) and all(isinstance(text, str) for text in named) and column not in named
-    removed = [source.value(keyword.value, at) for keyword in call.keywords if keyword.arg == "remove_columns"]
-    return name == "map" and any(column in _to_list(value) for value in removed)
+    removed_columns = [source.value(keyword.value, at) for keyword in call.keywords if keyword.arg == "remove_columns"]
+    return name == "map" and any(column in _to_list(value) for value in removed_columns)
 
 
 def _to_list(value: Any) -> list[Any]:

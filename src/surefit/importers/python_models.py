@@ -33,16 +33,16 @@ def read_models(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall
     stage = next((call for call in calls if call.kind in (*OTHER_STAGES, *OTHER_TRAINERS)), None)
     if stage is not None:
         notes.say("preferences", True, stage.kind, stage.line)
-    trained = _find_trained_load(calls, models)
+    trained_load = _find_trained_load(calls, models)
     loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
-    main = trained or (loads[0] if len(loads) == 1 else None)
+    main = trained_load or (loads[0] if len(loads) == 1 else None)
     named_trainer = _find_named_trainer(calls)
     if named_trainer is not None:
         notes.say("base_model", named_trainer.known["model"], "model", named_trainer.lines["model"])
     elif main is not None:
         _read_load(notes, source, main, trains=_trains(source, calls))
         _read_scaling(notes, main, calls)
-    _read_adapter(notes, source, calls, named_trainer or trained)
+    _read_adapter(notes, source, calls, named_trainer or trained_load)
     _read_merge(notes, source, models)
 
 
@@ -83,9 +83,9 @@ def _read_load(notes: ScriptNotes, source: ScriptSource, call: ScriptCall, train
             notes.say("weights_dtype", TYPES.get(str(dtype), dtype), argument, call.lines[argument])
     if trains:
         _read_placement(notes, call)
-    quantized = _quantization(source, call)
-    if quantized:
-        for attribute, (value, name, line) in quantized.items():
+    quantization = _quantization(source, call)
+    if quantization:
+        for attribute, (value, name, line) in quantization.items():
             notes.say(attribute, value, name, line)
 
 
@@ -167,8 +167,8 @@ def _read_scaling(notes: ScriptNotes, load: ScriptCall, calls: list[ScriptCall])
     plain_arguments = len(arguments) == 1 and arguments[0].kind != "SFTConfig"  # SFTConfig turns bf16 on by default
     if not plain_arguments or notes.setup.get("weights_dtype") != "float16" or notes.setup.get("quantization"):
         return
-    off = all(arguments[0].silent(name) or arguments[0].known.get(name) is False for name in ("fp16", "bf16"))
-    if off and not arguments[0].open and "deepspeed" not in arguments[0].given:
+    unscaled = all(arguments[0].silent(name) or arguments[0].known.get(name) is False for name in ("fp16", "bf16"))
+    if unscaled and not arguments[0].open and "deepspeed" not in arguments[0].given:
         place = notes.places["weights_dtype"]
         notes.say("dtype", "float16", place.name, place.line or load.line)
 
@@ -177,11 +177,11 @@ def _read_adapter(
     notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], trained: ScriptCall | None
 ) -> None:
     """Note whether an adapter is trained, and the dtype in which PEFT stores it."""
-    wrapped = [call for call in calls if call.kind == "get_peft_model"]
+    wrappers = [call for call in calls if call.kind == "get_peft_model"]
     four_bit = notes.setup.get("quantization") in ("nf4", "fp4")
     cast = any(node.name == "LoraLayer" for node, _ in source.each(ast.alias))
-    if wrapped and four_bit and not cast and wrapped[0].silent("autocast_adapter_dtype"):
-        notes.say("adapter_dtype", "float32", "get_peft_model", wrapped[0].line)
+    if wrappers and four_bit and not cast and wrappers[0].silent("autocast_adapter_dtype"):
+        notes.say("adapter_dtype", "float32", "get_peft_model", wrappers[0].line)
     text = source.text
     without_adapter = not any(word in text for word in ("peft", "lora", "Lora", "add_adapter", "unsloth"))
     if trained is not None and without_adapter:

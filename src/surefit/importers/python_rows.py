@@ -182,22 +182,24 @@ def _is_ids(node: ast.expr) -> bool:
 
 def _read_labels(notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction]) -> None:
     """Note which tokens the loss is computed on, if the script creates the labels itself."""
-    anywhere = any(_is_ignored(node) for node, _ in source.nodes) or any(word in source.text for word in OWN_MASKS)
+    masks_anywhere = any(_is_ignored(node) for node, _ in source.nodes) or any(
+        word in source.text for word in OWN_MASKS
+    )
     for function in functions:
         words = {node.value for node in ast.walk(function.node) if isinstance(node, ast.Constant)}
-        masked = _masks(function.node) if "labels" in words else None
-        if masked:
-            notes.say("loss_on", "completion", "labels", masked)
+        mask_line = _masks(function.node) if "labels" in words else None
+        if mask_line:
+            notes.say("loss_on", "completion", "labels", mask_line)
             _read_truncation(notes, source, function)
             return
-        copied = _find_label_copy(function.node)
-        if copied and not anywhere and (_templates(function.node) or _writes_turns(function.node)):
-            _note_unmasked_loss(notes, "labels", copied)
+        copy_line = _find_label_copy(function.node)
+        if copy_line and not masks_anywhere and (_templates(function.node) or _writes_turns(function.node)):
+            _note_unmasked_loss(notes, "labels", copy_line)
             _read_truncation(notes, source, function)
             return
     copies = str(notes.setup.get("collator")).endswith("DataCollatorForLanguageModeling")
     renders = any(_templates(function.node) or _writes_turns(function.node) for function in functions)
-    if copies and not anywhere and renders:
+    if copies and not masks_anywhere and renders:
         _note_unmasked_loss(notes, "data_collator", notes.places["collator"].line)
 
 
@@ -209,10 +211,10 @@ def _read_padding(
     notes: ScriptNotes, source: ScriptSource, functions: list[MappedFunction], trainers: list[ScriptCall]
 ) -> None:
     """Note labels that are a copy of padded ids, if nothing masks the padding afterwards."""
-    masked = (
+    masks_padding = (
         any(_is_ignored(node) for node, _ in source.nodes) or "IGNORE" in source.text or "ignore_index" in source.text
     )
-    if masked or len(trainers) != 1 or trainers[0].kind not in ("Trainer", "Seq2SeqTrainer") or trainers[0].open:
+    if masks_padding or len(trainers) != 1 or trainers[0].kind not in ("Trainer", "Seq2SeqTrainer") or trainers[0].open:
         return
     argument = trainers[0].given.get("data_collator")
     collator = source.before(*argument, trainers[0].line) if argument else None
@@ -221,9 +223,9 @@ def _read_padding(
     if origin and not (origin.startswith("transformers.") and origin.rpartition(".")[2] in KEEPS_LABELS):
         return
     for mapped in functions:
-        copied = _find_label_copy(mapped.node)
-        if copied and any(_pads(source, node, mapped.scope) for node in ast.walk(mapped.node)):
-            notes.say("padding_learnt", True, "labels", copied)
+        copy_line = _find_label_copy(mapped.node)
+        if copy_line and any(_pads(source, node, mapped.scope) for node in ast.walk(mapped.node)):
+            notes.say("padding_learnt", True, "labels", copy_line)
             return
 
 
@@ -339,18 +341,23 @@ def _read_columns(notes: ScriptNotes, source: ScriptSource, function: MappedFunc
     file = find_local_file(source, function.over, function.at, function.line)
     if file is None:
         return
-    guarded = {_tested_column(child) for child in ast.walk(function.node)}
-    tried = {
+    tested_columns = {_tested_column(child) for child in ast.walk(function.node)}
+    tried_nodes = {
         descendant
         for child in ast.walk(function.node)
         if isinstance(child, ast.Try)
         for statement in child.body
         for descendant in ast.walk(statement)
     }
-    assigned = {_assigned_column(child) for child in ast.walk(function.node)}
+    assigned_columns = {_assigned_column(child) for child in ast.walk(function.node)}
     for node in ast.walk(function.node):
         column = _column(node, function.row)
-        if isinstance(node, ast.expr) and node not in tried and column is not None and column not in guarded | assigned:
+        if (
+            isinstance(node, ast.expr)
+            and node not in tried_nodes
+            and column is not None
+            and column not in tested_columns | assigned_columns
+        ):
             key = f"{function.row}[{column!r}]"
             notes.columns[key] = (file, column)
             notes.lines[key] = node.lineno
@@ -441,12 +448,14 @@ def _file_of_rows(
         call, call_scope, line = split_call, split_scope, split_line
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or depth > 9:
         return find_local_file(source, node, scope, line + 1), True
-    batched = [keyword for keyword in call.keywords if keyword.arg in ("batched", None)]
+    batch_keywords = [keyword for keyword in call.keywords if keyword.arg in ("batched", None)]
     repeats = call.func.attr == "select" and not (call.args and _is_range(call.args[0]))
     keeps_rows = call.func.attr in (*KEPT_ROWS, *FEWER_ROWS) and not repeats
     if not keeps_rows:
         return find_local_file(source, node, scope, line + 1), True
-    if call.func.attr != "filter" and any(source.value(keyword.value, call_scope) is not False for keyword in batched):
+    if call.func.attr != "filter" and any(
+        source.value(keyword.value, call_scope) is not False for keyword in batch_keywords
+    ):
         return None, True  # a batch may become more rows
     file, all_rows = _file_of_rows(source, call.func.value, call_scope, line, depth + 1)
     return file, all_rows and call.func.attr in KEPT_ROWS

@@ -128,10 +128,12 @@ class ScriptNotes:
         for key, file in find_missing_files(call.known, self.path):
             self.missing[f"{prefix}{key}"] = file
             self.place(f"{prefix}{key}", key, call.lines.get(key))
-        judged = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
-        unread = sorted(call.computed & draft.tool.known) if judged else ()
-        computed = [UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread]
-        self.lost += [*draft.lost.values(), *computed]
+        checked = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
+        unread = sorted(call.computed & draft.tool.known) if checked else ()
+        computed_keys = [
+            UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread
+        ]
+        self.lost += [*draft.lost.values(), *computed_keys]
         if whole:
             self.setup.update(draft.setup)
             self.places.update({name: draft.places[name] for name in draft.setup})
@@ -186,14 +188,14 @@ def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
     if call.kind == UNSLOTH_LORA:
         # It accepts more arguments than LoraConfig, and any other name.
         values, names_only = {key: value for key, value in values.items() if key in LORA_KEYS}, {}
-    early = {key for key in call.given if verdicts.get(key) == "not yet"}
+    early_keys = {key for key in call.given if verdicts.get(key) == "not yet"}
     draft = ConfigDraft(
-        tool, path, {key: value for key, value in (values | names_only).items() if key not in early}, call.lines
+        tool, path, {key: value for key, value in (values | names_only).items() if key not in early_keys}, call.lines
     )
     draft.read_all()
     for key in tool.deprecated.keys() & call.given.keys() - values.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
-    draft.problems += [_too_early(call, key, path, judge) for key in sorted(early)]
+    draft.problems += [_too_early(call, key, path, judge) for key in sorted(early_keys)]
     if not _is_there(call, judge):
         package = release_table()["classes"][call.kind]["package"]
         draft.unknown.clear()
@@ -309,11 +311,15 @@ def _schema_for_releases(
     }
     if "max_seq_length" in accepted and "max_seq_length" not in replaced["deprecated"]:
         keys["max_seq_length"] = SFT_KEYS["max_length"]
-    kept = frozenset() if tool.name != "peft" else tool.known
-    never = {key: text for key, text in tool.gone.items() if verdicts.get(key, "unknown") == "unknown"}
-    never.pop("torch_dtype", None)  # in a script it belongs to the model
+    more_keys = frozenset() if tool.name != "peft" else tool.known
+    always_gone = {key: text for key, text in tool.gone.items() if verdicts.get(key, "unknown") == "unknown"}
+    always_gone.pop("torch_dtype", None)  # in a script it belongs to the model
     return replace(
-        tool, keys=keys, known=accepted | kept, gone=never | replaced["gone"], deprecated=replaced["deprecated"]
+        tool,
+        keys=keys,
+        known=accepted | more_keys,
+        gone=always_gone | replaced["gone"],
+        deprecated=replaced["deprecated"],
     )
 
 
@@ -354,8 +360,8 @@ def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
         draft.setup.pop("save_steps", None)
         draft.setup.pop("save_strategy", None)
     eval_key = "evaluation_strategy" if "evaluation_strategy" in call.given else "eval_strategy"
-    silent = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
-    if silent and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
+    all_known = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
+    if all_known and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
         reason = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
         draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], reason)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:

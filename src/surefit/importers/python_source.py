@@ -237,9 +237,9 @@ class ScriptSource:
 def reaching_bindings(bindings: list[Binding], line: int) -> list[Binding]:
     """Return the bindings that may be in effect at a line of their scope: none from before the last unconditional
     one."""
-    before = [binding for binding in bindings if binding.line < line] or list(bindings)
-    last = max((i for i, binding in enumerate(before) if binding.straight), default=0)
-    return before[last:]
+    earlier = [binding for binding in bindings if binding.line < line] or list(bindings)
+    last = max((i for i, binding in enumerate(earlier) if binding.straight), default=0)
+    return earlier[last:]
 
 
 def _evaluate_name(source: ScriptSource, node: ast.Name, scope: Scope, depth: int) -> Any:
@@ -308,9 +308,9 @@ def _evaluate_attribute(source: ScriptSource, node: ast.Attribute, scope: Scope,
     module = source.global_of(f"{origin}") if origin else None
     if module is not None:
         return source.value(*module, depth)
-    chosen = parser_option_value(source, node.value, scope, node.attr)
-    if chosen is not None:
-        return chosen if isinstance(chosen, str | int | float | list) or chosen is COMPUTED else None
+    option_value = parser_option_value(source, node.value, scope, node.attr)
+    if option_value is not None:
+        return option_value if isinstance(option_value, str | int | float | list) or option_value is COMPUTED else None
     return class_attribute_value(source, node, scope, depth)
 
 
@@ -607,8 +607,8 @@ def find_parser_options(source: ScriptSource, parser: ast.expr, scope: Scope) ->
         if node.func.attr == "add_subparsers" or any(isinstance(x, ast.Name) and x.id in groups for x in node.args):
             options.whole = False  # other code may add options
         owner = node.func.value
-        chained = isinstance(owner, ast.Call) and "add_argument_group" in ast.dump(owner.func)
-        if node.func.attr == "add_argument" and ((isinstance(owner, ast.Name) and owner.id in groups) or chained):
+        in_group = isinstance(owner, ast.Call) and "add_argument_group" in ast.dump(owner.func)
+        if node.func.attr == "add_argument" and ((isinstance(owner, ast.Name) and owner.id in groups) or in_group):
             _add(source, node, call_scope, options)
         elif node.func.attr == "set_defaults":
             options.defaults.update(dict.fromkeys((k.arg for k in node.keywords if k.arg), COMPUTED))
@@ -687,8 +687,8 @@ def _dataclass(source: ScriptSource, parser: ast.expr, scope: Scope, element: in
         return None
     argument, call_scope = source.expression(call.args[0], call_scope)
     classes = argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument]
-    chosen = classes[element] if 0 <= element < len(classes) else None
-    return _class(source, chosen.id) if isinstance(chosen, ast.Name) else None
+    chosen_class = classes[element] if 0 <= element < len(classes) else None
+    return _class(source, chosen_class.id) if isinstance(chosen_class, ast.Name) else None
 
 
 def _class(source: ScriptSource, name: str) -> ast.ClassDef | None:

@@ -150,15 +150,15 @@ def _classes(
 def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int] | None:
     """Return (dataset, number of its label classes) if the script loads one dataset and does not create the labels
     anew."""
-    loaded = [
+    loads = [
         (node, scope)
         for node, scope in source.each(ast.Call)
         if (source.origin(node.func, scope) or "").endswith("datasets.load_dataset") and node.args
     ]
     renames = any(word in source.text for word in ('["label"] =', '"label":', "'label':", '"labels":', "[label]"))
-    if len(loaded) != 1 or renames:
+    if len(loads) != 1 or renames:
         return None
-    node, scope = loaded[0]
+    node, scope = loads[0]
     name = source.value(node.args[0], scope)
     config = source.value(node.args[1], scope) if len(node.args) > 1 else None
     config = next((source.value(keyword.value, scope) for keyword in node.keywords if keyword.arg == "name"), config)
@@ -170,7 +170,7 @@ def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int]
     if classes:
         return f"{name} ({config})" if config else name, classes
     file = find_local_file(source, node, scope, node.lineno + 1)
-    return (file, counted) if file and (counted := _count_labels(Path(file))) else None
+    return (file, count) if file and (count := _count_labels(Path(file))) else None
 
 
 def _count_labels(path: Path) -> int | None:

@@ -149,10 +149,10 @@ GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - key_set("model_name_or_path lor
 def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return key → its place in a SureFit config, for a file that is a SureFit config without its sections."""
     is_flat = all(not isinstance(value, dict) for value in tree.values())
-    guessed = (
+    looks_guessed = (
         bool(GUESSED & tree.keys()) and not {"model_name_or_path", "base_model"} & tree.keys() and len(tree) >= ENOUGH
     )
-    return {key: FLAT[key] for key in tree} if is_flat and guessed and tree.keys() <= FLAT.keys() else {}
+    return {key: FLAT[key] for key in tree} if is_flat and looks_guessed and tree.keys() <= FLAT.keys() else {}
 
 
 def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:

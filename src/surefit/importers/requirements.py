@@ -560,7 +560,7 @@ def _contradictions(path: Path, pins: list[PackageRequirement]) -> Iterator[Conf
                 help="correct one of the bounds",
             )  # fmt: skip
             continue
-        earlier = next((pin_ for pin_ in pins[:i] if pin_.package == pin.package), None)
+        earlier = next((candidate for candidate in pins[:i] if candidate.package == pin.package), None)
         if earlier is not None and not compatible(pin.versions, earlier.versions):
             conflict = f"{pin.package}{earlier.versions} on line {earlier.line}"
             yield ConfigError(

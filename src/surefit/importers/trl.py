@@ -357,13 +357,13 @@ def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
     whole_splits = path_and_split and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
     sources = [_to_mix_source(entry) for entry in mixture[1:]] if whole_splits else []
     draft.rows_known = len(mixture) == 1 and whole_splits
-    mixed = (
+    is_mixed = (
         whole_splits and None not in sources and hf.map_data_mix(draft, [name for name in sources if name], "datasets")
     )
     for i, entry in enumerate(mixture):
         for key, value in entry.items() if isinstance(entry, dict) else ():
             is_mapped = (
-                (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
+                (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or is_mixed) else False
             )
             if not is_mapped and value is not None:
                 draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
