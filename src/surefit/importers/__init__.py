@@ -1,11 +1,11 @@
-"""Other tools' configs, read into SureFit's terms: one file per tool, each mostly a table.
+"""Readers of other tools' configs: one module per tool, each mostly a table of keys.
 
-found = read(Path("axolotl.yml"))
-found.setup   # what the rules judge
-found.loaded  # the SureFit config it maps to
-found.lost    # the keys that have no place in one, and why
+imported = read_tool_config(Path("axolotl.yml"))
+imported.setup   # what the rules check
+imported.loaded  # the SureFit config it maps to
+imported.lost    # the keys that SureFit cannot express, and why
 
-A Python script and a requirements file are read too: the first by its syntax tree, never run.
+A Python script and a requirements file are read too; a script is parsed to its syntax tree and never run.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _IMAGE = re.compile(r"(?:\s+|#[^\n]*\n|ARG [^\n]*\n)*+FROM [^\s:=]\S*[ \t]*(?:AS
 
 
 def find_tool(path: Path) -> str | None:
-    """Whose config this is, as `detect_tool` says; None where it cannot be read, or is empty.
+    """Return the tool of a config, like `detect_tool`; None if the file cannot be read or is empty.
 
     Raises:
-        ConfigError: it is a mapping, and no config of a tool that SureFit knows.
+        ConfigError: it is a mapping, but no config of a supported tool.
     """
     try:
         return detect_tool(path)
     except ConfigError as error:
-        named = path.suffix == ".py" or is_requirements(path)
-        if named or error.message.startswith((UNKNOWN, "not valid JSON")):
+        has_known_name = path.suffix == ".py" or is_requirements(path)
+        if has_known_name or error.message.startswith((UNKNOWN, "not valid JSON")):
             raise
         return None
 
 
 def detect_tool(path: Path) -> str:
-    """Whose config this is: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python (a script
-    that trains) or requirements.
+    """Return the tool of a config: surefit, axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python (a
+    training script) or requirements.
 
-    The tool whose keys the file has most of, among those of whose marks it has one.
+    Among the tools with a characteristic key in the file, it is the one that knows most of the file's keys.
 
     Raises:
         ConfigError: it is none of them, or not readable.
@@ -70,31 +70,31 @@ def detect_tool(path: Path) -> str:
     tree = parse_config_text(text, path, {})[0]
     if isinstance(tree, dict) and isinstance(tree.get("dependencies"), list) and tree.keys() & {"channels", "name"}:
         return "requirements"
-    other = find_unsupported_schema(tree) if isinstance(tree, dict) else None
-    if isinstance(tree, dict) and other is None and (flat := flat_keys(tree)):
+    unsupported = find_unsupported_schema(tree) if isinstance(tree, dict) else None
+    if isinstance(tree, dict) and unsupported is None and (flat := flat_keys(tree)):
         raise _without_sections(flat, path)
-    found = recognize_tool(tree, is_key_known) if isinstance(tree, dict) and other is None else None
+    tool = recognize_tool(tree, is_key_known) if isinstance(tree, dict) and unsupported is None else None
     if not isinstance(tree, dict | list):
         raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
-    if found is None:
+    if tool is None:
         raise ConfigError(
-            UNKNOWN + (f": {other}" if other else ""),
+            UNKNOWN + (f": {unsupported}" if unsupported else ""),
             code="E3002",
             path=path,
             help=KNOWN,
         )
-    return found
+    return tool
 
 
 def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
-    """What to write in place of keys that stand at the top of a file and belong into SureFit's sections."""
-    places = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
+    """Return the error for top-level keys that belong in a section of SureFit's config."""
+    destinations = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
     return ConfigError(
         f"{UNKNOWN}, and its keys lack the sections of a SureFit config",
         code="E3550",
         path=path,
         help="if it is meant for SureFit, write each key in its section, such as `train: {learning_rate: 2e-4}` "
-        f"({places}); `surefit init` writes a whole config",
+        f"({destinations}); `surefit init` writes a whole config",
     )
 
 
@@ -103,10 +103,10 @@ def read_tool_config(path: Path, tool: str | None = None) -> ImportedConfig:
 
     Args:
         path: the file.
-        tool: whose it is; found out where it is not given.
+        tool: the file's tool; detected if None.
 
     Raises:
-        ConfigError: it cannot be parsed, or is not another tool's. What is wrong with single values is returned.
+        ConfigError: it cannot be parsed, or is not another tool's. Errors in single values are part of the result.
     """
     tool = tool or detect_tool(path)
     if tool == "slurm":
@@ -126,12 +126,12 @@ def read_tool_config(path: Path, tool: str | None = None) -> ImportedConfig:
             path=path,
             help=f"known are {', '.join([*MODULES, 'slurm'])}",
         )
-    found = read_tool_file(path, tool)
-    return _with_launched_script(found) if tool == "accelerate" else found
+    imported = read_tool_file(path, tool)
+    return _with_launched_script(imported) if tool == "accelerate" else imported
 
 
 def _with_launched_script(found: ImportedConfig) -> ImportedConfig:
-    """What an Accelerate config says, with the model of the one script that is launched with it."""
+    """Return an Accelerate config with the model of the script that is launched with it, if there is exactly one."""
     from surefit.importers.joined import find_scripts_of_config, merge_setups
     from surefit.importers.python import read_python
 

@@ -1,4 +1,4 @@
-"""Accelerate: the file that `accelerate config` writes and `accelerate launch` reads."""
+"""Accelerate's config: the file that `accelerate config` writes and `accelerate launch` reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEEPSPEED_KEYS = frozenset(
 SIZES = tuple(
     f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
 )
-"""Devices along each way of sharing; those of the last three read the same rows."""
+"""Number of devices along each dimension of parallelism; devices along the last three read the same rows."""
 SHARING_KEYS = frozenset(
     f"parallelism_config.parallelism_config_{name}"
     for name in (
@@ -54,7 +54,7 @@ def _precision(value: Any) -> Any:
 
 
 def _parallel(value: Any) -> Any:
-    # Unquoted NO is false by the YAML 1.1 rules that Accelerate reads with.
+    # Accelerate's reader follows YAML 1.1: an unquoted NO is false.
     return PARALLEL.get("no" if value is False else c.to_lowercase(value), c.UNSET)
 
 
@@ -63,7 +63,7 @@ def _processes(value: Any) -> Any:
 
 
 def _gpus(value: Any) -> Any:
-    """`gpu_ids`: numbers with commas between them, or "all"."""
+    """Return the number of `gpu_ids`, a comma-separated list or "all"."""
     return c.UNSET if value == "all" else len(c.to_texts(str(value) if type(value) is int else value))
 
 
@@ -128,7 +128,8 @@ def _finish(draft: ConfigDraft) -> None:
 
 
 def _count_data_sharers(draft: ConfigDraft) -> int:
-    """How many processes read the same rows. Accelerate refuses sizes that do not make up all processes."""
+    """Return how many processes read the same rows. Accelerate rejects sizes whose product is not the number of
+    processes."""
     sizes = {key: draft.flat[key] for key in SIZES if isinstance(draft.flat.get(key), int) and draft.flat[key] > 0}
     if sizes and math.prod(sizes.values()) != draft.setup["processes"]:
         draft.refuse(list(sizes)[-1], f"sizes whose product is num_processes, {draft.setup['processes']}")
@@ -141,12 +142,12 @@ def _sees_several_gpus(draft: ConfigDraft) -> bool:
 
 
 def _section_without_use(draft: ConfigDraft) -> None:
-    """A section for another kind of parallelism than the one that is chosen has no effect."""
+    """Record sections for another kind of parallelism than the selected one as without effect."""
     kind = draft.flat.get("distributed_type")
-    for section, needed in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
-        inside = [key for key in draft.flat if key.startswith(f"{section}.")]
-        if isinstance(kind, str) and kind.upper() != needed and inside:
-            draft.ignored[section] = f"distributed_type is {kind}, not {needed}"
+    for section, required in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED")):
+        section_keys = [key for key in draft.flat if key.startswith(f"{section}.")]
+        if isinstance(kind, str) and kind.upper() != required and section_keys:
+            draft.ignored[section] = f"distributed_type is {kind}, not {required}"
             draft.places[section] = draft.place(section)
 
 

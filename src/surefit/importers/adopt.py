@@ -1,7 +1,7 @@
-"""A user's own Accelerate or DeepSpeed file beside a SureFit config: `parallel.accelerate_config`, `.deepspeed_config`.
+"""Use of an Accelerate or DeepSpeed file beside a SureFit config: `parallel.accelerate_config`, `.deepspeed_config`.
 
-What the file says goes before the section `parallel` and before everything that the config leaves open. Where config
-and file say different things about anything else, nobody can know which one is meant: an error with both values.
+The file takes precedence over the section `parallel` and over everything that the config leaves open. If config and
+file differ in anything else, either could be meant: that is an error with both values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surefit.importers.result import ImportedConfig, UnmappedKey
 
 ACCELERATE, DEEPSPEED = "parallel.accelerate_config", "parallel.deepspeed_config"
 MODES = {"none": "single", "dp": "single", **{name: name for name in modes.MODES}}
-"""`Setup.parallel` → `parallel.mode`. Stage 1 of ZeRO is not among them: stage 2 is never slower and needs less."""
+"""`Setup.parallel` → `parallel.mode`. ZeRO stage 1 is not included: stage 2 is never slower and needs less memory."""
 PLAIN = {
     "global_batch": "train.global_batch_size",
     "micro_batch": "train.per_device_train_batch_size",
@@ -33,18 +33,18 @@ PLAIN = {
     "warmup_steps": "train.warmup_steps",
     "total_steps": "train.max_steps",
 }
-"""Attributes of `Setup` → the key that says the same. `world_size` is left out: it follows from others."""
+"""Attribute of `Setup` → the equivalent config key. `world_size` is left out: it follows from others."""
 BY_KEY = {
     "gradient_clipping": "train.max_grad_norm",
     "deepspeed_config.gradient_clipping": "train.max_grad_norm",
     "optimizer.params.weight_decay": "train.weight_decay",
 }
-"""Keys of the files that no rule looks at → the same."""
+"""Keys of the files that no rule reads → the equivalent config key."""
 SIZES = {
     f"parallelism_config.parallelism_config_{name}_size": f"parallel.{name}" for name in ("dp_replicate", "tp", "cp")
 }
-"""Keys of Accelerate's that say how many devices share something → the same. Its `dp_shard_size` times `cp_size` are
-the devices over which both shard the weights: it follows from the others."""
+"""Accelerate's sizes of dimensions of parallelism → the equivalent config key. Its `dp_shard_size` times `cp_size` is
+the number of devices that shard the weights: it follows from the others."""
 TUNING = frozenset(
     f"zero_optimization.{name}"
     for name in (
@@ -54,13 +54,13 @@ TUNING = frozenset(
         "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "sub_group_size",
     )
 )  # fmt: skip
-"""Keys that only change how fast ZeRO goes: DeepSpeed itself reads them (parallel/zero.py)."""
+"""Keys that only change the speed of ZeRO: DeepSpeed itself reads them (parallel/zero.py)."""
 ACCUMULATION = "accumulation"
 
 
 @dataclass(frozen=True)
 class FileValue:
-    """A value in a file: where, as `FILE:LINE KEY`."""
+    """A value in a file, with its place as `FILE:LINE KEY`."""
 
     value: Any
     place: str
@@ -68,25 +68,25 @@ class FileValue:
 
 @dataclass(frozen=True)
 class OverriddenValue:
-    """A value of the config that a file replaced."""
+    """A config value that a file replaced."""
 
     dotted: str
     before: Any
     said: FileValue
 
     def __str__(self) -> str:
-        taken = f"{_format_value(self.said.value)}, from {self.said.place}"
-        return f"{self.dotted}: {taken} (was {_format_value(self.before)})"
+        source = f"{_format_value(self.said.value)}, from {self.said.place}"
+        return f"{self.dotted}: {source} (was {_format_value(self.before)})"
 
 
 @dataclass(frozen=True)
 class AdoptedConfig:
-    """A config with what the files say.
+    """A config with the values of the launcher files.
 
     Attributes:
-        loaded: the config, which knows what came from where.
-        taken: what the files changed.
-        unplaced: (file, key) of what has no place in SureFit, and why.
+        loaded: the config, with the origin of its values.
+        taken: the values that the files changed.
+        unplaced: (file, key) of what SureFit cannot express, and why.
     """
 
     loaded: LoadedConfig
@@ -94,7 +94,7 @@ class AdoptedConfig:
     unplaced: tuple[tuple[str, UnmappedKey], ...] = field(default=())
 
     def lines(self) -> Iterator[str]:
-        """A sentence for each value that changed, and for what was left out."""
+        """Yield a sentence for each changed value, and for the keys of each file that were left out."""
         yield from map(str, self.taken)
         for file in dict.fromkeys(file for file, _ in self.unplaced):
             lost = [lost for name, lost in self.unplaced if name == file]
@@ -103,7 +103,7 @@ class AdoptedConfig:
 
 
 def apply_launcher_files(loaded: LoadedConfig) -> AdoptedConfig:
-    """Read the files that `loaded` names, if it names any, and put what they say in its place.
+    """Read the launcher files that `loaded` names, if any, and apply their values.
 
     Raises:
         ConfigError: a file cannot be read or used; it contradicts the config, the command line or the other file.
@@ -111,34 +111,37 @@ def apply_launcher_files(loaded: LoadedConfig) -> AdoptedConfig:
     parallel = loaded.config.parallel
     if parallel.accelerate_config is None and parallel.deepspeed_config is None:
         return AdoptedConfig(loaded)
-    said: dict[str, FileValue] = {}
+    file_values: dict[str, FileValue] = {}
     unplaced: list[tuple[str, UnmappedKey]] = []
     for key, tool in ((ACCELERATE, "accelerate"), (DEEPSPEED, "deepspeed")):
         # An Accelerate file may name the DeepSpeed file.
-        named = lookup(loaded.config, key) or (said[key].value if key in said else None)
-        if named is not None:
-            found = read_tool_config(_existing(named, key, said.get(key), loaded), tool)
-            _require_usable(found)
-            for dotted, item in _config_values_in_file(found, loaded):
-                _require_same(dotted, said.setdefault(dotted, item), item, loaded)
-            unplaced += [(found.path.name, lost) for lost in _unmapped_keys(found)]
-    accumulation = said.pop(ACCUMULATION, None)
-    taken = [change for dotted, item in said.items() if (change := _find_override(dotted, item, loaded))]
-    loaded = _with_overrides(loaded, taken)
-    if accumulation is not None and (more := _batch(accumulation, loaded)) is not None:
-        taken.append(more)
-        loaded = _with_overrides(loaded, [more])
-    return AdoptedConfig(loaded, tuple(taken), tuple(unplaced))
+        path = lookup(loaded.config, key) or (file_values[key].value if key in file_values else None)
+        if path is not None:
+            imported = read_tool_config(_existing(path, key, file_values.get(key), loaded), tool)
+            _require_usable(imported)
+            for dotted, file_value in _config_values_in_file(imported, loaded):
+                _require_same(dotted, file_values.setdefault(dotted, file_value), file_value, loaded)
+            unplaced += [(imported.path.name, lost) for lost in _unmapped_keys(imported)]
+    accumulation = file_values.pop(ACCUMULATION, None)
+    overrides = [
+        change for dotted, file_value in file_values.items() if (change := _find_override(dotted, file_value, loaded))
+    ]
+    loaded = _with_overrides(loaded, overrides)
+    if accumulation is not None and (override := _batch(accumulation, loaded)) is not None:
+        overrides.append(override)
+        loaded = _with_overrides(loaded, [override])
+    return AdoptedConfig(loaded, tuple(overrides), tuple(unplaced))
 
 
 def _existing(named: str, key: str, said: FileValue | None, loaded: LoadedConfig) -> Path:
-    """The file that `key` names, in the config or (`said`) in an Accelerate file."""
+    """Return the path that `key` names, in the config or (`said`) in an Accelerate file; raises if it does not
+    exist."""
     path = Path(named).expanduser()
     if not path.exists():
-        where = f", named in {said.place}" if said else ""
+        origin = f", named in {said.place}" if said else ""
         start = "relative paths in it start at its folder" if said else "relative paths start at the current directory"
         raise ConfigError(
-            f"no such file: {named}{where}",
+            f"no such file: {named}{origin}",
             code="E3009",
             path=loaded.path,
             line=loaded.lines.get(key),
@@ -149,31 +152,31 @@ def _existing(named: str, key: str, said: FileValue | None, loaded: LoadedConfig
 
 
 def _require_usable(found: ImportedConfig) -> None:
-    """Refuse a file with a value that the tool itself could not use, or a key that it does not know."""
+    """Raise if a file has a value that its tool cannot use, or a key that its tool does not know."""
     problems = list(found.problems)
     for key in found.setup.unknown:
         place = found.setup.places[key]
-        meant = found.setup.meant.get(key)
+        intended = found.setup.meant.get(key)
         problems.append(
             ConfigError(
                 f"{found.tool} has no such key", code="E3010", path=found.path, line=place.line, field=key,
-                help=f"write {meant}" if meant else "take it out",
+                help=f"write {intended}" if intended else "take it out",
             )
         )  # fmt: skip
     if problems:
-        first, *rest = problems
-        first.also = (*first.also, *rest)
-        raise first
+        error, *remaining = problems
+        error.also = (*error.also, *remaining)
+        raise error
 
 
 def _config_values_in_file(found: ImportedConfig, loaded: LoadedConfig) -> Iterator[tuple[str, FileValue]]:
-    """(dotted key, value) of everything in a file that a SureFit config can say."""
+    """Yield (dotted key, value) of everything in a file that a SureFit config can express."""
     setup = found.setup
 
     def item(value: Any, *attributes: str) -> FileValue:
         place = next((setup.places[name] for name in attributes if name in setup.places), None)
-        where = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
-        return FileValue(value, f"{where} {place.name if place else ''}".strip())
+        location = found.path.name if place is None or place.line is None else f"{found.path.name}:{place.line}"
+        return FileValue(value, f"{location} {place.name if place else ''}".strip())
 
     if setup.parallel in MODES:
         yield "parallel.mode", item(MODES[setup.parallel], "parallel")
@@ -215,10 +218,10 @@ def _per_machine(found: ImportedConfig, processes: int, machines: int) -> int:
 
 
 def _unmapped_keys(found: ImportedConfig) -> Iterator[UnmappedKey]:
-    """The keys that reach neither SureFit's config nor DeepSpeed; "auto" and what is switched off say nothing."""
+    """Yield the keys that neither SureFit's config nor DeepSpeed reads; "auto" and false values do not count."""
     for lost in found.lost:
-        known = lost.key in BY_KEY or lost.key in TUNING or lost.key == "deepspeed_config.deepspeed_config_file"
-        if not known and lost.value not in ("auto", None, False, "none"):
+        is_read = lost.key in BY_KEY or lost.key in TUNING or lost.key == "deepspeed_config.deepspeed_config_file"
+        if not is_read and lost.value not in ("auto", None, False, "none"):
             yield lost
     if found.setup.parallel == "zero1":
         place = found.setup.places["parallel"]
@@ -237,47 +240,49 @@ def _require_same(dotted: str, one: FileValue, other: FileValue, loaded: LoadedC
 
 
 def _find_override(dotted: str, said: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
-    """What changes where a file says this; None where the config says the same."""
-    ours = lookup(loaded.config, dotted)
-    if ours == said.value:
+    """Return the change that a file makes to the config, or None if both agree; raises if the config sets another
+    value."""
+    config_value = lookup(loaded.config, dotted)
+    if config_value == said.value:
         return None
     on_command_line = is_overridden(dotted, loaded.overridden)
-    stated = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
-    if stated and ours != "auto":
-        where = "on the command line" if on_command_line else "here"
+    is_set = on_command_line or (dotted in loaded.lines and not dotted.startswith("parallel."))
+    if is_set and config_value != "auto":
+        location = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_format_value(ours)} {where}, and {_format_value(said.value)} in {said.place}", code="E3013",
+            f"{_format_value(config_value)} {location}, and {_format_value(said.value)} in {said.place}", code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
             help="make them the same, or take one of them out",
         )  # fmt: skip
-    return OverriddenValue(dotted, ours, said)
+    return OverriddenValue(dotted, config_value, said)
 
 
 def _batch(accumulation: FileValue, loaded: LoadedConfig) -> OverriddenValue | None:
-    """Micro batches per step and device follow from the sizes of both batches; or one of those from it."""
+    """Derive the micro batch from accumulation and global batch if it is "auto"; otherwise check that the three
+    agree."""
     config = loaded.config
     train, parts = config.train, _parts(config)
-    micro, whole = train.per_device_train_batch_size, train.global_batch_size
+    micro, global_batch = train.per_device_train_batch_size, train.global_batch_size
     if micro == "auto":
-        if whole % (accumulation.value * parts) == 0:
-            value = whole // (accumulation.value * parts)
+        if global_batch % (accumulation.value * parts) == 0:
+            value = global_batch // (accumulation.value * parts)
             return OverriddenValue("train.per_device_train_batch_size", "auto", replace(accumulation, value=value))
-    elif micro * accumulation.value * parts == whole:
+    elif micro * accumulation.value * parts == global_batch:
         return None
-    asked = f"train.global_batch_size is {whole}, on {plural(parts, 'device')}"
+    batch = f"train.global_batch_size is {global_batch}, on {plural(parts, 'device')}"
     micro_text = "" if micro == "auto" else f" × {micro} examples"
     raise ConfigError(
-        f"{accumulation.value} micro batches{micro_text} per device in {accumulation.place}, and {asked}", code="E3014",
+        f"{accumulation.value} micro batches{micro_text} per device in {accumulation.place}, and {batch}", code="E3014",
         path=loaded.path, line=loaded.lines.get("train.global_batch_size"), field="train.global_batch_size",
         help='global batch = micro batch × accumulation × devices: change one of them, or write "auto" in the file',
     )  # fmt: skip
 
 
 def _parts(config: Config) -> int:
-    """How many processes see different rows."""
+    """Return the number of processes that read different rows."""
     hardware, parallel = config.hardware, config.parallel
-    running = env.distributed_env()[1]
-    devices = running if hardware.count == "auto" else hardware.count * hardware.nodes
+    world_size = env.distributed_env()[1]
+    devices = world_size if hardware.count == "auto" else hardware.count * hardware.nodes
     return max(1, devices // (parallel.tp * parallel.cp * parallel.pp))
 
 
@@ -285,15 +290,15 @@ def _with_overrides(loaded: LoadedConfig, taken: list[OverriddenValue]) -> Loade
     if not taken:
         return loaded
     try:
-        config = with_changes(loaded.config, {item.dotted: item.said.value for item in taken})
+        config = with_changes(loaded.config, {entry.dotted: entry.said.value for entry in taken})
     except ValidationError as error:
         loc = error.errors()[0]["loc"]
         dotted = ".".join(str(part) for part in loc[:2])
-        item = next((item for item in taken if item.dotted == dotted), taken[0])
+        entry = next((entry for entry in taken if entry.dotted == dotted), taken[0])
         raise ConfigError(
-            f"SureFit cannot take {_format_value(item.said.value)} of {item.said.place}: {error.errors()[0]['msg']}",
+            f"SureFit cannot take {_format_value(entry.said.value)} of {entry.said.place}: {error.errors()[0]['msg']}",
             code="E3015",
-            path=loaded.path, field=item.dotted, help="change it there, or take it out",
+            path=loaded.path, field=entry.dotted, help="change it there, or take it out",
         ) from None  # fmt: skip
     return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})
 

@@ -1,4 +1,4 @@
-"""Axolotl: its YAML."""
+"""Axolotl's YAML config."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LORA_KEYS = (
 ASKED = {key: name for name, tracker in TRACKERS.items() for key in tracker.axolotl} | {
     "use_comet": "comet_ml", "use_trackio": "trackio",
 }  # fmt: skip
-"""Their keys that ask for a tracker, and which."""
+"""Axolotl's keys that switch a tracker on → the tracker."""
 
 
 def _bf16(value: Any) -> Any:
-    """true, false, auto or full."""
+    """Return whether bf16 is on; the value is true, false, auto or full."""
     return c.UNSET if value == "auto" else value == "full" or c.to_bool(value)
 
 
@@ -35,12 +35,12 @@ def _recompute(value: Any) -> bool:
 
 
 def _device_map(value: Any) -> Any:
-    """A name, or where each part of the model goes."""
+    """Return the name of a device map, or "custom" for a mapping of the model's parts."""
     return "custom" if isinstance(value, dict) and value else c.to_text(value)
 
 
 def _template(value: Any) -> Any:
-    # tokenizer_default_fallback_chatml is chatml where the tokenizer has no template.
+    # tokenizer_default_fallback_chatml means chatml if the tokenizer has no template.
     return c.UNSET if value == "tokenizer_default" else c.to_text(value)
 
 
@@ -139,7 +139,7 @@ GONE = {
     "unsloth_rms_norm": "write liger_rms_norm, with its plugin",
     "unsloth_rope": "write liger_rope, with its plugin",
 }
-"""Axolotl 0.19.0 stops at these where they are set (schemas/deprecated.py, schemas/validation.py)."""
+"""Removed keys: Axolotl 0.19.0 raises if they are set (schemas/deprecated.py, schemas/validation.py)."""
 DEPRECATED = {
     "noisy_embedding_alpha": "write neftune_noise_alpha",
     "dpo_beta": "write rl_beta",
@@ -147,7 +147,7 @@ DEPRECATED = {
     "eval_table_size": "write generate_samples: true and num_generation_samples",
     "eval_max_new_tokens": "write generation_max_new_tokens",
 }
-"""And only warns about these."""
+"""Keys that Axolotl 0.19.0 accepts with a warning → what to write instead."""
 ALIASES = {
     "lora_rank": "lora_r", "lora_target": "lora_target_modules", "model_name_or_path": "base_model",
     "per_device_train_batch_size": "micro_batch_size", "per_device_eval_batch_size": "eval_batch_size",
@@ -158,7 +158,7 @@ ALIASES = {
     "dataset": "datasets",
     "val_size": "val_set_size", "lr": "learning_rate", "epochs": "num_epochs",
 }  # fmt: skip
-"""Keys of LLaMA-Factory and TRL; Axolotl passes over them without a word."""
+"""Keys of LLaMA-Factory and TRL → Axolotl's name for them; Axolotl silently ignores these keys."""
 ONCE = {"evaluation_strategy": hf.KEYS["eval_strategy"], "noisy_embedding_alpha": hf.KEYS["neftune_noise_alpha"]}
 DEFAULTS = {
     "train.method": ("adapter", "full"),
@@ -168,7 +168,7 @@ DEFAULTS = {
     "train.seed": ("seed", 42),
     "output_dir": ("output_dir", "./model-out"),
 }
-"""Axolotl 0.19.0, where they differ from SureFit's own, and those that no SureFit config can do without."""
+"""Axolotl 0.19.0's defaults that differ from SureFit's, and those that every SureFit config must set."""
 
 
 def _finish(draft: ConfigDraft) -> None:
@@ -195,13 +195,13 @@ def _finish(draft: ConfigDraft) -> None:
 
 
 def _tokens(draft: ConfigDraft) -> None:
-    """`tokens`: texts that are appended to the vocabulary, as `model.add_tokens` does."""
+    """Map `tokens`: strings appended to the vocabulary, like `model.add_tokens`."""
     if "new_tokens" in draft.setup:
         draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
 
 
 def _frequency(draft: ConfigDraft) -> None:
-    """Evaluations and checkpoints by the epoch: SureFit counts steps, which the rows decide."""
+    """Map evaluations and checkpoints per epoch to steps, which SureFit counts and which depend on the rows."""
     for key, dotted in (("evals_per_epoch", "train.eval_steps"), ("saves_per_epoch", "checkpoint.save_steps")):
         times, steps = draft.flat.get(key), _steps_per_epoch(draft)
         if not times or isinstance(times, bool) or not isinstance(times, int) or key in draft.ignored:
@@ -221,7 +221,7 @@ def _frequency(draft: ConfigDraft) -> None:
 
 
 def _steps_per_epoch(draft: ConfigDraft) -> int | None:
-    """The optimizer steps of an epoch, where all rows are here and none are packed together."""
+    """Return the optimizer steps of an epoch, if all rows are in a local file and packing is off."""
     source, batch = draft.config.get("data.train"), draft.config.get("train.global_batch_size", 0)
     if not draft.rows_known or draft.setup.get("packing") or not batch:
         return None
@@ -233,7 +233,7 @@ def _steps_per_epoch(draft: ConfigDraft) -> int | None:
 
 
 def _world(draft: ConfigDraft) -> None:
-    """`batch_size` is the batch of all processes together."""
+    """Map `batch_size`, the batch of all processes together."""
     if "global_batch" in draft.setup:
         draft.config.setdefault("train.per_device_train_batch_size", 1)
         draft.names.setdefault("train.per_device_train_batch_size", "micro_batch_size")
@@ -242,7 +242,7 @@ def _world(draft: ConfigDraft) -> None:
 def _adapter(draft: ConfigDraft) -> None:
     kind = draft.setup.get("adapter")
     if kind is None and not draft.says("adapter"):
-        # Axolotl trains every weight where `adapter` is not set.
+        # Axolotl trains all weights if `adapter` is not set.
         draft.say("adapter", "full", "adapter")
         draft.without_effect(LORA_KEYS, "adapter is not set: every weight is trained")
         for dotted in LoraSection.model_fields:
@@ -265,31 +265,31 @@ def _precision(draft: ConfigDraft) -> None:
     if draft.flat.get("bf16") == "full":
         draft.say("dtype", "bfloat16", "bf16")
     if draft.setup.get("bf16"):
-        # Axolotl also loads the weights in the type it computes in (cfg.torch_dtype).
+        # Axolotl also loads the weights in the dtype it computes in (cfg.torch_dtype).
         draft.say("weights_dtype", "bfloat16", "bf16")
     hf.map_mixed_precision(draft)
 
 
 def _recomputation(draft: ConfigDraft) -> None:
-    """Where the checkpoints are kept: `activation_offloading` moves them, and "offload" is its old name."""
-    kind, moved = draft.flat.get("gradient_checkpointing"), draft.flat.get("activation_offloading")
+    """Map where activation checkpoints are kept: `activation_offloading` moves them, formerly "offload"."""
+    kind, offloading = draft.flat.get("gradient_checkpointing"), draft.flat.get("activation_offloading")
     if "train.gradient_checkpointing" not in draft.config:
         return
-    if kind == "offload_disk" or moved == "disk":
+    if kind == "offload_disk" or offloading == "disk":
         del draft.config["train.gradient_checkpointing"]
         draft.lose("gradient_checkpointing", "SureFit offloads to the host's memory only")
-    elif kind == "offload" or (kind is True and moved in (True, "legacy")):
+    elif kind == "offload" or (kind is True and offloading in (True, "legacy")):
         draft.carry("train.gradient_checkpointing", "offload", "gradient_checkpointing")
-        if moved is not None:
+        if offloading is not None:
             draft.reach("activation_offloading")
 
 
 def _placement(draft: ConfigDraft) -> None:
-    """Weights that a device map, or the memory it is to be made for, leaves in RAM or on disk."""
+    """Record weights that the device map, or max_memory, places in RAM or on disk."""
     memory, device_map = draft.flat.get("max_memory"), draft.flat.get("device_map")
     if isinstance(memory, dict) and memory.get("cpu"):
         if "device_map" not in draft.setup:
-            draft.say("device_map", "auto", "max_memory")  # Axolotl makes one (infer_auto_device_map)
+            draft.say("device_map", "auto", "max_memory")  # Axolotl creates one (infer_auto_device_map)
         draft.say("cpu_offload", True, "max_memory")
         draft.judge("max_memory")
     places = {str(place) for place in device_map.values()} if isinstance(device_map, dict) else set()
@@ -302,35 +302,35 @@ def _kernels_and_trackers(draft: ConfigDraft) -> None:
         if key.startswith("liger_") and value is True:
             draft.say("liger", True, key)
             draft.judge(key)
-    found = dict.fromkeys(name for key, name in ASKED.items() if draft.flat.get(key))
+    trackers = dict.fromkeys(name for key, name in ASKED.items() if draft.flat.get(key))
     if draft.flat.get("wandb_mode") == "disabled" or draft.flat.get("use_wandb") is False:
-        found.pop("wandb", None)
+        trackers.pop("wandb", None)
     for key, name in ASKED.items():
-        if name in found and draft.flat.get(key):
-            draft.say("trackers", tuple(found), key)
+        if name in trackers and draft.flat.get(key):
+            draft.say("trackers", tuple(trackers), key)
             draft.judge(key)
-    if "wandb" in found:
+    if "wandb" in trackers:
         draft.reach("wandb_mode")
         if draft.flat.get("wandb_mode") == "offline":
             draft.say("quiet_trackers", ("wandb",), "wandb_mode")
-    for name in sorted(found.keys() & TRACKERS.keys()):
+    for name in sorted(trackers.keys() & TRACKERS.keys()):
         _telemetry(draft, name, TRACKERS[name])
 
 
 def _telemetry(draft: ConfigDraft, name: str, tracker: Tracker) -> None:
-    """What of a tracker SureFit has, too."""
+    """Map the settings of a tracker that SureFit has, too."""
     key = next(key for key in tracker.axolotl if draft.flat.get(key))
-    for theirs, ours in tracker.axolotl_values.items():
-        if isinstance(draft.flat.get(theirs), str):
-            draft.carry(f"telemetry.{ours}", draft.flat[theirs], theirs)
-            draft.reach(theirs)
+    for axolotl_key, setting in tracker.axolotl_values.items():
+        if isinstance(draft.flat.get(axolotl_key), str):
+            draft.carry(f"telemetry.{setting}", draft.flat[axolotl_key], axolotl_key)
+            draft.reach(axolotl_key)
     if tracker.on is not None:
         draft.carry(tracker.key, "offline" if name in draft.setup.get("quiet_trackers", ()) else tracker.on, key)
     elif tracker.key not in draft.config:
         draft.lose(key, tracker.without_address)
         return
-    for reached in tracker.axolotl:
-        draft.reach(reached)
+    for tracker_key in tracker.axolotl:
+        draft.reach(tracker_key)
 
 
 TOOL = ToolSchema(

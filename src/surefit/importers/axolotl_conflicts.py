@@ -1,4 +1,5 @@
-"""Values that Axolotl does not take together: the checks of 0.19.0's utils/schemas/, each put to its own validator."""
+"""Values that Axolotl rejects in combination: the checks of 0.19.0's utils/schemas/, each tested with its own
+validator."""
 
 from __future__ import annotations
 
@@ -48,18 +49,18 @@ def _fsdp(flat: dict[str, Any], name: str) -> Any:
 
 
 def _evaluates_nothing(flat: dict[str, Any]) -> bool:
-    """Whether no rows are held out: val_set_size is 0 where it is not set."""
+    """Return whether no rows are held out; val_set_size defaults to 0."""
     return is_switched_off(flat.get("val_set_size")) and is_switched_off(flat.get("test_datasets"))
 
 
 def _no_adapter(kind: str, plugins: bool) -> bool:
-    """Whether this is no adapter of Axolotl's; with plugins, only where it is one of its own misspelt."""
-    known = ("lora", "qlora", "llama-adapter")
-    return kind not in known and (not plugins or bool(get_close_matches(kind, known, cutoff=0.8)))
+    """Return whether Axolotl has no such adapter; with plugins, only whether it is a misspelled name of its own."""
+    adapters = ("lora", "qlora", "llama-adapter")
+    return kind not in adapters and (not plugins or bool(get_close_matches(kind, adapters, cutoff=0.8)))
 
 
 def _loss_types(flat: dict[str, Any]) -> tuple[int, int]:
-    """How many losses and weights of them DPO is given; 0 where it is given none."""
+    """Return the numbers of DPO losses and of their weights; 0 if they are not set."""
     counts = [
         len(value) if isinstance(value, list) else int(value is not None)
         for value in (flat.get("dpo_loss_type"), flat.get("dpo_loss_weights"))
@@ -68,17 +69,17 @@ def _loss_types(flat: dict[str, Any]) -> tuple[int, int]:
 
 
 def _generations(flat: dict[str, Any]) -> int | None:
-    """The completions of a prompt under GRPO, where the file says how many."""
+    """Return the number of completions per prompt under GRPO, if the file sets it."""
     section = flat.get("trl")
     number = section.get("num_generations") if isinstance(section, dict) else flat.get("trl.num_generations")
     return number if flat.get("rl") == "grpo" and is_whole_number(number, 0) else None
 
 
 def _splits_group(flat: dict[str, Any]) -> bool:
-    """Whether the completions of a step do not make up whole groups (check_grpo_batch_size_divisibility)."""
+    """Return whether the completions of a step do not make up whole groups (check_grpo_batch_size_divisibility)."""
     section, number = flat.get("trl"), _generations(flat)
-    given = section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
-    factors = [given] if given is not None else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
+    batch = section.get("generation_batch_size") if isinstance(section, dict) else flat.get("trl.generation_batch_size")
+    factors = [batch] if batch is not None else [flat.get("micro_batch_size"), flat.get("gradient_accumulation_steps")]
     sizes = [1 if factor is None else factor for factor in factors]
     return bool(number) and all(map(is_whole_number, sizes)) and math.prod(sizes) % (number or 1) != 0
 
@@ -336,6 +337,6 @@ IGNORED: tuple[Ignored, ...] = (
 
 
 def check_axolotl_conflicts(draft: ConfigDraft) -> None:
-    """Judge what Axolotl's own validators do not take together, and what it does not use."""
+    """Check combinations of values by Axolotl's own validators, and record keys that it does not use."""
     refuse_conflicts(draft, AXOLOTL)
     mark_ignored_keys(draft, IGNORED)

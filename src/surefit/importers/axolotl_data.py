@@ -1,4 +1,4 @@
-"""Axolotl's `datasets`: which rows they are, how they are laid out, and what of them SureFit cannot say."""
+"""Axolotl's `datasets`: the location of the rows, their layout, and what SureFit cannot express of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROW_KEYS = {
     "path", "type", "split", "data_files", "ds_type", "name", "chat_template", "train_on_eos", "roles_to_train",
     "split_thinking", "template_thinking_key",
 }  # fmt: skip
-"""Keys of one data set that leave its rows laid out as they are."""
+"""Keys of a dataset that do not change the layout of its rows."""
 TYPES = key_set("""
     _synthetic alpaca alpaca_chat alpaca_instruct alpaca_w_system bradley_terry chat_template chatml completion
     concisechoice context_qa creative_acr ebft_chat_multiturn ebft_opencode ebft_pretrain ebft_reasoning
@@ -53,60 +53,60 @@ OTHERS = "not trained on: data.mix takes sets of a layout of docs/data.md, each 
 
 
 def read_datasets(draft: ConfigDraft) -> None:
-    """The first of `datasets` is the training set; more of them, or rows laid out freely, are not looked into."""
+    """Map the first of `datasets` to the training set; further sets, or rows in a custom layout, are not read."""
     for key in ("datasets", "test_datasets", "pretraining_dataset"):
         entries = draft.flat.get(key)
         for i, entry in enumerate(entries if isinstance(entries, list) else ()):
             if isinstance(entry, dict):
                 _judge(draft, f"{key}", f"[{i}]", entry)
-    sets = draft.flat.get("datasets")
-    if sets is None or "datasets" in draft.refused:
+    datasets = draft.flat.get("datasets")
+    if datasets is None or "datasets" in draft.refused:
         draft.whole_run = False
         return
-    if not isinstance(sets, list) or not sets or not all(isinstance(entry, dict) for entry in sets):
+    if not isinstance(datasets, list) or not datasets or not all(isinstance(entry, dict) for entry in datasets):
         draft.refuse("datasets", "a list of data sets, each with a path")
         return
-    first = sets[0]
-    source = find_rows_source(first)
-    if source is None:
+    first_set = datasets[0]
+    rows_source = find_rows_source(first_set)
+    if rows_source is None:
         draft.refuse_with("datasets", "expected a path in every data set", "name the rows: `- path: rows.jsonl`")
         return
     draft.reach("datasets")
-    draft.carry("data.train", source, "datasets[0].path")
-    if is_plain_split(first.get("split")):
-        draft.carry("data.split", first["split"], "datasets[0].split")
-    layouts = {_layout(entry) for entry in sets}
-    layout = _layout(first)
+    draft.carry("data.train", rows_source, "datasets[0].path")
+    if is_plain_split(first_set.get("split")):
+        draft.carry("data.split", first_set["split"], "datasets[0].split")
+    layouts = {_layout(entry) for entry in datasets}
+    layout = _layout(first_set)
     if layout is not None and len(layouts) == 1:
         draft.carry("data.format", layout, "datasets[0].type")
-    sharded = draft.says("dataset_shard_num")
-    part = "split" in first and not is_plain_split(first["split"])
-    draft.rows_known = layout is not None and len(sets) == 1 and not sharded and not part
-    # A processor, and mistral-common, have templates beside the tokenizer's.
-    own = draft.says("processor_type") or draft.flat.get("tokenizer_use_mistral_common") is True
-    if layout in ("messages", "sharegpt") and not own:
+    takes_shard = draft.says("dataset_shard_num")
+    partial_split = "split" in first_set and not is_plain_split(first_set["split"])
+    draft.rows_known = layout is not None and len(datasets) == 1 and not takes_shard and not partial_split
+    # A processor, and mistral-common, bring templates of their own besides the tokenizer's.
+    has_processor_template = draft.says("processor_type") or draft.flat.get("tokenizer_use_mistral_common") is True
+    if layout in ("messages", "sharegpt") and not has_processor_template:
         draft.say("conversations", True, "datasets")
-        if first.get("chat_template") not in (None, "tokenizer_default"):
-            draft.say("chat_template", str(first["chat_template"]), "datasets")
-    _name_lost(draft, sets, layouts)
+        if first_set.get("chat_template") not in (None, "tokenizer_default"):
+            draft.say("chat_template", str(first_set["chat_template"]), "datasets")
+    _name_lost(draft, datasets, layouts)
     _held_out_set(draft)
 
 
 def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[str | None]) -> None:
-    """What the entries say beyond where their rows are."""
-    mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
+    """Record what the entries set beyond the location of their rows."""
+    is_mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
     if draft.says("dataset_shard_num"):
         draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num takes a part of them")
     for i, entry in enumerate(sets):
-        said = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
-        said |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or mixed) else set()
-        said |= (
+        mapped_keys = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
+        mapped_keys |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or is_mixed) else set()
+        mapped_keys |= (
             {"data_files"} if entry.get("path") in LOADERS and find_rows_source(entry) != entry.get("path") else set()
         )
-        if i and not mixed:
+        if i and not is_mixed:
             draft.lose_part("datasets", f"[{i}].path", find_rows_source(entry) or entry.get("path"), OTHERS)
         for key, value in entry.items():
-            if key not in said and value not in (None, False, "", [], {}):
+            if key not in mapped_keys and value not in (None, False, "", [], {}):
                 draft.lose_part("datasets", f"[{i}].{key}", value, _why(key, value))
 
 
@@ -115,15 +115,15 @@ def _why(key: str, value: Any) -> str:
 
 
 def is_plain_split(value: Any) -> bool:
-    """Whether a split is named as a whole: `train`, and not `train[:1%]`."""
+    """Return whether a split is the name of a whole split, such as `train` and not `train[:1%]`."""
     return isinstance(value, str) and value.isidentifier()
 
 
 def _judge(draft: ConfigDraft, key: str, at: str, entry: dict[str, Any]) -> None:
-    """Values of one data set that Axolotl cannot use."""
-    known = value_kinds("axolotl_dataset")
+    """Record errors for the values of one dataset that Axolotl cannot use."""
+    kinds = value_kinds("axolotl_dataset")
     for name, value in entry.items():
-        kind = known.get(name)
+        kind = kinds.get(name)
         if value is None or kind is None:
             continue
         expected = expected_value(name, kind, value)
@@ -131,8 +131,10 @@ def _judge(draft: ConfigDraft, key: str, at: str, entry: dict[str, Any]) -> None
             draft.refuse_part(key, f"{at}.{name}", value, expected)
     roles = _untrained(entry, draft)
     if roles:
-        given = entry.get("roles_to_train")
-        draft.refuse_part(key, f"{at}.roles_to_train", given, f"roles that the rows have ({', '.join(sorted(roles))})")
+        trained_roles = entry.get("roles_to_train")
+        draft.refuse_part(
+            key, f"{at}.roles_to_train", trained_roles, f"roles that the rows have ({', '.join(sorted(roles))})"
+        )
     kind = entry.get("type")
     if isinstance(kind, str) and not _is_type(kind):
         draft.refuse_part(key, f"{at}.type", kind, f"a type of rows that Axolotl has ({_types_like(kind)})")
@@ -141,16 +143,25 @@ def _judge(draft: ConfigDraft, key: str, at: str, entry: dict[str, Any]) -> None
 ROLES = {
     "human": "user", "user": "user", "assistant": "assistant", "gpt": "assistant", "system": "system", "tool": "tool"
 }  # fmt: skip
-"""Role in the rows → role in the template, where `roles` is not given (0.19.0, prompt_strategies/chat_template.py)."""
+"""Role in the rows → role in the template, if `roles` is not set (0.19.0, prompt_strategies/chat_template.py)."""
 
 
 def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
-    """The roles of the rows on this machine, where none of them is one of `roles_to_train`."""
-    trained, mapped = entry.get("roles_to_train"), entry.get("roles")
+    """Return the roles in the local rows, if `roles_to_train` contains none of them."""
+    trained_roles, role_names = entry.get("roles_to_train"), entry.get("roles")
     source = find_rows_source(entry)
-    if not isinstance(trained, list) or not trained or source is None or entry.get("type") != "chat_template":
+    if (
+        not isinstance(trained_roles, list)
+        or not trained_roles
+        or source is None
+        or entry.get("type") != "chat_template"
+    ):
         return set()
-    names = {name: role for role, given in mapped.items() for name in given} if isinstance(mapped, dict) else ROLES
+    names = (
+        {name: role for role, aliases in role_names.items() for name in aliases}
+        if isinstance(role_names, dict)
+        else ROLES
+    )
     properties = entry.get("message_property_mappings")
     field = properties.get("role", "role") if isinstance(properties, dict) else entry.get("message_field_role", "role")
     column = entry.get("field_messages", "messages")
@@ -158,13 +169,13 @@ def _untrained(entry: dict[str, Any], draft: ConfigDraft) -> set[str]:
     turns = [
         turn for row in (first_rows(file) if file else ()) for turn in row.get(column) or () if isinstance(turn, dict)
     ]
-    found = {names.get(role, role) for turn in turns if isinstance(role := turn.get(field), str)}
-    return found if found and not found & {names.get(role, role) for role in trained} else set()
+    row_roles = {names.get(role, role) for turn in turns if isinstance(role := turn.get(field), str)}
+    return row_roles if row_roles and not row_roles & {names.get(role, role) for role in trained_roles} else set()
 
 
 def _is_type(kind: str) -> bool:
-    first, *rest = re.split(r"[.:]", kind, maxsplit=1)
-    return first in TYPES or (bool(rest) and "." in kind and first.isidentifier())
+    strategy, *suffix = re.split(r"[.:]", kind, maxsplit=1)
+    return strategy in TYPES or (bool(suffix) and "." in kind and strategy.isidentifier())
 
 
 def _types_like(kind: str) -> str:
@@ -184,23 +195,23 @@ def _held_out_set(draft: ConfigDraft) -> None:
     for i, entry in enumerate(held_out):
         if not isinstance(entry, dict):
             continue
-        taken = i == 0 and len(held_out) == 1 and find_rows_source(entry) is not None
-        if taken:
+        is_mapped = i == 0 and len(held_out) == 1 and find_rows_source(entry) is not None
+        if is_mapped:
             draft.carry("data.eval", find_rows_source(entry), "test_datasets[0].path")
             draft.reach("test_datasets")
         for key, value in entry.items():
-            if value not in (None, False, "") and not (taken and key == "path"):
+            if value not in (None, False, "") and not (is_mapped and key == "path"):
                 draft.lose_part("test_datasets", f"[{i}].{key}", value, "data.eval takes a file of rows or a set's id")
 
 
 def _to_mix_source(entry: dict[str, Any]) -> str:
-    """A further data set as `data.mix` names it; its layout is known, so it has a source."""
+    """Return a further dataset as an entry of `data.mix`; its layout is known, so it has a source."""
     source, split = find_rows_source(entry) or "", entry.get("split", "train")
     return source if split == "train" or entry.get("path") in LOADERS else f"{source}@{split}"
 
 
 def find_rows_source(entry: dict[str, Any]) -> str | None:
-    """Where the rows of one data set are."""
+    """Return the path or id of a dataset's rows."""
     path, files = entry.get("path"), entry.get("data_files")
     if path in LOADERS and isinstance(files, list) and len(files) == 1:
         files = files[0]
@@ -210,13 +221,13 @@ def find_rows_source(entry: dict[str, Any]) -> str | None:
 
 
 def _layout(entry: dict[str, Any]) -> str | None:
-    """`data.format` of one data set, or None where SureFit has no such layout."""
+    """Return the `data.format` of a dataset, or None if SureFit has no such layout."""
     kind = entry.get("type")
     if not isinstance(kind, str) or (entry.get("data_files") and entry.get("path") not in LOADERS):
         return None
     messages = str(entry.get("field_messages", "messages"))
-    own = {"field_messages", *(["field_thinking"] if entry.get("field_thinking") in FIELDS else [])}
-    if kind == "chat_template" and set(entry) <= ROW_KEYS | own:
+    field_keys = {"field_messages", *(["field_thinking"] if entry.get("field_thinking") in FIELDS else [])}
+    if kind == "chat_template" and set(entry) <= ROW_KEYS | field_keys:
         return {"messages": "messages", "conversations": "sharegpt"}.get(messages)
-    plain = set(entry) <= ROW_KEYS
-    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if plain else None
+    default_layout = set(entry) <= ROW_KEYS
+    return {"alpaca": "alpaca", "completion": "text"}.get(kind.partition(":")[0]) if default_layout else None

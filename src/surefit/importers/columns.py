@@ -11,14 +11,14 @@ from surefit.importers.axolotl_data import find_rows_source
 from surefit.importers.result import ImportedConfig
 
 MESSAGES = ("message_field_role", "message_field_content", "message_field_training", "message_field_training_detail")
-"""Fields of one turn, and not of a row."""
+"""Fields of a turn rather than of a row."""
 OPTIONAL = ("field_system", "field_input", "field_output", "field_tools", "field_thinking")
-"""Columns that Axolotl uses where a row has them, and does without elsewhere (prompt_strategies/user_defined.py)."""
+"""Columns that Axolotl uses if a row has them and does not require (prompt_strategies/user_defined.py)."""
 
 
 @dataclass(frozen=True)
 class NamedColumn:
-    """A column that rows must have: where the rows are, the key that names it, the column."""
+    """A column that rows must have: the source of the rows, the key that names the column, and the column."""
 
     source: str
     key: str
@@ -26,10 +26,10 @@ class NamedColumn:
 
 
 def named_columns(found: ImportedConfig) -> Iterator[NamedColumn]:
-    """The columns that a config names, set by set."""
+    """Yield the columns that a config names, dataset by dataset."""
     if found.tool == "axolotl":
-        sets = found.values.get("datasets")
-        for i, entry in enumerate(sets if isinstance(sets, list) else ()):
+        datasets = found.values.get("datasets")
+        for i, entry in enumerate(datasets if isinstance(datasets, list) else ()):
             if isinstance(entry, dict) and (source := find_rows_source(entry)):
                 yield from _of_axolotl(entry, source, f"datasets[{i}]")
     elif found.tool == "trl":

@@ -1,4 +1,4 @@
-"""From the keys of a file to an `ImportedConfig`: a table says where each goes, code adds what takes two keys."""
+"""Mapping of a tool's config keys to an `ImportedConfig`: a table maps each key, code adds what depends on two."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from surefit.importers.result import ImportedConfig, UnmappedKey
 from surefit.importers.values import expected_value, is_placeholder, value_kind
 
 COMMENT = ("_", "//", "#")
-"""What keys begin with that say nothing to the tool."""
+"""Prefixes of keys that the tool reads as comments."""
 SLIP = 0.87
-"""How alike two keys are of which one is the other misspelt: adam_eps and adam_epsilon (0.8) are two."""
+"""The least similarity of a misspelled key to the real one: adam_eps and adam_epsilon (0.8) are two different keys."""
 SLIPS = 2
-"""Letters too many or too few in it: hub_model_revision is not model_revision."""
+"""The largest difference in length of a misspelled key: hub_model_revision is not model_revision."""
 
 
 @dataclass(frozen=True)
 class KeyMapping:
-    """Where a key goes.
+    """Where a key of a tool's config is mapped to.
 
     Attributes:
-        read: its value → a plain value.
-        config: the dotted key of SureFit's config, if it has one.
-        setup: the attribute of `Setup`, if it has one.
-        carry: the plain value → the config's, where they differ.
+        read: the key's value → a plain value.
+        config: the dotted key of SureFit's config, or None.
+        setup: the attribute of `Setup`, or None.
+        carry: the plain value → the value in SureFit's config, if they differ.
     """
 
     read: Convert
@@ -51,24 +51,25 @@ class KeyMapping:
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """What a tool's config can say.
+    """The keys that a tool's config may have, and how they are read.
 
     Attributes:
-        name: as `Setup.tool` has it.
-        keys: where each key goes; nested keys with dots.
+        name: the tool's name, as in `Setup.tool`.
+        keys: key → its mapping; nested keys with dots.
         known: further keys that the tool knows.
-        gone: keys it knew once → what to write instead.
-        once: those of them whose meaning has stayed, only the name has not: read for what they were meant to say.
-        defaults: dotted SureFit key → (the tool's key, the value it has where the file does not say).
-        finish: adds what no single key says.
-        open_sections: mappings whose keys are not all known; what is not in `keys` is lost, not unknown.
-        deprecated: keys it still takes, with a warning → what to write instead.
-        passes_over: whether the tool says nothing about this key if it does not know it.
-        extensions: keys of programs built on the tool, which are no misspelling of its own.
-        off_is_unset: a key that is gone says nothing where its value is false or 0.
-        conflicts: adds what values are wrong together.
-        aliases: keys of other tools → what this one calls the same.
-        takes_repeated: whether the last place of a key that is set twice counts; otherwise the tool stops at it.
+        gone: keys that earlier releases knew → what to write instead.
+        once: removed or deprecated keys whose meaning has not changed, only the name: they are read under their old
+            meaning.
+        defaults: dotted SureFit key → (the tool's key, its default value in the tool).
+        finish: adds what depends on several keys.
+        open_sections: mappings with keys that are not all known; a key not in `keys` is lost, not unknown.
+        deprecated: keys that the tool still accepts with a warning → what to write instead.
+        passes_over: whether the tool silently ignores this unknown key.
+        extensions: keys of programs built on the tool, which are not misspellings of its keys.
+        off_is_unset: whether a removed key with the value false or 0 means nothing.
+        conflicts: adds the errors of values that are wrong together.
+        aliases: keys of other tools → this tool's name for them.
+        takes_repeated: whether the last value of a key that is set twice counts; otherwise the tool raises.
     """
 
     name: str
@@ -88,42 +89,42 @@ class ToolSchema:
     takes_repeated: bool = True
 
     def knows(self, key: str) -> bool:
-        """Whether the tool takes this key."""
+        """Return whether the tool accepts this key."""
         return key in self.keys or key in self.known
 
     def nearest(self, key: str) -> str | None:
-        """The key that a misspelt one probably stands for."""
+        """Return the known key that a misspelled one probably stands for, or None."""
         parent, dot, leaf = key.rpartition(".")
-        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
-        close = difflib.get_close_matches(leaf, known, n=1, cutoff=0.75)
+        names = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        close = difflib.get_close_matches(leaf, names, n=1, cutoff=0.75)
         return f"{parent}{dot}{close[0]}" if close else None
 
     def misspelt(self, key: str) -> str | None:
-        """The key that a key is but for a slip of the fingers, without its end (gradient_acumulation for
-        gradient_accumulation_steps) or without its prefix (dropout for lora_dropout)."""
+        """Return the known key that a key equals except for a typo, a missing end (gradient_acumulation for
+        gradient_accumulation_steps) or a missing prefix (dropout for lora_dropout), or None."""
         parent, dot, leaf = key.rpartition(".")
-        known = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
-        alike = [name for name in known if abs(len(name) - len(leaf)) <= SLIPS]
-        within = [name for name in known if leaf in name.split("_")]
+        names = {name.removeprefix(parent + dot) for name in (*self.keys, *self.known) if name.startswith(parent + dot)}
+        similar = [name for name in names if abs(len(name) - len(leaf)) <= SLIPS]
+        containing = [name for name in names if leaf in name.split("_")]
         parts = leaf.count("_") + 1
-        begun = {"_".join(name.split("_")[:parts]): name for name in known} if parts > 1 else {}
-        begun = {} if leaf in begun else begun  # a name of its own: chat_template beside chat_template_path
+        heads = {"_".join(name.split("_")[:parts]): name for name in names} if parts > 1 else {}
+        heads = {} if leaf in heads else heads  # a key of its own: chat_template beside chat_template_path
         close = (
-            difflib.get_close_matches(leaf, alike, n=1, cutoff=SLIP)
-            or [begun[start] for start in difflib.get_close_matches(leaf, begun, n=1, cutoff=SLIP)]
-            or (within if len(within) == 1 else [])
+            difflib.get_close_matches(leaf, similar, n=1, cutoff=SLIP)
+            or [heads[start] for start in difflib.get_close_matches(leaf, heads, n=1, cutoff=SLIP)]
+            or (containing if len(containing) == 1 else [])
         )
         return f"{parent}{dot}{close[0]}" if close else None
 
     def is_section(self, key: str) -> bool:
-        """Whether the keys inside this key are looked at one by one."""
+        """Return whether the keys inside this key are read one by one."""
         prefix = f"{key}."
-        return any(known.startswith(prefix) for known in (*self.keys, *self.known))
+        return any(name.startswith(prefix) for name in (*self.keys, *self.known))
 
 
 @dataclass
 class ConfigDraft:
-    """A file while it is read."""
+    """The state of a config file while its keys are read."""
 
     tool: ToolSchema
     path: Path
@@ -152,61 +153,63 @@ class ConfigDraft:
     rows_known: bool = True
 
     def line(self, key: str) -> int | None:
-        """The line of a key, or of the nearest key above it."""
+        """Return the line of a key, or of its nearest parent with a line."""
         while key and key not in self.lines:
             key = re.sub(r"(\.[^.\[]*|\[\d+\]|^[^.\[]*)$", "", key)
         return self.lines.get(key)
 
     def place(self, key: str) -> SettingLocation:
-        """Where a key stands."""
+        """Return the location of a key."""
         return SettingLocation(key, str(self.path), self.line(key))
 
     def says(self, key: str) -> bool:
-        """Whether the file gives this key a value."""
+        """Return whether the file sets this key."""
         return self.flat.get(key) is not None
 
     def say(self, attribute: str, value: Any, key: str) -> None:
-        """The file says this about the setup."""
+        """Record the value that a key sets for an attribute of `Setup`."""
         if value is not UNSET:
             self.setup[attribute] = value
             self.places[attribute] = self.place(key)
         self.places.setdefault(attribute, self.place(key))
 
     def carry(self, dotted: str, value: Any, key: str) -> None:
-        """The file says this of a SureFit config; for a value that SureFit's config refuses see `finished`."""
+        """Record the value that a key sets in SureFit's config; `finished` drops values that the config's schema
+        rejects."""
         if value is not UNSET:
             self.config[dotted] = value
             self.names[dotted] = key
         self.names.setdefault(dotted, key)
 
     def lose(self, key: str, why: str) -> None:
-        """The key has no place in a SureFit config; where a rule looks at it, it is judged all the same."""
+        """Record a key that SureFit's config cannot express; a rule that reads the key still checks it."""
         if self._is_open(key):
-            kept = self.judged if key in self.mapped else self.lost
-            kept[key] = UnmappedKey(key, self.line(key), hide_secret(key, self.flat[key]), why)
+            target = self.judged if key in self.mapped else self.lost
+            target[key] = UnmappedKey(key, self.line(key), hide_secret(key, self.flat[key]), why)
 
     def lose_part(self, key: str, part: str, value: Any, why: str) -> None:
-        """Something inside the value of a key has no place in a SureFit config; the key itself may have reached it."""
+        """Record a part of a key's value that SureFit's config cannot express, whether or not the key itself is
+        mapped."""
         self.parts.append(UnmappedKey(f"{key}{part}", self.line(f"{key}{part}"), hide_secret(part, value), why))
 
     def reach(self, key: str) -> None:
-        """The key that the table lost reached the config after all."""
+        """Record that a key that the table lost is mapped after all."""
         self.judge(key)
         self.judged.pop(key, None)
 
     def judge(self, key: str) -> None:
-        """The key that the table lost is looked at by the rules after all."""
+        """Record that the rules check a key that the table lost."""
         if self._is_open(key):
             self.mapped.add(key)
             if key in self.lost:
                 self.judged[key] = self.lost.pop(key)
 
     def _is_open(self, key: str) -> bool:
-        """Whether the file has the key, and it has not yet ended among those that are gone or wrong."""
+        """Return whether the file has the key and it is neither removed nor invalid."""
         return key in self.flat and key not in self.refused and key not in self.gone
 
     def refuse_part(self, key: str, part: str, value: Any, expected: str) -> None:
-        """The tool cannot use something inside the value of a key."""
+        """Record an error for a part of a key's value that the tool cannot use."""
         name = f"{key}{part}"
         self.problems.append(
             ConfigError(
@@ -220,18 +223,18 @@ class ConfigDraft:
         )
 
     def without_effect(self, keys: Iterable[str], why: str) -> None:
-        """These keys, where the file has them, change nothing."""
+        """Record which of these keys, if set, have no effect, and why."""
         for key in filter(self.says, keys):
             self.ignored[key] = why
             self.places[key] = self.place(key)
 
     def refuse(self, key: str, expected: str) -> None:
-        """The tool cannot use this value; what is wrong with it is said once."""
+        """Record an error for a value that the tool cannot use, once per key."""
         value = self.flat.get(key)
         self.refuse_with(key, f"expected {expected}, got {quote_value(value)}", _value_help(value, expected))
 
     def refuse_with(self, key: str, message: str, help_text: str) -> None:
-        """The same, in other words."""
+        """Record an error with this message for a value that the tool cannot use, once per key."""
         if key in self.refused:
             return
         self.refused.add(key)
@@ -243,7 +246,7 @@ class ConfigDraft:
         )
 
     def read_all(self) -> None:
-        """Every key to where it goes."""
+        """Read every key and sort it by what becomes of it."""
         self.flat = dict(_flatten(self.tree, self.tool))
         for key, value in self.flat.items():
             if value is None:
@@ -284,29 +287,30 @@ class ConfigDraft:
             self.lose(key, "a comment")
             return
         self.places[key] = self.place(key)
-        meant = None if key in self.tool.extensions else self.tool.aliases.get(key) or self.tool.misspelt(key)
-        if meant is None and self.tool.passes_over(key):
+        intended = None if key in self.tool.extensions else self.tool.aliases.get(key) or self.tool.misspelt(key)
+        if intended is None and self.tool.passes_over(key):
             self.passed_over.append(key)
             self.lose(key, f"{self.tool.name} does not know it")
             return
         self.unknown.append(key)
-        if nearest := meant or self.tool.nearest(key):
+        if nearest := intended or self.tool.nearest(key):
             self.meant[key] = nearest
 
     def _misfits(self, key: str, value: Any) -> bool:
-        """Whether the tool cannot use this value, by its schema; a placeholder is left out too."""
+        """Return whether the tool's schema does not allow this value, and record it; a placeholder is recorded as
+        lost."""
         kind = value_kind(self.tool.name, key)
-        expected = kind and expected_value(key, kind, value)
-        if not expected or kind is None:
+        expected_kind = kind and expected_value(key, kind, value)
+        if not expected_kind or kind is None:
             return False
         if is_placeholder(value, kind):
             self.lose(key, "a placeholder, which something else fills in")
         else:
-            self.refuse(key, expected)
+            self.refuse(key, expected_kind)
         return True
 
     def read_key(self, key: str, to: KeyMapping) -> None:
-        """One key that the table has."""
+        """Read a key that the table has."""
         try:
             value = to.read(self.flat[key])
         except InvalidValue as misfit:
@@ -329,7 +333,7 @@ class ConfigDraft:
             self.lose(key, f"{reason}; {to.config} stays SureFit's default")
 
     def read_old_key(self, key: str, to: KeyMapping) -> None:
-        """A key under a name that is gone: what it meant, unless the file says that under the new name too."""
+        """Read a key under its removed name by its old meaning, unless the new name is set too."""
         if to.setup in self.setup or to.config in self.config or not self.says(key):
             return
         with contextlib.suppress(InvalidValue, Unmappable):
@@ -340,16 +344,16 @@ class ConfigDraft:
                 self.carry(to.config, value if value is UNSET else to.carry(value), key)
 
     def finished(self) -> ImportedConfig:
-        """What was read, as a value."""
+        """Read all keys and return the result."""
         self.read_all()
         loaded = self._loaded() if self.whole_run else None
         self._read_repeated()
-        gone_files = {key: file for key, file in find_missing_files(self.flat, self.path) if key not in self.refused}
-        self.places |= {key: self.place(key) for key in gone_files}
+        missing_files = {key: file for key, file in find_missing_files(self.flat, self.path) if key not in self.refused}
+        self.places |= {key: self.place(key) for key in missing_files}
         setup = Setup(
             tool=self.tool.name, places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
             ignored=self.ignored, out_of_range=self.out_of_range, repeated=self.repeated,
-            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=gone_files,
+            deprecated=self.deprecated, passed_over=tuple(self.passed_over), missing=missing_files,
             **self.setup,
         )  # fmt: skip
         return ImportedConfig(
@@ -370,7 +374,7 @@ class ConfigDraft:
         )
 
     def _read_repeated(self) -> None:
-        """Keys that are set more than once: the last one counts, unless the tool stops at them."""
+        """Record the keys that are set more than once: the last value counts, unless the tool raises at them."""
         for key, (first, last) in self.repeated.items():
             self.places[key] = SettingLocation(key, str(self.path), last)
             if not self.tool.takes_repeated:
@@ -379,9 +383,9 @@ class ConfigDraft:
             self.repeated = {}
 
     def _loaded(self) -> LoadedConfig | None:
-        """The SureFit config, without the values that it refuses; None where its model or data are missing."""
+        """Return SureFit's config without the values that it rejects; None if its model or data are missing."""
         for dotted, (key, value) in self.tool.defaults.items():
-            # What the file says and SureFit cannot do is not the tool's default either.
+            # A key set in the file that SureFit cannot express does not get the tool's default.
             if dotted not in self.config and not (self.says(key) and key in {*self.lost, *self.judged, *self.refused}):
                 self.config[dotted] = value
                 self.names[dotted] = key
@@ -389,10 +393,10 @@ class ConfigDraft:
             try:
                 config = Config.model_validate(to_nested(self.config))
             except ValidationError as error:
-                refused = {_dotted(item["loc"]) for item in error.errors()} & set(self.config)
-                if not refused:
+                invalid = {_dotted(item["loc"]) for item in error.errors()} & set(self.config)
+                if not invalid:
                     return None
-                for dotted in refused:
+                for dotted in invalid:
                     self._refused_by_schema(dotted)
                 continue
             keys = {dotted: self.names[dotted] for dotted in self.config}
@@ -401,10 +405,13 @@ class ConfigDraft:
                 for dotted, key in keys.items()
                 if top_level_key(key) in self.flat
             }
-            return LoadedConfig(config, self.path, {dotted: at for dotted, at in lines.items() if at}, frozenset())
+            return LoadedConfig(
+                config, self.path, {dotted: line for dotted, line in lines.items() if line}, frozenset()
+            )
 
     def _refused_by_schema(self, dotted: str) -> None:
-        """A value that the tool takes and SureFit does not: the key is lost, and nothing is wrong with the file."""
+        """Move a value that the tool accepts and SureFit's schema rejects to the lost keys; the file itself is
+        right."""
         del self.config[dotted]
         key = top_level_key(self.names.pop(dotted))
         if key in self.flat:
@@ -417,19 +424,20 @@ class ConfigDraft:
 
 
 def _flatten(tree: Mapping[str, Any], tool: ToolSchema, prefix: str = "") -> list[tuple[str, Any]]:
-    """Leaf keys with dots; a mapping is a leaf unless the tool's table looks into it."""
-    found: list[tuple[str, Any]] = []
+    """Return the leaf keys with dots and their values; a mapping is a leaf unless the tool's table has keys inside
+    it."""
+    leaves: list[tuple[str, Any]] = []
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value and tool.is_section(key):
-            found += _flatten(value, tool, f"{key}.")
+            leaves += _flatten(value, tool, f"{key}.")
         else:
-            found.append((key, value))
-    return found
+            leaves.append((key, value))
+    return leaves
 
 
 def top_level_key(name: str) -> str:
-    """The key of the file in the name of where a value came from.
+    """Return the file's top-level key in the name of a value's origin.
 
     >>> top_level_key("micro_batch_size × gradient_accumulation_steps"), top_level_key("datasets[0].path")
     ('micro_batch_size', 'datasets')
@@ -438,7 +446,7 @@ def top_level_key(name: str) -> str:
 
 
 def to_nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys → a tree.
+    """Return dotted keys as a nested dict.
 
     >>> to_nested({"train.num_train_epochs": 2, "output_dir": "runs"})
     {'train': {'num_train_epochs': 2}, 'output_dir': 'runs'}
@@ -446,28 +454,29 @@ def to_nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for dotted, value in flat.items():
         *parents, leaf = dotted.split(".")
-        here = tree
+        parent = tree
         for name in parents:
-            here = here.setdefault(name, {})
-        here[leaf] = value
+            parent = parent.setdefault(name, {})
+        parent[leaf] = value
     return tree
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:
-    """The config key in a pydantic location, without the names of union branches: keys are at most two names deep."""
+    """Return the config key of a pydantic location, without the names of union branches: keys are at most two names
+    deep."""
     names = [str(part) for part in loc[:2]]
     return names[0] if names[0] in ("recipe", "output_dir") else ".".join(names)
 
 
 def quote_value(value: Any) -> str:
-    """A value as a message quotes it."""
+    """Return a value as error messages quote it."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))
 
 
 def hide_secret(key: str, value: Any) -> Any:
-    """The value of a key, unless it can be a secret."""
+    """Return the value of a key, or a placeholder if the key may hold a secret."""
     special = re.search(r"(pad|eos|bos|unk|sep|cls|mask|image|audio|video|eot|end|start)_token$", key)
     if not special and re.search(r"token$|api_key|secret|password|credential", key):
         return "(not shown)"

@@ -1,4 +1,4 @@
-"""A config of another tool, YAML or JSON, read by that tool's table."""
+"""Reader of another tool's YAML or JSON config, by the tool's table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MODULES = {
 """Tool → the module with its table."""
 UNKNOWN = "not a file of a tool that SureFit knows"
 _TEMPLATE = re.compile(r":\s*(\$\{?\w+\}?|\{\{.*?\}\}|[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*,?\s*$", re.MULTILINE)
-"""A value that is no JSON and stands for one."""
+"""A value that is not valid JSON but a variable in a template."""
 
 
 def read_tool_file(path: Path, tool: str) -> ImportedConfig:
     """Read a config of one of `MODULES`.
 
     Raises:
-        ConfigError: it cannot be parsed, or holds no keys. What is wrong with single values is returned.
+        ConfigError: it cannot be parsed, or has no keys. Errors in single values are part of the result.
     """
     repeated: dict[str, tuple[int, int]] = {}
     tree, lines = parse_config_text(read_config_text(path), path, repeated)
@@ -39,39 +39,40 @@ def read_tool_file(path: Path, tool: str) -> ImportedConfig:
 
 
 def parse_config_text(text: str, path: Path, repeated: dict[str, tuple[int, int]]) -> tuple[Any, dict[str, int]]:
-    """The values of a YAML or JSON text, and the line of each; keys that are set twice go into `repeated`."""
+    """Return the values of a YAML or JSON text and the line of each; `repeated` collects the keys that are set
+    twice."""
     if path.suffix != ".json" and not text.lstrip().startswith("{"):
         return parse_yaml(text, path, repeated)
     try:
         json.loads(text)
     except ValueError as error:
-        # Braces may also begin a YAML file.
+        # A YAML file may start with a brace, too.
         if path.suffix == ".json" or not isinstance(error, json.JSONDecodeError):
             raise _not_json(text, path, error) from None
     except RecursionError:
         raise ConfigError("nested too deeply to be a config", code="E3005", path=path) from None
-    # JSON is YAML but for tabs between its tokens; inside its texts there are none.
+    # JSON is valid YAML except for tabs between tokens; JSON strings contain no raw tabs.
     return parse_yaml(text.replace("\t", " "), path, repeated)
 
 
 def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
-    """What is wrong with the text, at the line that has to be changed."""
-    filled = _TEMPLATE.search(text)
-    if filled:
+    """Return the error for a text that is not valid JSON, at the line to change."""
+    variable = _TEMPLATE.search(text)
+    if variable:
         return ConfigError(
-            f"{UNKNOWN}: a template, whose {filled[1]} something else fills in",
+            f"{UNKNOWN}: a template, whose {variable[1]} something else fills in",
             code="E3006",
             path=path,
             help="check the file that it becomes",
         )
     if not isinstance(error, json.JSONDecodeError):
         return ConfigError(f"not valid JSON: {error}", code="E3007", path=path)
-    before = text[: error.pos].rstrip()
+    prefix = text[: error.pos].rstrip()
     line, problem = error.lineno, error.msg
-    if before.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
-        line, problem = before.count("\n") + 1, "a comma behind the last entry"
-    elif "delimiter" in error.msg and before and error.lineno > before.count("\n") + 1:
-        line, problem = before.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
+    if prefix.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
+        line, problem = prefix.count("\n") + 1, "a comma behind the last entry"
+    elif "delimiter" in error.msg and prefix and error.lineno > prefix.count("\n") + 1:
+        line, problem = prefix.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
     elif error.msg.startswith("Illegal trailing comma"):
         problem = "a comma behind the last entry"
     return ConfigError(
@@ -85,12 +86,12 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
 
 def load_tool_schema(tool: str) -> ToolSchema:
     """Return the table of a tool."""
-    found = import_module(f"surefit.importers.{MODULES[tool]}").TOOL
-    assert isinstance(found, ToolSchema)
-    return found
+    schema = import_module(f"surefit.importers.{MODULES[tool]}").TOOL
+    assert isinstance(schema, ToolSchema)
+    return schema
 
 
 def is_key_known(tool: str, key: str) -> bool:
-    """Whether a tool takes this top-level key, or did so once."""
+    """Return whether a tool knows this top-level key now or did in an earlier release."""
     table = load_tool_schema(tool)
     return table.knows(key) or key in table.gone or key in table.deprecated or table.is_section(key)

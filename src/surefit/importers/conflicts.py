@@ -1,7 +1,7 @@
-"""Values that a tool does not take together, by its own checks, and values that it takes and does not use.
+"""Values that a tool rejects in combination, by its own checks, and values that it accepts and ignores.
 
-They are facts of the releases that the files in schemas/ name. Each was put to the tool's own parser: what that stops
-at is an error at the key that has to change; what it only ignores, or replaces with another value, is a key without
+They are facts about the releases that the files in schemas/ name. Each was tested with the tool's own parser: a
+combination that it rejects is an error at the key to change; a value that it ignores or replaces is a key without
 effect.
 """
 
@@ -15,54 +15,56 @@ from surefit.importers.config_mapping import ConfigDraft
 from surefit.importers.known import key_set as key_names
 
 Rule = tuple[Callable[[dict[str, Any]], Any], str, str]
-"""(what holds where it is wrong, the keys of which the last in the file is named, what the tool expects)."""
+"""(condition for the error, the keys of which the last in the file is reported, what the tool expects)."""
 Ignored = tuple[Callable[[dict[str, Any]], Any], str, str]
-"""(what holds where keys have no effect, those keys, why)."""
+"""(condition for keys without effect, those keys, why)."""
 FIRST = "! "
-"""Before keys of which the first in this order is named."""
+"""Prefix of keys of which the first in the written order is reported."""
 
 
 def is_switched_off(value: Any) -> bool:
-    """Whether a value switches its key off."""
+    """Return whether a value switches its key off."""
     return value is None or value is False or value in (0, "", [], {}, "none", "no")
 
 
 def refuse_conflicts(draft: ConfigDraft, rules: tuple[Rule, ...]) -> None:
-    """Refuse the values that a tool refuses together."""
+    """Record an error for each combination of values that the tool rejects."""
     flat = {key: value for key, value in draft.flat.items() if key not in draft.refused}
     for wrong, keys, expected in rules:
-        first = keys.startswith(FIRST)
-        named = [key for key in keys.lstrip(FIRST).split() if key in flat and (first or flat[key] is not None)]
-        if named and wrong(flat):
-            key = named[0] if first else max(named, key=lambda key: draft.line(key) or 0)
+        by_order = keys.startswith(FIRST)
+        set_keys = [key for key in keys.lstrip(FIRST).split() if key in flat and (by_order or flat[key] is not None)]
+        if set_keys and wrong(flat):
+            key = set_keys[0] if by_order else max(set_keys, key=lambda key: draft.line(key) or 0)
             draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it does not go with")
 
 
 def mark_ignored_keys(draft: ConfigDraft, rules: tuple[Ignored, ...]) -> None:
-    """Note the keys that the tool takes and does not use; one that is switched off does nothing anyway."""
-    for holds, keys, why in rules:
+    """Record the keys that the tool accepts and does not use, except those switched off."""
+    for holds, keys, reason in rules:
         if holds(draft.flat):
-            on = [key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))]
-            draft.without_effect(on, why)
+            active_keys = [
+                key for key in keys.split() if key not in draft.refused and not is_switched_off(draft.flat.get(key))
+            ]
+            draft.without_effect(active_keys, reason)
 
 
 def both_set(first: str, second: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether two keys are both on."""
+    """Return a condition: both keys are on."""
     return lambda flat: not is_switched_off(flat.get(first)) and not is_switched_off(flat.get(second))
 
 
 def set_without(key: str, *needed: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether a key is on and none of those is that it needs."""
+    """Return a condition: a key is on, and none of the keys that it needs is."""
     return lambda flat: not is_switched_off(flat.get(key)) and all(is_switched_off(flat.get(name)) for name in needed)
 
 
 def mutually_exclusive(first: str, second: str) -> Rule:
-    """Two keys of which only one may be on."""
+    """Return the rule for two keys of which only one may be on."""
     return both_set(first, second), f"{first} {second}", f"only one of {first} and {second}"
 
 
 def requires_any_of(key: str, *needed: str) -> Rule:
-    """A key that needs one of others."""
+    """Return the rule for a key that needs one of several others."""
     return set_without(key, *needed), key, f"{' or '.join(needed)} beside {key}"
 
 
@@ -142,15 +144,15 @@ def _is_stage(flat: dict[str, Any], *stages: str) -> bool:
 
 
 def _entries(value: Any) -> int:
-    """How many entries a list has, or a text with commas."""
+    """Return the number of entries of a list or a comma-separated text."""
     return len(value) if isinstance(value, list) else str(value).count(",") + 1
 
 
 def _evaluates_nothing(flat: dict[str, Any]) -> bool:
-    """Whether rows are to be evaluated, and none are given: `do_eval` is on wherever `eval_strategy` is."""
-    asked = any(not is_switched_off(flat.get(key)) for key in ASK_FOR_ROWS.split())
+    """Return whether evaluation is on without rows for it: `do_eval` is on if `eval_strategy` is."""
+    evaluates = any(not is_switched_off(flat.get(key)) for key in ASK_FOR_ROWS.split())
     return (
-        asked
+        evaluates
         and _trains(flat)
         and is_switched_off(flat.get("eval_dataset"))
         and _numeric(flat.get("val_size")) < LEAST_SHARE
@@ -159,7 +161,7 @@ def _evaluates_nothing(flat: dict[str, Any]) -> bool:
 
 ASK_FOR_ROWS = "eval_strategy evaluation_strategy do_eval do_predict predict_with_generate"
 LEAST_SHARE = 1e-6
-"""LLaMA-Factory takes a smaller val_size for none."""
+"""LLaMA-Factory treats a smaller val_size as 0."""
 
 
 LLAMAFACTORY: tuple[Rule, ...] = (
@@ -409,7 +411,7 @@ ZERO3: tuple[Rule, ...] = (
         for key in ("predict_with_generate", "pissa_init", "pure_bf16", "use_unsloth", "use_kt")
     ),
 )
-"""What LLaMA-Factory does not do where the weights are sharded; FSDP shares the first with ZeRO-3."""
+"""Options that LLaMA-Factory does not support with sharded weights; the first is not supported with FSDP either."""
 BELOW_3 = (0, 1, 2)
 DEEPSPEED_IGNORED: tuple[Ignored, ...] = (
     (
@@ -492,15 +494,16 @@ NOT_BESIDE_FILE = key_names("""
     gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device
     offload_param_nvme_path offload_optimizer_nvme_path zero3_save_16bit_model
 """)
-"""What Accelerate 1.15 (utils/dataclasses.py, _deepspeed_config_checks) does not take beside a DeepSpeed file."""
+"""Keys that Accelerate 1.15 does not accept beside a DeepSpeed file (utils/dataclasses.py,
+_deepspeed_config_checks)."""
 
 
 def _beside_deepspeed_file(key: str) -> Rule:
-    """A key that Accelerate does not take where a DeepSpeed file is named."""
+    """Return the rule for a key that Accelerate does not accept beside a DeepSpeed file."""
 
     def wrong(flat: dict[str, Any]) -> bool:
-        named = not is_switched_off(flat.get("deepspeed_config.deepspeed_config_file"))
-        return _upper(flat, "distributed_type") == "DEEPSPEED" and named and flat.get(key) is not None
+        has_file = not is_switched_off(flat.get("deepspeed_config.deepspeed_config_file"))
+        return _upper(flat, "distributed_type") == "DEEPSPEED" and has_file and flat.get(key) is not None
 
     leaf = key.rpartition(".")[2]
     return wrong, key, f"{leaf} in the DeepSpeed file: beside deepspeed_config_file it is refused"
@@ -583,7 +586,7 @@ PEFT: tuple[Rule, ...] = (
 
 
 def is_whole_number(value: Any, least: int = 1) -> bool:
-    """Whether a value is a whole number, and not below `least`."""
+    """Return whether a value is an integer of at least `least`."""
     return type(value) is int and value >= least
 
 
@@ -593,18 +596,18 @@ def _numeric(value: Any) -> float:
 
 def _upper(flat: dict[str, Any], key: str) -> str:
     value = flat.get(key)
-    # Unquoted NO is false by the YAML 1.1 rules of Accelerate's reader.
+    # Accelerate's reader follows YAML 1.1: an unquoted NO is false.
     return "NO" if value is False else str(value).upper()
 
 
 def check_trl_conflicts(draft: ConfigDraft) -> None:
-    """Judge what TrainingArguments and TRL's command line do not take together."""
+    """Check combinations of values in TrainingArguments and TRL's command line."""
     refuse_conflicts(draft, TRL)
     mark_ignored_keys(draft, TRL_IGNORED)
 
 
 def check_llamafactory_conflicts(draft: ConfigDraft) -> None:
-    """Judge what LLaMA-Factory's parser does not take together, and what it does not use."""
+    """Check combinations of values and unused keys in LLaMA-Factory's arguments."""
     refuse_conflicts(draft, LLAMAFACTORY)
     mark_ignored_keys(draft, LLAMAFACTORY_IGNORED)
     mode = MODES.get(draft.setup.get("parallel") or "single")
@@ -615,18 +618,18 @@ def check_llamafactory_conflicts(draft: ConfigDraft) -> None:
 
 
 def check_deepspeed_conflicts(draft: ConfigDraft) -> None:
-    """Judge what DeepSpeed's config does not take together."""
+    """Check combinations of values in DeepSpeed's config."""
     refuse_conflicts(draft, DEEPSPEED)
     mark_ignored_keys(draft, DEEPSPEED_IGNORED)
 
 
 def check_accelerate_conflicts(draft: ConfigDraft) -> None:
-    """Judge what `accelerate launch` does not take together."""
+    """Check combinations of values in the config of `accelerate launch`."""
     refuse_conflicts(draft, ACCELERATE)
     mark_ignored_keys(draft, ACCELERATE_IGNORED)
 
 
 def check_peft_conflicts(draft: ConfigDraft) -> None:
-    """Judge what LoraConfig does not take together."""
+    """Check combinations of values in LoraConfig."""
     if str(draft.flat.get("peft_type")).upper() == "LORA":
         refuse_conflicts(draft, PEFT)

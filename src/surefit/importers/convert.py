@@ -1,9 +1,10 @@
-"""Single values of other tools' configs → plain values.
+"""Conversion of single values of other tools' configs to plain values.
 
-A converter returns the value, or `UNSET` where it says nothing (such as -1 for "no limit"); it raises `InvalidValue`
-where the tool itself could not use it, and `Unmappable` where it is fine and SureFit has nothing like it.
+A converter returns the value, or `UNSET` if it means nothing is set (such as -1 for "no limit"); it raises
+`InvalidValue` if the tool itself cannot use the value, and `Unmappable` if the value is valid and SureFit has no
+equivalent.
 
-The other tools read YAML by its 1.1 rules and pass numbers through `float()`: `yes` is true there, and "2e-4" a number.
+The other tools read YAML 1.1 and pass numbers through `float()`: `yes` is true, and "2e-4" is a number.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from typing import Any, Final
 
 Convert = Callable[[Any], Any]
 UNSET: Final = object()
-"""Stands for "the file does not say"."""
+"""The value of a key that the file does not set."""
 
 LARGEST = 10**18
-"""No setting of any tool is a larger number."""
+"""The largest number accepted; no setting of any tool is larger."""
 
 
 class InvalidValue(Exception):
-    """The tool cannot use this value; the text says what it expects."""
+    """Raised for a value that the tool cannot use; the message says what it expects."""
 
 
 class Unmappable(Exception):
-    """A good value that SureFit has no place for; the text says why."""
+    """Raised for a valid value that SureFit cannot express; the message says why."""
 
 
 def to_int(value: Any) -> int:
-    """A whole number, also as a text of digits."""
-    found = _number(value, "a whole number")
-    if found != int(found) or abs(found) > LARGEST:
+    """Return a whole number, which may be given as a string of digits."""
+    number = _number(value, "a whole number")
+    if number != int(number) or abs(number) > LARGEST:
         raise InvalidValue("a whole number")
-    return int(found)
+    return int(number)
 
 
 def to_float(value: Any) -> float:
-    """A finite number, also as a text such as 2e-4."""
+    """Return a finite number, which may be given as a string such as 2e-4."""
     return float(_number(value, "a number"))
 
 
@@ -56,29 +57,29 @@ def _number(value: Any, expected: str) -> float | int:
 
 
 def to_limit(value: Any) -> Any:
-    """A whole number, where -1 (or 0) means that there is none."""
-    found = to_int(value)
-    return found if found > 0 else UNSET
+    """Return a whole number, or `UNSET` for -1 or 0, which mean no limit."""
+    limit = to_int(value)
+    return limit if limit > 0 else UNSET
 
 
 def to_bool(value: Any) -> bool:
-    """True or false, as YAML 1.1 writes them too."""
+    """Return a bool, which may be given as a YAML 1.1 word."""
     words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-    known = words.get(value.lower()) if isinstance(value, str) else value
-    if not isinstance(known, bool):
+    switch = words.get(value.lower()) if isinstance(value, str) else value
+    if not isinstance(switch, bool):
         raise InvalidValue("true or false")
-    return known
+    return switch
 
 
 def to_text(value: Any) -> str:
-    """A text that is not empty."""
+    """Return a string that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise InvalidValue("a text")
     return value
 
 
 def to_texts(value: Any) -> tuple[str, ...]:
-    """A list of texts, or one text with commas."""
+    """Return the items of a list of strings, or of one comma-separated string."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise InvalidValue("a list of texts")
@@ -86,12 +87,12 @@ def to_texts(value: Any) -> tuple[str, ...]:
 
 
 def value_when_true(result: Any) -> Convert:
-    """A switch that says `result` when it is on, and nothing when it is off."""
+    """Return a converter of a switch: `result` if it is on, `UNSET` if it is off."""
     return lambda value: result if to_bool(value) else UNSET
 
 
 def choice_of(known: Mapping[str, Any], otherwise: str) -> Convert:
-    """One of some words; `otherwise` says why SureFit has no place for the rest."""
+    """Return a converter of one of several words; `otherwise` is the reason why SureFit cannot express any other."""
 
     def convert(value: Any) -> Any:
         word = to_text(value).lower()
@@ -103,22 +104,22 @@ def choice_of(known: Mapping[str, Any], otherwise: str) -> Convert:
 
 
 def to_lowercase(value: Any) -> str:
-    """A text in small letters."""
+    """Return a string in lower case."""
     return to_text(value).lower()
 
 
 def true_if_nonempty(value: Any) -> Any:
-    """Whether a list, text or mapping says anything; nothing when it is empty."""
+    """Return True for a list, string or mapping that is not empty, and `UNSET` for an empty one."""
     return bool(value) or UNSET
 
 
 def unless_auto(convert: Convert) -> Convert:
-    """The same, where "auto" says nothing."""
+    """Return a converter that reads "auto" as `UNSET` and anything else like `convert`."""
     return lambda value: UNSET if value == "auto" else convert(value)
 
 
 def unsupported_setting(value: Any, what: str) -> Convert:
-    """A setting SureFit does not offer: `value` is what it uses."""
+    """Return a converter for a setting that SureFit does not have: it raises and names `value`, which SureFit uses."""
 
     def convert(found: Any) -> Any:
         raise Unmappable(f"SureFit has no setting for {what}: it uses {value}")
@@ -130,26 +131,27 @@ WHOLE_RUN_STEPS = "a share of the run; SureFit counts steps"
 
 
 def to_step_count(value: Any) -> Any:
-    """Steps between two events: a whole number; below 1 it is a share of the run, which has no place."""
-    found = to_float(value)
-    if 0 < found < 1:
+    """Return the steps between two events, `UNSET` for 0; a value below 1 is a share of the run and raises
+    `Unmappable`."""
+    steps = to_float(value)
+    if 0 < steps < 1:
         raise Unmappable(WHOLE_RUN_STEPS)
-    if found == 0:
+    if steps == 0:
         return UNSET
     return to_int(value)
 
 
 def to_fraction(value: Any) -> float:
-    """A number from 0 up to 1."""
-    found = to_float(value)
-    if not 0 <= found <= 1:
+    """Return a number from 0 up to 1."""
+    fraction = to_float(value)
+    if not 0 <= fraction <= 1:
         raise InvalidValue("a number from 0 to 1")
-    return found
+    return fraction
 
 
 def to_eval_fraction(value: Any) -> Any:
     """Return the share of the rows to hold out, 0 for none."""
-    found = to_float(value)
-    if found >= 1:
+    fraction = to_float(value)
+    if fraction >= 1:
         raise Unmappable("a number of rows; SureFit's data.eval is a share of them, or a file")
-    return found
+    return fraction

@@ -1,4 +1,4 @@
-"""DeepSpeed: its JSON; "auto", which the Trainer fills in, says nothing."""
+"""DeepSpeed's JSON config; "auto", which the Trainer fills in, counts as unset."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEPRECATED = {
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": "write stage3_gather_16bit_weights_on_model_save",
     "allgather_size": "write zero_optimization.allgather_bucket_size",
 }
-"""DeepSpeed 0.19 still reads those of ZeRO under their new names (runtime/zero/config.py, json_schema_extra)."""
+"""DeepSpeed 0.19 still reads the ZeRO keys under their new names (runtime/zero/config.py, json_schema_extra)."""
 OPEN = frozenset({"bf16", "bfloat16", "fp16", "optimizer", "scheduler"})
 
 
@@ -61,8 +61,8 @@ TOOL = ToolSchema(
     known=DEEPSPEED
     | {f"zero_optimization.{name}" for name in ZERO}
     | {
-        f"zero_optimization.offload_{what}.{name}"
-        for what in ("param", "optimizer")
+        f"zero_optimization.offload_{target}.{name}"
+        for target in ("param", "optimizer")
         for name in (
             "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory", "pipeline_read", "pipeline_write",
             "pipeline", "fast_init", "ratio",

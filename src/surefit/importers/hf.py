@@ -1,4 +1,4 @@
-"""The arguments of transformers' Trainer, which TRL and LLaMA-Factory share."""
+"""Arguments of transformers' Trainer, which TRL and LLaMA-Factory share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")
 _ROUTER = re.compile(r"(?:[a-z_]+\.)?(?:gate|router)\.weight")
 _STACK = re.compile(r"(?:[a-z_]+\.)?experts\.(\w+)")
 EVERY_STACK = ({"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"})
-"""The parameters that hold a layer's experts, with and without a gate."""
+"""The parameters of a layer's experts, with and without a gate."""
 to_scheduler_type = c.choice_of(SCHEDULES, f"SureFit's schedules are {', '.join(SCHEDULES)}, not {{value}}")
 to_optim = c.choice_of(OPTIMIZER_NAMES, f"SureFit's optimizers are {', '.join(OPTIMIZERS)}, not {{value}}")
 to_dtype = c.choice_of(
@@ -38,83 +38,83 @@ STORAGE = ("bfloat16", "float16", "float32", "float64", "int8", "uint8")
 
 
 def to_storage_dtype(value: Any) -> str:
-    """`bnb_4bit_quant_storage`, by the names that transformers takes."""
+    """Return `bnb_4bit_quant_storage`, by the names that transformers accepts."""
     if c.to_lowercase(value) not in STORAGE:
         raise c.InvalidValue(f"one of {', '.join(STORAGE)}")
     return c.to_lowercase(value)
 
 
 def to_nonnegative(value: Any) -> float:
-    """A number from 0 on."""
-    found = c.to_float(value)
-    if found < 0:
+    """Return a number of at least 0."""
+    number = c.to_float(value)
+    if number < 0:
         raise c.InvalidValue("a number (at least 0)")
-    return found
+    return number
 
 
 def to_positive(value: Any) -> Any:
-    """A number above 0; nothing where it is 0."""
+    """Return a number above 0, or `UNSET` for 0."""
     return to_nonnegative(value) or c.UNSET
 
 
 def to_trackers(value: Any) -> tuple[str, ...]:
-    """`report_to`: names of trackers, "all" or "none"."""
+    """Return the trackers in `report_to`: names, "all" or "none"."""
     return tuple(name for name in c.to_texts(value) if name.lower() != "none")
 
 
 def to_resume_flag(value: Any) -> bool:
-    """`resume_from_checkpoint`: a path, or a switch."""
+    """Return whether `resume_from_checkpoint`, a path or a bool, is set."""
     return value if isinstance(value, bool) else bool(c.to_text(value))
 
 
 def to_max_grad_norm(value: Any) -> Any:
-    """`max_grad_norm`, where 0 turns clipping off."""
+    """Return `max_grad_norm`; raises for 0, which turns clipping off."""
     if to_nonnegative(value) == 0:
         raise c.Unmappable("SureFit always scales gradients down to train.max_grad_norm")
     return c.to_float(value)
 
 
 def to_config_attention(value: str) -> str:
-    """`Setup.attention` for the config."""
+    """Return `Setup.attention` as SureFit's config has it."""
     if value not in OWN_ATTENTION:
         raise c.Unmappable(f"SureFit's speed.attention does not know {value}")
     return value
 
 
 def to_config_quantization(value: str) -> str:
-    """`Setup.quantization` for the config."""
+    """Return `Setup.quantization` as SureFit's config has it."""
     if value not in ("none", "nf4"):
         raise c.Unmappable(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
     return value
 
 
 def to_setup_target_modules(value: Any) -> tuple[str, ...]:
-    """Linear layers by name, as PEFT takes them, for `Setup.target_modules`."""
+    """Return names of linear layers, as PEFT accepts them, for `Setup.target_modules`."""
     names = c.to_texts(value)
     return ("all-linear",) if names in (("all-linear",), ("all",)) else names
 
 
 def to_target_modules_or_pattern(value: Any) -> Any:
-    """The same where PEFT is given a text as it stands: a regular expression that has to match whole names."""
+    """Return the same, but raise for a string that PEFT reads as a regular expression matched against full names."""
     if isinstance(value, str) and value not in ("all-linear", "all_linear"):
         raise c.Unmappable(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
     return ("all-linear",) if isinstance(value, str) else to_setup_target_modules(value)
 
 
 def to_config_target_modules(value: tuple[str, ...]) -> Any:
-    """`Setup.target_modules` for the config."""
+    """Return `Setup.target_modules` as SureFit's config has it."""
     return "all-linear" if value == ("all-linear",) else list(value)
 
 
 def to_expert_targets(value: Any) -> Any:
-    """`target_parameters` as PEFT takes them, endings of parameter names: those of every layer's experts, with the
-    routers' or without, or none."""
+    """Return True if PEFT's `target_parameters`, suffixes of parameter names, are the experts of every layer, and
+    "with_router" if they include the routers; `UNSET` if empty. Any other parameters raise `Unmappable`."""
     names = c.to_texts(value)
     if not names:
         return c.UNSET
     routed = [name for name in names if _ROUTER.fullmatch(name)]
-    found = [_STACK.fullmatch(name) for name in names if name not in routed]
-    if not all(found) or {match[1] for match in found if match} not in EVERY_STACK:
+    matches = [_STACK.fullmatch(name) for name in names if name not in routed]
+    if not all(matches) or {match[1] for match in matches if match} not in EVERY_STACK:
         raise c.Unmappable("SureFit puts factors beside all stacks of every layer's experts, or beside none")
     return "with_router" if routed else True
 
@@ -187,13 +187,13 @@ GONE_BEFORE_5 = {
     "split_batches": "write accelerator_config",
     "save_on_best": "write save_strategy: best",
 }
-"""Gone since transformers 4.46 or earlier → what to write instead."""
+"""Removed in transformers 4.46 or earlier → what to write instead."""
 ONCE_BEFORE_5: dict[str, KeyMapping] = {
     "evaluation_strategy": KEYS["eval_strategy"],
     "per_gpu_train_batch_size": KEYS["per_device_train_batch_size"],
     "per_gpu_eval_batch_size": KEYS["per_device_eval_batch_size"],
 }
-"""Of those, the keys that meant what a newer one means."""
+"""Keys of `GONE_BEFORE_5` with the meaning of a newer key."""
 GONE_IN_5 = {
     "warmup_ratio": "write warmup_steps, which takes a share of the run where it is below 1",
     "group_by_length": "write train_sampling_strategy: group_by_length",
@@ -220,17 +220,18 @@ GONE_IN_5 = {
     "mp_parameters": "take it out",
     "use_legacy_prediction_loop": "take it out",
 }
-"""Gone in transformers 5 → what to write instead; seen in 5.23.0's TrainingArguments, where they are no fields."""
+"""Removed in transformers 5 → what to write instead; checked in 5.23.0's TrainingArguments, which has no such
+fields."""
 
 ONCE_IN_5: dict[str, KeyMapping] = {
     "warmup_ratio": KeyMapping(c.to_fraction, "train.warmup_steps", "warmup_share"),
     "no_cuda": KEYS["use_cpu"],
 }
-"""Of those, the keys that meant what a newer one means."""
+"""Keys of `GONE_IN_5` with the meaning of a newer key."""
 
 
 def map_training_arguments(draft: ConfigDraft) -> None:
-    """What several of the Trainer's arguments say together."""
+    """Map what several of the Trainer's arguments mean together."""
     map_warmup(draft, "warmup_steps")
     map_global_batch(draft, "per_device_train_batch_size", 8, "gradient_accumulation_steps")
     _map_max_steps(draft)
@@ -255,7 +256,7 @@ def map_training_arguments(draft: ConfigDraft) -> None:
 
 
 def map_warmup(draft: ConfigDraft, key: str) -> None:
-    """Warmup as a number of steps, or as a share of them where it is below 1."""
+    """Map warmup as a number of steps, or as a share of the run if it is below 1."""
     value = draft.config.get("train.warmup_steps")
     if value is None or draft.names["train.warmup_steps"] != key:
         return
@@ -266,22 +267,22 @@ def map_warmup(draft: ConfigDraft, key: str) -> None:
 
 
 def map_global_batch(draft: ConfigDraft, micro_key: str, default: int, accumulation_key: str) -> None:
-    """The batch of one process; what a file says of more processes is in the setup."""
+    """Map the batch of one process to the global batch; the number of processes is in the setup."""
     micro = draft.setup.get("micro_batch", default)
     accumulation = draft.setup.get("accumulation", 1)
     if "train.global_batch_size" in draft.config:
         return
-    stated = [key for key in (micro_key, accumulation_key) if draft.says(key)]
-    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(stated) or micro_key)
+    set_keys = [key for key in (micro_key, accumulation_key) if draft.says(key)]
+    draft.carry("train.global_batch_size", micro * accumulation, " × ".join(set_keys) or micro_key)
     draft.config.setdefault("train.per_device_train_batch_size", micro)
     draft.names.setdefault("train.per_device_train_batch_size", micro_key)
     draft.judged.pop(accumulation_key, None)
 
 
 def _map_max_steps(draft: ConfigDraft) -> None:
-    """The Trainer goes round its rows until `max_steps` are done, whatever its epochs (TrainingArguments: "it will
-    override `num_train_epochs`"); SureFit's run ends with the one that comes first. So many epochs are enough for a
-    single row."""
+    """Map `max_steps` to a number of epochs that suffices for it, even with a single row: the Trainer repeats its rows
+    until `max_steps`, whatever its epochs (TrainingArguments: "it will override `num_train_epochs`"), but SureFit's run
+    ends at whichever limit is reached first."""
     steps = draft.config.get("train.max_steps")
     if steps is None:
         return
@@ -292,7 +293,7 @@ def _map_max_steps(draft: ConfigDraft) -> None:
 
 
 def map_mixed_precision(draft: ConfigDraft) -> None:
-    """bf16 and fp16: the one type SureFit computes in, with scaled loss where that is float16."""
+    """Map bf16 and fp16 to the dtype that SureFit computes in, with loss scaling for float16."""
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if draft.setup.get(key) and "model.dtype" not in draft.config:
             draft.carry("model.dtype", dtype, key)
@@ -301,7 +302,8 @@ def map_mixed_precision(draft: ConfigDraft) -> None:
 
 
 def map_best_model(draft: ConfigDraft) -> None:
-    """`load_best_model_at_end`, by the held-out loss: other metrics go by other names in SureFit's recipes."""
+    """Map `load_best_model_at_end` if it uses the held-out loss: other metrics have other names in SureFit's
+    recipes."""
     metric = draft.setup.get("best_metric", "loss")
     if draft.setup.get("best_model") and metric in ("loss", "eval_loss"):
         draft.carry("checkpoint.metric_for_best_model", "eval_loss", "load_best_model_at_end")
@@ -311,14 +313,14 @@ def map_best_model(draft: ConfigDraft) -> None:
 
 
 def default_to_padding(draft: ConfigDraft, key: str) -> None:
-    """Attention that needs a dense mask for packed rows: there, rows are padded unless the file says otherwise."""
+    """Turn packing off by default with attention that needs a dense mask for packed rows, unless the file sets it."""
     if draft.config.get("speed.attention") in ("sdpa", "eager") and "data.packing" not in draft.config:
         draft.config["data.packing"] = False
         draft.names["data.packing"] = key
 
 
 def map_data_mix(draft: ConfigDraft, sources: Sequence[str], key: str) -> bool:
-    """Further sets of rows, each seen once; False where one of them is named twice, which `data.mix` cannot say."""
+    """Map further datasets, each seen once; return False if one is named twice, which `data.mix` cannot express."""
     if len({*sources, draft.config.get("data.train")}) <= len(sources):
         return False
     if sources:
@@ -327,23 +329,23 @@ def map_data_mix(draft: ConfigDraft, sources: Sequence[str], key: str) -> bool:
 
 
 def map_trackers(draft: ConfigDraft) -> None:
-    """`report_to`, as far as it says all that a tracker of SureFit's needs."""
-    named = {name.lower() for name in draft.setup.get("trackers", ())}
-    ours = [TRACKERS[name] for name in TRACKERS if name in named]
-    for tracker in ours:
+    """Map the trackers in `report_to` for which it provides everything that SureFit needs."""
+    names = {name.lower() for name in draft.setup.get("trackers", ())}
+    trackers = [TRACKERS[name] for name in TRACKERS if name in names]
+    for tracker in trackers:
         if tracker.on is None:
             draft.lose("report_to", tracker.without_address)
         else:
             draft.carry(tracker.key, tracker.on, "report_to")
-    if len(ours) == len(named) and all(tracker.on is not None for tracker in ours):
+    if len(trackers) == len(names) and all(tracker.on is not None for tracker in trackers):
         draft.reach("report_to")
 
 
 def map_sharding(draft: ConfigDraft, computed: Collection[str] | None = frozenset()) -> None:
-    """`fsdp` and `deepspeed`: how the model is spread over processes.
+    """Map `fsdp` and `deepspeed`: how the model is sharded over processes.
 
     Args:
-        computed: arguments that are given and whose values are not known; None: any of them may be.
+        computed: arguments that are set to unknown values; None: any argument may be.
     """
     if draft.flat.get("fsdp"):
         draft.say("parallel", "fsdp", "fsdp")
@@ -357,7 +359,7 @@ def map_sharding(draft: ConfigDraft, computed: Collection[str] | None = frozense
             draft.say("parallel", f"zero{stage}" if stage else "ddp", "deepspeed")
             draft.judge("deepspeed")
         else:
-            # Whatever the file says, DeepSpeed's bf16 and fp16 optimizers update float32 copies.
+            # With any such file, DeepSpeed's bf16 and fp16 optimizers update float32 copies.
             draft.setup["float32_masters"] = True
 
 
@@ -371,34 +373,34 @@ DEEPSPEED_PAIRS = (
     ("fp16.enabled", ("fp16",)),
     ("bf16.enabled", ("bf16",)),
 )
-"""(key of a DeepSpeed config, the argument that it must agree with): transformers 5.23, trainer_config_process."""
+"""(key of a DeepSpeed config, the arguments that must agree with it): transformers 5.23, trainer_config_process."""
 
 
 def _judge_deepspeed(draft: ConfigDraft, computed: Collection[str] | None) -> None:
-    """Values of the DeepSpeed config that contradict the file: the Trainer stops at those that are not "auto".
+    """Record values of the DeepSpeed config that contradict the file: the Trainer raises if they are not "auto".
 
-    What the file leaves out has a default, which has to agree as well: one micro batch a step, and no other type than
-    the one that is switched on.
+    An argument that the file does not set has a default, which must agree as well: one micro batch per step, and no
+    other dtype than the one that is switched on.
     """
     config = read_deepspeed_config(draft.flat["deepspeed"], draft.path.parent)
-    for theirs, keys in DEEPSPEED_PAIRS:
+    for deepspeed_key, keys in DEEPSPEED_PAIRS:
         value: Any = config
-        for name in theirs.split("."):
+        for name in deepspeed_key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         key = next((key for key in keys if draft.says(key)), None)
         if key is None and computed is not None and not set(keys) & set(computed):
-            _judge_default(draft, theirs, value)
+            _judge_default(draft, deepspeed_key, value)
         if key is None or value in (None, "auto") or isinstance(value, str):
             continue
         try:
-            ours = c.to_bool(draft.flat[key]) if isinstance(value, bool) else c.to_float(draft.flat[key])
+            argument = c.to_bool(draft.flat[key]) if isinstance(value, bool) else c.to_float(draft.flat[key])
         except c.InvalidValue:
             continue
-        if ours != value:
+        if argument != value:
             draft.refuse_with(
                 key,
-                f"{draft.flat[key]} here, and {theirs} is {value} in the DeepSpeed config",
-                f'write "auto" as {theirs}, or the same value',
+                f"{draft.flat[key]} here, and {deepspeed_key} is {value} in the DeepSpeed config",
+                f'write "auto" as {deepspeed_key}, or the same value',
             )
 
 
@@ -406,13 +408,13 @@ OTHER_TYPE = {"fp16.enabled": "bf16", "bf16.enabled": "fp16"}
 
 
 def _judge_default(draft: ConfigDraft, theirs: str, value: Any) -> None:
-    """A value of the DeepSpeed config for which the file has no key of its own."""
-    other = OTHER_TYPE.get(theirs)
-    if other and value is True and draft.flat.get(other) in (True, "true"):
+    """Record a value of the DeepSpeed config that contradicts an argument's default."""
+    other_dtype = OTHER_TYPE.get(theirs)
+    if other_dtype and value is True and draft.flat.get(other_dtype) in (True, "true"):
         draft.refuse_with(
-            other,
+            other_dtype,
             f"it is on here, and the DeepSpeed config switches {theirs} on",
-            f'write "auto" as {theirs} and {other}.enabled',
+            f'write "auto" as {theirs} and {other_dtype}.enabled',
         )
     elif theirs == "gradient_accumulation_steps" and type(value) is int and value > 1:
         draft.refuse_with(
@@ -423,21 +425,22 @@ def _judge_default(draft: ConfigDraft, theirs: str, value: Any) -> None:
 
 
 def map_eval_rows(draft: ConfigDraft, *keys: str) -> None:
-    """Whether rows are held out, by any of these keys."""
+    """Record whether rows are held out, by any of these keys."""
     for key in keys:
         if draft.flat.get(key):
             draft.say("eval_rows", True, key)
 
 
 def read_zero_stage(value: Any, folder: Path) -> int | None:
-    """The ZeRO stage of a DeepSpeed config given as a mapping, or as a file that lies here or beside `folder`'s."""
+    """Return the ZeRO stage of a DeepSpeed config, a mapping or a file relative to the current directory or
+    `folder`."""
     section = read_deepspeed_config(value, folder).get("zero_optimization")
     stage = section.get("stage") if isinstance(section, dict) else None
     return stage if isinstance(stage, int) and not isinstance(stage, bool) and 0 <= stage <= 3 else None
 
 
 def read_deepspeed_config(value: Any, folder: Path) -> dict[str, Any]:
-    """A DeepSpeed config given as a mapping, or as a file; empty where it cannot be read from here."""
+    """Return a DeepSpeed config given as a mapping or as a file; empty if it cannot be read on this machine."""
     from surefit.config.load import parse_yaml, read_config_text
     from surefit.core.errors import ConfigError
 

@@ -1,13 +1,13 @@
-"""Which keys the other tools take, written down from the releases named here.
+"""The keys that the other tools accept, written down from the releases named below.
 
-A key that is neither here nor in a tool's table nor among its `gone` ones is unknown to the tool.
+A key that is neither here nor in a tool's table nor in its `gone` keys is unknown to the tool.
 """
 
 from __future__ import annotations
 
 
 def key_set(text: str) -> frozenset[str]:
-    """The words of a text."""
+    """Return the whitespace-separated words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -41,7 +41,7 @@ TRAINING_ARGUMENTS_4 = key_set("""
     push_to_hub_token ray_scope save_safetensors torchdynamo tpu_metrics_debug tpu_num_cores use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio
 """)
-"""What transformers 4.57 took and 5 does not."""
+"""Keys that transformers 4.57 accepted and 5 does not."""
 
 TRL = key_set("""
     activation_offloading assistant_only_loss attn_implementation bf16 bnb_4bit_quant_storage
@@ -54,7 +54,7 @@ TRL = key_set("""
     router_aux_loss_coef shuffle_dataset streaming test_split_size torch_empty_cache_steps truncation_mode
     trust_remote_code use_bnb_nested_quant use_dora use_liger_kernel use_peft use_rslora
 """)
-"""TRL 1.16.0: SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig; `env` is its command line's."""
+"""TRL 1.16.0: SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig; `env` comes from its command line."""
 
 TRL_STAGES = key_set("""
     add_tail_bucket beta beta1 beta2 cache_implementation cast_lm_head_to_fp32 center_rewards_coefficient
@@ -95,21 +95,21 @@ TRL_STAGES = key_set("""
     vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_sync_frequency
     vllm_tensor_parallel_size wandb_log_unique_prompts weight_sync_steps weight_sync_timeout
 """)
-"""TRL 1.16.0: what the configs of its other trainers (DPO, KTO, ORPO, GRPO, RLOO, reward, distillation…) take beyond
-SFTConfig's; some of them belonged to SFTConfig once."""
+"""TRL 1.16.0: the keys of its other trainers' configs (DPO, KTO, ORPO, GRPO, RLOO, reward, distillation…) that
+SFTConfig does not have; some of them once belonged to SFTConfig."""
 
 TRL_LAUNCHER = key_set("""
     accelerate_config cpu config_file deepspeed_config_file fsdp_config_file gpu_ids machine_rank main_process_ip
     main_process_port mixed_precision multi_gpu num_cpu_threads_per_process num_machines num_processes rdzv_backend
     same_network use_deepspeed use_fsdp zero_stage dynamo_backend debug_launcher
 """)
-"""TRL 1.16.0 hands them to `accelerate launch` (cli/accelerate_config.py)."""
+"""TRL 1.16.0: the keys that it passes to `accelerate launch` (cli/accelerate_config.py)."""
 
 OPEN_R1 = key_set("""
     benchmarks callbacks chat_template hub_model_revision num_completions_to_print overwrite_hub_revision
     push_to_hub_revision system_prompt wandb_entity wandb_project wandb_run_group
 """)
-"""What open-r1 adds to TRL's SFTConfig and GRPOConfig, whose files look like TRL's (src/open_r1/configs.py)."""
+"""Keys that open-r1 adds to TRL's SFTConfig and GRPOConfig; its files look like TRL's (src/open_r1/configs.py)."""
 
 LORA_CONFIG = key_set("""
     alora_invocation_tokens alpha_pattern arrow_config auto_mapping base_model_name_or_path bias corda_config
@@ -163,8 +163,8 @@ LLAMAFACTORY = key_set("""
     use_swanlab use_unsloth use_unsloth_gc use_v1_kernels val_size video_fps video_max_pixels video_maxlen
     video_min_pixels vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen
 """)
-"""LLaMA-Factory 0.9.5, all argument classes but for what they derive themselves (compute_dtype, device_map…), and
-Seq2SeqTrainingArguments' own; kt_config and kt_cpu_activation are those of KTransformers' own release of it."""
+"""LLaMA-Factory 0.9.5: all argument classes without the derived fields (compute_dtype, device_map…), and the fields
+that Seq2SeqTrainingArguments adds; kt_config and kt_cpu_activation come from KTransformers' release of it."""
 
 AXOLOTL = key_set("""
     accelerator_config activation_offloading adam_beta1 adam_beta2 adam_beta3 adam_epsilon adam_epsilon2 adapter
@@ -256,7 +256,7 @@ AXOLOTL_PLUGINS = key_set("""
     swanlab_log_model swanlab_mode swanlab_project swanlab_web_host swanlab_workspace use_dsv4_kernels
     use_glm_dsa_kernels use_scattermoe use_sonicmoe use_swanlab
 """)
-"""Axolotl 0.19.0, the keys of the plugins it ships."""
+"""Axolotl 0.19.0, the keys of the plugins that it ships."""
 
 ACCELERATE = key_set("""
     additional_args base_job_name command_file commands compute_environment debug deepspeed_config
@@ -267,7 +267,7 @@ ACCELERATE = key_set("""
     sagemaker_metrics_file same_network tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_vm tpu_zone
     transformers_version use_cpu
 """)
-"""accelerate 1.15.0, ClusterConfig and SageMakerConfig, with the two older keys that it converts."""
+"""accelerate 1.15.0, ClusterConfig and SageMakerConfig, with two older keys that it converts."""
 
 DEEPSPEED = key_set("""
     activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_config comms_logger
@@ -300,17 +300,17 @@ ZERO = key_set("""
     use_all_reduce_for_fetch_params use_multi_rank_bucket_allreduce zenflow zero_hpz_partition_size
     zero_quantized_gradients zero_quantized_nontrainable_weights zero_quantized_weights zeropp_loco_param
 """)
-"""DeepSpeed 0.19, runtime/zero/config.py; the stage-3 keys also by their short names."""
+"""DeepSpeed 0.19, runtime/zero/config.py; the stage-3 keys also under their short names."""
 
 SFT_CONFIG = key_set("""
     activation_offloading assistant_only_loss chat_template_path completion_only_loss dataset_kwargs dataset_num_proc
     dataset_text_field eos_token eval_packing loss_type max_length model_init_kwargs packing packing_strategy
     pad_to_multiple_of pad_token padding_free router_aux_loss_coef shuffle_dataset truncation_mode trust_remote_code
 """)
-"""TRL 1.16.0, what SFTConfig adds to TrainingArguments."""
+"""TRL 1.16.0, the keys that SFTConfig adds to TrainingArguments."""
 
 SEQ2SEQ = key_set("generation_config generation_max_length generation_num_beams predict_with_generate sortish_sampler")
-"""transformers 5.23.0, what Seq2SeqTrainingArguments adds to TrainingArguments."""
+"""transformers 5.23.0, the keys that Seq2SeqTrainingArguments adds to TrainingArguments."""
 
 TRAINER = key_set("""
     args callbacks compute_loss_func compute_metrics data_collator eval_dataset model model_init

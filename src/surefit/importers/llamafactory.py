@@ -39,15 +39,15 @@ ROLES = (
     "prompt", "query", "response", "history", "messages", "system", "tools", "images", "videos", "audios", "chosen",
     "rejected", "kto_tag",
 )  # fmt: skip
-"""What `columns` of a data set may name (0.9.5, data/parser.py)."""
+"""Keys that `columns` of a dataset may have (0.9.5, data/parser.py)."""
 TAGS = {
     "role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
     "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system",
 }  # fmt: skip
 COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
-"""What `tags` and `columns` name where an entry has none; where it has some, only those hold (DatasetAttr.join)."""
+"""Defaults of an entry without `tags` or `columns`; an entry that has them gets no defaults (DatasetAttr.join)."""
 NAMED = 8
-"""Data sets that a message lists."""
+"""The largest number of datasets that a message lists."""
 KEYS = hf.KEYS | {
     "warmup_ratio": KeyMapping(c.to_fraction, "train.warmup_steps", "warmup_share"),
     "overwrite_output_dir": KeyMapping(c.to_bool, None, "overwrite"),
@@ -92,7 +92,7 @@ ALIASES = {
     "load_in_8bit": "quantization_bit", "attn_implementation": "flash_attn", "datasets": "dataset",
     "dataset_name": "dataset", "train_on_inputs": "train_on_prompt", "use_liger_kernel": "enable_liger_kernel",
 }  # fmt: skip
-"""Keys of Axolotl and TRL → what LLaMA-Factory calls the same."""
+"""Keys of Axolotl and TRL → LLaMA-Factory's name for them."""
 DEFAULTS = {
     "data.max_length": ("cutoff_len", 2048),
     "data.eval": ("val_size", 0.0),
@@ -103,7 +103,7 @@ DEFAULTS = {
     "train.gradient_checkpointing": ("disable_gradient_checkpointing", True),
     "train.seed": ("seed", 42),
 }
-"""LLaMA-Factory 0.9.5, where they differ from SureFit's own."""
+"""LLaMA-Factory 0.9.5's defaults that differ from SureFit's."""
 
 
 def _finish(draft: ConfigDraft) -> None:
@@ -126,7 +126,8 @@ def _finish(draft: ConfigDraft) -> None:
 
 
 def _tokens(draft: ConfigDraft) -> None:
-    """`add_tokens` are those of `model.add_tokens`; `resize_vocab` makes their rows, which SureFit does by itself."""
+    """Map `add_tokens` to `model.add_tokens`; `resize_vocab` adds their embedding rows, which SureFit does by
+    itself."""
     if "new_tokens" in draft.setup:
         draft.setup["new_tokens"] = bool(draft.setup["new_tokens"])
     if draft.says("resize_vocab") and not draft.says("add_tokens"):
@@ -136,10 +137,10 @@ def _tokens(draft: ConfigDraft) -> None:
 
 
 def _packing(draft: ConfigDraft) -> None:
-    """`neat_packing` implies `packing`; without it the examples of a row stay whole and read each other.
+    """Map packing: `neat_packing` implies `packing`; without it, packed examples stay whole and attend to each other.
 
-    PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the number
-    of the example (0.9.5, data/processor/supervised.py). Pretraining packs unless it is told not to.
+    PackedSupervisedDatasetProcessor: "packed_attention_masks += [1] * len(…)", and only under neat_packing the index of
+    the example (0.9.5, data/processor/supervised.py). Pretraining packs by default.
     """
     if draft.flat.get("neat_packing") is True:
         draft.say("packing", True, "neat_packing")
@@ -153,7 +154,8 @@ def _packing(draft: ConfigDraft) -> None:
 
 
 def _generation(draft: ConfigDraft) -> None:
-    """Answers are generated under `predict_with_generate` only; a file that only predicts has no training loop."""
+    """Drop generation settings unless `predict_with_generate` is set; a file that only predicts has no training
+    loop."""
     predicts = draft.flat.get("do_predict") is True
     if predicts and draft.flat.get("do_train") is not True:
         draft.setup.pop("generates_in_loop", None)
@@ -163,7 +165,7 @@ def _generation(draft: ConfigDraft) -> None:
 
 
 def _export(draft: ConfigDraft) -> None:
-    """`llamafactory-cli export`: the adapter is merged into the base as it is loaded."""
+    """Map `llamafactory-cli export`: the adapter is merged into the base as it is loaded."""
     if draft.says("export_dir") and draft.says("adapter_name_or_path"):
         draft.say("merge_into", "quantized" if "quantization" in draft.setup else "original", "export_dir")
         draft.judge("export_dir")
@@ -185,7 +187,7 @@ def _stage(draft: ConfigDraft) -> None:
 
 
 def _adapter(draft: ConfigDraft) -> None:
-    """finetuning_type, and what it decides."""
+    """Map finetuning_type and the settings that depend on it."""
     kind = draft.flat.get("finetuning_type") or "lora"
     if kind not in ("lora", "full"):
         draft.whole_run = False
@@ -208,13 +210,14 @@ def _adapter(draft: ConfigDraft) -> None:
 
 
 def _start(draft: ConfigDraft) -> None:
-    """One adapter that is trained further; several are merged first, and so is one beside `create_new_adapter`."""
-    first = draft.flat.get("adapter_name_or_path")
-    if first is None:
+    """Map an adapter that is trained further; several adapters, or one beside `create_new_adapter`, are merged
+    first."""
+    adapter = draft.flat.get("adapter_name_or_path")
+    if adapter is None:
         return
-    alone = isinstance(first, str) and bool(first.strip()) and "," not in first
-    if alone and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
-        draft.carry("lora.start_from", first, "adapter_name_or_path")
+    single = isinstance(adapter, str) and bool(adapter.strip()) and "," not in adapter
+    if single and draft.flat.get("create_new_adapter") is not True and not draft.says("export_dir"):
+        draft.carry("lora.start_from", adapter, "adapter_name_or_path")
         draft.reach("adapter_name_or_path")
     elif not draft.says("export_dir"):
         draft.lose("adapter_name_or_path", STACKED)
@@ -237,7 +240,7 @@ def _quantization(draft: ConfigDraft) -> None:
 
 
 def _data(draft: ConfigDraft) -> None:
-    """`dataset` names entries of dataset_info.json in `dataset_dir`."""
+    """Map `dataset`, which names entries of dataset_info.json in `dataset_dir`."""
     draft.rows_known = not any(
         draft.says(key) for key in ("max_samples", "streaming", "tokenized_path", "mix_strategy")
     )
@@ -276,11 +279,11 @@ def _data(draft: ConfigDraft) -> None:
             draft.lose_part(
                 "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
             )
-    most = draft.flat.get("max_samples")
-    if len(names) == 1 and isinstance(most, int) and most > 0:
-        draft.carry("data.limit", most, "max_samples")
+    limit = draft.flat.get("max_samples")
+    if len(names) == 1 and isinstance(limit, int) and limit > 0:
+        draft.carry("data.limit", limit, "max_samples")
         draft.reach("max_samples")
-        draft.lose_part("max_samples", "", most, "data.limit takes them evenly from all rows, and not the first ones")
+        draft.lose_part("max_samples", "", limit, "data.limit takes them evenly from all rows, and not the first ones")
     if len(names) > 1:
         draft.rows_known = False
         _mix(
@@ -295,26 +298,27 @@ def _data(draft: ConfigDraft) -> None:
 
 
 def resolve_dataset_dir(folder: str, path: Path) -> str:
-    """Where a `dataset_dir` lies: seen from here, as LLaMA-Factory does, or else from the config's own folder."""
+    """Return the path of a `dataset_dir`, relative to the current directory, as in LLaMA-Factory, or to the config's
+    folder."""
     beside = str(path.parent / folder)
-    here = os.path.isfile(Path(folder) / INFO)
-    return beside if not here and os.path.isfile(Path(beside) / INFO) else folder
+    exists = os.path.isfile(Path(folder) / INFO)
+    return beside if not exists and os.path.isfile(Path(beside) / INFO) else folder
 
 
 def _judge_sets(draft: ConfigDraft, key: str, names: list[str], folder: str, info: dict[str, Any]) -> None:
-    """Sets that the list of data sets does not have, and entries that LLaMA-Factory cannot use.
+    """Record datasets that are not in dataset_info.json, and entries that LLaMA-Factory cannot use.
 
-    get_dataset_list (0.9.5, data/parser.py) stops at the first, the converters at the second.
+    get_dataset_list (0.9.5, data/parser.py) raises for the former, the converters for the latter.
     """
     for name in names:
         entry = info.get(name)
         if isinstance(entry, dict):
             _find_unnamed_columns(draft, key, name, entry, folder)
         if name not in info:
-            near = did_you_mean(name, list(info))
+            suggestion = did_you_mean(name, list(info))
             draft.refuse_with(
                 key,
-                f"{Path(folder) / INFO} has no data set {name!r}{near}",
+                f"{Path(folder) / INFO} has no data set {name!r}{suggestion}",
                 f"add an entry for {name}, or name one of {', '.join(list(info)[:NAMED])}",
             )
         elif not isinstance(entry, dict):
@@ -324,11 +328,12 @@ def _judge_sets(draft: ConfigDraft, key: str, names: list[str], folder: str, inf
 
 
 def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
-    """(what is wrong with an entry of the list of data sets, what to do), as far as its rows are not needed."""
+    """Return (what is wrong with an entry of dataset_info.json, what to do) as far as it shows without the rows, or
+    None."""
     formatting = entry.get("formatting", "alpaca")
     if formatting not in FORMATS:
-        near = did_you_mean(str(formatting), FORMATS)
-        return f"formatting is {formatting!r}{near}", f"write one of {', '.join(FORMATS)}"
+        suggestion = did_you_mean(str(formatting), FORMATS)
+        return f"formatting is {formatting!r}{suggestion}", f"write one of {', '.join(FORMATS)}"
     if not any(key in entry for key in SOURCES):
         return "it names no rows", "write file_name, or hf_hub_url"
     hubs = any(key in entry for key in SOURCES if key != "file_name")
@@ -336,19 +341,20 @@ def _wrong_entry(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
     if isinstance(file, str) and not hubs and not os.path.exists(Path(folder) / file):
         return f"there is no file {file}", f"put it into {folder}, or correct file_name"
     columns = entry.get("columns")
-    known = ROLES if isinstance(columns, dict) else ()
+    roles = ROLES if isinstance(columns, dict) else ()
     for role in columns if isinstance(columns, dict) else ():
-        if role not in known:
-            return f"columns has no {role!r}{did_you_mean(role, known)}", f"its keys are {', '.join(known)}"
+        if role not in roles:
+            return f"columns has no {role!r}{did_you_mean(role, roles)}", f"its keys are {', '.join(roles)}"
     return None
 
 
 RANKED = ("rm", "dpo")
-"""Stages that learn from pairs."""
+"""Stages that learn from preference pairs."""
 
 
 def _wrong_stage(draft: ConfigDraft, entry: dict[str, Any]) -> tuple[str, str] | None:
-    """(what is wrong with an entry for this stage, what to do): `_get_merged_dataset` (0.9.5, data/loader.py)."""
+    """Return (what is wrong with an entry for this stage, what to do): `_get_merged_dataset` (0.9.5,
+    data/loader.py)."""
     stage, ranking = draft.flat.get("stage") or "sft", entry.get("ranking") is True
     if draft.flat.get("do_train") is not True:
         return None
@@ -366,7 +372,7 @@ def _wrong_stage(draft: ConfigDraft, entry: dict[str, Any]) -> tuple[str, str] |
 
 
 def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
-    """(what is wrong with the tags of an entry, what to do), by the first rows of its file."""
+    """Return (what is wrong with the tags of an entry, what to do), by the first rows of its file."""
     file = entry.get("file_name")
     if entry.get("formatting") not in ("sharegpt", "openai") or not isinstance(file, str):
         return None
@@ -380,56 +386,57 @@ def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
         return None
     for tag in ("role_tag", "content_tag"):
         if all(names[tag] not in turn[0] for turn in turns):
-            there = ", ".join(map(str, turns[0][0]))
+            existing = ", ".join(map(str, turns[0][0]))
             return (
-                f"{tag} is {names[tag] or 'not given'}, and the turns of {file} have {there}",
+                f"{tag} is {names[tag] or 'not given'}, and the turns of {file} have {existing}",
                 f"write tags with {tag}",
             )
-    first = {
-        next((role for each in turn if (role := each.get(names["role_tag"])) != names["system_tag"]), None)
+    first_roles = {
+        next((role for message in turn if (role := message.get(names["role_tag"])) != names["system_tag"]), None)
         for turn in turns
     }
-    if not first & {names["user_tag"], names["observation_tag"], None}:
-        said = ", ".join(sorted(map(str, first)))
+    if not first_roles & {names["user_tag"], names["observation_tag"], None}:
+        roles = ", ".join(sorted(map(str, first_roles)))
         return (
-            f"user_tag is {names['user_tag'] or 'not given'}, and the rows of {file} begin with {said}",
+            f"user_tag is {names['user_tag'] or 'not given'}, and the rows of {file} begin with {roles}",
             "write tags with user_tag and assistant_tag: rows that begin otherwise are skipped",
         )
     return None
 
 
 def _find_unnamed_columns(draft: ConfigDraft, key: str, name: str, entry: dict[str, Any], folder: str) -> None:
-    """Columns with a text that `columns` does not name: given columns take the place of all defaults."""
+    """Record columns with text that `columns` does not name: `columns` replaces all defaults."""
     columns, file = entry.get("columns"), entry.get("file_name")
     if entry.get("formatting", "alpaca") != "alpaca" or not isinstance(columns, dict) or not isinstance(file, str):
         return
     rows = first_rows(Path(folder) / file)
     for role, column in COLUMNS.items():
-        named = role in columns or column in columns.values() or (role == "response" and entry.get("ranking"))
-        if not named and any(isinstance(row.get(column), str) and row[column].strip() for row in rows):
+        is_used = role in columns or column in columns.values() or (role == "response" and entry.get("ranking"))
+        if not is_used and any(isinstance(row.get(column), str) and row[column].strip() for row in rows):
             draft.setup.setdefault("columns_left_out", {})[column] = f"{name}: {role}"
             draft.places["columns_left_out"] = draft.place(key)
 
 
 def parse_dataset_names(value: Any) -> list[str]:
-    """The names of data sets: a list, or a text with commas; empty where it is neither."""
+    """Return the names of datasets, from a list or a comma-separated string; empty for anything else."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    good = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
-    return names if good and isinstance(names, list) else []
+    valid = isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+    return names if valid and isinstance(names, list) else []
 
 
 def _mix(draft: ConfigDraft, sources: list[tuple[str, str | None]], strategy: str) -> None:
-    """Several data sets: one behind the other, which `data.mix` can say; how far interleaving comes it cannot."""
+    """Map several datasets: concatenation is expressed by `data.mix`; the number of rows taken by interleaving is
+    not."""
     if any(layout is None for _, layout in sources):
         draft.lose("dataset", "SureFit reads the layouts of docs/data.md only")
     elif strategy != "concat" or not hf.map_data_mix(draft, [source for source, _ in sources[1:]], "dataset"):
         draft.lose("dataset", "data.mix says how often each set is seen: write the number of passes")
     elif len({layout for _, layout in sources}) > 1:
-        del draft.config["data.format"]  # auto tells them apart
+        del draft.config["data.format"]  # auto detects each layout
 
 
 def read_dataset_info(folder: str) -> dict[str, Any]:
-    """LLaMA-Factory's list of data sets in this folder; empty where there is none."""
+    """Return the dataset_info.json of a folder; empty if there is none."""
     path = Path(folder) / INFO
     try:
         tree, _ = parse_yaml(read_config_text(path).replace("\t", " "), path) if os.path.isfile(path) else ({}, {})
@@ -439,16 +446,16 @@ def read_dataset_info(folder: str) -> dict[str, Any]:
 
 
 def find_dataset_source(name: str, folder: Any, info: dict[str, Any]) -> tuple[str, str | None]:
-    """(where the rows are, their layout); the layout is None where it is not one that SureFit reads as it is."""
+    """Return (source of a dataset's rows, their layout); the layout is None if SureFit cannot read it as it is."""
     entry = info.get(name)
     if not isinstance(entry, dict):
         return name, None
     layout = str(entry.get("formatting") or "alpaca")
-    plain = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
-    known = layout if plain and layout in ("alpaca", "sharegpt") else None
+    default_layout = not entry.get("columns") and not entry.get("tags") and not entry.get("ranking")
+    supported = layout if default_layout and layout in ("alpaca", "sharegpt") else None
     for key in ("hf_hub_url", "file_name"):
         if isinstance(entry.get(key), str):
-            return (entry[key] if key == "hf_hub_url" else str(Path(str(folder)) / entry[key])), known
+            return (entry[key] if key == "hf_hub_url" else str(Path(str(folder)) / entry[key])), supported
     return name, None
 
 

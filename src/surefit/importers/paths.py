@@ -1,4 +1,4 @@
-"""Files that another tool's config names and that are not there, as far as that can be told from here."""
+"""Files that another tool's config names and that are missing, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ KEYS = key_set("""
 ENDINGS = (".json", ".jsonl", ".yaml", ".yml", ".parquet", ".csv", ".tsv", ".txt", ".jinja", ".arrow")
 COUNTED_BYTES = GIB
 SAMPLED_ROWS, SAMPLED_CHARACTERS = 50, 400_000
-"""Rows of a file, and characters of it, that are looked at for their columns."""
+"""The largest number of rows, and of characters, of a file that are read to find its columns."""
 LEVELS = 6
-"""Folders above the file's own from which a path may be meant: examples are started from their repository's root."""
+"""The number of parent folders that a relative path may start from: examples are run from their repository's root."""
 
 
 def find_missing_files(values: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(key, path) of files that are not there although the folder they should be in is.
+    """Yield (key, path) of files that are missing although the folder they should be in exists.
 
-    Where that folder is not there either the config was written for another place, and nothing can be said.
+    If that folder is missing too, the config was written for another machine, and the file may exist there.
     """
     for key, value in values.items():
         if key in KEYS and isinstance(value, str):
@@ -48,18 +48,18 @@ def _of_entry(key: str, i: int, entry: Mapping[str, Any], path: Path) -> Iterato
 def _is_missing(name: str, path: Path) -> bool:
     if not name.endswith(ENDINGS) or "://" in name or any(sign in name for sign in "*?${}\n"):
         return False
-    here = path.resolve().parent
-    bases = [Path.cwd(), here, *list(here.parents)[:LEVELS]]
-    wanted = [os.path.join(base, os.path.expanduser(name)) for base in bases]
-    if any(os.path.isfile(file) for file in wanted):
+    folder = path.resolve().parent
+    bases = [Path.cwd(), folder, *list(folder.parents)[:LEVELS]]
+    candidates = [os.path.join(base, os.path.expanduser(name)) for base in bases]
+    if any(os.path.isfile(file) for file in candidates):
         return False
-    plain = not os.path.dirname(name.removeprefix("./"))
-    folders = {os.path.dirname(file) for file in (wanted[:2] if plain else wanted)}
-    return any(os.path.isdir(folder) for folder in folders)
+    no_folder = not os.path.dirname(name.removeprefix("./"))
+    folders = {os.path.dirname(file) for file in (candidates[:2] if no_folder else candidates)}
+    return any(os.path.isdir(parent) for parent in folders)
 
 
 def first_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the first rows of a JSON or JSON Lines file on this machine; none where it cannot be read."""
+    """Return the first rows of a local JSON or JSON Lines file; none if it cannot be read."""
     rows: list[dict[str, Any]] = []
     try:
         with path.open(encoding="utf-8") as file:
@@ -76,7 +76,7 @@ def first_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def count_rows(path: Path) -> int | None:
-    """Return how many rows a JSON Lines file on this machine has; None for any other, or a very large one."""
+    """Return the number of rows of a local JSON Lines file; None for any other file, or a very large one."""
     try:
         if path.suffix != ".jsonl" or path.stat().st_size > COUNTED_BYTES:
             return None

@@ -1,4 +1,4 @@
-"""PEFT: the adapter_config.json beside an adapter's weights."""
+"""PEFT's adapter_config.json, the file beside an adapter's weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _targets(value: Any) -> Any:
 
 
 def check_single_name(draft: ConfigDraft, key: str, value: Any) -> None:
-    """A plain name that is given as a text: PEFT matches it with the whole names of modules, as it does patterns."""
+    """Record a plain module name set as a string: PEFT matches it against full module names, as it does a pattern."""
     if isinstance(value, str) and value.isidentifier():
         draft.say("target_pattern", value, key)
 
@@ -45,7 +45,7 @@ def _finish(draft: ConfigDraft) -> None:
         draft.say("adapter", "dora", "use_dora")
         draft.judge("use_dora")
     if str(draft.flat.get("peft_type")).upper() != "LORA":
-        # Every kind of adapter has keys of its own: only LoRA's are written down here.
+        # Each adapter type has its own keys; only LoRA's are listed here.
         for key in (*draft.unknown, *draft.passed_over):
             draft.places.pop(key, None)
             if key not in draft.refused:

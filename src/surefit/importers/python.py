@@ -1,4 +1,4 @@
-"""`surefit check train.py`: a training script, read by its syntax tree and never run."""
+"""Reader of Python training scripts for `surefit check train.py`: the script is parsed, never run."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ GONE_IMPORTS = {
     "trl.trainer.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
     "trl.trainer.utils.ConstantLengthDataset": ("trl", ">=0.20", "write SFTConfig(packing=True)"),
 }
-"""What can no longer be imported → (package, the versions without it, what to write instead).
+"""Removed imports → (package, the versions without it, what to write instead).
 
 Looked up in the packages of transformers 4.40 to 5.23, PEFT 0.7 to 0.21, TRL 0.8 to 1.16 and datasets 5.2;
-transformers.file_utils is still there. What TRL exports itself is in the table of releases."""
+transformers.file_utils still exists. TRL's own exports are in the table of releases."""
 INSTEAD_OF_IMPORTS = {
     "DataCollatorForCompletionOnlyLM": "write SFTConfig(completion_only_loss=True)",
     "setup_chat_format": "write clone_chat_template, or SFTConfig(chat_template_path=…)",
@@ -61,23 +61,23 @@ INSTEAD_OF_IMPORTS = {
 SCORERS = ("rouge", "rouge_score", "sacrebleu", "smatch", "bert_score", "nltk.translate")
 STAGES = ("Config", "Trainer")
 COUNTS = ("num_processes", "nproc_per_node", "num_gpus", "config_file")
-"""Options of launchers that say how many processes there are."""
+"""Launcher options that set the number of processes."""
 LOADERS = ("load_dataset", "load_from_disk", "from_json", "from_csv", "from_parquet", "from_list", "from_generator")
 LOOP_HOOKS = ("on_evaluate", "on_epoch_end", "on_log", "on_save", "on_step_end", "on_substep_end")
 
 
 def read_python(path: Path) -> ImportedConfig:
-    """What a training script says of its run, as far as it is written out.
+    """Return the settings that are written out in a training script.
 
     Raises:
-        ConfigError: it is no Python, or holds no call that trains, loads or merges a model.
+        ConfigError: it is not Python, or has no call that trains, loads or merges a model.
     """
     source = parse_script(path)
     launches = list(find_launches(path))
     _read_passed(source, launches)
     calls = list(find_calls(source))
-    told = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
-    if not any(call.kind in told or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
+    kinds = (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS)
+    if not any(call.kind in kinds or call.kind.endswith(PRETRAINED) for call in calls) and not _prepares(source):
         raise not_a_training_script(path)
     notes = ScriptNotes(path)
     judge = find_target_releases(source)
@@ -93,7 +93,7 @@ def read_python(path: Path) -> ImportedConfig:
     _read_trackers(notes, source)
     notes.problems += _find_accidental_tuples(path, source)
     _read_launch(notes, launches)
-    if not judge.unsloth:  # which makes the batch fit by itself
+    if not judge.unsloth:  # Unsloth adjusts the batch itself
         read_generation_groups(notes, calls)
     for name, (instead, line) in _gone_imports(source, judge).items():
         notes.gone_imports[name] = instead
@@ -105,7 +105,7 @@ def read_python(path: Path) -> ImportedConfig:
 
 
 def _prepares(source: ScriptSource) -> bool:
-    """Whether the script prepares a data set: it loads one, and makes its rows anew."""
+    """Return whether the script prepares a dataset: it loads one and transforms its rows."""
     calls = [(node, scope) for node, scope in source.each(ast.Call)]
     loads = any(
         (source.origin(node.func, scope) or "").startswith("datasets.")
@@ -116,19 +116,19 @@ def _prepares(source: ScriptSource) -> bool:
 
 
 def _read_passed(source: ScriptSource, launches: list[tuple[JobScript, Launch]]) -> None:
-    """What launch lines beside the script pass to its parser."""
+    """Record the values that launch scripts beside the script pass to its parser."""
     for name in {name for _, launch in launches for name in launch.arguments}:
         values = [launch.arguments.get(name) for _, launch in launches]
-        # Of several launches one may leave the default; a variable is only known when it runs.
+        # One of several launches may keep the default; a shell variable is known only at run time.
         source.passed[name] = {None if value is None or "$" in value else value for value in values}
 
 
 def _read_launch(notes: ScriptNotes, launches: list[tuple[JobScript, Launch]]) -> None:
-    """The processes that a launch line beside the script starts."""
-    counted = [
+    """Note the number of processes that a launch script beside the script starts."""
+    counts = [
         (launch.processes or (launch.per_node or 0) * (launch.machines or 1), job, launch) for job, launch in launches
     ]
-    count, job, launch = max(counted, key=lambda each: each[0], default=(0, None, None))
+    count, job, launch = max(counts, key=lambda each: each[0], default=(0, None, None))
     if job is not None and launch is not None and count > 1 and launch.tool != "python":
         flag = next((name for name in COUNTS if name in launch.flags), None)
         notes.setup["processes"] = count
@@ -137,52 +137,52 @@ def _read_launch(notes: ScriptNotes, launches: list[tuple[JobScript, Launch]]) -
 
 
 def find_target_releases(source: ScriptSource) -> TargetReleases:
-    """The releases that the script's own header or the requirements beside it ask for."""
-    asked, files = read_project_requirements(source.path)
+    """Return the library releases that the script's inline metadata or the requirements beside it specify."""
+    versions, files = read_project_requirements(source.path)
     unsloth = any(imported.dotted.partition(".")[0] == "unsloth" for imported in _imported(source))
-    return TargetReleases(asked, files, unsloth)
+    return TargetReleases(versions, files, unsloth)
 
 
 def _imported(source: ScriptSource) -> Iterator[ImportedName]:
-    """Everything that the script imports."""
+    """Yield every import of the script."""
     scopes = [source.module, *source.inside.values()]
-    bindings = (each for scope in scopes for bindings in scope.names.values() for each in bindings)
+    bindings = (binding for scope in scopes for bindings in scope.names.values() for binding in bindings)
     yield from (binding.value for binding in bindings if isinstance(binding.value, ImportedName))
 
 
 def _gone_imports(source: ScriptSource, judge: TargetReleases) -> dict[str, tuple[str, int]]:
-    """What is imported and is no longer there: name → (what to write instead, line)."""
-    found: dict[str, tuple[str, int]] = {}
+    """Return the imports that the releases no longer have: name → (what to write instead, line)."""
+    removed: dict[str, tuple[str, int]] = {}
     for imported in _imported(source):
         if imported.guarded:
             continue
         for name, (package, versions, instead) in GONE_IMPORTS.items():
             if f"{imported.dotted}.".startswith(f"{name}.") and judge.reaches(package, versions):
-                found.setdefault(imported.dotted, (instead, imported.line))
+                removed.setdefault(imported.dotted, (instead, imported.line))
         root, _, name = imported.dotted.partition(".")
         if root == "trl" and judge.exports(name) == "gone":
-            stays = (
+            advice = (
                 "import it from trl.experimental, or pin an older TRL" if name.endswith(STAGES) else "pin an older TRL"
             )
-            found.setdefault(imported.dotted, (INSTEAD_OF_IMPORTS.get(name, stays), imported.line))
-    return dict(sorted(found.items(), key=lambda entry: entry[1][1]))
+            removed.setdefault(imported.dotted, (INSTEAD_OF_IMPORTS.get(name, advice), imported.line))
+    return dict(sorted(removed.items(), key=lambda entry: entry[1][1]))
 
 
 def _find_accidental_tuples(path: Path, source: ScriptSource) -> Iterator[ConfigError]:
-    """Numbers that a comma made a tuple, and that a number is needed for."""
+    """Yield an error for each tuple that a stray comma made out of a needed number."""
     numbers = {key for key, kind in value_kinds("trl").items() if kind in ("int", "float")} | LENGTHS
-    used = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
-    compared = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
-    used |= {_name(side) for node in compared for side in (node.left, *node.comparators)}
+    used_names = {_name(call.value) for call, _ in source.each(ast.keyword) if call.arg in numbers}
+    comparisons = [node for node, _ in source.each(ast.Compare) if not isinstance(node.ops[0], ast.In | ast.NotIn)]
+    used_names |= {_name(side) for node in comparisons for side in (node.left, *node.comparators)}
     for node, _ in source.each(ast.Assign):
         name = _name(node.targets[0]) if len(node.targets) == 1 else None
-        meant = find_accidental_tuple(source, node.value)
-        if meant is not None and name in used:
-            written = source.text_of(node.value)
+        number = find_accidental_tuple(source, node.value)
+        if number is not None and name in used_names:
+            text = source.text_of(node.value)
             yield ConfigError(
-                f"expected a number, got a tuple: the comma in {written} makes it one",
+                f"expected a number, got a tuple: the comma in {text} makes it one",
                 code="E3018", path=path, line=node.lineno,
-                field=name, help=f"write {name} = {meant}",
+                field=name, help=f"write {name} = {number}",
             )  # fmt: skip
 
 
@@ -191,29 +191,32 @@ def _name(node: ast.AST) -> str | None:
 
 
 def _read_batch(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
-    """A batch per device that is multiplied by the number of devices."""
+    """Note a batch size per device that is multiplied by the number of devices."""
     for call in calls:
-        given = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
-        if given is not None and _times_devices(source, *given):
+        batch_size = call.given.get("per_device_train_batch_size") if call.kind in (*ARGUMENTS, *OTHER_STAGES) else None
+        if batch_size is not None and _times_devices(source, *batch_size):
             line = call.lines["per_device_train_batch_size"]
             notes.say("micro_batch_times_gpus", True, "per_device_train_batch_size", line)
 
 
 def _times_devices(source: ScriptSource, node: ast.expr, scope: Scope, depth: int = 0) -> bool:
-    """Whether an expression is a product with `torch.cuda.device_count()`."""
+    """Return whether an expression is a product with `torch.cuda.device_count()`."""
     node, scope = source.expression(node, scope)
     if isinstance(node, ast.Attribute) and depth < 3:
-        sources = [source, *(each for each in source.modules.values() if each is not None and each is not source)]
-        written = [
-            (each.value, at, home)
-            for home in sources
-            for each, at in home.each(ast.Assign)
-            if _same(each.targets[0], node)
+        sources = [
+            source,
+            *(module for module in source.modules.values() if module is not None and module is not source),
         ]
-        if len(written) != 1:
+        assignments = [
+            (assignment.value, assignment_scope, home)
+            for home in sources
+            for assignment, assignment_scope in home.each(ast.Assign)
+            if _same(assignment.targets[0], node)
+        ]
+        if len(assignments) != 1:
             return False
-        value, at, home = written[0]
-        return _times_devices(home, value, at if home is not source else scope, depth + 1)
+        value, assignment_scope, home = assignments[0]
+        return _times_devices(home, value, assignment_scope if home is not source else scope, depth + 1)
     factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else []
     return any(_counts_devices(source, factor, scope) for factor in factors)
 
@@ -227,20 +230,20 @@ def _counts_devices(source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
     if isinstance(node, ast.IfExp):
         node, scope = source.expression(node.body, scope)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "max" and len(node.args) == 2:
-        return any(_counts_devices(source, each, scope) for each in node.args)
+        return any(_counts_devices(source, argument, scope) for argument in node.args)
     return isinstance(node, ast.Call) and source.origin(node.func, scope) == "torch.cuda.device_count"
 
 
 def _read_generation(notes: ScriptNotes, source: ScriptSource) -> None:
-    """Text that is generated while training, or drawn at random to be scored."""
+    """Note generation during training, and random sampling of text that is scored."""
     callbacks = [node for node, scope in source.each(ast.ClassDef) if _is_callback(source, node, scope)]
     hooks = [
-        each
+        statement
         for node in callbacks
-        for each in node.body
-        if isinstance(each, ast.FunctionDef) and each.name in LOOP_HOOKS
+        for statement in node.body
+        if isinstance(statement, ast.FunctionDef) and statement.name in LOOP_HOOKS
     ]
-    for node in (each for hook in hooks for each in ast.walk(hook)):
+    for node in (descendant for hook in hooks for descendant in ast.walk(hook)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "generate":
             notes.say("generates_in_loop", True, "generate()", node.lineno)
             break
@@ -254,8 +257,8 @@ def _is_callback(source: ScriptSource, node: ast.ClassDef, scope: Scope) -> bool
 
 
 def _scores(source: ScriptSource) -> bool:
-    """Whether the script compares texts: it imports a scorer, or loads one from `evaluate`."""
-    imported = {each.dotted for each in _imported(source)}
+    """Return whether the script compares texts: it imports a scorer, or loads one with `evaluate`."""
+    imported = {imported_name.dotted for imported_name in _imported(source)}
     if any(f"{name}.".startswith(f"{scorer}.") for name in imported for scorer in SCORERS):
         return True
     loads = [node for node, scope in source.each(ast.Call) if source.origin(node.func, scope) == "evaluate.load"]
@@ -264,13 +267,13 @@ def _scores(source: ScriptSource) -> bool:
 
 
 def _read_sampling(notes: ScriptNotes, source: ScriptSource, node: ast.Call, scope: Scope) -> None:
-    """`do_sample` and `temperature` of one answer per prompt."""
-    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
-    if called not in ("generate", "GenerationConfig"):
+    """Note `do_sample` and `temperature` of a call that generates one answer per prompt."""
+    callee = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+    if callee not in ("generate", "GenerationConfig"):
         return
     call = read_call(source, "generate", node, scope)
-    once = "num_return_sequences" not in call.given or call.known.get("num_return_sequences") == 1
-    if once and call.known.get("do_sample") is True:
+    single_answer = "num_return_sequences" not in call.given or call.known.get("num_return_sequences") == 1
+    if single_answer and call.known.get("do_sample") is True:
         notes.say("do_sample", True, "do_sample", call.lines["do_sample"])
         temperature = call.known.get("temperature")
         if type(temperature) in (int, float):
@@ -278,13 +281,13 @@ def _read_sampling(notes: ScriptNotes, source: ScriptSource, node: ast.Call, sco
 
 
 def _read_trackers(notes: ScriptNotes, source: ScriptSource) -> None:
-    """Weights & Biases: whether the script starts it itself, and what it sets for it."""
+    """Note whether the script starts Weights & Biases itself, and the mode it sets."""
     for node, scope in source.each(ast.Call):
         if source.origin(node.func, scope) == "wandb.init" and "trackers" not in notes.setup:
             call = read_call(source, "wandb.init", node, scope)
             notes.say("trackers", to_trackers(["wandb"]), "wandb.init()", node.lineno)
             if not call.silent("mode") and call.known.get("mode") != "online":
                 notes.setup["quiet_trackers"] = ("wandb",)
-    # A login of its own, or a variable that it sets, answers the question.
+    # A login in the script, or a variable that it sets, makes the prompt for a login unnecessary.
     if any(word in source.text for word in ("wandb.login", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED")):
         notes.setup["quiet_trackers"] = ("wandb",)

@@ -1,4 +1,4 @@
-"""The calls of a training script that say how it trains: their arguments, and what they were handed."""
+"""The calls of a training script that determine how it trains: their arguments, and the models passed to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OTHER_STAGES = (
     "BCOConfig", "CPOConfig", "DPOConfig", "GKDConfig", "GRPOConfig", "KTOConfig", "OnlineDPOConfig", "ORPOConfig",
     "PPOConfig", "PRMConfig", "RewardConfig", "RLOOConfig", "XPOConfig", "NashMDConfig", "IterativeSFTConfig",
 )  # fmt: skip
-"""TRL's other trainers: TrainingArguments, and keys of their own."""
+"""Configs of TRL's other trainers, which add keys of their own to TrainingArguments."""
 OTHER_TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in OTHER_STAGES)
 UNSLOTH_LORA = "FastLanguageModel.get_peft_model"
 LORA = ("LoraConfig", UNSLOTH_LORA)
@@ -33,27 +33,27 @@ FIRST = dict.fromkeys((*ARGUMENTS, *OTHER_STAGES), ("output_dir",)) | dict.fromk
     "DataCollatorForLanguageModeling": ("tokenizer", "mlm", "mlm_probability"),
     "prepare_model_for_kbit_training": ("model",), "prepare_model_for_int8_training": ("model",),
 }  # fmt: skip
-"""Callable → the names of its first parameters."""
+"""Callable → names of its first parameters."""
 WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "prepare_model_for_int8_training")
-"""Functions that return the model they are handed first."""
+"""Functions that return the model passed as their first argument."""
 METHODS = ("to", "cuda", "eval", "train", "half", "float", "bfloat16", "requires_grad_", "merge_and_unload")
-"""Methods of a model that return it."""
+"""Methods of a model that return the model."""
 PRETRAINED = "from_pretrained"
 NAMED = ("SFTTrainer", *(name for name in OTHER_TRAINERS if name != "PPOTrainer"))
-"""Trainers that load a model themselves where they are given its name; it is their first parameter."""
+"""Trainers that load a model by name; the model is their first parameter."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScriptCall:
-    """One call.
+    """One call in a script.
 
     Attributes:
-        kind: the name of what is called, as its library has it; AutoModelForCausalLM.from_pretrained in full.
-        node, scope: the call itself.
-        known: argument → its value, where that is written out.
+        kind: name of the callee in its library; AutoModelForCausalLM.from_pretrained in full.
+        node, scope: the call's node and its scope.
+        known: argument → its value, for arguments that are written out.
         lines: argument → its line.
-        given: argument → its expression, with its scope.
-        open: further arguments come from somewhere else (`**kwargs`).
+        given: argument → its expression and the scope of that expression.
+        open: whether further arguments may come from elsewhere (`**kwargs`).
     """
 
     kind: str
@@ -66,28 +66,28 @@ class ScriptCall:
 
     @property
     def line(self) -> int:
-        """Where it begins."""
+        """First line of the call."""
         return self.node.lineno
 
     @property
     def computed(self) -> frozenset[str]:
-        """The arguments whose values are not known."""
+        """Arguments with unknown values."""
         return frozenset(self.given) - frozenset(self.known)
 
     def silent(self, *names: str) -> bool:
-        """Whether it leaves these at their defaults."""
+        """Return whether the call leaves these arguments at their defaults."""
         return not self.open and not set(names) & set(self.given)
 
 
 def read_call(source: ScriptSource, kind: str, node: ast.Call, scope: Scope) -> ScriptCall:
-    """A call with its arguments."""
+    """Return a call with its arguments."""
     call = ScriptCall(kind, node, scope)
     unpacked = False
-    first = FIRST.get(kind, ("pretrained_model_name_or_path",) if kind.endswith(PRETRAINED) else ())
-    for name, value in zip(first, node.args, strict=False):
+    parameters = FIRST.get(kind, ("pretrained_model_name_or_path",) if kind.endswith(PRETRAINED) else ())
+    for name, value in zip(parameters, node.args, strict=False):
         unpacked |= isinstance(value, ast.Starred)
         _take(call, source, name, value, value.lineno, scope)
-    unpacked |= len(node.args) > len(first) or any(isinstance(each, ast.Starred) for each in node.args)
+    unpacked |= len(node.args) > len(parameters) or any(isinstance(argument, ast.Starred) for argument in node.args)
     for keyword in node.keywords:
         if keyword.arg is not None:
             _take(call, source, keyword.arg, keyword.value, keyword.lineno, scope)
@@ -97,18 +97,18 @@ def read_call(source: ScriptSource, kind: str, node: ast.Call, scope: Scope) -> 
 
 
 def _unpack(call: ScriptCall, source: ScriptSource, node: ast.expr, scope: Scope) -> bool:
-    """The entries of `**settings`; False where they are not all written out."""
+    """Add the entries of `**settings` to a call; return False if they are not all written out."""
     name = node.id if isinstance(node, ast.Name) else None
-    inside, at = source.expression(node, scope)
-    if not isinstance(inside, ast.Dict) or name in source.changed:
+    settings, settings_scope = source.expression(node, scope)
+    if not isinstance(settings, ast.Dict) or name in source.changed:
         return False
-    whole = True
-    for key, value in zip(inside.keys, inside.values, strict=True):
+    complete = True
+    for key, value in zip(settings.keys, settings.values, strict=True):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            _take(call, source, key.value, value, key.lineno, at)
+            _take(call, source, key.value, value, key.lineno, settings_scope)
         else:
-            whole = False
-    return whole
+            complete = False
+    return complete
 
 
 def _take(call: ScriptCall, source: ScriptSource, name: str, node: ast.expr, line: int, scope: Scope) -> None:
@@ -120,7 +120,7 @@ def _take(call: ScriptCall, source: ScriptSource, name: str, node: ast.expr, lin
 
 
 def find_calls(source: ScriptSource) -> Iterator[ScriptCall]:
-    """Every call that says how a model is loaded, adapted or trained."""
+    """Yield every call that loads, adapts or trains a model."""
     for node, scope in source.each(ast.Call):
         kind = _kind(source.origin(node.func, scope))
         if kind:
@@ -128,16 +128,16 @@ def find_calls(source: ScriptSource) -> Iterator[ScriptCall]:
 
 
 def _kind(origin: str | None) -> str | None:
-    root, _, rest = (origin or "").partition(".")
-    if root not in LIBRARIES or not rest:
+    root, _, path = (origin or "").partition(".")
+    if root not in LIBRARIES or not path:
         return None
-    *_, owner, leaf = ("", *rest.split("."))
+    *_, owner, leaf = ("", *path.split("."))
     if leaf == PRETRAINED:
         return f"{owner}.{leaf}" if _is_model(owner) else None
     if root == "unsloth" and leaf == "get_peft_model" and owner.startswith("Fast"):
         return UNSLOTH_LORA
-    wanted = leaf in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS, *WRAPPERS)
-    return leaf if wanted else None
+    is_relevant = leaf in (*ARGUMENTS, *OTHER_STAGES, *TRAINERS, *OTHER_TRAINERS, *CONFIGS, *WRAPPERS)
+    return leaf if is_relevant else None
 
 
 def _is_model(name: str) -> bool:
@@ -149,14 +149,14 @@ def _is_model(name: str) -> bool:
 
 
 class ModelOrigins:
-    """Which `from_pretrained` the model in an expression comes from."""
+    """Finds the `from_pretrained` call that a model in an expression comes from."""
 
     def __init__(self, source: ScriptSource, calls: list[ScriptCall]) -> None:
         self.source = source
         self.calls = {call.node: call for call in calls}
 
     def of(self, node: ast.expr | None, scope: Scope, line: int, depth: int = 0) -> frozenset[ScriptCall | None]:
-        """The loads that it may come from; None among them stands for one that is not found."""
+        """Return the loads that a model may come from; None in the set stands for an unknown one."""
         if node is None or depth > 20:
             return frozenset({None})
         if isinstance(node, ast.IfExp):
@@ -165,18 +165,18 @@ class ModelOrigins:
             return self._of_call(node, scope, line, depth + 1)
         if isinstance(node, ast.Attribute) and node.attr == "model":
             return self._of_trainer(node.value, scope, line, depth + 1)
-        found = scope.find(node.id) if isinstance(node, ast.Name) else None
-        if found is None:
+        match = scope.find(node.id) if isinstance(node, ast.Name) else None
+        if match is None:
             return frozenset({None})
-        at, bindings = found
-        here = reaching_bindings(bindings, line) if at is scope else bindings
-        each = [self._of_binding(binding, at, depth + 1) for binding in here]
-        return frozenset().union(*each) if each else frozenset({None})
+        binding_scope, bindings = match
+        reaching = reaching_bindings(bindings, line) if binding_scope is scope else bindings
+        origins = [self._of_binding(binding, binding_scope, depth + 1) for binding in reaching]
+        return frozenset().union(*origins) if origins else frozenset({None})
 
     def single(self, node: ast.expr | None, scope: Scope, line: int) -> ScriptCall | None:
-        """The one load that it comes from, if it can be told."""
-        found = self.of(node, scope, line)
-        return next(iter(found)) if len(found) == 1 else None
+        """Return the load that a model comes from, if there is exactly one."""
+        loads = self.of(node, scope, line)
+        return next(iter(loads)) if len(loads) == 1 else None
 
     def _of_binding(self, binding: Binding, scope: Scope, depth: int) -> frozenset[ScriptCall | None]:
         if not isinstance(binding.value, ast.expr) or binding.element not in (None, 0):
@@ -185,26 +185,26 @@ class ModelOrigins:
 
     def _of_call(self, node: ast.Call, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
         call = self.calls.get(node)
-        first = (
+        model = (
             node.args[0]
             if node.args
             else next((k.value for k in node.keywords if k.arg in ("model", "base_model")), None)
         )
         if call is not None and call.kind.endswith(PRETRAINED):
-            return self.of(first, scope, line, depth) if call.kind.startswith("PeftModel") else frozenset({call})
+            return self.of(model, scope, line, depth) if call.kind.startswith("PeftModel") else frozenset({call})
         if call is not None and call.kind in WRAPPERS:
-            return self.of(first, scope, line, depth)
+            return self.of(model, scope, line, depth)
         if isinstance(node.func, ast.Attribute):
             origin = self.source.origin(node.func, scope) or ""
             if origin.startswith("unsloth.Fast") and origin.endswith(".get_peft_model"):
-                return self.of(first, scope, line, depth)
+                return self.of(model, scope, line, depth)
             if node.func.attr in METHODS:
                 return self.of(node.func.value, scope, line, depth)
         return frozenset({None})
 
     def _of_trainer(self, node: ast.expr, scope: Scope, line: int, depth: int) -> frozenset[ScriptCall | None]:
-        inside, _, _ = self.source.before(node, scope, line)
-        call = self.calls.get(inside) if isinstance(inside, ast.Call) else None
+        target, _, _ = self.source.before(node, scope, line)
+        call = self.calls.get(target) if isinstance(target, ast.Call) else None
         if call is None or call.kind not in TRAINERS or "model" not in call.given:
             return frozenset({None})
         return self.of(*call.given["model"], call.line, depth)

@@ -1,4 +1,4 @@
-"""What a script's calls contradict each other in, or hand to a library that stops at it."""
+"""Contradictions between a script's calls, and values that make a library raise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVALUATES = ("steps", "epoch")
 
 
 def read_conflicts(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
-    """Evaluation without rows, and a quantization that cannot be."""
+    """Note evaluation without rows, and quantization settings that are not valid."""
     notes.problems += _without_rows(notes, source, calls)
     for call in calls:
         if call.kind == "BitsAndBytesConfig":
@@ -27,34 +27,34 @@ def read_conflicts(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptC
 
 
 def find_trainer_arguments(source: ScriptSource, trainer: ScriptCall, calls: list[ScriptCall]) -> ScriptCall | None:
-    """The arguments that a trainer is given, where they can be told."""
+    """Return the call that creates a trainer's `args`, if it can be determined."""
     if "args" not in trainer.given:
         return None
-    inside, _, _ = source.before(*trainer.given["args"], trainer.line)
-    return next((call for call in calls if call.node is inside and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
+    target, _, _ = source.before(*trainer.given["args"], trainer.line)
+    return next((call for call in calls if call.node is target and call.kind in (*ARGUMENTS, *OTHER_STAGES)), None)
 
 
 def _without_rows(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
-    """Trainers that are to measure held-out rows while training, and are given none."""
+    """Yield an error for each trainer that evaluates during training without an eval_dataset."""
     for trainer in calls:
         if trainer.kind not in (*TRAINERS, *OTHER_TRAINERS) or trainer.open or "eval_dataset" in source.set_attributes:
             continue
-        given = trainer.given.get("eval_dataset")
-        if given is not None and source.value(*given) is not None:
+        eval_dataset = trainer.given.get("eval_dataset")
+        if eval_dataset is not None and source.value(*eval_dataset) is not None:
             continue
         arguments = find_trainer_arguments(source, trainer, calls)
-        known = arguments.known if arguments else {}
-        key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in known), None)
-        if key and arguments and str(known[key]) in EVALUATES:
+        values = arguments.known if arguments else {}
+        key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in values), None)
+        if key and arguments and str(values[key]) in EVALUATES:
             yield ConfigError(
-                f"{key} is {known[key]}, and {trainer.kind} is given no eval_dataset", code="E3501", path=notes.path,
+                f"{key} is {values[key]}, and {trainer.kind} is given no eval_dataset", code="E3501", path=notes.path,
                 line=arguments.lines[key], field=key,
                 help=f"pass eval_dataset to {trainer.kind} (line {trainer.line}), or take {key} out",
             )  # fmt: skip
 
 
 def _quantization(notes: ScriptNotes, call: ScriptCall) -> Iterator[ConfigError]:
-    """A BitsAndBytesConfig that transformers or bitsandbytes refuses."""
+    """Yield errors for a BitsAndBytesConfig that transformers or bitsandbytes rejects."""
     if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
         yield ConfigError(
             "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502",
@@ -77,10 +77,10 @@ def _quantization(notes: ScriptNotes, call: ScriptCall) -> Iterator[ConfigError]
 
 
 def read_generation_groups(notes: ScriptNotes, calls: list[ScriptCall]) -> None:
-    """A generation batch of GRPO or RLOO that is not made of whole groups."""
-    needed = {"num_generations", *trl.BATCH_OF_GENERATIONS}
+    """Note an error if a generation batch of GRPO or RLOO does not consist of whole groups."""
+    argument_names = {"num_generations", *trl.BATCH_OF_GENERATIONS}
     for call in calls:
-        if call.kind not in trl.GENERATIONS or call.open or call.computed & needed:
+        if call.kind not in trl.GENERATIONS or call.open or call.computed & argument_names:
             continue
         generations = call.known.get("num_generations", trl.GENERATIONS[call.kind])
         processes = notes.setup.get("processes")
@@ -89,8 +89,8 @@ def read_generation_groups(notes: ScriptNotes, calls: list[ScriptCall]) -> None:
             continue
         key = next((name for name in ("num_generations", *trl.BATCH_OF_GENERATIONS) if name in call.given), None)
         line = call.lines[key] if key else call.line
-        given = call.known.get("generation_batch_size") is not None
-        problem, help_text = trl.describe_incomplete_group(size, generations, processes, given)
+        has_batch_size = call.known.get("generation_batch_size") is not None
+        problem, help_text = trl.describe_incomplete_group(size, generations, processes, has_batch_size)
         if help_text:
             notes.problems.append(ConfigError(
                 problem, code="E3900", path=notes.path, line=line, field="num_generations", help=help_text
@@ -101,9 +101,9 @@ def read_generation_groups(notes: ScriptNotes, calls: list[ScriptCall]) -> None:
 
 
 def _read_unused(notes: ScriptNotes, call: ScriptCall) -> None:
-    """Arguments of a BitsAndBytesConfig that it takes and never looks at."""
-    known = set(NEWEST.keys("BitsAndBytesConfig", "taken"))
-    for name in sorted(set(call.given) - known - {"quant_method"}):
+    """Note arguments that BitsAndBytesConfig accepts and never uses."""
+    used = set(NEWEST.keys("BitsAndBytesConfig", "taken"))
+    for name in sorted(set(call.given) - used - {"quant_method"}):
         key = f"BitsAndBytesConfig.{name}"
         notes.passed_over.append(key)
         notes.place(key, name, call.lines[name])
@@ -114,40 +114,44 @@ END_TOKENS = {
     "<|end_of_text|>": r"llama-?3(\.\d)?-\d+b(?!-instruct)", "<|eot_id|>": r"llama-?3(\.\d)?-\d+b-instruct",
     "<|im_end|>": r"qwen[\d.]+-[\d.]+b-instruct",
 }  # fmt: skip
-"""Token → names of the models whose end-of-sequence token it is."""
+"""Token → names of the models that use it as the end-of-sequence token."""
 
 
 def find_eos_padding(source: ScriptSource) -> int | None:
-    """The line at which the tokenizer's padding token is made its end-of-sequence token, if nothing else sets it."""
+    """Return the line at which the tokenizer's padding token is set to its end-of-sequence token, if nothing else sets
+    it."""
     lines = []
     for node, scope in source.each(ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Attribute) and target.attr in ("pad_token", "pad_token_id"):
-                same = _is_end(source, node.value, scope, target.attr.replace("pad", "eos"))
-                model = isinstance(target.value, ast.Attribute) and target.value.attr in ("config", "generation_config")
-                lines += [] if model else [node.lineno if same else None]
+                is_eos = _is_end(source, node.value, scope, target.attr.replace("pad", "eos"))
+                on_config = isinstance(target.value, ast.Attribute) and target.value.attr in (
+                    "config",
+                    "generation_config",
+                )
+                lines += [] if on_config else [node.lineno if is_eos else None]
     for node, scope in source.each(ast.Call):
-        given = _padding_given(source, node, scope)
-        if given is not None:
-            lines.append(given.lineno if _is_end(source, given, scope, "eos_token") else None)
+        padding = _padding_given(source, node, scope)
+        if padding is not None:
+            lines.append(padding.lineno if _is_end(source, padding, scope, "eos_token") else None)
     return lines[0] if lines and None not in lines else None
 
 
 def _is_end(source: ScriptSource, node: ast.expr, scope: Scope, attribute: str) -> bool:
-    """Whether a value is the tokenizer's end-of-sequence token: its attribute, or a token of that use."""
-    same = isinstance(node, ast.Attribute) and node.attr == attribute
+    """Return whether a value is the tokenizer's end-of-sequence token: its attribute, or the token itself."""
+    is_attribute = isinstance(node, ast.Attribute) and node.attr == attribute
     value = None if isinstance(node, ast.Attribute) else source.value(node, scope)
     models = END_TOKENS.get(value) if isinstance(value, str) else None
-    return same or (models is not None and re.search(models, source.text.lower()) is not None)
+    return is_attribute or (models is not None and re.search(models, source.text.lower()) is not None)
 
 
 def _padding_given(source: ScriptSource, node: ast.Call, scope: Scope) -> ast.expr | None:
-    """The padding token that a tokenizer is loaded with, or given among special tokens."""
+    """Return the padding token passed when a tokenizer is loaded, or among added special tokens."""
     name = getattr(node.func, "attr", "")
     if name == "from_pretrained" and "Tokenizer" in (source.origin(node.func, scope) or ""):
-        return next((each.value for each in node.keywords if each.arg == "pad_token"), None)
+        return next((keyword.value for keyword in node.keywords if keyword.arg == "pad_token"), None)
     if name == "add_special_tokens" and node.args:
-        inside, _ = source.expression(node.args[0], scope)
-        pairs = zip(inside.keys, inside.values, strict=True) if isinstance(inside, ast.Dict) else ()
+        tokens, _ = source.expression(node.args[0], scope)
+        pairs = zip(tokens.keys, tokens.values, strict=True) if isinstance(tokens, ast.Dict) else ()
         return next((value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "pad_token"), None)
     return None

@@ -1,6 +1,7 @@
-"""What the calls of a script do not fit together in: models, adapters, collators, callbacks, columns and markers.
+"""Checks of a script's calls against each other: models, adapters, collators, callbacks, columns and turn markers.
 
-Each is what a library of the script stops at, by its own source. What cannot be followed to its end is not judged.
+Each finding is an error that a library of the script raises, by its source. Values that cannot be resolved are not
+checked.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from surefit.importers.releases import TargetReleases
 from surefit.importers.turn_markers import UNSLOTH_TEMPLATES, marker_of, marker_of_model, marker_of_template
 
 ADAPTED = ("get_peft_model", UNSLOTH_LORA, "PeftModel.from_pretrained")
-"""Calls whose result is a model with an adapter."""
+"""Calls that return a model with an adapter."""
 PREPARES = ("prepare_model_for_kbit_training", "prepare_model_for_int8_training")
 WITH_REFERENCE = ("DPOTrainer", "KTOTrainer", "BCOTrainer", "OnlineDPOTrainer")
 MASKED = "DataCollatorForLanguageModeling"
 PADS_ONLY = ("DataCollatorWithPadding", "DefaultDataCollator", "default_data_collator")
-"""transformers' collators that make no labels."""
+"""transformers' collators that create no labels."""
 NO_FOLDERS = key_set("True true False false yes no None none auto latest last")
-"""Texts that are meant as a switch, and that the Trainer takes for a folder."""
+"""Texts meant as a switch that the Trainer reads as a folder's name."""
 PAIRS = dict.fromkeys(("DPOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer"), ("chosen", "rejected"))
 NEEDED = PAIRS | dict.fromkeys(("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer"), ("prompt",))
-"""Trainer → the columns that it reads of every row (TRL, docs/source/dataset_formats.md)."""
+"""Trainer → the columns that it reads from every row (TRL, docs/source/dataset_formats.md)."""
 OWN_COLLATOR_UNPACKED = ">=0.19"
-"""The releases of TRL whose SFTTrainer takes no collator beside packing without padding."""
+"""TRL releases whose SFTTrainer accepts no custom collator together with padding-free packing."""
 
 
 def read_faults(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall], judge: TargetReleases) -> None:
-    """Add what is found to the notes."""
+    """Add the findings about conflicting calls to the notes."""
     trainers = [call for call in calls if call.kind in (*TRAINERS, *OTHER_TRAINERS)]
     models = ModelOrigins(source, calls)
     for trainer in trainers:
@@ -65,22 +66,22 @@ def read_faults(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall
 
 
 def resolve_callee(source: ScriptSource, given: tuple[ast.expr, Scope], line: int) -> tuple[str, ast.expr, Scope]:
-    """The dotted name of what an argument is, or is made by; with its expression."""
-    inside, at, _ = source.before(*given, line)
-    function = inside.func if isinstance(inside, ast.Call) else inside
-    return source.origin(function, at) or "", inside, at
+    """Return the dotted name of an argument or of the function that creates it, with its expression and scope."""
+    target, target_scope, _ = source.before(*given, line)
+    function = target.func if isinstance(target, ast.Call) else target
+    return source.origin(function, target_scope) or "", target, target_scope
 
 
 def _made_by(
     source: ScriptSource, node: ast.expr, scope: Scope, line: int, calls: list[ScriptCall]
 ) -> ScriptCall | None:
-    """The call that an expression stands for at a line."""
-    inside, _, _ = source.before(node, scope, line)
-    return next((call for call in calls if call.node is inside), None)
+    """Return the call that an expression stands for at a line, or None."""
+    target, _, _ = source.before(node, scope, line)
+    return next((call for call in calls if call.node is target), None)
 
 
 def _references(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> Iterator[ConfigError]:
-    """The model that is trained, given as the one it is compared with."""
+    """Yield an error if the trained model is also passed as the reference model."""
     if trainer.kind not in WITH_REFERENCE or not {"model", "ref_model"} <= trainer.given.keys():
         return
     model, reference = (source.before(*trainer.given[name], trainer.line)[0] for name in ("model", "ref_model"))
@@ -94,7 +95,8 @@ def _references(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -
 
 
 def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
-    """A model that is prepared for k-bit training once it has its adapter: that freezes the adapter too."""
+    """Yield an error for a model prepared for k-bit training after its adapter was added: that freezes the adapter
+    too."""
     adds = [
         (node.func.value.id, node.lineno)
         for node, _ in source.each(ast.Call)
@@ -106,9 +108,11 @@ def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptC
         if call.kind not in PREPARES or "model" not in call.given:
             continue
         node, scope = call.given["model"]
-        made = _made_by(source, node, scope, call.line, calls)
-        added = isinstance(node, ast.Name) and any(name == node.id and line < call.line for name, line in adds)
-        if added or (made is not None and made.kind in ADAPTED and made.known.get("is_trainable") is not True):
+        creator = _made_by(source, node, scope, call.line, calls)
+        has_adapter = isinstance(node, ast.Name) and any(name == node.id and line < call.line for name, line in adds)
+        if has_adapter or (
+            creator is not None and creator.kind in ADAPTED and creator.known.get("is_trainable") is not True
+        ):
             yield ConfigError(
                 f"{call.kind} freezes every weight, and the adapter is already there: nothing is left to train",
                 code="E3954", path=notes.path, line=call.line, field=call.kind,
@@ -119,21 +123,21 @@ def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptC
 def _adapted_twice(
     notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, calls: list[ScriptCall], judge: TargetReleases
 ) -> Iterator[ConfigError]:
-    """A model with an adapter, handed to a trainer that is to add one."""
-    both = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
-    if not both or source.value(*trainer.given["peft_config"]) is None or not judge.reaches("trl", ">=1.16"):
+    """Yield an error for a model with an adapter passed to a trainer that adds another."""
+    adds_adapter = {"model", "peft_config"} <= trainer.given.keys() and trainer.kind in ("SFTTrainer", "DPOTrainer")
+    if not adds_adapter or source.value(*trainer.given["peft_config"]) is None or not judge.reaches("trl", ">=1.16"):
         return
-    made = _made_by(source, *trainer.given["model"], trainer.line, calls)
-    if made is not None and made.kind in ADAPTED:
+    call = _made_by(source, *trainer.given["model"], trainer.line, calls)
+    if call is not None and call.kind in ADAPTED:
         yield ConfigError(
-            f"the model has an adapter by {made.kind} (line {made.line}), and {trainer.kind} is given peft_config, too",
+            f"the model has an adapter by {call.kind} (line {call.line}), and {trainer.kind} is given peft_config, too",
             code="E3955", path=notes.path, line=trainer.lines["peft_config"], field="peft_config",
             help="take peft_config out, or the call that adds the adapter",
         )  # fmt: skip
 
 
 def _two_widths(notes: ScriptNotes, calls: list[ScriptCall]) -> Iterator[ConfigError]:
-    """Unsloth's loaders, told to load in several widths at once."""
+    """Yield an error for a call of an Unsloth loader with several bit widths at once."""
     for call in calls:
         if call.kind.removesuffix(f".{PRETRAINED}") not in FAST:
             continue
@@ -153,27 +157,32 @@ def _collators(
     models: ModelOrigins,
     judge: TargetReleases,
 ) -> Iterator[ConfigError]:
-    """A collator that makes no labels, masks what a decoder cannot fill in, or does not go with packing."""
-    given = trainer.given.get("data_collator")
-    origin, inside, at = resolve_callee(source, given, trainer.line) if given else ("", None, None)
+    """Yield errors for a collator that creates no labels, masks tokens for a decoder, or does not work with packing."""
+    argument = trainer.given.get("data_collator")
+    origin, creator, creator_scope = resolve_callee(source, argument, trainer.line) if argument else ("", None, None)
     name = origin.rpartition(".")[2]
     line = trainer.lines.get("data_collator", trainer.line)
     decodes = _decodes(trainer, models)
-    if origin.startswith("transformers.") and name == MASKED and isinstance(inside, ast.Call) and at is not None:
-        made = read_call(source, MASKED, inside, at)
-        if decodes and not made.open and (made.silent("mlm") or made.known.get("mlm") is True):
+    if (
+        origin.startswith("transformers.")
+        and name == MASKED
+        and isinstance(creator, ast.Call)
+        and creator_scope is not None
+    ):
+        collator = read_call(source, MASKED, creator, creator_scope)
+        if decodes and not collator.open and (collator.silent("mlm") or collator.known.get("mlm") is True):
             yield ConfigError(
                 f"{MASKED} masks tokens where mlm is not False, and a decoder's tokenizer has no mask token",
-                code="E3957", path=notes.path, line=made.lines.get("mlm", made.line), field="mlm",
+                code="E3957", path=notes.path, line=collator.lines.get("mlm", collator.line), field="mlm",
                 help="write mlm=False",
             )  # fmt: skip
-    silent = not given and not trainer.open and "data_collator" not in source.set_attributes
+    no_collator = not argument and not trainer.open and "data_collator" not in source.set_attributes
     padding = origin.startswith("transformers.") and name in PADS_ONLY
-    plain = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
-    if plain and decodes and (silent or padding) and _makes_no_labels(source):
-        what = f"{name} makes none" if padding else "the Trainer's own collator makes none"
+    base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
+    if base_trainer and decodes and (no_collator or padding) and _makes_no_labels(source):
+        reason = f"{name} makes none" if padding else "the Trainer's own collator makes none"
         yield ConfigError(
-            f"no labels reach the model: the rows are tokenized without them, and {what}", code="E3958",
+            f"no labels reach the model: the rows are tokenized without them, and {reason}", code="E3958",
             path=notes.path, line=line, field="data_collator",
             help=f"write data_collator={MASKED}(tokenizer, mlm=False)",
         )  # fmt: skip
@@ -181,7 +190,7 @@ def _collators(
 
 
 def _decodes(trainer: ScriptCall, models: ModelOrigins) -> bool:
-    """Whether the trainer's model is a decoder that was loaded with a head for language modeling."""
+    """Return whether the trainer's model is a decoder loaded with a language modeling head."""
     if "model" not in trainer.given:
         return False
     load = models.single(*trainer.given["model"], trainer.line)
@@ -189,7 +198,7 @@ def _decodes(trainer: ScriptCall, models: ModelOrigins) -> bool:
 
 
 def _makes_no_labels(source: ScriptSource) -> bool:
-    """Whether the script tokenizes its rows itself, and nothing in it speaks of labels."""
+    """Return whether the script tokenizes its rows itself and never mentions labels."""
     if re.search(r"label|load_from_disk|compute_loss|get_dataset|prepare_dataset", source.text):
         return False
     mapped = [node for node, _ in source.each(ast.Call) if getattr(node.func, "attr", "") == "map" and node.args]
@@ -197,9 +206,9 @@ def _makes_no_labels(source: ScriptSource) -> bool:
     bodies = [node for node, _ in source.each(ast.FunctionDef) if node.name in names]
     bodies += [node.args[0] for node in mapped if isinstance(node.args[0], ast.Lambda)]
     return bool(bodies) and any(
-        isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id.endswith("tokenizer")
+        isinstance(child, ast.Call) and isinstance(child.func, ast.Name) and child.func.id.endswith("tokenizer")
         for body in bodies
-        for each in ast.walk(body)
+        for child in ast.walk(body)
     )
 
 
@@ -211,13 +220,13 @@ def _packed_collator(
     name: str,
     judge: TargetReleases,
 ) -> Iterator[ConfigError]:
-    """A collator of one's own beside packing."""
-    known = (arguments.known if arguments else {}) | trainer.known
-    if trainer.kind != "SFTTrainer" or known.get("packing") is not True or "data_collator" not in trainer.given:
+    """Yield an error for a custom collator together with packing."""
+    values = (arguments.known if arguments else {}) | trainer.known
+    if trainer.kind != "SFTTrainer" or values.get("packing") is not True or "data_collator" not in trainer.given:
         return
     if source.value(*trainer.given["data_collator"]) is None:
         return
-    strategy = known.get("packing_strategy", "bfd")
+    strategy = values.get("packing_strategy", "bfd")
     unpadded = judge.reaches("trl", OWN_COLLATOR_UNPACKED) and strategy in ("bfd", "bfd_split", "ffd")
     if name == "DataCollatorForCompletionOnlyLM" or (unpadded and not (arguments and arguments.open)):
         yield ConfigError(
@@ -230,7 +239,7 @@ def _packed_collator(
 def _callbacks(
     notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, arguments: ScriptCall | None
 ) -> Iterator[ConfigError]:
-    """Early stopping in a run that measures nothing, or has nothing to go by."""
+    """Yield an error for early stopping without evaluation or without a metric to monitor."""
     stops = [
         node
         for node, scope in source.each(ast.Call)
@@ -260,9 +269,9 @@ def _callbacks(
 def _metrics(
     notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall, arguments: ScriptCall | None
 ) -> Iterator[ConfigError]:
-    """A metric that chooses the best checkpoint and that nothing computes."""
-    plain = trainer.kind in ("Trainer", "Seq2SeqTrainer") and trainer.silent("compute_metrics")
-    if not plain or arguments is None or "compute_metrics" in source.set_attributes:
+    """Yield an error if the best checkpoint is chosen by a metric that no function computes."""
+    base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and trainer.silent("compute_metrics")
+    if not base_trainer or arguments is None or "compute_metrics" in source.set_attributes:
         return
     metric = arguments.known.get("metric_for_best_model")
     used = arguments.known.get("load_best_model_at_end") is True or arguments.known.get("save_strategy") == "best"
@@ -276,22 +285,22 @@ def _metrics(
 
 
 def _resumes(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
-    """`trainer.train(resume_from_checkpoint="True")`: a text is a folder."""
+    """Yield an error for `trainer.train(resume_from_checkpoint="True")`: a string is read as a folder."""
     for node, scope in source.each(ast.Call):
         if getattr(node.func, "attr", "") != "train":
             continue
-        given = next((each for each in node.keywords if each.arg == "resume_from_checkpoint"), None)
-        value = source.value(given.value, scope) if given else None
-        if given and isinstance(value, str) and value in NO_FOLDERS and not Path(value).is_dir():
+        argument = next((keyword for keyword in node.keywords if keyword.arg == "resume_from_checkpoint"), None)
+        value = source.value(argument.value, scope) if argument else None
+        if argument and isinstance(value, str) and value in NO_FOLDERS and not Path(value).is_dir():
             yield ConfigError(
                 f"resume_from_checkpoint is the text {value!r}, which the Trainer takes for a folder", code="E3962",
-                path=notes.path, line=given.lineno, field="resume_from_checkpoint",
+                path=notes.path, line=argument.lineno, field="resume_from_checkpoint",
                 help="write True without quotes, which finds the last checkpoint, or the checkpoint's folder",
             )  # fmt: skip
 
 
 def _columns(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> Iterator[ConfigError]:
-    """Columns that the trainer reads and that the script renames or takes out."""
+    """Yield an error for each column that the trainer reads and the script renames or removes."""
     if "train_dataset" not in trainer.given:
         return
     for column in NEEDED.get(trainer.kind, ()):
@@ -305,30 +314,34 @@ def _columns(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> I
 
 
 def _loses(source: ScriptSource, node: ast.expr, scope: Scope, line: int, column: str) -> tuple[str, int] | None:
-    """The method, and its line, that takes a column out of a data set and after which nothing makes it anew."""
-    lost: tuple[str, int] | None = None
-    for call, at in reversed(list(_chain(source, node, scope, line))):
+    """Return the method that removes a column from a dataset, and its line, unless a later step creates the column
+    again."""
+    removal: tuple[str, int] | None = None
+    for call, call_scope in reversed(list(_chain(source, node, scope, line))):
         name = getattr(call.func, "attr", "")
-        values = [source.value(each, at) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
-        named = [x for value in values for x in (value if isinstance(value, list | tuple | dict) else [value])]
-        made = [x for value in values for x in (value.values() if isinstance(value, dict) else [])]
-        made += values[1:2] if name == "rename_column" else []
-        if column in made or (name in ("map", "add_column") and _mentions(source, call, column)):
-            lost = None
-        elif _takes_away(source, call, at, named, column):
-            lost = (name, call.lineno)
-    return lost
+        values = [
+            source.value(argument, call_scope)
+            for argument in (*call.args, *(keyword.value for keyword in call.keywords))
+        ]
+        texts = [x for value in values for x in (value if isinstance(value, list | tuple | dict) else [value])]
+        created_columns = [x for value in values for x in (value.values() if isinstance(value, dict) else [])]
+        created_columns += values[1:2] if name == "rename_column" else []
+        if column in created_columns or (name in ("map", "add_column") and _mentions(source, call, column)):
+            removal = None
+        elif _takes_away(source, call, call_scope, texts, column):
+            removal = (name, call.lineno)
+    return removal
 
 
 def _takes_away(source: ScriptSource, call: ast.Call, at: Scope, named: list[Any], column: str) -> bool:
-    """Whether a method of a data set leaves a column out; `named`: all texts that it is given."""
+    """Return whether a method of a dataset drops a column; `named`: all texts among its arguments."""
     name = getattr(call.func, "attr", "")
     if name in ("rename_columns", "rename_column", "remove_columns"):
         return column in named
     if name == "select_columns":
-        return bool(named) and all(isinstance(each, str) for each in named) and column not in named
-    removed = [source.value(each.value, at) for each in call.keywords if each.arg == "remove_columns"]
-    return name == "map" and any(column in _to_list(value) for value in removed)
+        return bool(named) and all(isinstance(text, str) for text in named) and column not in named
+    removed_columns = [source.value(keyword.value, at) for keyword in call.keywords if keyword.arg == "remove_columns"]
+    return name == "map" and any(column in _to_list(value) for value in removed_columns)
 
 
 def _to_list(value: Any) -> list[Any]:
@@ -336,7 +349,7 @@ def _to_list(value: Any) -> list[Any]:
 
 
 def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
-    """Whether the function that a call is given may make a column: it names it, or is not in this file."""
+    """Return whether the function passed to a call may create a column: it mentions it, or is not in this file."""
     function: ast.AST | None = call.args[0] if call.args else None
     if isinstance(function, ast.Name):
         name = function.id
@@ -344,14 +357,14 @@ def _mentions(source: ScriptSource, call: ast.Call, column: str) -> bool:
     if function is None:
         return True
     return any(
-        (isinstance(each, ast.Constant) and each.value == column)
-        or (isinstance(each, ast.keyword) and each.arg == column)
-        for each in ast.walk(function)
+        (isinstance(child, ast.Constant) and child.value == column)
+        or (isinstance(child, ast.keyword) and child.arg == column)
+        for child in ast.walk(function)
     )
 
 
 def _chain(source: ScriptSource, node: ast.expr, scope: Scope, line: int) -> Iterator[tuple[ast.Call, Scope]]:
-    """The methods that made a data set, the last one first."""
+    """Yield the method calls that created a dataset, the last one first."""
     for _ in range(20):
         node, scope, line = source.before(node, scope, line)
         if isinstance(node, ast.Subscript):
@@ -364,19 +377,19 @@ def _chain(source: ScriptSource, node: ast.expr, scope: Scope, line: int) -> Ite
 
 
 def _templates(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
-    """Names of chat templates that Unsloth does not have."""
+    """Yield an error for each chat template name that Unsloth does not have."""
     for node, scope in source.each(ast.Call):
         if not (source.origin(node.func, scope) or "").startswith("unsloth") or not _is_call_of(
             node, "get_chat_template"
         ):
             continue
-        given = next((each.value for each in node.keywords if each.arg == "chat_template"), None)
-        written = given if given is not None else node.args[1] if len(node.args) > 1 else None
-        value = source.value(written, scope) if written is not None else None
-        if isinstance(value, str) and written is not None and value not in UNSLOTH_TEMPLATES:
+        template = next((keyword.value for keyword in node.keywords if keyword.arg == "chat_template"), None)
+        expression = template if template is not None else node.args[1] if len(node.args) > 1 else None
+        value = source.value(expression, scope) if expression is not None else None
+        if isinstance(value, str) and expression is not None and value not in UNSLOTH_TEMPLATES:
             yield ConfigError(
                 f"Unsloth has no chat template {value!r}{did_you_mean(value, sorted(UNSLOTH_TEMPLATES))}", code="E3964",
-                path=notes.path, line=written.lineno, field="chat_template",
+                path=notes.path, line=expression.lineno, field="chat_template",
                 help=f"write one of {', '.join(sorted(UNSLOTH_TEMPLATES))}",
             )  # fmt: skip
 
@@ -386,16 +399,16 @@ def _is_call_of(node: ast.Call, name: str) -> bool:
 
 
 def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> Iterator[ConfigError]:
-    """The text that is to begin an answer, where the chat template that writes the rows begins it otherwise."""
+    """Yield an error for a response marker that differs from how the chat template begins an answer."""
     template = _template_of_script(source, calls)
     if template is None or "apply_chat_template" not in source.text:
         return
     for node, scope in source.each(ast.Call):
         name = next(
             (
-                each
-                for each in ("train_on_responses_only", "DataCollatorForCompletionOnlyLM")
-                if _is_call_of(node, each)
+                function
+                for function in ("train_on_responses_only", "DataCollatorForCompletionOnlyLM")
+                if _is_call_of(node, function)
             ),
             None,
         )
@@ -404,35 +417,35 @@ def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) 
         )
         if not name or not key:
             continue
-        first = node.args[0] if name.startswith("Data") and node.args else None
-        written = next((each.value for each in node.keywords if each.arg == key), first)
-        value = source.value(written, scope) if written is not None else None
+        positional = node.args[0] if name.startswith("Data") and node.args else None
+        expression = next((keyword.value for keyword in node.keywords if keyword.arg == key), positional)
+        value = source.value(expression, scope) if expression is not None else None
         marker = marker_of(value) if isinstance(value, str) else None
         if (
             isinstance(value, str)
             and marker
-            and written is not None
+            and expression is not None
             and marker != template
             and source.text.count(marker) <= value.count(marker)
         ):
             yield ConfigError(
                 f"{key} is {value!r}, and the chat template begins an answer with {template!r}: no label is left",
-                code="E3965", path=notes.path, line=written.lineno, field=key, help=f"write a {key} with {template}",
+                code="E3965", path=notes.path, line=expression.lineno, field=key, help=f"write a {key} with {template}",
             )  # fmt: skip
 
 
 def _template_of_script(source: ScriptSource, calls: list[ScriptCall]) -> str | None:
-    """How answers begin in what the script writes: by the template it names to Unsloth, or by its one model's name."""
+    """Return how the script's answers begin: by the chat template it passes to Unsloth, or by its only model's name."""
     if "chat_template" in source.set_attributes or "setup_chat_format" in source.text:
         return None
-    named = []
+    templates = []
     for node, scope in source.each(ast.Call):
         if _is_call_of(node, "get_chat_template"):
-            given = next((each.value for each in node.keywords if each.arg == "chat_template"), None)
-            written = given if given is not None else node.args[1] if len(node.args) > 1 else None
-            named.append(source.value(written, scope) if written is not None else None)
-    if named:
-        return marker_of_template(named[0]) if len(named) == 1 and isinstance(named[0], str) else None
+            template = next((keyword.value for keyword in node.keywords if keyword.arg == "chat_template"), None)
+            expression = template if template is not None else node.args[1] if len(node.args) > 1 else None
+            templates.append(source.value(expression, scope) if expression is not None else None)
+    if templates:
+        return marker_of_template(templates[0]) if len(templates) == 1 and isinstance(templates[0], str) else None
     names = {
         call.known.get("pretrained_model_name_or_path", call.known.get("model_name"))
         for call in calls

@@ -1,6 +1,6 @@
 """A Python training script: the arguments of transformers, TRL and PEFT that are written out in it, as one `Setup`.
 
-What is computed is not known, and what needs it is not judged.
+A computed value is unknown, and checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from surefit.importers.releases import NAMES, TargetReleases, Verdict, release_t
 from surefit.importers.result import UnmappedKey
 
 OPEN = ""
-"""Stands for the value of an argument that is not known, where only its name is judged."""
+"""The value of an argument whose value is unknown and whose name alone is checked."""
 TOGETHER = frozenset({
     "eval_strategy", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "load_best_model_at_end",
     "fsdp", "deepspeed", "max_length", "max_seq_length", "packing",
 })  # fmt: skip
-"""Arguments that a check of several looks at: none is made where one of them is computed."""
+"""Arguments of checks that combine several: such a check is skipped if one of them is computed."""
 IN_SFT_CONFIG = (
     "chars_per_token", "dataset_batch_size", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eval_packing",
     "max_seq_length", "model_init_kwargs", "neftune_noise_alpha", "num_of_sequences", "packing",
@@ -57,7 +57,7 @@ INSTEAD = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | trl.GONE | {
     "dispatch_batches": "write accelerator_config",
     "split_batches": "write accelerator_config",
 }  # fmt: skip
-"""Argument that is gone → what to write instead."""
+"""Removed argument → what to write instead."""
 GONE_FROM_LOADS = {
     "load_in_4bit": "write quantization_config=BitsAndBytesConfig(load_in_4bit=True)",
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
@@ -65,15 +65,16 @@ GONE_FROM_LOADS = {
     "use_auth_token": "write token",
     "resume_download": "take it out: downloads are always resumed",
 }  # fmt: skip
-"""Arguments of a model's `from_pretrained` in transformers 4 that 5.0.0 and 5.23.0 no longer take out before they
-build the model. Code of the model's own (trust_remote_code) may still take them."""
+"""Arguments of a model's `from_pretrained` in transformers 4 that 5.0.0 and 5.23.0 no longer consume before they build
+the model. A model's own code (trust_remote_code) may still accept them."""
 UNSLOTHS = frozenset({"max_seq_length"})
-"""What Unsloth's own configs take beside TRL's."""
+"""Arguments that Unsloth's configs accept in addition to TRL's."""
 RENAMED_BY_UNSLOTH = frozenset({
     "use_liger_loss", "vllm_guided_decoding_regex", "wandb_log_unique_prompts", "warmup_ratio", "push_to_hub_token",
     "per_gpu_train_batch_size", "per_gpu_eval_batch_size",
 })  # fmt: skip
-"""What they hand on under the new name (unsloth 2026.10, models/rl_config_compat.py); other old names are left out."""
+"""Arguments that Unsloth passes on under the new name (unsloth 2026.10, models/rl_config_compat.py); it drops other old
+names."""
 ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5
 SFT_KEYS = {key: to for key, to in trl.KEYS.items() if key.partition(".")[0] in TRAINING_ARGUMENTS | SFT_CONFIG}
 KEYS = {key: to for key, to in hf.KEYS.items() if key.partition(".")[0] in TRAINING_ARGUMENTS}
@@ -84,7 +85,7 @@ BEST_FIRST: tuple[Verdict, ...] = ("taken", "deprecated", "gone", "not yet", "un
 
 @dataclass
 class ScriptNotes:
-    """What has been read of a script so far; what several calls say of the same thing is not known."""
+    """The facts read from a script so far; what several calls set differently is unknown."""
 
     path: Path
     setup: dict[str, Any] = field(default_factory=dict)
@@ -105,16 +106,16 @@ class ScriptNotes:
     judges: bool = False
 
     def say(self, attribute: str, value: Any, name: str, line: int) -> None:
-        """The script says this about the run."""
+        """Record what the script sets for an attribute of the run, and where."""
         self.setup[attribute] = value
         self.places[attribute] = SettingLocation(name, str(self.path), line)
 
     def place(self, key: str, name: str, line: int | None) -> None:
-        """Where something stands that a finding will be about."""
+        """Record the location of something that a finding will be about."""
         self.places[key] = SettingLocation(name, str(self.path), line)
 
     def take(self, call: ScriptCall, draft: ConfigDraft, whole: bool, again: bool) -> None:
-        """What the arguments of one call say, or only what is wrong with them."""
+        """Add what the arguments of one call set, or, unless `whole`, only the problems with them."""
         prefix = f"{call.kind}.{f'{call.line}.' if again else ''}"
         for name in MERGED:
             entries = {f"{prefix}{key}": value for key, value in getattr(draft, name).items()}
@@ -127,16 +128,18 @@ class ScriptNotes:
         for key, file in find_missing_files(call.known, self.path):
             self.missing[f"{prefix}{key}"] = file
             self.place(f"{prefix}{key}", key, call.lines.get(key))
-        judged = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
-        unread = sorted(call.computed & draft.tool.known) if judged else ()
-        computed = [UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread]
-        self.lost += [*draft.lost.values(), *computed]
+        checked = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
+        unread = sorted(call.computed & draft.tool.known) if checked else ()
+        computed_keys = [
+            UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread
+        ]
+        self.lost += [*draft.lost.values(), *computed_keys]
         if whole:
             self.setup.update(draft.setup)
             self.places.update({name: draft.places[name] for name in draft.setup})
 
     def finished(self) -> Setup:
-        """All of it."""
+        """Return everything recorded so far as a `Setup`."""
         return Setup(
             tool="python", places=self.places, gone=self.gone, unknown=tuple(self.unknown), meant=self.meant,
             ignored=self.ignored, deprecated=self.deprecated, missing=self.missing, gone_imports=self.gone_imports,
@@ -145,29 +148,29 @@ class ScriptNotes:
 
 
 def read_arguments(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
-    """TrainingArguments, LoraConfig and the trainers: every argument that is written out.
+    """Note every argument of TrainingArguments, LoraConfig and the trainers that is written out.
 
     Args:
-        judge: the releases that count.
+        judge: the library releases that the script is checked against.
     """
     calls = list(calls)
     for kinds in ((*ARGUMENTS, *OTHER_STAGES), LORA, (*TRAINERS, *OTHER_TRAINERS)):
-        found = [call for call in calls if call.kind in kinds]
-        for call in found:
+        matches = [call for call in calls if call.kind in kinds]
+        for call in matches:
             draft = _draft(call, notes.path, judge)
             notes.judges |= bool(_classes(call.kind))
-            again = sum(other.kind == call.kind for other in found) > 1
-            notes.take(call, draft, whole=len(found) == 1, again=again)
+            repeated = sum(match.kind == call.kind for match in matches) > 1
+            notes.take(call, draft, whole=len(matches) == 1, again=repeated)
 
 
 def read_loads(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetReleases) -> None:
-    """Arguments of `from_pretrained` that transformers 5 hands on to the model, which stops at them."""
+    """Note arguments of `from_pretrained` that transformers 5 passes on to the model, which raises at them."""
     release = judge.release("transformers")
     if release is None or judge.is_open("transformers") or judge.unsloth or int(release.partition(".")[0]) < 5:
         return
     for call in calls:
-        own = call.kind.startswith((*FAST, "PeftModel", "AutoPeftModel")) or "trust_remote_code" in call.given
-        for name in GONE_FROM_LOADS if call.kind.endswith(PRETRAINED) and not own else ():
+        accepts_any = call.kind.startswith((*FAST, "PeftModel", "AutoPeftModel")) or "trust_remote_code" in call.given
+        for name in GONE_FROM_LOADS if call.kind.endswith(PRETRAINED) and not accepts_any else ():
             if name in call.given:
                 key = f"{call.kind}.{call.line}.{name}"
                 notes.gone[key] = f"{GONE_FROM_LOADS[name]} (transformers 5.0 no longer takes it)"
@@ -178,21 +181,21 @@ def read_loads(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetRel
 def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
     verdicts = _verdicts(call, judge) if _is_there(call, judge) else {}
     tool = _schema_for_releases(_tool(call), call, verdicts, judge)
-    known = {key: _to_plain_value(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
-    if call.kind in NAMED and isinstance(known.get("model"), str):
-        known.pop("model")  # read with the models
-    judged = {key: OPEN for key in call.given if key not in known and not tool.knows(key)}
+    values = {key: _to_plain_value(value) for key, value in call.known.items() if value is not None or tool.knows(key)}
+    if call.kind in NAMED and isinstance(values.get("model"), str):
+        values.pop("model")  # read with the models
+    names_only = {key: OPEN for key in call.given if key not in values and not tool.knows(key)}
     if call.kind == UNSLOTH_LORA:
-        # It takes more than LoraConfig does, and any other name.
-        known, judged = {key: value for key, value in known.items() if key in LORA_KEYS}, {}
-    early = {key for key in call.given if verdicts.get(key) == "not yet"}
+        # It accepts more arguments than LoraConfig, and any other name.
+        values, names_only = {key: value for key, value in values.items() if key in LORA_KEYS}, {}
+    early_keys = {key for key in call.given if verdicts.get(key) == "not yet"}
     draft = ConfigDraft(
-        tool, path, {key: value for key, value in (known | judged).items() if key not in early}, call.lines
+        tool, path, {key: value for key, value in (values | names_only).items() if key not in early_keys}, call.lines
     )
     draft.read_all()
-    for key in tool.deprecated.keys() & call.given.keys() - known.keys():  # whatever its value is
+    for key in tool.deprecated.keys() & call.given.keys() - values.keys():  # whatever its value is
         draft.deprecated[key] = tool.deprecated[key]
-    draft.problems += [_too_early(call, key, path, judge) for key in sorted(early)]
+    draft.problems += [_too_early(call, key, path, judge) for key in sorted(early_keys)]
     if not _is_there(call, judge):
         package = release_table()["classes"][call.kind]["package"]
         draft.unknown.clear()
@@ -207,38 +210,38 @@ def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
 
 
 def _is_there(call: ScriptCall, judge: TargetReleases) -> bool:
-    """Whether the release that counts has the class at all."""
+    """Return whether the checked release has the class at all."""
     return call.kind not in release_table()["classes"] or judge.has(call.kind) != "not yet"
 
 
 def _classes(kind: str) -> tuple[str, ...]:
-    """The classes in the table of releases whose arguments a call may have."""
+    """Return the classes in the table of releases whose arguments a call may have."""
     entry = release_table()["classes"].get(kind)
     if entry is None:
         return ()
-    more = entry["training_arguments"] or kind == "Seq2SeqTrainingArguments"
-    return (kind, "TrainingArguments") if more else (kind, "Trainer") if kind == "Seq2SeqTrainer" else (kind,)
+    extends = entry["training_arguments"] or kind == "Seq2SeqTrainingArguments"
+    return (kind, "TrainingArguments") if extends else (kind, "Trainer") if kind == "Seq2SeqTrainer" else (kind,)
 
 
 def _verdicts(call: ScriptCall, judge: TargetReleases) -> dict[str, Verdict]:
-    """Argument → what becomes of it, in the release that counts; of several classes the kindest."""
+    """Return argument → its status in the checked release; if several classes have it, the most permissive status."""
     names = _classes(call.kind)
     if _is_unsloths(call, judge) and call.kind.endswith("Trainer"):
         config = f"{call.kind.removesuffix('Trainer')}Config"
         names = (*names, *_classes(config))
     keys = {*call.given, *(key for name in names for key in judge.keys(name, "taken", "deprecated"))}
-    found = {key: min((judge.takes(name, key) for name in names), key=BEST_FIRST.index) for key in keys if names}
-    return found
+    verdicts = {key: min((judge.takes(name, key) for name in names), key=BEST_FIRST.index) for key in keys if names}
+    return verdicts
 
 
 def _is_unsloths(call: ScriptCall, judge: TargetReleases) -> bool:
-    """Whether Unsloth has put a class of its own in the place of TRL's."""
+    """Return whether Unsloth replaces TRL's class with its own."""
     return judge.unsloth and release_table()["classes"].get(call.kind, {}).get("package") == "trl"
 
 
 def _too_early(call: ScriptCall, key: str, path: Path, judge: TargetReleases) -> SureFitError:
-    """An argument of a later release than the one that is asked for."""
-    name = next(each for each in _classes(call.kind) if judge.takes(each, key) == "not yet")
+    """Return the error for an argument that only a later release has."""
+    name = next(class_name for class_name in _classes(call.kind) if judge.takes(class_name, key) == "not yet")
     package = release_table()["classes"][name]["package"]
     older = {"eval_strategy": "evaluation_strategy", "processing_class": "tokenizer", "max_length": "max_seq_length"}
     help_text = f"write {older[key]}" if key in older else "take it out"
@@ -250,8 +253,8 @@ def _too_early(call: ScriptCall, key: str, path: Path, judge: TargetReleases) ->
 
 
 def _accept_unsloth_names(draft: ConfigDraft) -> None:
-    """Unsloth's classes take old names, hand some on under the new ones, and leave the others out with a line of
-    their own; so they do with names that nobody knows, where it is a config."""
+    """Accept the argument names that Unsloth's classes accept: they pass some old names on under the new ones and drop
+    the others with a warning of their own; a config does so with unknown names too."""
     is_config = not draft.tool.name.endswith("trainer")
     for key in [key for key in draft.gone if not is_config or key in RENAMED_BY_UNSLOTH]:
         draft.deprecated[key] = draft.gone.pop(key)
@@ -264,12 +267,12 @@ def _accept_unsloth_names(draft: ConfigDraft) -> None:
 
 
 def _to_plain_value(value: Any) -> Any:
-    """Several numbers are a list to the tools; one, with a comma behind it, is a mistake."""
+    """Return several numbers as a list, as the tools read them; a tuple of one comes from a stray comma and stays."""
     return list(value) if isinstance(value, tuple) and len(value) != 1 else value
 
 
 def _tool(call: ScriptCall) -> ToolSchema:
-    """The table that reads a call, apart from which arguments there are."""
+    """Return the table that reads a call's arguments, before the releases decide which of them exist."""
     if call.kind in LORA:
         return replace(peft_adapter.TOOL, keys=LORA_KEYS, finish=partial(_finish_lora, call), passes_over=_never)
     if call.kind in (*TRAINERS, *OTHER_TRAINERS):
@@ -277,38 +280,54 @@ def _tool(call: ScriptCall) -> ToolSchema:
         return ToolSchema("trainer", keys if call.kind == "SFTTrainer" else {}, frozenset(), {}, conflicts=_nothing)
     table = replace(trl.TOOL, finish=partial(_finish, call), passes_over=_never, extensions=frozenset())
     table = replace(table, conflicts=_nothing if call.open or call.computed & TOGETHER else table.conflicts)
-    once = ONCE | {"max_seq_length": SFT_KEYS["max_length"], "use_liger": SFT_KEYS["use_liger_kernel"]}
-    return replace(table, keys=SFT_KEYS if call.kind == "SFTConfig" else KEYS, once=once)
+    renamed = ONCE | {"max_seq_length": SFT_KEYS["max_length"], "use_liger": SFT_KEYS["use_liger_kernel"]}
+    return replace(table, keys=SFT_KEYS if call.kind == "SFTConfig" else KEYS, once=renamed)
 
 
 def _schema_for_releases(
     tool: ToolSchema, call: ScriptCall, verdicts: dict[str, Verdict], judge: TargetReleases
 ) -> ToolSchema:
-    """The table for the releases that count."""
+    """Return the table of the arguments that the checked releases accept."""
     if not verdicts:
         return tool
     names = _classes(call.kind)
-    own = UNSLOTHS if _is_unsloths(call, judge) else frozenset()
-    if own and call.kind.endswith("Trainer"):
-        own |= {"tokenizer"}
-    taken = frozenset(key for key, verdict in verdicts.items() if verdict in ("taken", "deprecated")) | own
-    old: dict[str, dict[str, str]] = {"gone": {}, "deprecated": {}}
+    unsloth_keys = UNSLOTHS if _is_unsloths(call, judge) else frozenset()
+    if unsloth_keys and call.kind.endswith("Trainer"):
+        unsloth_keys |= {"tokenizer"}
+    accepted = frozenset(key for key, verdict in verdicts.items() if verdict in ("taken", "deprecated")) | unsloth_keys
+    replaced: dict[str, dict[str, str]] = {"gone": {}, "deprecated": {}}
     for key, verdict in verdicts.items():
-        if verdict in old and key not in own and any(judge.takes(name, key) == verdict for name in names):
-            old[verdict][key] = _replacement_text(call, key, judge)
-    keys = {key: to for key, to in tool.keys.items() if key.partition(".")[0] in taken and key not in old["deprecated"]}
-    keys |= {key: to for key, to in tool.once.items() if key in taken and key not in {**keys, **old["deprecated"]}}
-    if "max_seq_length" in taken and "max_seq_length" not in old["deprecated"]:
+        if verdict in replaced and key not in unsloth_keys and any(judge.takes(name, key) == verdict for name in names):
+            replaced[verdict][key] = _replacement_text(call, key, judge)
+    keys = {
+        key: mapping
+        for key, mapping in tool.keys.items()
+        if key.partition(".")[0] in accepted and key not in replaced["deprecated"]
+    }
+    keys |= {
+        key: mapping
+        for key, mapping in tool.once.items()
+        if key in accepted and key not in {**keys, **replaced["deprecated"]}
+    }
+    if "max_seq_length" in accepted and "max_seq_length" not in replaced["deprecated"]:
         keys["max_seq_length"] = SFT_KEYS["max_length"]
-    kept = frozenset() if tool.name != "peft" else tool.known
-    never = {key: text for key, text in tool.gone.items() if verdicts.get(key, "unknown") == "unknown"}
-    never.pop("torch_dtype", None)  # in a script it belongs to the model
-    return replace(tool, keys=keys, known=taken | kept, gone=never | old["gone"], deprecated=old["deprecated"])
+    more_keys = frozenset() if tool.name != "peft" else tool.known
+    always_gone = {key: text for key, text in tool.gone.items() if verdicts.get(key, "unknown") == "unknown"}
+    always_gone.pop("torch_dtype", None)  # in a script it belongs to the model
+    return replace(
+        tool,
+        keys=keys,
+        known=accepted | more_keys,
+        gone=always_gone | replaced["gone"],
+        deprecated=replaced["deprecated"],
+    )
 
 
 def _replacement_text(call: ScriptCall, key: str, judge: TargetReleases) -> str:
-    """What to write for an argument that is gone, or will be, and since which release."""
-    name = next(each for each in _classes(call.kind) if judge.takes(each, key) in ("gone", "deprecated"))
+    """Return what to write for an argument that is removed or deprecated, and since which release."""
+    name = next(
+        class_name for class_name in _classes(call.kind) if judge.takes(class_name, key) in ("gone", "deprecated")
+    )
     instead = INSTEAD.get(key, "take it out")
     if call.kind == "SFTTrainer" and key in IN_SFT_CONFIG:
         instead = f"write {'max_length' if key == 'max_seq_length' else key} in SFTConfig"
@@ -326,25 +345,25 @@ def _nothing(draft: ConfigDraft) -> None:
 
 
 def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
-    """What several of the Trainer's arguments say together, as far as none of them is computed."""
+    """Add what several of the Trainer's arguments mean together, if none of them is computed."""
     draft.whole_run = False
     hf.map_warmup(draft, "warmup_steps")
     hf.map_sharding(draft, None if call.open else call.computed)
     for steps, strategy, default in (("eval_steps", "eval_strategy", "no"), ("save_steps", "save_strategy", "steps")):
-        old = "evaluation_strategy" if strategy == "eval_strategy" else strategy
-        if call.open or call.computed & {strategy, old}:
+        old_name = "evaluation_strategy" if strategy == "eval_strategy" else strategy
+        if call.open or call.computed & {strategy, old_name}:
             draft.setup.pop(steps, None)
         elif draft.setup.get(strategy, default) != "steps" and strategy not in draft.refused:
             draft.without_effect([steps], f"{strategy} is {draft.setup.get(strategy, default)}, not steps")
     if call.open or "save_total_limit" in call.computed:
-        # A limit that is not known may be there.
+        # An unknown limit may be set.
         draft.setup.pop("save_steps", None)
         draft.setup.pop("save_strategy", None)
     eval_key = "evaluation_strategy" if "evaluation_strategy" in call.given else "eval_strategy"
-    silent = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
-    if silent and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
-        why = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
-        draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], why)
+    all_known = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
+    if all_known and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
+        reason = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
+        draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], reason)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:
         draft.setup.pop("epochs", None)
     elif draft.setup.get("max_steps"):
@@ -372,7 +391,7 @@ def _finish_lora(call: ScriptCall, draft: ConfigDraft) -> None:
 
 
 def not_a_training_script(path: Path) -> ConfigError:
-    """The file is a script, and none that trains."""
+    """Return the error for a script that does not train."""
     return ConfigError(
         "not a file of a tool that SureFit knows: a Python script without a call that trains, loads or merges a model, "
         "or prepares a data set",

@@ -1,6 +1,6 @@
-"""A Python file as its syntax tree: where its names come from, and the values that are written out in it. Never run.
+"""A Python file as its syntax tree: the origins of its names, and the values written out in it. The file is never run.
 
-A name stands for a value where its scope assigns it once, and to a literal. Everything else is computed: unknown.
+A name stands for a value if its scope assigns it once, to a literal. Any other value is computed, hence unknown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from surefit.core.units import MIB
 
 MAX_BYTES = 2 * MIB
 DEPTH = 40
-"""Names and brackets that are followed for one value."""
+"""The largest number of names and brackets followed to find one value."""
 STEPS = 300_000
-"""Expressions that are evaluated for one script, all modules beside it together: a name that stands for a list of names
-is evaluated anew wherever it stands, which doubles with every such name."""
+"""The largest number of expressions evaluated for one script and the modules beside it: a name that stands for a list
+of names is evaluated again at each use, which doubles the work with each such name."""
 MOST_MODULES = 20
-"""Modules beside a script that are followed."""
+"""The largest number of modules beside a script that are read."""
 LARGEST = 10**30
 COMPUTED: Final = object()
-"""Stands for what is only known when the script runs."""
+"""The value of an expression that is known only at run time."""
 MUTATORS = frozenset({"append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update"})
 DTYPES = frozenset({"float32", "float16", "bfloat16", "float64", "float", "half", "int8", "uint8"})
 PLAIN = {"float": "float32", "half": "float16"}
@@ -44,7 +44,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class ImportedName:
-    """What an import gives a name: transformers.TrainingArguments; where it stands, and whether a `try` guards it."""
+    """What an import binds a name to, such as transformers.TrainingArguments, with its line and whether a `try` guards
+    it."""
 
     dotted: str
     line: int
@@ -53,13 +54,13 @@ class ImportedName:
 
 @dataclass(frozen=True)
 class Binding:
-    """One place that gives a name a value.
+    """A place where a name is bound to a value.
 
     Attributes:
         value: the expression, an import, or None for anything else (a loop, a parameter, a definition).
         line: 1-based.
-        straight: it stands in no branch and no loop of its scope.
-        element: it is this element of what is assigned to several names at once.
+        straight: the binding is in no branch and no loop of its scope.
+        element: index of the value where several names are unpacked from one expression; None otherwise.
     """
 
     value: ast.expr | ImportedName | None
@@ -70,7 +71,7 @@ class Binding:
 
 @dataclass
 class Scope:
-    """A module, a function or a class, and what it gives names; `home` is the file it stands in."""
+    """A module, function or class with the names it binds; `home` is the file that contains it."""
 
     node: ast.AST
     outer: Scope | None = None
@@ -78,11 +79,11 @@ class Scope:
     home: ScriptSource | None = None
 
     def bind(self, name: str, binding: Binding) -> None:
-        """One more place."""
+        """Record another binding of a name."""
         self.names.setdefault(name, []).append(binding)
 
     def find(self, name: str) -> tuple[Scope, list[Binding]] | None:
-        """The scope that gives the name a value, as Python looks it up."""
+        """Return the scope that binds a name, by Python's lookup rules, with its bindings; None if no scope does."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not isinstance(scope.node, ast.ClassDef)):
@@ -93,17 +94,17 @@ class Scope:
 
 @dataclass
 class ScriptSource:
-    """A file that was parsed.
+    """A parsed Python file.
 
     Attributes:
-        nodes: every node with the scope it stands in, in the order of the file.
-        changed: names whose value is changed in place somewhere.
-        set_attributes: attributes that something is assigned to.
-        inside: a function or class → its own scope.
-        passed: option of the script's parser → the values that launch lines beside it pass; None for one that is only
-            known when it runs.
-        modules: the files beside the script that were parsed, by name; None for one that is not there.
-        evaluated: how many expressions of all of them were evaluated, in a list of one.
+        nodes: every node with its scope, in the order of the file.
+        changed: names whose value is modified in place somewhere.
+        set_attributes: attributes that are assigned to.
+        inside: function or class → the scope of its body.
+        passed: option of the script's parser → the values that launch scripts beside it pass; None for a value known
+            only at run time.
+        modules: the parsed files beside the script, by module name; None for a module without such a file.
+        evaluated: number of expressions evaluated in all these files, in a list of one element.
     """
 
     path: Path
@@ -119,69 +120,73 @@ class ScriptSource:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The text, line by line."""
+        """The lines of the text."""
         return self.text.split("\n")
 
     def text_of(self, node: ast.expr) -> str:
-        """How an expression is written, as far as its first line goes."""
+        """Return the source text of an expression, up to the end of its first line."""
         line = self.lines[node.lineno - 1].encode() if node.lineno <= len(self.lines) else b""
         end = node.end_col_offset if node.end_lineno == node.lineno else None
         return line[node.col_offset : end].decode(errors="replace")
 
     def each(self, *kinds: type[ast.AST]) -> Iterator[tuple[Any, Scope]]:
-        """The nodes of these kinds."""
+        """Yield the nodes of these types, each with its scope."""
         yield from ((node, scope) for node, scope in self.nodes if isinstance(node, kinds))
 
     def origin(self, node: ast.AST, scope: Scope) -> str | None:
-        """What a name or attribute was imported as: transformers.TrainingArguments; None where it is no import."""
+        """Return the dotted name that a name or attribute was imported as, such as transformers.TrainingArguments, or
+        None."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
             attributes.insert(0, node.attr)
             node = node.value
-        found = scope.find(node.id) if isinstance(node, ast.Name) else None
-        if found is None:
+        match = scope.find(node.id) if isinstance(node, ast.Name) else None
+        if match is None:
             return None
-        origins = {binding.value.dotted if isinstance(binding.value, ImportedName) else None for binding in found[1]}
+        origins = {binding.value.dotted if isinstance(binding.value, ImportedName) else None for binding in match[1]}
         origin = origins.pop()
         return None if origins or origin is None else ".".join([origin, *attributes])
 
     def once(self, name: str, scope: Scope, depth: int = 0) -> tuple[ast.expr, Scope] | None:
-        """The expression that a name stands for, where there is exactly one; also one of a module beside the script."""
+        """Return the expression that a name stands for, if it is the only one; modules beside the script are searched
+        too."""
         if depth > MOST_MODULES:  # two modules that import the name from each other
             return None
         home = scope.home or self
-        found = scope.find(name)
-        if found is None:
-            stars = [each.value for each in home.module.names.get("*", ()) if isinstance(each.value, ImportedName)]
-            there = [self.global_of(f"{star.dotted[:-1]}{name}", depth) for star in stars] if len(stars) == 1 else []
-            return there[0] if there else None
-        if len(found[1]) != 1 or name in home.changed:
+        match = scope.find(name)
+        if match is None:
+            stars = [
+                binding.value for binding in home.module.names.get("*", ()) if isinstance(binding.value, ImportedName)
+            ]
+            targets = [self.global_of(f"{star.dotted[:-1]}{name}", depth) for star in stars] if len(stars) == 1 else []
+            return targets[0] if targets else None
+        if len(match[1]) != 1 or name in home.changed:
             return None
-        binding = found[1][0]
+        binding = match[1][0]
         if isinstance(binding.value, ast.expr) and binding.element is None:
-            return binding.value, found[0]
+            return binding.value, match[0]
         return self.global_of(binding.value.dotted, depth) if isinstance(binding.value, ImportedName) else None
 
     def global_of(self, dotted: str, depth: int = 0) -> tuple[ast.expr, Scope] | None:
-        """The expression of a name in a module beside the script: "config.LR"."""
+        """Return the expression of a name in a module beside the script, such as "config.LR", or None."""
         module, _, name = dotted.rpartition(".")
-        other = self.beside(module) if module and name else None
-        return other.once(name, other.module, depth + 1) if other is not None and other is not self else None
+        source = self.beside(module) if module and name else None
+        return source.once(name, source.module, depth + 1) if source is not None and source is not self else None
 
     def beside(self, name: str) -> ScriptSource | None:
-        """A module that lies beside the script, or in the folder above it; None where it is not there."""
-        plain = name.lstrip(".")
-        if plain.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not plain:
+        """Return the parsed module beside the script or in its parent folder, or None if there is no such file."""
+        bare_name = name.lstrip(".")
+        if bare_name.partition(".")[0] in sys.stdlib_module_names or len(self.modules) > MOST_MODULES or not bare_name:
             return None
         if name not in self.modules:
             self.modules[name] = None
-            file = plain.replace(".", "/")
+            file = bare_name.replace(".", "/")
             for path in (folder / f"{file}{end}" for folder in self._folders(name) for end in (".py", "/__init__.py")):
                 if path.is_file():
                     with suppress(ConfigError):
-                        other = parse_script(path)
-                        other.modules, other.passed, other.evaluated = self.modules, self.passed, self.evaluated
-                        self.modules[name] = other
+                        source = parse_script(path)
+                        source.modules, source.passed, source.evaluated = self.modules, self.passed, self.evaluated
+                        self.modules[name] = source
                     break
         return self.modules[name]
 
@@ -191,53 +196,55 @@ class ScriptSource:
         return [folder, folder.parent] if dots == 0 else [[folder, *folder.parents][min(dots - 1, 3)]]
 
     def expression(self, node: ast.expr, scope: Scope) -> tuple[ast.expr, Scope]:
-        """The expression itself, or the one that its name stands for."""
+        """Return the expression itself, or the expression that a name stands for, with its scope."""
         for _ in range(DEPTH):
-            found = self.once(node.id, scope) if isinstance(node, ast.Name) else None
-            if found is None:
+            target = self.once(node.id, scope) if isinstance(node, ast.Name) else None
+            if target is None:
                 break
-            node, scope = found
+            node, scope = target
         return node, scope
 
     def before(self, node: ast.expr, scope: Scope, line: int) -> tuple[ast.expr, Scope, int]:
-        """The expression that a name stands for at a line, where only one can reach it; with its own line."""
+        """Return the expression that a name stands for at a line, with its scope and line, if only one binding can
+        reach it."""
         for _ in range(DEPTH):
-            found = scope.find(node.id) if isinstance(node, ast.Name) else None
-            if found is None:
+            match = scope.find(node.id) if isinstance(node, ast.Name) else None
+            if match is None:
                 break
-            reaching = reaching_bindings(found[1], line) if found[0] is scope else found[1]
+            reaching = reaching_bindings(match[1], line) if match[0] is scope else match[1]
             if len(reaching) != 1 or not isinstance(reaching[0].value, ast.expr) or reaching[0].element is not None:
                 break
-            node, scope, line = reaching[0].value, found[0], reaching[0].line
+            node, scope, line = reaching[0].value, match[0], reaching[0].line
         return node, scope, line
 
     def value(self, node: ast.expr, scope: Scope, depth: int = 0) -> Any:
-        """What an expression is, or `COMPUTED`."""
+        """Return the value of an expression, or `COMPUTED`."""
         self.evaluated[0] += 1
         if depth > DEPTH or self.evaluated[0] > STEPS:
             return COMPUTED
         if scope.home is not None and scope.home is not self:
             return scope.home.value(node, scope, depth + 1)
         if isinstance(node, ast.Constant):
-            # No setting is so large, and Python makes no text of such a number.
+            # No setting is that large, and Python does not convert an integer of over 4300 digits to text.
             huge = isinstance(node.value, int) and abs(node.value) > LARGEST
             return node.value if isinstance(node.value, str | int | float | None) and not huge else COMPUTED
-        for kind, look in _EVALUATORS.items():
+        for kind, evaluate in _EVALUATORS.items():
             if isinstance(node, kind):
-                return look(self, node, scope, depth + 1)
+                return evaluate(self, node, scope, depth + 1)
         return COMPUTED
 
 
 def reaching_bindings(bindings: list[Binding], line: int) -> list[Binding]:
-    """The bindings that may hold at a line of their own scope: none from before the last that surely ran."""
-    before = [binding for binding in bindings if binding.line < line] or list(bindings)
-    last = max((i for i, binding in enumerate(before) if binding.straight), default=0)
-    return before[last:]
+    """Return the bindings that may be in effect at a line of their scope: none from before the last unconditional
+    one."""
+    earlier = [binding for binding in bindings if binding.line < line] or list(bindings)
+    last = max((i for i, binding in enumerate(earlier) if binding.straight), default=0)
+    return earlier[last:]
 
 
 def _evaluate_name(source: ScriptSource, node: ast.Name, scope: Scope, depth: int) -> Any:
-    found = source.once(node.id, scope)
-    return COMPUTED if found is None or find_accidental_tuple(source, found[0]) else source.value(*found, depth)
+    target = source.once(node.id, scope)
+    return COMPUTED if target is None or find_accidental_tuple(source, target[0]) else source.value(*target, depth)
 
 
 def _evaluate_unary(source: ScriptSource, node: ast.UnaryOp, scope: Scope, depth: int) -> Any:
@@ -262,23 +269,25 @@ def _evaluate_sequence(source: ScriptSource, node: ast.List | ast.Tuple, scope: 
     values = [source.value(item, scope, depth) for item in node.elts]
     if COMPUTED in values:
         return COMPUTED
-    return values if isinstance(node, ast.List) or any(isinstance(each, str) for each in values) else tuple(values)
+    return values if isinstance(node, ast.List) or any(isinstance(value, str) for value in values) else tuple(values)
 
 
 def _evaluate_mapping(source: ScriptSource, node: ast.Dict, scope: Scope, depth: int) -> Any:
     keys = [COMPUTED if key is None else source.value(key, scope, depth) for key in node.keys]
-    values = [source.value(each, scope, depth) for each in node.values]
-    known = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
-    return dict(zip(keys, values, strict=True)) if known else COMPUTED
+    values = [source.value(value, scope, depth) for value in node.values]
+    constant = all(isinstance(key, str | int) for key in keys) and COMPUTED not in values
+    return dict(zip(keys, values, strict=True)) if constant else COMPUTED
 
 
 def _evaluate_subscript(source: ScriptSource, node: ast.Subscript, scope: Scope, depth: int) -> Any:
-    inside, at = source.expression(node.value, scope)
+    mapping, mapping_scope = source.expression(node.value, scope)
     key = source.value(node.slice, scope, depth)
-    if not isinstance(inside, ast.Dict) or key is COMPUTED:
+    if not isinstance(mapping, ast.Dict) or key is COMPUTED:
         return COMPUTED
-    entries = [value for name, value in zip(inside.keys, inside.values, strict=True) if _is_same_constant(name, key)]
-    return source.value(entries[0], at, depth) if len(entries) == 1 and None not in inside.keys else COMPUTED
+    entries = [value for name, value in zip(mapping.keys, mapping.values, strict=True) if _is_same_constant(name, key)]
+    return (
+        source.value(entries[0], mapping_scope, depth) if len(entries) == 1 and None not in mapping.keys else COMPUTED
+    )
 
 
 def _is_same_constant(node: ast.expr | None, key: Any) -> bool:
@@ -286,18 +295,22 @@ def _is_same_constant(node: ast.expr | None, key: Any) -> bool:
 
 
 def _evaluate_attribute(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:
-    """torch.bfloat16 as its name; the attribute of a class of constants."""
+    """Return the value of an attribute: a torch dtype by its name, a parser option, or a class constant."""
     origin = source.origin(node, scope)
     if origin and origin.startswith("torch.") and node.attr in DTYPES:
         return PLAIN.get(node.attr, node.attr)
-    if any(node.attr in each.set_attributes for each in (source, *source.modules.values()) if each is not None):
+    if any(
+        node.attr in module_source.set_attributes
+        for module_source in (source, *source.modules.values())
+        if module_source is not None
+    ):
         return COMPUTED
     module = source.global_of(f"{origin}") if origin else None
     if module is not None:
         return source.value(*module, depth)
-    chosen = parser_option_value(source, node.value, scope, node.attr)
-    if chosen is not None:
-        return chosen if isinstance(chosen, str | int | float | list) or chosen is COMPUTED else None
+    option_value = parser_option_value(source, node.value, scope, node.attr)
+    if option_value is not None:
+        return option_value if isinstance(option_value, str | int | float | list) or option_value is COMPUTED else None
     return class_attribute_value(source, node, scope, depth)
 
 
@@ -314,21 +327,21 @@ _EVALUATORS: dict[type[ast.expr], Callable[[ScriptSource, Any, Scope, int], Any]
 
 
 def find_accidental_tuple(source: ScriptSource, node: ast.expr) -> str | None:
-    """The number that was meant where a comma made it a tuple: `262144,` or `262,144`, without brackets."""
+    """Return the number that a stray comma made a tuple, written `262144,` or `262,144` without brackets, or None."""
     if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= 4 or source.text_of(node).startswith("("):
         return None
     parts = [source.text_of(item) for item in node.elts]
     numbers = [item for item in node.elts if isinstance(item, ast.Constant) and type(item.value) in (int, float)]
     thousands = all(len(part) == 3 and part.isdecimal() for part in parts[1:]) and len(parts[0]) <= 3
-    meant = len(numbers) == len(parts) and (len(parts) == 1 or thousands)
-    return "".join(parts) if meant else None
+    is_number = len(numbers) == len(parts) and (len(parts) == 1 or thousands)
+    return "".join(parts) if is_number else None
 
 
 def parse_script(path: Path) -> ScriptSource:
     """Read and parse a Python file.
 
     Raises:
-        ConfigError: it cannot be read, is too large, is no text or no Python.
+        ConfigError: it cannot be read, is too large, or is not text or not Python.
     """
     text = _text(path)
     try:
@@ -381,13 +394,13 @@ def _text(path: Path) -> str:
 
 
 def _build_scopes(path: Path, text: str, tree: ast.Module) -> ScriptSource:
-    """Every node with its scope, in the order of the file."""
+    """Build the scopes of a file: every node with its scope, in the order of the file."""
     module = Scope(tree)
     source = ScriptSource(path, text, module)
     module.home = source
-    waiting: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, module, True, False)]
-    while waiting:
-        node, scope, straight, guarded = waiting.pop()
+    stack: list[tuple[ast.AST, Scope, bool, bool]] = [(tree, module, True, False)]
+    while stack:
+        node, scope, straight, guarded = stack.pop()
         source.nodes.append((node, scope))
         _bind(source, node, scope, straight, guarded)
         inner = scope
@@ -395,23 +408,23 @@ def _build_scopes(path: Path, text: str, tree: ast.Module) -> ScriptSource:
             inner = source.inside[node] = Scope(node, scope, home=source)
             _parameters(node, inner)
         branches = isinstance(node, ast.If | ast.For | ast.While | ast.Try | ast.Match | ast.AsyncFor)
-        below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)
-        within = guarded or isinstance(node, ast.Try)
-        waiting += [(child, inner, below, within) for child in reversed(list(ast.iter_child_nodes(node)))]
+        straight_below = (isinstance(node, Function | ast.ClassDef)) or (straight and not branches)
+        guarded_below = guarded or isinstance(node, ast.Try)
+        stack += [(child, inner, straight_below, guarded_below) for child in reversed(list(ast.iter_child_nodes(node)))]
     return source
 
 
 def _parameters(node: Function | ast.ClassDef, scope: Scope) -> None:
     if isinstance(node, ast.ClassDef):
         return
-    taken = node.args
-    for each in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs, taken.vararg, taken.kwarg):
-        if each is not None:
-            scope.bind(each.arg, Binding(None, each.lineno))
+    arguments = node.args
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        if argument is not None:
+            scope.bind(argument.arg, Binding(None, argument.lineno))
 
 
 def _bind(source: ScriptSource, node: ast.AST, scope: Scope, straight: bool, guarded: bool) -> None:
-    """What one node gives names, and what it changes."""
+    """Record the names that a node binds and the values that it changes."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets if node.value is not None else ():
@@ -438,13 +451,13 @@ def _bind(source: ScriptSource, node: ast.AST, scope: Scope, straight: bool, gua
 
 
 def _bind_others(node: ast.AST, scope: Scope) -> None:
-    """Loops, comprehensions, `with`, `except`, `del` and patterns."""
+    """Record the names bound by loops, comprehensions, `with`, `except` and patterns."""
     targets: list[ast.AST] = []
     if isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
         targets = [node.target]
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         targets = [node.optional_vars]
-    names = [each for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+    names = [name_node for target in targets for name_node in ast.walk(target) if isinstance(name_node, ast.Name)]
     for name in names:
         scope.bind(name.id, Binding(None, name.lineno, False))
     if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
@@ -455,18 +468,18 @@ def _assign(source: ScriptSource, target: ast.expr, value: ast.expr | None, scop
     if isinstance(target, ast.Name):
         scope.bind(target.id, Binding(value, target.lineno, straight))
     elif isinstance(target, ast.Tuple | ast.List):
-        same = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
-        for i, each in enumerate(target.elts):
-            if isinstance(each, ast.Starred):
-                each, value = each.value, None
-            if isinstance(each, ast.Name) and same and isinstance(value, ast.Tuple | ast.List):
-                scope.bind(each.id, Binding(value.elts[i], each.lineno, straight))
-            elif isinstance(each, ast.Name):
-                scope.bind(each.id, Binding(value, each.lineno, straight, element=i))
+        parallel = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+        for i, item in enumerate(target.elts):
+            if isinstance(item, ast.Starred):
+                item, value = item.value, None
+            if isinstance(item, ast.Name) and parallel and isinstance(value, ast.Tuple | ast.List):
+                scope.bind(item.id, Binding(value.elts[i], item.lineno, straight))
+            elif isinstance(item, ast.Name):
+                scope.bind(item.id, Binding(value, item.lineno, straight, element=i))
 
 
 def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
-    """(the name that is bound, what it stands for); a relative import begins with its dots."""
+    """Yield (bound name, what it stands for) for an import; the target of a relative import begins with its dots."""
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}.{alias.name}"
@@ -477,22 +490,22 @@ def _imports(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str]]:
             yield root, root
 
 
-# ---------------------------------------------------------------- options of a parser, and classes of constants
+# ---------------------------------------------------------------- parser options, and classes of constants
 
 DATACLASS_PARSERS = ("HfArgumentParser", "TrlParser")
 OWN_SETUP = ("__init__", "__post_init__", "__new__", "__getattr__", "__getattribute__", "__setattr__")
-"""Methods that may give attributes other values than the class has."""
+"""Methods that may set attributes to other values than the class body does."""
 
 
 @dataclass
 class ParserOptions:
-    """What one parser takes.
+    """The options of one command-line parser.
 
     Attributes:
-        defaults: option → its default, or COMPUTED where that is not written out.
-        switches: those without a value.
-        types: option → `type` as it is written: the name of a function, or "" for any other expression.
-        whole: every option is written out, and an unknown one stops the script.
+        defaults: option → its default, or COMPUTED if it is not written out.
+        switches: the options without a value.
+        types: option → its `type` as written: the name of a function, or "" for any other expression.
+        whole: whether every option is written out and an unknown one stops the script.
     """
 
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -502,50 +515,50 @@ class ParserOptions:
 
 
 def parser_option_value(source: ScriptSource, node: ast.expr, scope: Scope, name: str) -> Any:
-    """The value of `args.name`: COMPUTED where it is not certain, None where `args` comes from no parser.
+    """Return the value of `args.name`: COMPUTED if it is not certain, None if `args` comes from no parser.
 
-    A default of None is COMPUTED too: some other part of the script decides.
+    A default of None is COMPUTED too: another part of the script decides.
     """
-    call, element, home, at = _find_parser_call(source, node, scope)
+    call, element, home, call_scope = _find_parser_call(source, node, scope)
     if call is None or not isinstance(call.func, ast.Attribute):
         return None
     if call.func.attr == "parse_args_into_dataclasses":
-        inside = _dataclass(home, call.func.value, at, element)
-        return None if inside is None else _passed_value(home, name, _field(home, inside, name))
-    options = find_parser_options(home, call.func.value, at)
+        dataclass_node = _dataclass(home, call.func.value, call_scope, element)
+        return None if dataclass_node is None else _passed_value(home, name, _field(home, dataclass_node, name))
+    options = find_parser_options(home, call.func.value, call_scope)
     if options is None or name not in options.defaults:
         return COMPUTED
     return _passed_value(home, name, options.defaults[name], name in options.switches, options.types.get(name))
 
 
 def _passed_value(source: ScriptSource, name: str, default: Any, switch: bool = False, kind: str | None = None) -> Any:
-    """The default, or what the launch lines beside the script pass in its place.
+    """Return the value that the launch scripts beside the script pass for an option, or else its default.
 
     Args:
-        kind: of argparse's `type`, the name; None where there is none.
+        kind: the name of argparse's `type`; None if there is none.
     """
-    given = source.passed.get(name)
-    if not given:
+    values = source.passed.get(name)
+    if not values:
         return COMPUTED if default is None else default
-    if len(given) > 1 or None in given:
+    if len(values) > 1 or None in values:
         return COMPUTED
-    written = next(iter(given)) or ""
-    if switch or (written == "" and isinstance(default, bool)):
+    text = next(iter(values)) or ""
+    if switch or (text == "" and isinstance(default, bool)):
         return True
     if kind is not None:
-        return _convert_argument(written, kind)
-    if isinstance(default, bool) or written in ("True", "False", "true", "false"):
-        return written.lower() in ("true", "1", "yes")
-    for number in (int, float):
+        return _convert_argument(text, kind)
+    if isinstance(default, bool) or text in ("True", "False", "true", "false"):
+        return text.lower() in ("true", "1", "yes")
+    for convert in (int, float):
         try:
-            return number(written)
+            return convert(text)
         except ValueError:
             continue
-    return written
+    return text
 
 
 def _convert_argument(written: str, kind: str) -> Any:
-    """What argparse's `type` makes of a text; COMPUTED where that is a function of the script's own."""
+    """Return what argparse's `type` converts a text to; COMPUTED for a function defined by the script."""
     if kind in ("int", "float", "str", "bool"):  # bool("False") is True
         try:
             return {"int": int, "float": float, "str": str, "bool": bool}[kind](written)
@@ -557,154 +570,162 @@ def _convert_argument(written: str, kind: str) -> Any:
 def _find_parser_call(
     source: ScriptSource, node: ast.expr, scope: Scope
 ) -> tuple[ast.Call | None, int, ScriptSource, Scope]:
-    """The call of a parser that an expression stands for, and which of its results it is."""
-    found, element = source.expression(node, scope), 0
-    inside, at = found
-    if isinstance(inside, ast.Name):
-        binding = _single(at, inside.id)
+    """Return the parser call that an expression stands for, the index of its result, its file and its scope."""
+    target, element = source.expression(node, scope), 0
+    call, call_scope = target
+    if isinstance(call, ast.Name):
+        binding = _single(call_scope, call.id)
         if binding is not None and isinstance(binding.value, ast.expr) and binding.element is not None:
-            inside, element = binding.value, binding.element
-    if isinstance(inside, ast.Subscript) and isinstance(inside.slice, ast.Constant):
-        number = inside.slice.value
+            call, element = binding.value, binding.element
+    if isinstance(call, ast.Subscript) and isinstance(call.slice, ast.Constant):
+        number = call.slice.value
         if type(number) is int:
-            inside, element = inside.value, number
+            call, element = call.value, number
     names = ("parse_args", "parse_known_args", "parse_args_into_dataclasses")
-    parses = isinstance(inside, ast.Call) and isinstance(inside.func, ast.Attribute) and inside.func.attr in names
-    return (inside if parses and isinstance(inside, ast.Call) else None), element, at.home or source, at
+    parses = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in names
+    return (call if parses and isinstance(call, ast.Call) else None), element, call_scope.home or source, call_scope
 
 
 def _single(scope: Scope, name: str) -> Binding | None:
-    found = scope.find(name)
-    return found[1][0] if found and len(found[1]) == 1 else None
+    match = scope.find(name)
+    return match[1][0] if match and len(match[1]) == 1 else None
 
 
 def find_parser_options(source: ScriptSource, parser: ast.expr, scope: Scope) -> ParserOptions | None:
-    """The options that are added to a parser, where it is argparse's."""
-    inside, _ = source.expression(parser, scope)
-    origin = source.origin(inside.func, scope) if isinstance(inside, ast.Call) else None
+    """Return the options added to an argparse parser, or None for any other parser."""
+    construction, _ = source.expression(parser, scope)
+    origin = source.origin(construction.func, scope) if isinstance(construction, ast.Call) else None
     if origin not in ("argparse.ArgumentParser", "ArgumentParser") or not isinstance(parser, ast.Name):
         return None
-    options = ParserOptions(whole=not any(keyword.arg == "parents" for keyword in getattr(inside, "keywords", ())))
+    options = ParserOptions(
+        whole=not any(keyword.arg == "parents" for keyword in getattr(construction, "keywords", ()))
+    )
     groups = {parser.id, *_groups(source, parser.id)}
-    for node, at in source.each(ast.Call):
+    for node, call_scope in source.each(ast.Call):
         if not isinstance(node.func, ast.Attribute):
             continue
         if node.func.attr == "add_subparsers" or any(isinstance(x, ast.Name) and x.id in groups for x in node.args):
-            options.whole = False  # something else may add to it
+            options.whole = False  # other code may add options
         owner = node.func.value
-        chained = isinstance(owner, ast.Call) and "add_argument_group" in ast.dump(owner.func)
-        if node.func.attr == "add_argument" and ((isinstance(owner, ast.Name) and owner.id in groups) or chained):
-            _add(source, node, at, options)
+        in_group = isinstance(owner, ast.Call) and "add_argument_group" in ast.dump(owner.func)
+        if node.func.attr == "add_argument" and ((isinstance(owner, ast.Name) and owner.id in groups) or in_group):
+            _add(source, node, call_scope, options)
         elif node.func.attr == "set_defaults":
             options.defaults.update(dict.fromkeys((k.arg for k in node.keywords if k.arg), COMPUTED))
     return options
 
 
 def _groups(source: ScriptSource, parser: str) -> Iterator[str]:
-    """The names of argument groups of a parser."""
+    """Yield the names of a parser's argument groups."""
     for node, _ in source.each(ast.Assign):
-        made = node.value
-        if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr.endswith("_group"):
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr.endswith("_group"):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
 
 
 def _add(source: ScriptSource, node: ast.Call, scope: Scope, options: ParserOptions) -> None:
-    flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    if not flags or len(flags) != len(node.args) or None in given:
+    flags = [
+        argument.value
+        for argument in node.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    if not flags or len(flags) != len(node.args) or None in keywords:
         options.whole = False
         return
-    long = [flag for flag in flags if flag.startswith("--")]
-    name = (long or flags)[0].lstrip("-").replace("-", "_")
-    if "dest" in given:
-        dest = source.value(given["dest"], scope)
+    long_flags = [flag for flag in flags if flag.startswith("--")]
+    name = (long_flags or flags)[0].lstrip("-").replace("-", "_")
+    if "dest" in keywords:
+        dest = source.value(keywords["dest"], scope)
         name = dest if isinstance(dest, str) else name
-    action = source.value(given["action"], scope) if "action" in given else "store"
-    default: Any = source.value(given["default"], scope) if "default" in given else None
+    action = source.value(keywords["action"], scope) if "action" in keywords else "store"
+    default: Any = source.value(keywords["default"], scope) if "default" in keywords else None
     if action in ("store_true", "store_false"):
         options.switches.add(name)
         default = action == "store_false" if default is None else default
-    kind = given.get("type")
-    if kind is not None or "nargs" in given:
-        options.types[name] = kind.id if isinstance(kind, ast.Name) and "nargs" not in given else ""
-        if isinstance(default, str) and "nargs" not in given:  # argparse converts a default that is a text as well
+    kind = keywords.get("type")
+    if kind is not None or "nargs" in keywords:
+        options.types[name] = kind.id if isinstance(kind, ast.Name) and "nargs" not in keywords else ""
+        if isinstance(default, str) and "nargs" not in keywords:  # argparse converts a default that is a string, too
             default = _convert_argument(default, options.types[name])
-    required = "required" in given and source.value(given["required"], scope) is not False
+    required = "required" in keywords and source.value(keywords["required"], scope) is not False
     options.defaults[name] = COMPUTED if required or not flags[0].startswith("-") else default
-    # argparse takes each of its spellings.
-    options.defaults.update({flag.lstrip("-").replace("-", "_"): options.defaults[name] for flag in long})
+    # argparse accepts each spelling of the option.
+    options.defaults.update({flag.lstrip("-").replace("-", "_"): options.defaults[name] for flag in long_flags})
 
 
 def script_options(source: ScriptSource) -> ParserOptions | None:
-    """The options of the one parser of a script, where it stops at others; None where that is not certain."""
+    """Return the options of a script's only parser if it rejects any others; None if that is not certain."""
     calls = [(node, scope) for node, scope in source.each(ast.Call) if isinstance(node.func, ast.Attribute)]
     parses = [(node, scope) for node, scope in calls if node.func.attr in ("parse_args", "parse_known_args")]
-    made = [node for node, scope in source.each(ast.Call) if (source.origin(node.func, scope) or "").endswith("Parser")]
-    if len(parses) != 1 or parses[0][0].func.attr != "parse_args" or parses[0][0].args or len(made) != 1:
+    parsers = [
+        node for node, scope in source.each(ast.Call) if (source.origin(node.func, scope) or "").endswith("Parser")
+    ]
+    if len(parses) != 1 or parses[0][0].func.attr != "parse_args" or parses[0][0].args or len(parsers) != 1:
         return None
-    found = find_parser_options(source, parses[0][0].func.value, parses[0][1])
-    return found if found is not None and found.whole else None
+    options = find_parser_options(source, parses[0][0].func.value, parses[0][1])
+    return options if options is not None and options.whole else None
 
 
 def takes_training_arguments(source: ScriptSource) -> bool:
-    """Whether the script's command line is made of transformers' or TRL's arguments."""
+    """Return whether the script's command line consists of the arguments of transformers or TRL."""
     for node, scope in source.each(ast.Call):
         if (source.origin(node.func, scope) or "").rpartition(".")[2] in DATACLASS_PARSERS and node.args:
             classes = node.args[0].elts if isinstance(node.args[0], ast.Tuple | ast.List) else [node.args[0]]
-            origins = [source.origin(each, scope) or "" for each in classes]
+            origins = [source.origin(class_, scope) or "" for class_ in classes]
             if any(origin.endswith(("TrainingArguments", "SFTConfig")) for origin in origins):
                 return True
     return False
 
 
 def _dataclass(source: ScriptSource, parser: ast.expr, scope: Scope, element: int) -> ast.ClassDef | None:
-    """The class of one of the results of an HfArgumentParser."""
-    inside, at = source.expression(parser, scope)
-    if not isinstance(inside, ast.Call) or not inside.args:
+    """Return the class of one of the results of an HfArgumentParser, or None."""
+    call, call_scope = source.expression(parser, scope)
+    if not isinstance(call, ast.Call) or not call.args:
         return None
-    if (source.origin(inside.func, at) or "").rpartition(".")[2] not in DATACLASS_PARSERS:
+    if (source.origin(call.func, call_scope) or "").rpartition(".")[2] not in DATACLASS_PARSERS:
         return None
-    given, at = source.expression(inside.args[0], at)
-    classes = given.elts if isinstance(given, ast.Tuple | ast.List) else [given]
-    chosen = classes[element] if 0 <= element < len(classes) else None
-    return _class(source, chosen.id) if isinstance(chosen, ast.Name) else None
+    argument, call_scope = source.expression(call.args[0], call_scope)
+    classes = argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument]
+    chosen_class = classes[element] if 0 <= element < len(classes) else None
+    return _class(source, chosen_class.id) if isinstance(chosen_class, ast.Name) else None
 
 
 def _class(source: ScriptSource, name: str) -> ast.ClassDef | None:
-    found = [each for each, _ in source.each(ast.ClassDef) if each.name == name]
-    return found[0] if len(found) == 1 else None
+    definitions = [definition for definition, _ in source.each(ast.ClassDef) if definition.name == name]
+    return definitions[0] if len(definitions) == 1 else None
 
 
 def class_attribute_value(source: ScriptSource, node: ast.Attribute, scope: Scope, depth: int) -> Any:
-    """The attribute of a class of constants, or of an instance that is made of it."""
-    inside, at = source.expression(node.value, scope)
-    home = at.home or source
-    given: dict[str | None, ast.expr] = {}
-    if isinstance(inside, ast.Call) and not inside.args:
-        given = {keyword.arg: keyword.value for keyword in inside.keywords}
-        inside = inside.func
-    if not isinstance(inside, ast.Name) or None in given:
+    """Return the value of an attribute of a class of constants, or of an instance of it."""
+    target, target_scope = source.expression(node.value, scope)
+    home = target_scope.home or source
+    keywords: dict[str | None, ast.expr] = {}
+    if isinstance(target, ast.Call) and not target.args:
+        keywords = {keyword.arg: keyword.value for keyword in target.keywords}
+        target = target.func
+    if not isinstance(target, ast.Name) or None in keywords:
         return COMPUTED
-    owner = _class(home, inside.id)
-    found = at.find(inside.id)
-    bound = found[1][0].value if owner is None and found and len(found[1]) == 1 else None
+    owner = _class(home, target.id)
+    match = target_scope.find(target.id)
+    bound = match[1][0].value if owner is None and match and len(match[1]) == 1 else None
     if isinstance(bound, ImportedName):
         module, _, name = bound.dotted.rpartition(".")
-        other = home.beside(module) if module else None
-        home, owner = (other, _class(other, name)) if other else (home, None)
-    if owner is None or not _is_plain(owner, bool(given)):
+        module_source = home.beside(module) if module else None
+        home, owner = (module_source, _class(module_source, name)) if module_source else (home, None)
+    if owner is None or not _is_plain(owner, bool(keywords)):
         return COMPUTED
-    if node.attr in given:
-        return source.value(given[node.attr], at, depth)
+    if node.attr in keywords:
+        return source.value(keywords[node.attr], target_scope, depth)
     value = _field(home, owner, node.attr)
     return COMPUTED if value is None and not _sets(home, owner, node.attr) else value
 
 
 def _is_plain(owner: ast.ClassDef, called: bool) -> bool:
-    """Whether a class's attributes are what it writes: no bases, and no method that sets them."""
-    own = [each.name for each in owner.body if isinstance(each, ast.FunctionDef)]
-    dataclassed = any("dataclass" in ast.dump(each) for each in owner.decorator_list)
-    return not owner.bases and not set(own) & set(OWN_SETUP) and (dataclassed or not called)
+    """Return whether a class's attributes are what its body assigns: no bases, and no method that sets them."""
+    methods = [method.name for method in owner.body if isinstance(method, ast.FunctionDef)]
+    dataclassed = any("dataclass" in ast.dump(decorator) for decorator in owner.decorator_list)
+    return not owner.bases and not set(methods) & set(OWN_SETUP) and (dataclassed or not called)
 
 
 def _sets(source: ScriptSource, owner: ast.ClassDef, name: str) -> bool:
@@ -712,15 +733,15 @@ def _sets(source: ScriptSource, owner: ast.ClassDef, name: str) -> bool:
 
 
 def _field(source: ScriptSource, owner: ast.ClassDef, name: str) -> Any:
-    """The default of a field; COMPUTED where it is not written out."""
+    """Return the default of a class field; COMPUTED if it is not written out."""
     scope = source.inside[owner]
     bindings = scope.names.get(name, [])
     value = bindings[0].value if len(bindings) == 1 else None
     if not isinstance(value, ast.expr):
         return COMPUTED
     if isinstance(value, ast.Call) and getattr(value.func, "id", getattr(value.func, "attr", "")) in ("field", "Field"):
-        given = {keyword.arg: keyword.value for keyword in value.keywords}
-        factory = given.get("default_factory")
-        inner = given.get("default") or (factory.body if isinstance(factory, ast.Lambda) else None)
+        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+        factory = keywords.get("default_factory")
+        inner = keywords.get("default") or (factory.body if isinstance(factory, ast.Lambda) else None)
         return source.value(inner, scope) if inner is not None else COMPUTED
     return source.value(value, scope)

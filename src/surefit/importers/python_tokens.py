@@ -1,4 +1,5 @@
-"""A script's tokenizer beside its model: whose it is, what is added to it, and how many classes the labels have."""
+"""Checks of a script's tokenizer against its model: the tokenizer's name, added tokens, and the number of label
+classes."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from surefit.importers.python_source import COMPUTED, ScriptSource
 
 SPARE = {"qwen2": 271, "qwen3": 267, "gpt_neox": 27, "phi": 905, "phi3": 0, "llama": 0, "mistral": 0, "gpt2": 0}
 SPARE |= {"falcon": 0, "bloom": 200, "opt": 7, "gemma": 0, "gemma2": 0, "gpt_bigcode": 0, "mixtral": 0}
-"""`model_type` → rows of the embedding for which the tokenizer has no token, in the smallest of its models."""
+"""`model_type` → rows of the embedding without a token, in the smallest model of this type."""
 PADDING = ("[PAD]", "<pad>", "<PAD>", "[pad]", "<|pad|>")
-"""Padding tokens that scripts make up."""
+"""Padding tokens that scripts invent."""
 HAVE_PADDING = ("gemma", "gemma2", "gemma3_text", "opt", "t5", "bert", "roberta", "distilbert", "deberta-v2", "bloom")
 RESIZES = ("resize_token_embeddings", "setup_chat_format", "clone_chat_template", "add_new_tokens", "smart_tokenizer")
 CLASSES = {
@@ -32,7 +33,7 @@ CLASSES = {
     "super_glue/boolq": 2, "super_glue/rte": 2, "super_glue/wic": 2, "SetFit/sst5": 5, "financial_phrasebank": 3,
     "conll2003": 9, "wnut_17": 13,
 }  # fmt: skip
-"""Data set, with its configuration → classes of its labels, as their cards on the hub say."""
+"""Dataset, with its configuration → number of label classes, by its dataset card on the Hub."""
 OWNERS: tuple[str, ...] = (
     "fancyzhx",
     "dair-ai",
@@ -43,13 +44,13 @@ OWNERS: tuple[str, ...] = (
     "cornell-movie-review-data",
 )
 OWNERS += ("sh0416", "Yelp", "PolyAI", "mteb", "facebook", "community-datasets", "takala", "eriktks", "leondz")
-"""Accounts on the hub that these data sets have moved to."""
+"""Accounts on the Hub that these datasets have moved to."""
 LABELED = ("ForSequenceClassification", "ForTokenClassification")
 MOST_ROWS = 20_000
 
 
 def read_tokens(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) -> None:
-    """Add what is found to the notes."""
+    """Add the findings about the tokenizer and the labels to the notes."""
     loads = [call for call in calls if call.kind.endswith(PRETRAINED) and not call.kind.startswith("PeftModel")]
     names = {name for call in loads if isinstance(name := _name(call), str)}
     trains = any(call.kind in (*TRAINERS, *OTHER_TRAINERS) for call in calls)
@@ -66,66 +67,67 @@ def _name(call: ScriptCall) -> Any:
 
 
 def _read_tokenizer(notes: ScriptNotes, source: ScriptSource) -> None:
-    """The one tokenizer that the script loads, where it names it apart from the model."""
-    found = []
+    """Note the tokenizer that the script loads, if it is the only one and named separately from the model."""
+    tokenizers = []
     for node, scope in source.each(ast.Call):
         origin = source.origin(node.func, scope) or ""
         if origin.startswith("transformers.") and origin.endswith(
             ("Tokenizer.from_pretrained", "Fast.from_pretrained")
         ):
             call = read_call(source, f"AutoTokenizer.{PRETRAINED}", node, scope)
-            found.append((call.known.get("pretrained_model_name_or_path"), call.line))
-    if len(found) == 1 and isinstance(found[0][0], str):
-        notes.say("tokenizer_name", found[0][0], f"AutoTokenizer.{PRETRAINED}", found[0][1])
+            tokenizers.append((call.known.get("pretrained_model_name_or_path"), call.line))
+    if len(tokenizers) == 1 and isinstance(tokenizers[0][0], str):
+        notes.say("tokenizer_name", tokenizers[0][0], f"AutoTokenizer.{PRETRAINED}", tokenizers[0][1])
 
 
 def _read_added(notes: ScriptNotes, source: ScriptSource, model_type: str | None) -> None:
-    """Tokens that the tokenizer is given beyond the rows of the embedding."""
+    """Note tokens that the tokenizer gets beyond the rows of the embedding."""
     for node, scope in source.each(ast.Call):
         name = getattr(node.func, "attr", "")
         if name not in ("add_tokens", "add_special_tokens") or not node.args:
             continue
-        written, _ = source.expression(node.args[0], scope)
+        expression, _ = source.expression(node.args[0], scope)
         value = source.value(node.args[0], scope)
-        added = _count(written, value) if name == "add_tokens" else _special(value, model_type)
+        added = _count(expression, value) if name == "add_tokens" else _special(value, model_type)
         if added is not None and (added[0] is None or added[0] > SPARE.get(model_type or "", 0)):
             notes.say("tokens_past_embedding", added[1], name, node.lineno)
             return
 
 
 def _count(written: ast.expr, value: Any) -> tuple[int | None, str] | None:
-    """(the number of tokens, how a message says it) of `add_tokens`."""
+    """Return (number of tokens, its text in a message) of `add_tokens`, or None."""
     if isinstance(value, str | list | tuple):
         count = 1 if isinstance(value, str) else len(value)
         return (count, str(count)) if count else None
     if isinstance(written, ast.ListComp) and len(written.generators) == 1:
-        over = written.generators[0].iter
-        last = (
-            over.args[0]
-            if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "range" and over.args
+        iterable = written.generators[0].iter
+        stop = (
+            iterable.args[0]
+            if isinstance(iterable, ast.Call) and getattr(iterable.func, "id", "") == "range" and iterable.args
             else None
         )
-        number = last.value if isinstance(last, ast.Constant) and len(getattr(over, "args", ())) == 1 else None
+        number = stop.value if isinstance(stop, ast.Constant) and len(getattr(iterable, "args", ())) == 1 else None
         return (number, str(number)) if type(number) is int else (None, "of a list")
     return None
 
 
 def _special(value: Any, model_type: str | None) -> tuple[int | None, str] | None:
-    """The same of `add_special_tokens`: further ones, and a padding token that models of this type do not have."""
+    """Return the same for `add_special_tokens`: additional tokens, and a padding token that models of this type
+    lack."""
     if not isinstance(value, dict):
         return None
-    more = value.get("additional_special_tokens")
-    if isinstance(more, list | tuple) and more:
-        return len(more), str(len(more))
+    tokens = value.get("additional_special_tokens")
+    if isinstance(tokens, list | tuple) and tokens:
+        return len(tokens), str(len(tokens))
     pad = value.get("pad_token")
-    known = model_type is not None and model_type not in HAVE_PADDING
-    return (1, str(pad)) if known and pad in PADDING else None
+    lacks_padding = model_type is not None and model_type not in HAVE_PADDING
+    return (1, str(pad)) if lacks_padding and pad in PADDING else None
 
 
 def _classes(
     notes: ScriptNotes, source: ScriptSource, load: ScriptCall, calls: list[ScriptCall]
 ) -> Iterator[ConfigError]:
-    """Fewer outputs than the labels of the data set have classes."""
+    """Yield an error if the model has fewer outputs than the dataset's labels have classes."""
     if not load.kind.removesuffix(f".{PRETRAINED}").endswith(LABELED) or load.open:
         return
     if (
@@ -135,43 +137,44 @@ def _classes(
         return
     mapping = load.known.get("id2label")
     outputs = len(mapping) if isinstance(mapping, dict) else load.known.get("num_labels", 2)
-    found = _labels_of(source, calls)
+    labels = _labels_of(source, calls)
     fine_tuned = "/" in str(_name(load)) and load.silent("num_labels")  # its config may have more outputs
-    if found and type(outputs) is int and 1 < outputs < found[1] and not fine_tuned:
+    if labels and type(outputs) is int and 1 < outputs < labels[1] and not fine_tuned:
         line = load.lines.get("num_labels", load.line)
         yield ConfigError(
-            f"the model has {outputs} outputs, and the labels of {found[0]} have {found[1]} classes", code="E3966",
-            path=notes.path, line=line, field="num_labels", help=f"write num_labels={found[1]}",
+            f"the model has {outputs} outputs, and the labels of {labels[0]} have {labels[1]} classes", code="E3966",
+            path=notes.path, line=line, field="num_labels", help=f"write num_labels={labels[1]}",
         )  # fmt: skip
 
 
 def _labels_of(source: ScriptSource, calls: list[ScriptCall]) -> tuple[str, int] | None:
-    """(data set, classes of its labels) of the one data set that the script loads, unless it makes labels anew."""
-    loaded = [
+    """Return (dataset, number of its label classes) if the script loads one dataset and does not create the labels
+    anew."""
+    loads = [
         (node, scope)
         for node, scope in source.each(ast.Call)
         if (source.origin(node.func, scope) or "").endswith("datasets.load_dataset") and node.args
     ]
     renames = any(word in source.text for word in ('["label"] =', '"label":', "'label':", '"labels":', "[label]"))
-    if len(loaded) != 1 or renames:
+    if len(loads) != 1 or renames:
         return None
-    node, scope = loaded[0]
+    node, scope = loads[0]
     name = source.value(node.args[0], scope)
     config = source.value(node.args[1], scope) if len(node.args) > 1 else None
-    config = next((source.value(each.value, scope) for each in node.keywords if each.arg == "name"), config)
+    config = next((source.value(keyword.value, scope) for keyword in node.keywords if keyword.arg == "name"), config)
     if not isinstance(name, str) or config is COMPUTED:
         return None
     owner, _, leaf = name.rpartition("/")
-    plain = leaf if owner in OWNERS else name
-    classes = CLASSES.get(f"{plain}/{config}" if config else plain)
+    known_name = leaf if owner in OWNERS else name
+    classes = CLASSES.get(f"{known_name}/{config}" if config else known_name)
     if classes:
         return f"{name} ({config})" if config else name, classes
     file = find_local_file(source, node, scope, node.lineno + 1)
-    return (file, counted) if file and (counted := _count_labels(Path(file))) else None
+    return (file, count) if file and (count := _count_labels(Path(file))) else None
 
 
 def _count_labels(path: Path) -> int | None:
-    """The classes of a JSON Lines file's whole numbers under `label`; None where it has none."""
+    """Return the number of classes of the integers under `label` in a JSON Lines file; None if it has none."""
     labels: set[int] = set()
     try:
         with path.open(encoding="utf-8") as rows:

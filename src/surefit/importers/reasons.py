@@ -1,4 +1,4 @@
-"""Why a key of another tool's config has no place in SureFit's."""
+"""Reasons for which a key of another tool's config cannot be expressed in SureFit's."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ REASONS: tuple[tuple[str, str], ...] = (
         "strict plugins skip_memory",
     ),
 )
-"""(reason, parts of keys it is the reason for; with = the whole key): the first that fits counts."""
+"""(reason, parts of the keys it applies to; with = a whole key): the first match counts."""
 
 
 def unmapped_reason(key: str) -> str:
-    """The reason that SureFit's config has no place for a key.
+    """Return the reason for which SureFit's config cannot express a key.
 
     >>> unmapped_reason("wandb_entity")
     'SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names'

@@ -1,4 +1,4 @@
-"""Whose config a file is, by keys that only that tool has and by the share of its keys that the tool knows."""
+"""Detection of a config's tool, by keys that only this tool has and by the share of keys that it knows."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ OWN: dict[str, frozenset[str]] = {
     peft_type base_model_name_or_path lora_alpha target_modules init_lora_weights
 """),
 }
-"""Tool → keys that mark its files."""
+"""Tool → keys that are characteristic of its files."""
 NEEDED = {"axolotl": "base_model", "llamafactory": "model_name_or_path", "peft": "peft_type"}
-"""Tool → the key that none of its files is without; without it, several other marks have to be there."""
+"""Tool → the key that all its files have; a file without it must have several other characteristic keys."""
 ENOUGH = 3
-"""Marks that make up for it, for the key itself may be misspelt."""
+"""The number of characteristic keys that make up for the missing one, since that key may be misspelled."""
 SHARE = 0.6
-"""Of a file's keys that its tool knows at least."""
+"""The least share of a file's keys that its tool must know."""
 TRAINS = {"llamafactory": key_set("finetuning_type stage cutoff_len export_dir infer_backend dataset_dir do_train")}
-"""Tool → keys of which its files have one, unless it knows all their keys: others name a template too."""
+"""Tool → keys of which its files have at least one, unless the tool knows all their keys: other tools' files name a
+template, too."""
 
 
 def _has_key(value: Any, key: str, depth: int = 4) -> bool:
-    """Whether a mapping has this key, or one inside it does."""
+    """Return whether a mapping, or a mapping inside it, has this key."""
     if not isinstance(value, dict) or not depth:
         return False
     return key in value or any(_has_key(inner, key, depth - 1) for inner in value.values())
@@ -110,12 +111,12 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("this is a config of Surogate", _is_surogate),
     ("this is a config of Unsloth's own command line", _is_unsloth),
 )
-"""(what it is, how it is told) of schemas that look like one that is read."""
+"""(name, condition) of unsupported schemas that resemble a supported one."""
 
 
 def find_unsupported_schema(tree: Mapping[str, Any]) -> str | None:
-    """What a file of a schema that is not read is called."""
-    return next((name for name, told in OTHER_SCHEMAS if told(tree)), None)
+    """Return the name of a file's schema if it is not supported, or None."""
+    return next((name for name, matches in OTHER_SCHEMAS if matches(tree)), None)
 
 
 FLAT = {
@@ -139,27 +140,27 @@ FLAT = {
     "output_dir": "output_dir",
     "gpu": "hardware.gpu", "dtype": "model.dtype", "bf16": "model.dtype: bfloat16", "recipe": "recipe",
 }  # fmt: skip
-"""Keys that somebody who guesses writes at the top of a SureFit config → where they stand in one."""
+"""Keys that users guess at the top level of a SureFit config → their place in it."""
 GUESSED = frozenset(FLAT) - TRAINING_ARGUMENTS - key_set("model_name_or_path lora_r lora_alpha lora_dropout packing "
     "load_in_4bit max_length lora_target_modules dtype recipe output_dir")  # fmt: skip
-"""Those of them that are not TRL's as well: without one of these a file may be TRL's."""
+"""The guessed keys that TRL does not have: a file without any of them may be TRL's."""
 
 
 def flat_keys(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Key → where it stands in a SureFit config, of a file that is a SureFit config without its sections."""
-    plain = all(not isinstance(value, dict) for value in tree.values())
-    guessed = (
+    """Return key → its place in a SureFit config, for a file that is a SureFit config without its sections."""
+    is_flat = all(not isinstance(value, dict) for value in tree.values())
+    looks_guessed = (
         bool(GUESSED & tree.keys()) and not {"model_name_or_path", "base_model"} & tree.keys() and len(tree) >= ENOUGH
     )
-    return {key: FLAT[key] for key in tree} if plain and guessed and tree.keys() <= FLAT.keys() else {}
+    return {key: FLAT[key] for key in tree} if is_flat and looks_guessed and tree.keys() <= FLAT.keys() else {}
 
 
 def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -> str | None:
-    """The tool that knows most of the keys, among those whose marks are there.
+    """Return the tool that knows most of the keys, among the tools with characteristic keys in the file.
 
     Args:
         tree: the file's values.
-        knows: (tool, top-level key) → whether the tool takes it, or did so once.
+        knows: (tool, top-level key) → whether the tool knows it, or did in an earlier release.
     """
     if _is_surefits(tree):
         return "surefit"
@@ -171,30 +172,35 @@ def recognize_tool(tree: Mapping[str, Any], knows: Callable[[str, str], bool]) -
 
 def _fits(tool: str, tree: Mapping[str, Any], count: int) -> bool:
     if tool == "trl":
-        # Its keys are transformers' but for a few: a file that has others beside them also has some of the Trainer's.
-        everything = count == len(tree) and count > 1
-        return everything or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
+        # Its keys are transformers' with a few more: a file with other keys must also have several of the Trainer's.
+        knows_all = count == len(tree) and count > 1
+        return knows_all or (count >= SHARE * len(tree) and len(TRAINING_ARGUMENTS & tree.keys()) > 1)
     if tool == "peft" and "peft_type" in tree:
-        return True  # every kind of adapter has keys of its own
+        return True  # each adapter type has its own keys
     marks = OWN[tool] & tree.keys()
     if not marks or count < SHARE * len(tree):
         return False
     if tool in TRAINS and count < len(tree) and not TRAINS[tool] & tree.keys():
         return False
-    needed = NEEDED.get(tool)
-    return needed is None or needed in tree or len(marks) >= ENOUGH
+    required = NEEDED.get(tool)
+    return required is None or required in tree or len(marks) >= ENOUGH
 
 
 def _is_surefits(tree: Mapping[str, Any]) -> bool:
-    """Its sections are mappings; a tool with a plain value of that name is another one."""
-    ours = [key for key in tree if key in Config.model_fields and key != "output_dir"]
-    if any(isinstance(tree[key], str) for key in ours if key != "recipe"):
+    """Return whether a file is SureFit's: its sections are mappings, so a plain value under their name is another
+    tool's."""
+    sections = [key for key in tree if key in Config.model_fields and key != "output_dir"]
+    if any(isinstance(tree[key], str) for key in sections if key != "recipe"):
         return False
-    return "recipe" in ours or len(ours) >= SHARE * len(tree) > 0 or any(_has_field(key, tree[key]) for key in ours)
+    return (
+        "recipe" in sections
+        or len(sections) >= SHARE * len(tree) > 0
+        or any(_has_field(key, tree[key]) for key in sections)
+    )
 
 
 def _has_field(section: str, value: Any) -> bool:
-    """Whether a mapping has a field of one of our sections."""
+    """Return whether a mapping has a field of a section of SureFit's config."""
     kind = Config.model_fields[section].annotation
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
     return isinstance(value, dict) and bool(fields.keys() & value.keys())

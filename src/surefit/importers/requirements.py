@@ -1,4 +1,4 @@
-"""The versions that a project asks for: requirements.txt, pyproject.toml and conda's environment.yml."""
+"""Package versions that a project requires: requirements.txt, pyproject.toml and conda's environment.yml."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ BESIDE = re.compile(
     r".*\.(sh|bash|sbatch|slurm)|(.*[._-])?Dockerfile([._-].*)?|(uv|poetry)\.lock|.*conda.*\.(ya?ml|txt)|"
     r"setup\.py|Pipfile"
 )
-"""Files beside a script that may say which releases it is for, and are no requirements by their name."""
+"""Files beside a script that may state the releases it needs, besides those that `NAMES` matches."""
 USUAL = ("uv.lock", "poetry.lock", "requirements.txt", "environment.yml", "environment.yaml", "pyproject.toml")
-"""Files whose word counts, where others beside them say something else."""
+"""Files that take precedence over the others beside them, in this order."""
 LEVELS, MOST = 6, 40
-"""Folders from the script's own upwards, and files in one of them, that are looked at."""
+"""The largest number of folders searched from the script's own upwards, and of files read in one of them."""
 JUDGED = ("transformers", "trl", "peft", "unsloth")
 EXPORTED = re.compile(r"([A-Za-z0-9_][\w.-]*)=([\w.!+*]+)=\S+")
 """A line of `conda list --export`."""
 INLINE = re.compile(r"^# /// script$(.*?)^# ///$", re.MULTILINE | re.DOTALL)
 CONDA = {"pytorch": "torch"}
-"""conda's name → that of the package index."""
+"""conda's package name → PyPI's."""
 PINNED = re.compile(r"[A-Za-z][\w.-]*(\[[\w,.-]*\])?\s*([<>=!~]=|[<>])\s*\d")
 """A requirement with versions, as setup.py lists them."""
 NO_NUMBER = re.compile(r"\d{19}")
 OPTION = re.compile(r"-{1,2}[A-Za-z]")
 TORCHVISION, TORCHAUDIO = range(15, 25), range(9)
-"""Minor releases of torchvision 0.x and torchaudio 2.x that are known to ask for one minor release of torch 2."""
+"""Minor releases of torchvision 0.x and torchaudio 2.x known to require one minor release of torch 2."""
 
 
 @dataclass(frozen=True)
 class PackageRequirement:
-    """One requirement: its package, its versions, its line; whether it always holds (no marker, no extra)."""
+    """One requirement: its package, its versions, its line, and whether it always applies (no marker, no extra)."""
 
     package: str
     versions: str
@@ -66,59 +66,61 @@ class PackageRequirement:
 
 
 def is_requirements(path: Path) -> bool:
-    """Whether the file's name is one of those that requirements have."""
+    """Return whether the file's name is a usual name of a requirements file."""
     return NAMES.fullmatch(path.name) is not None or (path.suffix == ".txt" and path.parent.name == "requirements")
 
 
 def read_requirements(path: Path) -> ImportedConfig:
-    """What a file asks for, in the terms of an environment.
+    """Return a requirements file as an imported config that describes an environment.
 
     Raises:
-        ConfigError: it cannot be read, or asks for nothing.
+        ConfigError: it cannot be read, or requires nothing.
     """
     pins, problems, lost = _parse_requirements(path)
-    always = [pin for pin in pins if pin.always]
-    first: dict[str, PackageRequirement] = {}
-    for pin in always:
-        first.setdefault(pin.package, pin)
+    required = [pin for pin in pins if pin.always]
+    first_pins: dict[str, PackageRequirement] = {}
+    for pin in required:
+        first_pins.setdefault(pin.package, pin)
     setup = Setup(
-        "requirements", places={name: SettingLocation(name, str(path), pin.line) for name, pin in first.items()}
+        "requirements", places={name: SettingLocation(name, str(path), pin.line) for name, pin in first_pins.items()}
     )
-    stack = _stack(always, wheels=_has_index(lost))
-    problems += _contradictions(path, always)
-    problems += _too_old_python(path, always)
+    stack = _stack(required, wheels=_has_index(lost))
+    problems += _contradictions(path, required)
+    problems += _too_old_python(path, required)
     return ImportedConfig("requirements", path, setup, None, {}, tuple(lost), None, tuple(problems), stack=stack)
 
 
 def _stack(pins: list[PackageRequirement], wheels: bool) -> StackFacts:
-    """The environment that these requirements describe; `wheels`: they come from an index of their own."""
+    """Return the environment that these requirements describe; `wheels`: they come from another index."""
     names = dict.fromkeys(pin.package for pin in pins)
-    asked = {name: ",".join(p.versions for p in pins if p.package == name and p.versions) for name in names}
+    specifiers = {name: ",".join(p.versions for p in pins if p.package == name and p.versions) for name in names}
     return StackFacts(
-        versions={name: exact(text) or text for name, text in asked.items()},
-        requires=_transitive_requirements(asked),
-        pinned=asked,
+        versions={name: exact(text) or text for name, text in specifiers.items()},
+        requires=_transitive_requirements(specifiers),
+        pinned=specifiers,
         wheels=frozenset(names) if wheels else frozenset(pin.package for pin in pins if pin.source),
         in_place=frozenset(pin.package for pin in pins if not pin.isolated),
     )
 
 
 def read_project_requirements(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """What the requirements of a script's project ask for: its own header, and the files beside it and above it.
+    """Return the versions that a script's project requires: by the script's own header, and by files beside it or above
+    it.
 
     Returns:
-        Package → its versions, and package → the name of the file that says so. An exact pin counts before a range;
-        of several, the first in the order of `USUAL`, and of files with other names the newest.
+        Package → its versions, and package → the name of the file with that requirement. An exact pin takes precedence
+        over a range; of several pins, the first in the order of `USUAL`, and of files with other names the newest
+        release.
     """
-    asked: dict[str, str] = {}
-    source: dict[str, str] = {}
+    specifiers: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for file in [path, *sorted(_files_beside(path.resolve().parent), key=_rank)]:
         for pin in _requirements_in_file(file):
-            known = asked.get(pin.package)
-            open_to_newer = known is None or exact(known) is None or source[pin.package] not in USUAL
-            if pin.versions and open_to_newer and (known is None or _is_newer(pin.versions, known)):
-                asked[pin.package], source[pin.package] = pin.versions, file.name
-    return asked, source
+            previous = specifiers.get(pin.package)
+            open_to_newer = previous is None or exact(previous) is None or file_names[pin.package] not in USUAL
+            if pin.versions and open_to_newer and (previous is None or _is_newer(pin.versions, previous)):
+                specifiers[pin.package], file_names[pin.package] = pin.versions, file.name
+    return specifiers, file_names
 
 
 def _rank(file: Path) -> int:
@@ -126,20 +128,20 @@ def _rank(file: Path) -> int:
 
 
 def _is_newer(versions: str, known: str) -> bool:
-    """Whether one is an exact pin, and the other none or one of an older release."""
-    one, other = exact(versions), exact(known)
+    """Return whether `versions` is an exact pin, and `known` no pin or one of an older release."""
+    release, known_release = exact(versions), exact(known)
     with suppress(InvalidVersion):
-        return one is not None and (other is None or Version(one) > Version(other))
+        return release is not None and (known_release is None or Version(release) > Version(known_release))
     return False
 
 
 def _files_beside(folder: Path) -> list[Path]:
-    """The files with requirements in the nearest folder that has some, up to the top of the repository."""
+    """Return the requirements files in the nearest folder that has some, up to the top of the repository."""
     levels = [folder, *folder.parents][:LEVELS]
     top = next((i for i, level in enumerate(levels) if (level / ".git").exists()), 1)
     for level in levels[: top + 1]:
-        found = sorted(entry for place in (level, level / "requirements") for entry in _entries_of(place))
-        files = [entry for entry in found if is_requirements(entry) or BESIDE.fullmatch(entry.name)]
+        entries = sorted(entry for place in (level, level / "requirements") for entry in _entries_of(place))
+        files = [entry for entry in entries if is_requirements(entry) or BESIDE.fullmatch(entry.name)]
         if any(pin.package in JUDGED for file in files[:MOST] for pin in _requirements_in_file(file)):
             return files[:MOST]
     return []
@@ -154,7 +156,7 @@ def _entries_of(folder: Path) -> list[Path]:
 
 @lru_cache(maxsize=64)
 def _requirements_in_file(file: Path) -> tuple[PackageRequirement, ...]:
-    """The requirements in a file that always hold; none where it cannot be read."""
+    """Return the requirements in a file that always apply; none if it cannot be read."""
     try:
         return tuple(pin for pin in _parse_requirements(file)[0] if pin.always)
     except SureFitError:
@@ -162,7 +164,7 @@ def _requirements_in_file(file: Path) -> tuple[PackageRequirement, ...]:
 
 
 def _parse_requirements(path: Path) -> tuple[list[PackageRequirement], list[SureFitError], list[UnmappedKey]]:
-    """The requirements, what is wrong with them, and the lines that are not looked at."""
+    """Return the requirements, the errors in them, and the lines that are not read."""
     if _is_shell(path):
         return _parse_installs(read_job_script(path).installs)
     text = read_config_text(path)
@@ -182,23 +184,21 @@ def _parse_requirements(path: Path) -> tuple[list[PackageRequirement], list[Sure
         lines = _parse_conda_list(text)
     else:
         lines = _parse_requirements_text(text)
-    of_pip = _pip_lines(text) if path.suffix in (".yml", ".yaml") else frozenset()
+    pip_lines = _pip_lines(text) if path.suffix in (".yml", ".yaml") else frozenset()
     pins: list[PackageRequirement] = []
     problems: list[SureFitError] = []
     lost: list[UnmappedKey] = []
-    for written, line, always in lines:
-        if NO_NUMBER.search(written):
-            lost.append(
-                UnmappedKey(truncate_text(written), line, truncate_text(written), "no release has such a number")
-            )
+    for entry, line, always in lines:
+        if NO_NUMBER.search(entry):
+            lost.append(UnmappedKey(truncate_text(entry), line, truncate_text(entry), "no release has such a number"))
             continue
         try:
-            pins.append(_parse_requirement(written, line, always))
+            pins.append(_parse_requirement(entry, line, always))
         except InvalidRequirement as error:
-            if (path.suffix in (".txt", ".in") or line in of_pip) and not _is_other(written):
-                problems.append(_unreadable(path, written, line, error))
+            if (path.suffix in (".txt", ".in") or line in pip_lines) and not _is_other(entry):
+                problems.append(_unreadable(path, entry, line, error))
             else:
-                lost.append(UnmappedKey(written, line, written, "it names no package and version"))
+                lost.append(UnmappedKey(entry, line, entry, "it names no package and version"))
     problems += _conda_slips(text, path) if path.suffix in (".yml", ".yaml") else ()
     if not pins and not problems:
         raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
@@ -212,25 +212,28 @@ def _is_shell(path: Path) -> bool:
 def _parse_installs(
     installs: Iterable[Install],
 ) -> tuple[list[PackageRequirement], list[SureFitError], list[UnmappedKey]]:
-    """The packages that a shell script installs; a later command replaces what an earlier one installed."""
+    """Return the packages that a shell script installs; a later command replaces what an earlier one installed."""
     pins: dict[str, PackageRequirement] = {}
     lost: list[UnmappedKey] = []
-    for one in installs:
-        written = "".join(_parse_conda_entry(one.written)) if one.conda else one.written
+    for install in installs:
+        requirement = "".join(_parse_conda_entry(install.written)) if install.conda else install.written
         try:
-            pin = _parse_requirement(written, one.line, True)
+            pin = _parse_requirement(requirement, install.line, True)
         except InvalidRequirement:
-            lost.append(UnmappedKey(one.written, one.line, one.written, "it names no package and version"))
+            lost.append(UnmappedKey(install.written, install.line, install.written, "it names no package and version"))
             continue
-        known = pins.pop(pin.package, None)
-        if known and not pin.versions:
-            pin = known  # pip leaves what is there
-        pins[pin.package] = replace(pin, source=pin.source or ("index" if one.index else None), isolated=one.isolated)
+        previous = pins.pop(pin.package, None)
+        if previous and not pin.versions:
+            pin = previous  # pip keeps the installed version
+        pins[pin.package] = replace(
+            pin, source=pin.source or ("index" if install.index else None), isolated=install.isolated
+        )
     return list(pins.values()), [], lost
 
 
 def stack_of_installs(installs: Iterable[Install], path: Path) -> tuple[StackFacts | None, dict[str, SettingLocation]]:
-    """The environment that a shell script installs, and the places of its packages; None where it installs none."""
+    """Return the environment that a shell script installs and the locations of its packages; None if it installs
+    none."""
     pins, _, _ = _parse_installs(installs)
     if not pins:
         return None, {}
@@ -238,7 +241,7 @@ def stack_of_installs(installs: Iterable[Install], path: Path) -> tuple[StackFac
 
 
 def is_conda_list(text: str) -> bool:
-    """Whether this is what `conda list --export` or `--explicit` writes."""
+    """Return whether a text is the output of `conda list --export` or `--explicit`."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     if "conda create --name" in text[:400]:
         return True
@@ -247,51 +250,51 @@ def is_conda_list(text: str) -> bool:
 
 
 def _parse_conda_list(text: str) -> Iterator[tuple[str, int, bool]]:
-    """NAME=VERSION=BUILD, one a line; of `--explicit`, addresses of files."""
+    """Yield the packages in lines NAME=VERSION=BUILD; in the output of `--explicit`, URLs of package files."""
     for number, line in enumerate(text.splitlines(), 1):
-        found = EXPORTED.fullmatch(line.strip())
-        if found is None:
-            found = re.fullmatch(
+        match = EXPORTED.fullmatch(line.strip())
+        if match is None:
+            match = re.fullmatch(
                 r"https?://\S+/([\w.-]+?)-(\d[\w.!+]*)-[^-/]+\.(?:conda|tar\.bz2)(?:#\w+)?", line.strip()
             )
-        if found and found[1] != "python":
-            name = found[1].lower().lstrip("_")
-            yield f"{CONDA.get(name, name)}=={found[2]}", number, True
+        if match and match[1] != "python":
+            name = match[1].lower().lstrip("_")
+            yield f"{CONDA.get(name, name)}=={match[2]}", number, True
 
 
 def _parse_inline_metadata(text: str) -> Iterator[tuple[str, int, bool]]:
-    """The `dependencies` in a script's own header (PEP 723)."""
-    found = INLINE.search(text)
-    if not found:
+    """Yield the `dependencies` in a script's inline metadata (PEP 723)."""
+    match = INLINE.search(text)
+    if not match:
         return
-    body = re.sub(r"^# ?", "", found[1].strip("\n"), flags=re.MULTILINE)
+    body = re.sub(r"^# ?", "", match[1].strip("\n"), flags=re.MULTILINE)
     with suppress(ValueError, RecursionError):
-        for written in _texts(tomllib.loads(body).get("dependencies")):
-            yield written, _line_of(text, re.escape(written)), True
+        for requirement in _texts(tomllib.loads(body).get("dependencies")):
+            yield requirement, _line_of(text, re.escape(requirement)), True
 
 
 def _parse_setup_py(text: str) -> Iterator[tuple[str, int, bool]]:
-    """The requirements in the lists of a setup.py that name a package with its versions, extras not told apart."""
+    """Yield the requirements with versions in the lists of a setup.py, without telling extras apart."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         for node in ast.walk(ast.parse(text)):
-            for each in node.elts if isinstance(node, ast.List) else ():
-                if isinstance(each, ast.Constant) and isinstance(each.value, str) and PINNED.match(each.value):
-                    yield each.value, each.lineno, True
+            for item in node.elts if isinstance(node, ast.List) else ():
+                if isinstance(item, ast.Constant) and isinstance(item.value, str) and PINNED.match(item.value):
+                    yield item.value, item.lineno, True
 
 
 def _parse_pipfile(text: str) -> Iterator[tuple[str, int, bool]]:
-    """The packages of a Pipfile; those for development need not hold together with the rest."""
+    """Yield the packages of a Pipfile; development packages need not be compatible with them and are left out."""
     with suppress(ValueError, RecursionError):
         tree = tomllib.loads(text)
-        for name, asked in _table(tree, "packages").items():
-            versions = asked.get("version") if isinstance(asked, dict) else asked
+        for name, entry in _table(tree, "packages").items():
+            versions = entry.get("version") if isinstance(entry, dict) else entry
             if isinstance(versions, str):
                 line = _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
                 yield f"{name}{'' if versions == '*' else versions}", line, True
 
 
 def _parse_lock_file(text: str) -> Iterator[tuple[str, int, bool]]:
-    """The packages of uv.lock and poetry.lock, each with its one version."""
+    """Yield the packages of uv.lock and poetry.lock, each with its locked version."""
     with suppress(ValueError, RecursionError):
         for entry in tomllib.loads(text).get("package", ()):
             if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("version"), str):
@@ -299,13 +302,13 @@ def _parse_lock_file(text: str) -> Iterator[tuple[str, int, bool]]:
 
 
 def _has_index(lost: Iterable[UnmappedKey]) -> bool:
-    """Whether an option names another index, or a page of files."""
+    """Return whether an option names another package index or a page of links."""
     options = ("-f", "--find-links", "-i", "--index-url", "--extra-index-url")
-    return any(one.key.split(maxsplit=1)[0].partition("=")[0] in options for one in lost)
+    return any(line.key.split(maxsplit=1)[0].partition("=")[0] in options for line in lost)
 
 
 def _is_other(written: str) -> bool:
-    """An option, a URL or a path."""
+    """Return whether a line is an option, a URL or a path."""
     return (
         bool(OPTION.match(written))
         or "://" in written
@@ -315,74 +318,82 @@ def _is_other(written: str) -> bool:
 
 
 def _unreadable(path: Path, written: str, line: int, error: Exception) -> ConfigError:
-    said = str(error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     help_text = "write NAME==VERSION, with commas between several conditions"
     return ConfigError(
-        f"{truncate_text(repr(written))} is no requirement: {said}", code="E3030", path=path, line=line, help=help_text
+        f"{truncate_text(repr(written))} is no requirement: {reason}",
+        code="E3030",
+        path=path,
+        line=line,
+        help=help_text,
     )
 
 
 def _parse_requirement(written: str, line: int, always: bool) -> PackageRequirement:
-    asked = Requirement(written)
-    name = re.sub(r"[-_.]+", "-", asked.name).lower()
-    return PackageRequirement(name, str(asked.specifier), line, always and asked.marker is None, asked.url)
+    requirement = Requirement(written)
+    name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+    return PackageRequirement(
+        name, str(requirement.specifier), line, always and requirement.marker is None, requirement.url
+    )
 
 
 def _parse_requirements_text(text: str) -> Iterator[tuple[str, int, bool]]:
-    """The lines of a requirements file, with continued ones joined."""
-    begun, first = "", 0
+    """Yield the lines of a requirements file, with continuation lines joined."""
+    continued, first_line = "", 0
     for number, line in enumerate(text.splitlines(), 1):
-        joined = begun + re.sub(r"(^|\s)#.*", "", line)
-        first = first if begun else number
-        begun = joined[:-1] if joined.endswith("\\") else ""
-        written = re.sub(r"\s--(hash|config-settings|global-option)\b.*", "", joined.strip()).strip()
-        if written and not begun:
-            yield written, first, True
+        joined = continued + re.sub(r"(^|\s)#.*", "", line)
+        first_line = first_line if continued else number
+        continued = joined[:-1] if joined.endswith("\\") else ""
+        requirement = re.sub(r"\s--(hash|config-settings|global-option)\b.*", "", joined.strip()).strip()
+        if requirement and not continued:
+            yield requirement, first_line, True
 
 
 def _parse_pyproject(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
-    """[project] and [tool.poetry]; what an extra or a group asks for need not hold together with the rest."""
+    """Yield the requirements in [project] and [tool.poetry]; those of an extra or a group need not hold together."""
     try:
         tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # the first also for a number that Python does not read
-        found = re.search(r"line (\d+)", str(error))
-        line = int(found[1]) if found else None
+    except (ValueError, RecursionError) as error:  # ValueError is raised for an integer with too many digits, too
+        match = re.search(r"line (\d+)", str(error))
+        line = int(match[1]) if match else None
         problem = str(error).partition(" (at")[0]
         raise ConfigError(
             f"not valid TOML: {problem}", code="E3031", path=path, line=line, help="correct the line"
         ) from None
     project, poetry = _table(tree, "project"), _table(_table(tree, "tool"), "poetry")
-    optional = [each for group in _table(project, "optional-dependencies").values() for each in _texts(group)]
-    for written, always in [
-        *((each, True) for each in _texts(project.get("dependencies"))),
-        *((x, False) for x in optional),
+    optional = [
+        requirement for group in _table(project, "optional-dependencies").values() for requirement in _texts(group)
+    ]
+    for requirement, always in [
+        *((requirement, True) for requirement in _texts(project.get("dependencies"))),
+        *((requirement, False) for requirement in optional),
     ]:
-        yield written, _line_of(text, re.escape(written)), always
-    for name, asked in _table(poetry, "dependencies").items():
-        versions = asked.get("version") if isinstance(asked, dict) else asked
+        yield requirement, _line_of(text, re.escape(requirement)), always
+    for name, entry in _table(poetry, "dependencies").items():
+        versions = entry.get("version") if isinstance(entry, dict) else entry
         always = not (
-            isinstance(asked, dict) and (asked.get("optional") or asked.get("markers") or asked.get("python"))
+            isinstance(entry, dict) and (entry.get("optional") or entry.get("markers") or entry.get("python"))
         )
         if name != "python" and isinstance(versions, str):
             yield f"{name}{_to_pep440(versions)}", _line_of(text, rf"^\s*[\"']?{re.escape(name)}[\"']?\s*="), always
 
 
 def _table(tree: Any, name: str) -> dict[str, Any]:
-    found = tree.get(name) if isinstance(tree, dict) else None
-    return found if isinstance(found, dict) else {}
+    value = tree.get(name) if isinstance(tree, dict) else None
+    return value if isinstance(value, dict) else {}
 
 
 def _texts(value: Any) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _line_of(text: str, pattern: str) -> int:
-    found = re.search(pattern, text, re.MULTILINE)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
+    match = re.search(pattern, text, re.MULTILINE)
+    return text.count("\n", 0, match.start()) + 1 if match else 1
 
 
 def _to_pep440(versions: str) -> str:
-    """Poetry's ^1.2 and ~1.2 in the words of PEP 440.
+    """Return Poetry's ^1.2 and ~1.2 as a PEP 440 specifier.
 
     >>> _to_pep440("^2.1"), _to_pep440("^0.19"), _to_pep440("~4.3"), _to_pep440("1.26.4"), _to_pep440("*")
     ('>=2.1,<3', '>=0.19,<0.20', '>=4.3,<4.4', '==1.26.4', '')
@@ -392,19 +403,19 @@ def _to_pep440(versions: str) -> str:
 
 
 def _to_pep440_part(part: str) -> str:
-    found = re.fullmatch(r"([\^~]?)\s*v?(\d{1,18}(?:\.\d{1,18})*)", part)
-    if not found:
+    match = re.fullmatch(r"([\^~]?)\s*v?(\d{1,18}(?:\.\d{1,18})*)", part)
+    if not match:
         return "" if part == "*" else f"=={part}" if re.fullmatch(r"[\d.]+\.\*", part) else part
-    numbers = [int(number) for number in found[2].split(".")]
-    if not found[1]:
-        return f"=={found[2]}"
-    kept = (
+    numbers = [int(number) for number in match[2].split(".")]
+    if not match[1]:
+        return f"=={match[2]}"
+    last = (
         next((i for i, number in enumerate(numbers) if number), len(numbers) - 1)
-        if found[1] == "^"
+        if match[1] == "^"
         else min(1, len(numbers) - 1)
     )
-    above = ".".join(map(str, [*numbers[:kept], numbers[kept] + 1]))
-    return f">={found[2]},<{above}"
+    bound = ".".join(map(str, [*numbers[:last], numbers[last] + 1]))
+    return f">={match[2]},<{bound}"
 
 
 def _parse_conda_environment(text: str, path: Path) -> Iterator[tuple[str, int, bool]]:
@@ -414,56 +425,65 @@ def _parse_conda_environment(text: str, path: Path) -> Iterator[tuple[str, int, 
             name, versions = _parse_conda_entry(entry.value)
             if name != "python":
                 yield f"{CONDA.get(name, name)}{versions}", entry.start_mark.line + 1, True
-        for written in _entries(entry, "pip"):
-            if isinstance(written, yaml.ScalarNode):
-                yield written.value, written.start_mark.line + 1, True
+        for line in _entries(entry, "pip"):
+            if isinstance(line, yaml.ScalarNode):
+                yield line.value, line.start_mark.line + 1, True
 
 
 def _pip_lines(text: str) -> frozenset[int]:
-    """The lines of what a conda environment has pip install."""
-    listed = (each for entry in _entries(compose_yaml(text), "dependencies") for each in _entries(entry, "pip"))
-    return frozenset(each.start_mark.line + 1 for each in listed)
+    """Return the lines of the packages that a conda environment installs with pip."""
+    pip_entries = (
+        requirement for entry in _entries(compose_yaml(text), "dependencies") for requirement in _entries(entry, "pip")
+    )
+    return frozenset(requirement.start_mark.line + 1 for requirement in pip_entries)
 
 
 def _entries(node: yaml.Node | None, key: str) -> list[yaml.Node]:
-    """The entries of the list under a key, where there is one."""
+    """Return the entries of the list under a key, if there is one."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     return [
-        each
-        for name, listed in pairs
-        if name.value == key and isinstance(listed, yaml.SequenceNode)
-        for each in listed.value
+        entry
+        for name, value in pairs
+        if name.value == key and isinstance(value, yaml.SequenceNode)
+        for entry in value.value
     ]
 
 
 def _parse_conda_entry(entry: str) -> tuple[str, str]:
-    """(name, versions) of `channel::name=1.2=build`, where = stands for every release that begins so."""
-    found = re.fullmatch(r"(?:[^:]+::)?([A-Za-z0-9._-]+)\s*(.*)", entry.strip())
-    if not found:
+    """Return (name, versions) of `channel::name=1.2=build`; conda's = matches every release with this prefix."""
+    match = re.fullmatch(r"(?:[^:]+::)?([A-Za-z0-9._-]+)\s*(.*)", entry.strip())
+    if not match:
         return entry, ""
-    single = re.fullmatch(r"=\s*([\d.]+)\*?(=.*)?", found[2])
-    return found[1].lower(), f"=={single[1].rstrip('.')}.*" if single else found[2].replace(" ", ",").strip(",")
+    single = re.fullmatch(r"=\s*([\d.]+)\*?(=.*)?", match[2])
+    return match[1].lower(), f"=={single[1].rstrip('.')}.*" if single else match[2].replace(" ", ",").strip(",")
 
 
 def _transitive_requirements(asked: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """What packages pinned to a release ask of others: by what is known of them, or as the same release here does."""
+    """Return what packages pinned to a release require of others, from known facts or the same release if installed
+    here."""
     installed = stack_facts()
-    found: dict[str, tuple[str, ...]] = {}
+    requirements: dict[str, tuple[str, ...]] = {}
     for name, versions in asked.items():
-        begun = re.fullmatch(r"==(\d+\.\d+[\d.]*)\.\*", versions)  # conda's = stands for every release that begins so
-        pinned = exact(versions) or (begun[1] if begun else None)
+        prefix = re.fullmatch(r"==(\d+\.\d+[\d.]*)\.\*", versions)  # conda's = matches every release with this prefix
+        pinned = exact(versions) or (prefix[1] if prefix else None)
         if pinned is None:
             continue
-        same = begun is None and installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
-        own = [text for text in installed.requires.get(name, ()) if ";" not in text and "[" not in text] if same else []
-        found[name] = tuple(text.replace(" ", "") for text in own) or tuple(_known_requirements(name, pinned))
-    return {name: texts for name, texts in found.items() if texts}
+        is_installed = prefix is None and installed.versions.get(name, "").partition("+")[0] == pinned.partition("+")[0]
+        installed_requirements = (
+            [text for text in installed.requires.get(name, ()) if ";" not in text and "[" not in text]
+            if is_installed
+            else []
+        )
+        requirements[name] = tuple(text.replace(" ", "") for text in installed_requirements) or tuple(
+            _known_requirements(name, pinned)
+        )
+    return {name: texts for name, texts in requirements.items() if texts}
 
 
 def _known_requirements(name: str, version: str) -> Iterator[str]:
-    """Facts of releases: torchvision 0.N belongs to torch 2.(N-15), torchaudio 2.N to torch 2.N.
+    """Yield the known requirements of a release: torchvision 0.N needs torch 2.(N-15), torchaudio 2.N needs torch 2.N.
 
-    tensorboard 2.10 and 2.11 ask for protobuf below 3.20 and 4 (their metadata; 2.12 takes any from 3.19.6).
+    tensorboard 2.10 and 2.11 require protobuf below 3.20 and 4 (their metadata; 2.12 accepts any from 3.19.6).
     """
     yield from requirements_of(name, version)
     numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2]]
@@ -479,12 +499,12 @@ def _known_requirements(name: str, version: str) -> Iterator[str]:
 
 
 def _too_old_python(path: Path, pins: list[PackageRequirement]) -> Iterator[ConfigError]:
-    """A Python that none of the releases of a package that is asked for runs on."""
+    """Yield an error if the required Python is too old for all matching releases of a package."""
     text = read_config_text(path) if path.suffix in (".yml", ".yaml", ".toml") else ""
     python, line = _required_python(text, path)
     needs = ((pin, minimum_python(pin.package, pin.versions)) for pin in pins)
-    late = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
-    for pin, least in sorted(late, key=lambda each: Version(each[1]), reverse=True)[:1]:
+    too_new = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
+    for pin, least in sorted(too_new, key=lambda each: Version(each[1]), reverse=True)[:1]:
         yield ConfigError(
             f"{pin.package}{pin.versions} needs Python {least} or newer, and python{python} is asked for",
             code="E3950", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
@@ -492,13 +512,13 @@ def _too_old_python(path: Path, pins: list[PackageRequirement]) -> Iterator[Conf
 
 
 def _required_python(text: str, path: Path) -> tuple[str, int]:
-    """(the versions of Python that a conda or project file admits, the line that says so)."""
+    """Return (the Python versions that a conda or project file allows, the line with them)."""
     if path.suffix == ".toml":
         tree = tomllib.loads(text)
         poetry = _table(_table(_table(tree, "tool"), "poetry"), "dependencies").get("python")
-        asked = _table(tree, "project").get("requires-python")
-        found = asked if isinstance(asked, str) else _to_pep440(poetry) if isinstance(poetry, str) else ""
-        return found, _line_of(text, r"^\s*(requires-)?python\s*=")
+        declared = _table(tree, "project").get("requires-python")
+        allowed = declared if isinstance(declared, str) else _to_pep440(poetry) if isinstance(poetry, str) else ""
+        return allowed, _line_of(text, r"^\s*(requires-)?python\s*=")
     for entry in _entries(compose_yaml(text), "dependencies") if text else ():
         name, versions = _parse_conda_entry(entry.value) if isinstance(entry, yaml.ScalarNode) else ("", "")
         if name == "python" and re.match(r"[<>=!~]", versions):
@@ -507,11 +527,11 @@ def _required_python(text: str, path: Path) -> tuple[str, int]:
 
 
 SECTIONS = ("name", "channels", "dependencies", "variables", "prefix", "platforms", "category", "platform")
-"""What stands at the top of a conda environment's file, or of conda-lock's."""
+"""Top-level keys of a conda environment file and of conda-lock's files."""
 
 
 def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
-    """Packages that stand where conda does not look for them."""
+    """Yield errors for packages listed where conda does not read them."""
     tree = compose_yaml(text)
     pairs = tree.value if isinstance(tree, yaml.MappingNode) else ()
     for key, _ in pairs:
@@ -522,8 +542,8 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
                 help="write it as the last entry of dependencies: `- pip: [NAME==VERSION, …]`",
             )  # fmt: skip
     for entry in _entries(tree, "dependencies"):
-        for key, listed in entry.value if isinstance(entry, yaml.MappingNode) else ():
-            if key.value == "pip" and not isinstance(listed, yaml.SequenceNode):
+        for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            if key.value == "pip" and not isinstance(value, yaml.SequenceNode):
                 yield ConfigError(
                     "pip needs a list of requirements", code="E3952", path=path, line=key.start_mark.line + 1,
                     field="pip", help="write each below it, as an entry of its own",
@@ -531,7 +551,7 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
 
 
 def _contradictions(path: Path, pins: list[PackageRequirement]) -> Iterator[ConfigError]:
-    """Packages that are asked for twice, in versions that no release can be."""
+    """Yield errors for packages required twice in versions that no release satisfies."""
     for i, pin in enumerate(pins):
         if pin.versions and not compatible(pin.versions, ""):
             yield ConfigError(
@@ -540,10 +560,10 @@ def _contradictions(path: Path, pins: list[PackageRequirement]) -> Iterator[Conf
                 help="correct one of the bounds",
             )  # fmt: skip
             continue
-        other = next((each for each in pins[:i] if each.package == pin.package), None)
-        if other is not None and not compatible(pin.versions, other.versions):
-            there = f"{pin.package}{other.versions} on line {other.line}"
+        earlier = next((candidate for candidate in pins[:i] if candidate.package == pin.package), None)
+        if earlier is not None and not compatible(pin.versions, earlier.versions):
+            conflict = f"{pin.package}{earlier.versions} on line {earlier.line}"
             yield ConfigError(
-                f"{pin.package}{pin.versions}, and {there}: no release is both", code="E3033", path=path, line=pin.line,
-                field=pin.package, help="keep one of the two",
+                f"{pin.package}{pin.versions}, and {conflict}: no release is both", code="E3033", path=path,
+                line=pin.line, field=pin.package, help="keep one of the two",
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What reading another tool's config gives."""
+"""The result of reading another tool's config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefit.facts.stack import StackFacts
 
 @dataclass(frozen=True)
 class UnmappedKey:
-    """A key that has no place in a SureFit config: its 1-based line, its value, and why."""
+    """A key that SureFit's config cannot express, with its 1-based line, its value, and the reason."""
 
     key: str
     line: int | None
@@ -28,29 +28,29 @@ class UnmappedKey:
 class ImportedConfig:
     """A config of another tool in SureFit's terms.
 
-    Every key of the file ends in exactly one of `mapped`, `lost`, `setup.gone`, `setup.unknown`, or a problem. A
-    nested key is written with dots; the entries of a list are one value.
+    Every key of the file is in exactly one of `mapped`, `lost`, `setup.gone`, `setup.unknown`, or a problem. A nested
+    key is written with dots; the entries of a list are one value.
 
     Attributes:
         tool: axolotl, llamafactory, trl, accelerate, deepspeed, peft, slurm, python or requirements.
         path: the file.
-        setup: what the rules judge.
-        loaded: the SureFit config that the file maps to, with the lines of the foreign file; None where it describes
-            no whole supervised run.
-        names: dotted SureFit key → the tool's key that sets it, or would if the file did.
-        mapped: keys that reached the config or the setup.
-        judged: those of them that only the rules look at, because SureFit's config has no place for them.
-        lost: keys that nothing looks at.
-        job: of a SLURM script, what it asks for and launches.
+        setup: the facts that the rules check.
+        loaded: the SureFit config that the file maps to, with the lines of the other tool's file; None if the file does
+            not describe a complete supervised run.
+        names: dotted SureFit key → the tool's key that sets it, or whose default it is.
+        mapped: keys that are mapped to the config or the setup.
+        judged: the mapped keys that only the rules read, because SureFit's config cannot express them.
+        lost: keys that nothing reads.
+        job: the requests and launches of a SLURM script; None for other files.
         problems: values that the tool itself cannot use, with file and line.
-        rows_known: `loaded.config.data.train` is all that the tool would train on, row by row, laid out as SureFit
-            reads it; otherwise nothing may be concluded from its rows.
+        rows_known: whether `loaded.config.data.train` is all that the tool would train on, row by row, in a layout that
+            SureFit reads; if not, its rows tell nothing about the run.
         values: every key of the file, nested ones with dots → its value.
-        lines: every key of the file, those in lists as `datasets[0].path` → its line.
-        parts: what is lost inside values that reached the config.
-        columns: what a script reads of its rows → (their file, the column).
-        stack: the versions that a requirements file, or a shell script, asks for.
-        judged_by: the releases of the libraries whose arguments a script was compared with; empty where there are none.
+        lines: every key of the file, list entries as `datasets[0].path` → its line.
+        parts: what is lost inside values of mapped keys.
+        columns: name of a row's column in a script → (file of the rows, column).
+        stack: the versions that a requirements file or a shell script requires.
+        judged_by: the library releases that a script's arguments were checked against; empty if none were.
     """
 
     tool: str
@@ -72,7 +72,7 @@ class ImportedConfig:
     judged_by: str = ""
 
     def line(self, key: str) -> int | None:
-        """The line of a key of the file, or of the nearest one above it."""
+        """Return the line of a key of the file, or of its nearest parent with a line."""
         while key and key not in self.lines:
             key = key.rpartition(".")[0]
         return self.lines.get(key)

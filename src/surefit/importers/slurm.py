@@ -1,4 +1,4 @@
-"""SLURM's batch scripts and other shell scripts: what they ask for, install and launch, with the script they launch."""
+"""Reader of SLURM batch scripts and other shell scripts: resources, installs, launches, and the launched script."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from surefit.importers.requirements import stack_of_installs
 from surefit.importers.result import ImportedConfig
 
 ENOUGH = 3
-"""Arguments behind a script that are the Trainer's: from so many on they are taken for those."""
+"""The least number of a script's arguments named like the Trainer's for which they are read as the Trainer's."""
 KEYS = {key: to for key, to in trl.KEYS.items() if key in TRAINING_ARGUMENTS | SFT_CONFIG} | hf.ONCE_IN_5
 PLAIN = frozenset({"", "$"})
-"""Values of a switch, and of what is only known when the script runs."""
+"""Values of a switch, and of an argument known only at run time."""
 
 
 def read_shell_script(path: Path) -> ImportedConfig:
-    """What a script asks for, and what it launches.
+    """Return what a shell script requests, installs and launches.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -57,8 +57,8 @@ def read_shell_script(path: Path) -> ImportedConfig:
     stack, places = stack_of_installs(job.installs, path)
     setup = setup_of_job(job)
     setup = replace(setup, places={**places, **setup.places})
-    config = next((found for launch, found in launches if launch is main), None)
-    others: list[tuple[Setup, tuple[str, ...]]] = [(config, FROM_CONFIG)] if config else []
+    config = next((accelerate_setup for launch, accelerate_setup in launches if launch is main), None)
+    other_setups: list[tuple[Setup, tuple[str, ...]]] = [(config, FROM_CONFIG)] if config else []
     problems: tuple[SureFitError, ...] = ()
     if main:
         source = _source(script)
@@ -66,7 +66,7 @@ def read_shell_script(path: Path) -> ImportedConfig:
         if arguments is not None:
             setup, problems = _with_arguments(setup, arguments), tuple(arguments.problems)
         if source is not None and script is not None:
-            others.append((_setup_of(script), FROM_SCRIPT))
+            other_setups.append((_setup_of(script), FROM_SCRIPT))
     if (
         config
         and config.processes
@@ -74,11 +74,11 @@ def read_shell_script(path: Path) -> ImportedConfig:
         and "num_processes" not in launcher_flags(main)
     ):
         setup = replace(setup, places={**setup.places, "processes": config.places["processes"]})
-    return ImportedConfig("slurm", path, merge_setups(setup, others), None, {}, (), job, problems, stack=stack)
+    return ImportedConfig("slurm", path, merge_setups(setup, other_setups), None, {}, (), job, problems, stack=stack)
 
 
 def launcher_flags(launch: Launch | None) -> frozenset[str]:
-    """The launcher's own options."""
+    """Return the options of the launcher itself."""
     return frozenset(launch.flags) if launch else frozenset()
 
 
@@ -97,7 +97,7 @@ def _setup_of(script: Path) -> Setup:
 
 
 def _find_unknown_arguments(job: JobScript, path: Path) -> Iterator[tuple[str, str, int]]:
-    """Arguments behind launched scripts that their parsers do not have."""
+    """Yield the arguments of launched scripts that their parsers do not have."""
     for launch in job.launches:
         source = _source(find_launched_script(launch, path))
         options = script_options(source) if source and launch.arguments else None
@@ -107,21 +107,23 @@ def _find_unknown_arguments(job: JobScript, path: Path) -> Iterator[tuple[str, s
 
 
 def _takes(options: ParserOptions, name: str) -> bool:
-    """Whether argparse takes an argument: it also takes the beginning of one."""
-    return name == "help" or any(known.startswith(name) for known in options.defaults)
+    """Return whether argparse accepts an argument; it also accepts a prefix of an option."""
+    return name == "help" or any(option.startswith(name) for option in options.defaults)
 
 
 def _arguments(launch: Launch, path: Path, source: ScriptSource | None) -> ConfigDraft | None:
-    """What the arguments behind a script say, where they are the Trainer's."""
-    own = takes_training_arguments(source) if source else False
-    known = [name for name in launch.arguments if name in TRAINING_ARGUMENTS | SFT_CONFIG or name in INSTEAD]
-    if not own and (len(known) < ENOUGH or (source is not None and script_options(source) is not None)):
+    """Return the arguments passed to a script if they are the Trainer's, or None."""
+    has_trainer_parser = takes_training_arguments(source) if source else False
+    trainer_names = [name for name in launch.arguments if name in TRAINING_ARGUMENTS | SFT_CONFIG or name in INSTEAD]
+    if not has_trainer_parser and (
+        len(trainer_names) < ENOUGH or (source is not None and script_options(source) is not None)
+    ):
         return None
-    values = {name: _value(launch.arguments[name]) for name in known if launch.arguments[name] != "$"}
+    values = {name: _value(launch.arguments[name]) for name in trainer_names if launch.arguments[name] != "$"}
     values = {name: value for name, value in values.items() if not (isinstance(value, str) and "$" in value)}
-    judge = find_target_releases(source) if own and source else None
+    judge = find_target_releases(source) if has_trainer_parser and source else None
     gone = {key: INSTEAD[key] for key in values if judge and key in INSTEAD and _is_gone(judge, key)}
-    keys = {key: to for key, to in KEYS.items() if key not in gone}
+    keys = {key: mapping for key, mapping in KEYS.items() if key not in gone}
     tool = ToolSchema(
         "trl", keys, TRAINING_ARGUMENTS | SFT_CONFIG | frozenset(INSTEAD), gone, finish=_finish,
         conflicts=trl.TOOL.conflicts, open_sections=trl.TOOL.open_sections,
@@ -160,7 +162,7 @@ def _value(written: str) -> Any:
 
 
 def _with_arguments(setup: Setup, draft: ConfigDraft) -> Setup:
-    """The setup with what the script is told, each at its own line of the shell script."""
+    """Return the setup with the values of the script's arguments, each at its line of the shell script."""
     names = [name for name in draft.setup if getattr(setup, name) is None]
     places = {name: replace(draft.places[name], name=f"--{draft.places[name].name}") for name in names}
     places |= {

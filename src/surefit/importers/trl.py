@@ -1,4 +1,4 @@
-"""TRL: the YAML or JSON its command line takes (SFTConfig, ModelConfig, ScriptArguments), or part of it."""
+"""TRL: the YAML or JSON that its command line reads (SFTConfig, ModelConfig, ScriptArguments), or part of it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ LORA_KEYS = (
     "use_rslora", "use_dora",
 )  # fmt: skip
 SEVERAL = 3
-"""Keys that TRL does not know, from which on the file is taken for that of a script of its own: none is a slip."""
+"""The number of keys unknown to TRL from which on the file is taken to belong to a custom script: then none is a
+typo."""
 SFT_LOSSES = ("nll", "dft", "chunked_nll")
 PAIRS = re.compile(r"binarized|prefer|dpo|kto|reward|feedback|\bhh-rlhf|unpaired|tldr", re.IGNORECASE)
-"""What names of data sets say that have pairs, rewards or prompts only."""
+"""Parts of names of datasets that contain pairs, rewards or prompts only."""
 QUANT_KEYS = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
 
 
@@ -45,7 +46,7 @@ def _whole_split(value: str) -> str:
 
 
 def _targets(value: Any) -> Any:
-    """ModelConfig hands a list of one to PEFT as the text in it."""
+    """Return the target modules; ModelConfig passes a list of one to PEFT as a string."""
     return hf.to_target_modules_or_pattern(value[0] if isinstance(value, list) and len(value) == 1 else value)
 
 
@@ -92,7 +93,7 @@ ONCE_IN_STAGES = {
     "padding_value": "take it out: the tokenizer's pad token is used",
     "reward_model_path": "write reward_funcs",
 }
-"""Keys that configs of TRL's other trainers took before 1.0 → what to write instead."""
+"""Keys that configs of TRL's other trainers accepted before 1.0 → what to write instead."""
 DEFAULTS = {
     "data.max_length": ("max_length", 1024),
     "train.num_train_epochs": ("num_train_epochs", 3.0),
@@ -103,7 +104,7 @@ DEFAULTS = {
     "lora.lora_dropout": ("lora_dropout", 0.05),
     "output_dir": ("output_dir", "trainer_output"),
 }
-"""TRL 1.16.0, where they differ from SureFit's own."""
+"""TRL 1.16.0's defaults that differ from SureFit's."""
 
 
 def _finish(draft: ConfigDraft) -> None:
@@ -120,12 +121,12 @@ def _finish(draft: ConfigDraft) -> None:
 
 
 def _stage(draft: ConfigDraft) -> None:
-    """Keys of another trainer than SFTTrainer; and those of `accelerate launch`, to which TRL hands them."""
+    """Map keys of other trainers than SFTTrainer, and keys that TRL passes to `accelerate launch`."""
     stages = [key for key in draft.flat if key in TRL_STAGES and draft.says(key)]
     _generations(draft)
-    told = next(iter(stages), None) or _preferences(draft)
-    if told:
-        draft.say("preferences", True, told)
+    preference_key = next(iter(stages), None) or _preferences(draft)
+    if preference_key:
+        draft.say("preferences", True, preference_key)
     if stages:
         draft.whole_run = False
         for key in stages:
@@ -138,7 +139,7 @@ def _stage(draft: ConfigDraft) -> None:
         draft.unknown.clear()
         draft.meant.clear()
     if draft.passed_over:
-        # A script with arguments of its own comes with a release of TRL of its own.
+        # A script with its own arguments may use another release of TRL.
         for key, instead in draft.gone.items():
             draft.deprecated[key] = instead
             draft.mapped.add(key)
@@ -146,13 +147,13 @@ def _stage(draft: ConfigDraft) -> None:
 
 
 PINNED = ("TrainingArguments", "ModelConfig", "SFTConfig")
-"""The classes whose arguments a file for `trl sft` has."""
+"""The classes with the arguments of a file for `trl sft`."""
 
 
 def _check_releases(draft: ConfigDraft) -> None:
-    """Judge the keys by the releases that the requirements beside the file pin, where they pin some."""
-    asked, files = read_project_requirements(draft.path)
-    judge = TargetReleases(asked, files)
+    """Check the keys against the releases that the requirements beside the file pin, if any."""
+    versions, files = read_project_requirements(draft.path)
+    judge = TargetReleases(versions, files)
     if not {"trl", "transformers"} & judge.bounds.keys():
         return
     stages = _preferences(draft) or any(key in TRL_STAGES for key in draft.flat)
@@ -174,15 +175,15 @@ def _check_releases(draft: ConfigDraft) -> None:
 
 
 GENERATIONS = {"GRPOConfig": 8, "RLOOConfig": 2}
-"""TRL's configs whose generation batch is made of groups → num_generations where it is not given (TRL 1.16)."""
+"""TRL's configs whose generation batch consists of groups → the default of num_generations (TRL 1.16)."""
 BATCH_OF_GENERATIONS = (
     "generation_batch_size", "steps_per_generation", "per_device_train_batch_size", "gradient_accumulation_steps",
 )  # fmt: skip
 
 
 def incomplete_group_size(values: Mapping[str, Any], generations: Any, processes: int | None) -> int | None:
-    """The completions of a generation batch where they do not make up whole groups; of one process if the number of
-    processes is not known."""
+    """Return the number of completions in a generation batch if they do not make up whole groups; that of one process
+    if the number of processes is not known."""
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
     if size is None:
         steps = steps if steps is not None else values.get("gradient_accumulation_steps", 1)
@@ -195,18 +196,18 @@ def incomplete_group_size(values: Mapping[str, Any], generations: Any, processes
 
 
 def describe_incomplete_group(size: int, generations: int, processes: int | None, given: bool) -> tuple[str, str]:
-    """(what is wrong, what to write) with such a batch; `given`: its size is written out."""
+    """Return (what is wrong, what to write) for such a batch; `given`: whether its size is written out."""
     if given or processes:
         return (
             f"a generation batch of {size} does not divide into groups of num_generations, {generations}",
             f"write a num_generations that divides {size}, or a batch that {generations} divides",
         )
-    apart = generations // math.gcd(size, generations)
-    return f"a divisor of {size}, the generation batch of one process, or a multiple of {apart} processes", ""
+    multiple = generations // math.gcd(size, generations)
+    return f"a divisor of {size}, the generation batch of one process, or a multiple of {multiple} processes", ""
 
 
 def _generations(draft: ConfigDraft) -> None:
-    """TRL stops where the generation batch is not made of whole groups."""
+    """Record an error if the generation batch does not consist of whole groups: TRL raises."""
     generations, count = draft.flat.get("num_generations"), draft.flat.get("num_processes")
     processes = count if type(count) is int and count > 0 else None
     size = incomplete_group_size(draft.flat, generations, processes)
@@ -225,7 +226,7 @@ def _generations(draft: ConfigDraft) -> None:
 
 
 def _preferences(draft: ConfigDraft) -> str | None:
-    """The key that tells of another trainer than SFTTrainer where none of its own keys is there."""
+    """Return the key that indicates another trainer than SFTTrainer although none of that trainer's own keys is set."""
     losses = draft.flat.get("loss_type")
     if isinstance(losses, list) or (isinstance(losses, str) and losses not in SFT_LOSSES):
         return "loss_type"
@@ -233,40 +234,42 @@ def _preferences(draft: ConfigDraft) -> str | None:
 
 
 def _command(draft: ConfigDraft) -> None:
-    """Keys that no command of TRL takes, or that no single one takes together.
+    """Record keys that no TRL command accepts, or that no single command accepts together.
 
-    A file with arguments of a script of its own may belong to any trainer, and to any release: there nothing is said.
+    A file with arguments of a custom script may belong to any trainer and any release: it is not checked.
     """
     commands = trl_commands()
-    theirs = [key for key in draft.flat if draft.says(key) and key in TRL | TRL_STAGES | TRAINING_ARGUMENTS]
+    trl_keys = [key for key in draft.flat if draft.says(key) and key in TRL | TRL_STAGES | TRAINING_ARGUMENTS]
     if draft.passed_over or draft.unknown or OPEN_R1 & draft.flat.keys():
         return
-    nowhere = [
+    unaccepted = [
         key
-        for key in theirs
-        if key in TRL_STAGES - draft.refused and not any(key in known for known in commands.values())
+        for key in trl_keys
+        if key in TRL_STAGES - draft.refused and not any(key in accepted for accepted in commands.values())
     ]
-    for key in nowhere:
+    for key in unaccepted:
         draft.mapped.discard(key)
         draft.lost.pop(key, None)
         draft.judged.pop(key, None)
         draft.gone[key] = ONCE_IN_STAGES.get(key, "take it out: no command of TRL 1.16 takes it")
         draft.places[key] = draft.place(key)
-    rest = [key for key in theirs if key not in nowhere and key not in TRL_LAUNCHER]
-    missing = {name: [key for key in rest if key not in known and key != "env"] for name, known in commands.items()}
-    name, least = min(missing.items(), key=lambda item: len(item[1]))
-    if least and len(least) < len([key for key in rest if key in TRL_STAGES]) + 1:
-        for key in least:
-            takers = ", ".join(command for command, known in commands.items() if key in known)
+    remaining = [key for key in trl_keys if key not in unaccepted and key not in TRL_LAUNCHER]
+    missing = {
+        name: [key for key in remaining if key not in accepted and key != "env"] for name, accepted in commands.items()
+    }
+    name, unsupported = min(missing.items(), key=lambda item: len(item[1]))
+    if unsupported and len(unsupported) < len([key for key in remaining if key in TRL_STAGES]) + 1:
+        for key in unsupported:
+            supporting = ", ".join(command for command, accepted in commands.items() if key in accepted)
             draft.refuse_with(
                 key,
                 f"no command takes this beside the other keys: `trl {name}` does not",
-                f"it belongs to trl {takers}",
+                f"it belongs to trl {supporting}",
             )
 
 
 def _adapter(draft: ConfigDraft) -> None:
-    """use_peft, and the keys that need it."""
+    """Map use_peft and the keys that need it."""
     lora = draft.flat.get("use_peft") is True
     if draft.says("use_peft"):
         kind = "dora" if lora and draft.flat.get("use_dora") is True else "lora" if lora else "full"
@@ -284,8 +287,8 @@ def _adapter(draft: ConfigDraft) -> None:
             del draft.config[dotted]
     if lora:
         targets = draft.flat.get("lora_target_modules")
-        one = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
-        peft_adapter.check_single_name(draft, "lora_target_modules", one)
+        target = targets[0] if isinstance(targets, list) and len(targets) == 1 else targets
+        peft_adapter.check_single_name(draft, "lora_target_modules", target)
     _quantization(draft)
 
 
@@ -315,18 +318,18 @@ def _quantization(draft: ConfigDraft) -> None:
 
 
 def _data(draft: ConfigDraft) -> None:
-    """The rows: `dataset_name`, or a mixture under `datasets`."""
+    """Map the rows: `dataset_name`, or a mixture under `datasets`."""
     mixture = draft.flat.get("datasets")
     if not draft.says("dataset_name") and isinstance(mixture, list) and mixture and isinstance(mixture[0], dict):
         _mixture(draft, mixture)
     draft.whole_run = "data.train" in draft.config and "model.name_or_path" in draft.config
-    layout = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
-    if any(draft.says(key) for key in layout) or draft.flat.get("dataset_text_field", "text") != "text":
+    row_keys = ("dataset_config", "dataset_streaming", "streaming", "dataset_kwargs")
+    if any(draft.says(key) for key in row_keys) or draft.flat.get("dataset_text_field", "text") != "text":
         draft.rows_known = False
 
 
 def _held_out(draft: ConfigDraft) -> None:
-    """TRL measures the split `dataset_test_split` wherever `eval_strategy` says when, and otherwise nothing."""
+    """Map the held-out split: TRL evaluates `dataset_test_split` if `eval_strategy` is set, and nothing otherwise."""
     if "data.eval" in draft.config or "test_split_size" in draft.refused:
         return
     if draft.setup.get("eval_strategy", "no") == "no":
@@ -339,8 +342,8 @@ def _held_out(draft: ConfigDraft) -> None:
         draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
         draft.reach("dataset_test_split")
     else:
-        why = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
-        draft.lose_part("dataset_test_split", "", split, why)
+        reason = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
+        draft.lose_part("dataset_test_split", "", split, reason)
 
 
 def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
@@ -350,26 +353,30 @@ def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
         draft.reach("datasets")
         if is_plain_split(mixture[0].get("split")):
             draft.carry("data.split", mixture[0]["split"], "datasets[0].split")
-    plain = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
-    whole = plain and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
-    more = [_to_mix_source(entry) for entry in mixture[1:]] if whole else []
-    draft.rows_known = len(mixture) == 1 and whole
-    mixed = whole and None not in more and hf.map_data_mix(draft, [name for name in more if name], "datasets")
+    path_and_split = all(isinstance(entry, dict) and set(entry) <= {"path", "split"} for entry in mixture)
+    whole_splits = path_and_split and all(is_plain_split(entry.get("split", "train")) for entry in mixture)
+    sources = [_to_mix_source(entry) for entry in mixture[1:]] if whole_splits else []
+    draft.rows_known = len(mixture) == 1 and whole_splits
+    is_mixed = (
+        whole_splits and None not in sources and hf.map_data_mix(draft, [name for name in sources if name], "datasets")
+    )
     for i, entry in enumerate(mixture):
         for key, value in entry.items() if isinstance(entry, dict) else ():
-            said = (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or mixed) else False
-            if not said and value is not None:
+            is_mapped = (
+                (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or is_mixed) else False
+            )
+            if not is_mapped and value is not None:
                 draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
 
 
 def _to_mix_source(entry: dict[str, Any]) -> str | None:
-    """A further data set as `data.mix` names it."""
+    """Return a further dataset as an entry of `data.mix`, or None."""
     path, split = entry.get("path"), entry.get("split", "train")
     return None if not isinstance(path, str) else path if split == "train" else f"{path}@{split}"
 
 
 def _loss(draft: ConfigDraft) -> None:
-    """What the loss is taken on."""
+    """Record which tokens the loss is computed on."""
     words = {("assistant_only_loss", True): "assistant", ("completion_only_loss", True): "completion"}
     words[("completion_only_loss", False)] = "all"
     for (key, value), loss_on in words.items():
@@ -385,10 +392,11 @@ def _loss(draft: ConfigDraft) -> None:
 
 
 def apply_row_columns(setup: Setup, columns: Collection[str]) -> Setup:
-    """What the rows' columns decide: TRL learns whole conversations where `assistant_only_loss` is not true.
+    """Return the setup completed by the rows' columns: TRL trains on whole conversations unless `assistant_only_loss`
+    is true.
 
-    It goes by the columns: https://huggingface.co/docs/trl/dataset_formats. Rows of prompt and completion have their
-    loss on the completion, whether these are texts or messages.
+    The columns decide: https://huggingface.co/docs/trl/dataset_formats. The loss of rows with prompt and completion is
+    computed on the completion, whether these are strings or messages.
     """
     if "messages" not in columns or {"prompt", "completion"} & set(columns):
         return setup

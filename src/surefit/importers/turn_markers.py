@@ -1,4 +1,4 @@
-"""How an answer begins in the chat templates that Unsloth names, and in those of well-known models."""
+"""Texts that begin an answer in the chat templates that Unsloth names, and in those of well-known models."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ UNSLOTH_TEMPLATES = {
     "qwen3-thinking": CHATML, "gpt-oss": HARMONY, "gptoss": HARMONY, "lfm-2": CHATML, "lfm-2.5": CHATML,
     "starling": STARLING, "yi-chat": CHATML,
 }  # fmt: skip
-"""Names of Unsloth's chat templates (2026.10.9) → how an answer begins; None where no one text does."""
+"""Name of an Unsloth chat template (2026.10.9) → the text that begins an answer; None if it is not always the same."""
 MODELS: tuple[tuple[str, str], ...] = (
     (r"llama-?3(\.[123])?-.*instruct", LLAMA_3), (r"qwen-?(1\.5|2(\.5)?|3)-", CHATML),
     (r"gemma-?[23]?-.*\bit\b", GEMMA),
     (r"phi-3(\.5)?-(mini|medium).*instruct", PHI), (r"mistral-7b-instruct", MISTRAL), (r"llama-?2-.*chat", MISTRAL),
 )  # fmt: skip
-"""(how the names of models look that were tuned to chat, how an answer begins in their chat template)."""
+"""(pattern of the names of chat models, the text that begins an answer in their chat template)."""
 
 
 def marker_of(text: str) -> str | None:
-    """Return which of `MARKERS` a text holds.
+    """Return the first of `MARKERS` that a text contains.
 
     >>> marker_of("<|im_start|>assistant\\n"), marker_of("Answer:")
     ('<|im_start|>assistant', None)
@@ -39,16 +39,16 @@ def marker_of(text: str) -> str | None:
 
 
 def marker_of_template(name: str) -> str | None:
-    """Return how an answer begins in one of Unsloth's templates."""
+    """Return the text that begins an answer in one of Unsloth's templates."""
     return UNSLOTH_TEMPLATES.get(name)
 
 
 def marker_of_model(name: str) -> str | None:
-    """Return how an answer begins in the chat template of a model, by its name.
+    """Return the text that begins an answer in a model's chat template, by the model's name.
 
     >>> marker_of_model("unsloth/Llama-3.2-3B-Instruct-bnb-4bit"), marker_of_model("meta-llama/Llama-3.1-8B")
     ('<|start_header_id|>assistant', None)
     """
     leaf = name.rpartition("/")[2].lower()
-    found = {marker for pattern, marker in MODELS if re.search(pattern, leaf)}
-    return found.pop() if len(found) == 1 else None
+    markers = {marker for pattern, marker in MODELS if re.search(pattern, leaf)}
+    return markers.pop() if len(markers) == 1 else None

@@ -1,8 +1,8 @@
-"""Which values the keys of other tools take: their kinds and words, from the releases that the files in schemas/ name.
+"""Values that the keys of other tools accept: their kinds and words, from the releases that the files in schemas/ name.
 
-A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word behind `=`, in which `*` stands for anything; kinds
-are joined by `|`. Words are compared as they stand but for the keys of `ANY_CASE`, which their tools compare without
-case. A key that is not there may be anything.
+A kind is `bool`, `int`, `float`, `str`, `list`, `dict` or a word after `=`, in which `*` matches anything; kinds are
+joined by `|`. Words are compared exactly, except for the keys of `ANY_CASE`, which their tools compare without regard
+to case. A key that is not listed accepts any value.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NOUNS = {
 }  # fmt: skip
 PLACEHOLDER = re.compile(r"\$\{?\w+\}?|\{\{.*\}\}|<[\w -]+>")
 NAME = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-"""What a program fills in before the tool reads the file."""
+"""The name of a variable that a program fills in before the tool reads the file, like `PLACEHOLDER`."""
 SHOWN = 12
-"""Words that a message lists."""
+"""The largest number of words that a message lists."""
 ABOVE_ZERO = key_set("""
     micro_batch_size gradient_accumulation_steps batch_size eval_batch_size sequence_len cutoff_len lora_r lora_rank
     r lora_alpha per_device_train_batch_size per_device_eval_batch_size train_batch_size num_machines num_epochs
@@ -52,16 +52,16 @@ ANY_CASE = re.compile(
     r"fsdp_config\.|mixed_precision|downcast_bf16|rdzv_backend|optimizer\.type|gradient_allreduce_op|"
     r"(seq_parallel_)?communication_data_type|dynamo_|\w*log_level|bias"
 )
-"""Beginnings of keys: Accelerate and DeepSpeed write these in capitals, or in small letters, before they compare."""
+"""Prefixes of keys whose values Accelerate and DeepSpeed convert to upper or lower case before they compare them."""
 RATES = frozenset({"learning_rate", "lr"})
 HIGHEST_RATE = 10
-"""No rate from here on trains anything: 2e4 is 2e-4 without its sign."""
+"""No learning rate of at least this value trains a model: 2e4 is 2e-4 without its sign."""
 PORTS = frozenset({"main_process_port", "master_port"})
 
 
 @lru_cache(maxsize=16)
 def value_kinds(tool: str) -> Mapping[str, str]:
-    """Key → its kinds; empty where the tool's are not written down."""
+    """Return key → its kinds; empty if the tool's kinds are not written down."""
     path = SCHEMAS / f"{tool}.json"
     if not path.is_file():
         return {}
@@ -71,23 +71,23 @@ def value_kinds(tool: str) -> Mapping[str, str]:
 
 @lru_cache(maxsize=1)
 def trl_commands() -> Mapping[str, frozenset[str]]:
-    """TRL's command (sft, dpo, …) → the keys that it takes (scripts/trl_stages.py)."""
+    """Return TRL's command (sft, dpo, …) → the keys that it accepts (scripts/trl_stages.py)."""
     table = json.loads((SCHEMAS / "trl_stages.json").read_text(encoding="utf-8"))
     shared = key_set(table["shared"])
     return {stage: shared | key_set(names) for stage, names in table["stages"].items()}
 
 
 def value_kind(tool: str, key: str) -> str | None:
-    """The kinds of a key; the settings of FSDP have the same ones in every tool."""
-    known = value_kinds(tool).get(key)
-    if known is None and key.startswith("fsdp_config."):
+    """Return the kinds of a key; FSDP settings have the same kinds in every tool."""
+    kind = value_kinds(tool).get(key)
+    if kind is None and key.startswith("fsdp_config."):
         leaf = key.removeprefix("fsdp_config.").removeprefix("fsdp_")
         return value_kinds("accelerate").get(f"fsdp_config.fsdp_{leaf}")
-    return known
+    return kind
 
 
 def is_placeholder(value: Any, kind: str) -> bool:
-    """Whether a text where none belongs is one that a program replaces."""
+    """Return whether a string where none is expected is a placeholder that a program replaces."""
     parts = kind.split("|")
     if not isinstance(value, str) or {"str", "dict", "list"} & set(parts):
         return False
@@ -96,7 +96,7 @@ def is_placeholder(value: Any, kind: str) -> bool:
 
 
 def expected_value(key: str, kind: str, value: Any) -> str | None:
-    """What the tool expects of a key in place of this value, or None where it takes it."""
+    """Return what the tool expects instead of this value, or None if it accepts the value."""
     parts = kind.split("|")
     if not any(_fits(part, value, bool(ANY_CASE.match(key))) for part in parts):
         return (
@@ -108,7 +108,7 @@ def expected_value(key: str, kind: str, value: Any) -> str | None:
 
 
 def expected_range(leaf: str, value: Any) -> str | None:
-    """What a number has to be, or None where it is that or no number."""
+    """Return the range that a number violates, or None if it is in range or no number."""
     if isinstance(value, bool):
         return None
     try:
@@ -135,7 +135,7 @@ def _fits(part: str, value: Any, any_case: bool) -> bool:
     if part == "any":
         return True
     try:
-        # False is 0 to all of them.
+        # Every tool reads False as 0.
         value is False or {"bool": _switch, "int": c.to_int, "float": c.to_float}[part](value)
     except c.InvalidValue:
         return False
@@ -143,9 +143,9 @@ def _fits(part: str, value: Any, any_case: bool) -> bool:
 
 
 def _is_like(value: str, pattern: str, any_case: bool) -> bool:
-    """Whether a word is the one that is meant. `No` without quotes is false in YAML 1.1, as `no` is."""
-    no = pattern == "no" and value.lower() == "no"
-    return no or (fnmatchcase(value.lower(), pattern.lower()) if any_case else fnmatchcase(value, pattern))
+    """Return whether a word matches. An unquoted `No` is false in YAML 1.1, like `no`."""
+    is_no = pattern == "no" and value.lower() == "no"
+    return is_no or (fnmatchcase(value.lower(), pattern.lower()) if any_case else fnmatchcase(value, pattern))
 
 
 def _switch(value: Any) -> Any:
@@ -162,10 +162,10 @@ def _words(parts: list[str]) -> Iterator[str]:
 
 def _format_choices(parts: list[str], value: Any) -> str:
     words = list(dict.fromkeys(_words(parts)))
-    others = [NOUNS[part] for part in parts if part in NOUNS]
+    nouns = [NOUNS[part] for part in parts if part in NOUNS]
     hint = did_you_mean(value, words) if isinstance(value, str) else ""
     more = f" and {len(words) - SHOWN} more" if len(words) > SHOWN else ""
-    return ", ".join([*words[:SHOWN], *others]) + more + hint
+    return ", ".join([*words[:SHOWN], *nouns]) + more + hint
 
 
 def _nouns(parts: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Another tool's config as a SureFit config: each value with its key there, each key left behind a comment."""
+"""Another tool's config written as a SureFit config: each value with its original key, each lost key as a comment."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from surefit.importers.config_mapping import hide_secret
 from surefit.importers.result import ImportedConfig, UnmappedKey
 
 WIDTH = 100
-"""Characters of a value that a comment quotes."""
+"""The largest number of characters of a value that a comment quotes."""
 NOTES = {
     "data.packing": "; SureFit packs within a step: a batch still counts examples, which stay whole and apart",
     "data.mix": "; rows are held out of data.train only",
     "checkpoint.metric_for_best_model": "; the held-out loss is measured at every checkpoint",
 }
-"""What a value means in SureFit that it may not mean in the other tool."""
+"""What a value means in SureFit and may not mean in the other tool."""
 
 
 UNCHANGED = "switched off, or what SureFit does by itself"
-"""Why a key that was understood stands nowhere."""
+"""Why a key that was read is not in the written config."""
 
 
 def to_config_yaml(found: ImportedConfig) -> str:
-    """The YAML of a SureFit config that runs as it is. `found.loaded` must be there."""
+    """Return the YAML of a runnable SureFit config. `found.loaded` must not be None."""
     assert found.loaded is not None
     head = [
         f"# A SureFit config, made by `surefit import` of {_one_line(found.path.name)}. The comment behind a value",
@@ -39,7 +39,7 @@ def to_config_yaml(found: ImportedConfig) -> str:
 
 
 def _values(found: ImportedConfig) -> list[str]:
-    """The values that the file, or the tool's own defaults, set; everything else is SureFit's default and left out."""
+    """Return lines for the values set by the file or the tool's own defaults; SureFit's defaults are left out."""
     assert found.loaded is not None
     config = found.loaded.config
     minimal = Config(model=ModelSection(name_or_path=""), data=DataSection(train=""), output_dir="")
@@ -60,8 +60,8 @@ def _values(found: ImportedConfig) -> list[str]:
 def _origin(found: ImportedConfig, dotted: str, value: Any) -> str:
     assert found.loaded is not None
     key = found.names[dotted]
-    stated = dotted in found.loaded.lines
-    origin = f"{found.tool}: {key}" if stated else f"{found.tool}'s default of {key}"
+    is_set = dotted in found.loaded.lines
+    origin = f"{found.tool}: {key}" if is_set else f"{found.tool}'s default of {key}"
     return origin + (NOTES.get(dotted, "") if value else "")
 
 
@@ -69,8 +69,8 @@ def _comments(found: ImportedConfig) -> list[str]:
     lines: list[str] = []
     lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
     gone = [
-        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(now)}"
-        for key, now in found.setup.gone.items()
+        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(instead)}"
+        for key, instead in found.setup.gone.items()
     ]
     unknown = [f"# {_one_line(key)}: {found.tool} does not know this key" for key in found.setup.unknown]
     wrong = [f"# {_one_line(str(problem.field))}: {_one_line(problem.message)}" for problem in found.problems]
@@ -80,7 +80,7 @@ def _comments(found: ImportedConfig) -> list[str]:
 
 
 def _keys_without_effect(found: ImportedConfig, body: Iterable[str]) -> list[str]:
-    """Keys that were read and changed nothing: switched off, equal to what SureFit does, or without effect there."""
+    """Return comments for keys that change nothing: switched off, equal to SureFit's behavior, or without effect."""
     words = set(re.findall(r"[\w.]+", "\n".join(body)))
     lines = [
         f"# {_one_line(key)}: {_quoted(hide_secret(key, value))}: {_one_line(found.setup.ignored.get(key, UNCHANGED))}"
@@ -97,7 +97,7 @@ def _block(title: str, keys: Iterable[UnmappedKey]) -> list[str]:
     return [
         "",
         f"# {title}",
-        *(f"# {_one_line(one.key)}: {_quoted(one.value)}: {_one_line(one.why)}" for one in ordered),
+        *(f"# {_one_line(key.key)}: {_quoted(key.value)}: {_one_line(key.why)}" for key in ordered),
     ]
 
 
