@@ -1,4 +1,4 @@
-"""DSK: what will not fit on the disk."""
+"""DSK: files of the run that will not fit on the disk."""
 
 from __future__ import annotations
 

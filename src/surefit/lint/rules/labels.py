@@ -1,4 +1,4 @@
-"""LAB: which tokens the loss falls on, by the config and by the batches themselves."""
+"""LAB: the tokens on which the loss falls, by the config and in the batches themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.template import class_name
 
 FEW = 20
-"""Measured examples below which nothing is said about a whole data set."""
+"""Number of measured examples below which the whole data set is not judged."""
 LOST_SHARE = 0.05
 
 
@@ -179,9 +179,9 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
 
 
 def _observation_with_example(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
-    """An observation and its first example, as the end of a sentence."""
-    found = batch.seen(name)
-    return (found, f" ({found.examples[0]})" if found.examples else "") if found else None
+    """Return an observation and its first example as the end of a sentence; None if the batches do not show it."""
+    observation = batch.seen(name)
+    return (observation, f" ({observation.examples[0]})" if observation.examples else "") if observation else None
 
 
 @rule("LAB006", "labels-dead", severity="error")
@@ -204,18 +204,18 @@ def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#6668: loss 0.0 in every step, because every label was masked. A published report on AMR parsing
     trained with masks that covered everything.
     """
-    if found := _observation_with_example(batch, "dead"):
+    if result := _observation_with_example(batch, "dead"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have no token to learn"
-            + found[1],
+            message=f"{result[0].rows} of {plural(result[0].of, 'example')} in the first batches have no token to learn"
+            + result[1],
             help="look at what is learnt with `surefit check --show 3`",
         )
 
 
 @rule("LAB007", "labels-overwritten", severity="error")
 def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
-    """The labels in the batch are not those that tokenising gave the examples.
+    """The labels in the batch differ from the labels that tokenising gave the examples.
 
     ## What it does
     Finds each example's ids in the tensors of the first micro batches, and compares the labels there with the example's
@@ -234,11 +234,11 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     ## Evidence
     huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
     """
-    if found := _observation_with_example(batch, "overwritten"):
+    if result := _observation_with_example(batch, "overwritten"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have other labels than "
-            f"tokenising gave them{found[1]}",
+            message=f"{result[0].rows} of {plural(result[0].of, 'example')} in the first batches have other labels "
+            f"than tokenising gave them{result[1]}",
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
@@ -265,11 +265,11 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#4201: the header of the assistant's turn was counted as part of the answer, for lack of a generation
     prompt.
     """
-    if found := _observation_with_example(batch, "misplaced_mask"):
+    if result := _observation_with_example(batch, "misplaced_mask"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'answer')} in the first batches do not begin where the "
-            f"prompt ends{found[1]}",
+            message=f"{result[0].rows} of {plural(result[0].of, 'answer')} in the first batches do not begin where the "
+            f"prompt ends{result[1]}",
             help="look at the boundaries with `surefit check --show 3`",
         )
 
@@ -294,11 +294,11 @@ def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     PyTorch's cross-entropy ignores -100 only; transformers' `DataCollatorWithPadding` does not handle labels, and code
     that pads them by hand uses the same id for both.
     """
-    if found := _observation_with_example(batch, "supervised_padding"):
+    if result := _observation_with_example(batch, "supervised_padding"):
         yield Finding(
             field="data.train",
-            message=f"the loss falls on {found[0].rows} of {plural(found[0].of, 'padding token')} in the first batches"
-            + found[1],
+            message=f"the loss falls on {result[0].rows} of {plural(result[0].of, 'padding token')} in the first "
+            "batches" + result[1],
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
@@ -355,11 +355,11 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
     measured: an attention function that was registered without its mask ignored the padding, an error of 0.60 in the
     logits, without a message.
     """
-    if found := _observation_with_example(batch, "attention"):
+    if result := _observation_with_example(batch, "attention"):
         yield Finding(
             field="data.train",
-            message=f"the attention mask is wrong for {plural(found[0].rows, 'example')} of the first batches"
-            + found[1],
+            message=f"the attention mask is wrong for {plural(result[0].rows, 'example')} of the first batches"
+            + result[1],
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
