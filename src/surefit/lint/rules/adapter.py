@@ -47,7 +47,7 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     """The adapter's scale, alpha over rank, is far from any that is known to work.
 
     ## What it does
-    Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilised LoRA it divides by the square
+    Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilized LoRA it divides by the square
     root of the rank, and fires above 16.
 
     ## Why it is bad
@@ -59,11 +59,11 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     with `r: 256` and `lora_alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
 
     ## Fix
-    Start at alpha = 2 × r; with rank-stabilised LoRA at alpha = 16, whatever the rank.
+    Start at alpha = 2 × r; with rank-stabilized LoRA at alpha = 16, whatever the rank.
 
     ## Evidence
     Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
-    al. 2025). Rank-stabilised LoRA divides by the square root, so that one alpha suits every rank (Kalajdzievski
+    al. 2025). Rank-stabilized LoRA divides by the square root, so that one alpha suits every rank (Kalajdzievski
     2023, https://arxiv.org/abs/2312.03732). Blaizzy/mlx-vlm#841: a scale eight times too large made the default
     settings' adapters unusable.
     """
@@ -134,7 +134,7 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """All weights are to be trained, but they are stored in 4 or 8 bits.
 
     ## What it does
-    With full training, looks at the quantisation the config asks for and at the one in the model's own config.json.
+    With full training, looks at the quantization the config asks for and at the one in the model's own config.json.
 
     ## Why it is bad
     A step is far smaller than the distance between two of the 16 or 256 values a weight can take, and the stored
@@ -144,13 +144,13 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     `load_in_4bit: true` without an adapter, or full training of a model whose name ends in `-bnb-4bit`.
 
     ## Fix
-    Train an adapter on the quantised base, or load the base in 16 bits.
+    Train an adapter on the quantized base, or load the base in 16 bits.
 
     ## Evidence
     transformers: "You cannot perform fine-tuning on purely quantized models"; reported in unslothai/unsloth#1110
     and bitsandbytes-foundation/bitsandbytes#737.
     """
-    if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantisation itself
+    if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantization itself
         return
     base_quantization = context.model.quantization if context.model else None
     # With other tools' fp8 it is unknown whether the weights are stored in FP8, or only multiplied in it.
@@ -425,7 +425,7 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
 
     ## What it does
     With `lora.experts`, looks for experts, and for routers where it is `with_router`, in the headers of the weight
-    files; and for dropout, DoRA, quantised weights, `speed.compile` and every `parallel.mode` but single and ddp.
+    files; and for dropout, DoRA, quantized weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
     In a model without experts the setting means nothing, and JetMoE's experts cannot be reached. Inkling files in which

@@ -55,7 +55,7 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
     Correct the name, or take the key out.
 
     ## Evidence
-    A published report on summarising legal documents passed `dropout` to `LoraConfig` and `dataset_text_field` and
+    A published report on summarizing legal documents passed `dropout` to `LoraConfig` and `dataset_text_field` and
     `max_seq_length` to a `Trainer` that has neither.
     """
     for key in setup.unknown:

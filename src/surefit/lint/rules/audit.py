@@ -72,7 +72,7 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
     all.
 
     ## Why it is bad
-    The score measures memorisation. The more epochs, the better it looks, and none of it carries over to new prompts.
+    The score measures memorization. The more epochs, the better it looks, and none of it carries over to new prompts.
 
     ## Example
     An evaluation file drawn from the same dump as the training file, without removing its rows from the latter.
@@ -107,7 +107,7 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     The set is smaller than its number of rows: variations of one row count as many. If a share is held out
-    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorisation.
+    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorization.
 
     ## Example
     A file of templates filled in with other names; two dumps of the same source, one of them with the spaces repaired.
@@ -117,7 +117,7 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Evidence
     Lee et al. 2022 (arXiv 2107.06499): near-duplicates (there by MinHash and edit distance) make up 3 % to 14 % of
-    common corpora; without them models emit memorised text ten times less often.
+    common corpora; without them models emit memorized text ten times less often.
     """
     observation = audit.seen("near_duplicate")
     if observation and observation.of >= FEW_AUDITED and observation.share > NEAR_SHARE:
@@ -134,7 +134,7 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     """More than one row in a hundred is longer than `max_length`.
 
     ## What it does
-    Tokenises every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
+    Tokenizes every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
     `surefit check`, from a sample, and fires from one in twenty.
 
     ## Why it is bad
@@ -219,7 +219,7 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
     A tokenizer that joins the last letters of the prompt and the first of the answer into one token.
 
     ## Fix
-    SureFit tokenises prompt and answer separately, so this cannot happen with its own code: please report it, with the
+    SureFit tokenizes prompt and answer separately, so this cannot happen with its own code: please report it, with the
     tokenizer's name.
 
     ## Evidence
@@ -241,7 +241,7 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     """The tokens do not say what the rendered conversation says.
 
     ## What it does
-    Renders some rows with the chat template, tokenises them as training will, decodes the tokens and compares, ignoring
+    Renders some rows with the chat template, tokenizes them as training will, decodes the tokens and compares, ignoring
     whitespace at the very start.
 
     ## Why it is bad
@@ -249,7 +249,7 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     without a token turn names and formulas into the unknown token.
 
     ## Example
-    Python answers with a tokenizer whose normaliser collapses spaces; Vietnamese with a lower-casing one.
+    Python answers with a tokenizer whose normalizer collapses spaces; Vietnamese with a lower-casing one.
 
     ## Fix
     Choose a base model whose tokenizer is byte-level or has byte fallback, as all current chat models' have.

@@ -12,7 +12,7 @@ from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
 _REASONING = re.compile(r"reason|think|thought|cot(?![a-z])|rationale", re.IGNORECASE)
-"""Matches names of columns with reasoning. Renaming one does not help: layouts with one answer have no column for it."""
+"""Matches names of columns with reasoning. Renaming one does not help: no layout with one answer has such a column."""
 OFTEN = 0.1
 """Share of rows from which another template's marks are no longer explained by texts that quote them."""
 NAMED = 8

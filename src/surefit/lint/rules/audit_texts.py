@@ -174,7 +174,7 @@ def boilerplate_answers(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD025", "answer-longer-than-source", severity="warning")
 def answer_longer_than_source(audit: AuditFacts) -> Iterator[Finding]:
-    """Summaries are longer than what they summarise.
+    """Summaries are longer than what they summarize.
 
     ## What it does
     Compares the characters of a summary column (summary, reference_summary, highlights, abstract) with those of its

@@ -57,7 +57,7 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
 
     ## Why it is bad
     Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
-    gradient has no noise left that helps it generalise.
+    gradient has no noise left that helps it generalize.
 
     ## Example
     `global_batch_size: 64` with 40 rows.

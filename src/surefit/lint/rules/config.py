@@ -143,7 +143,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     As the finding says.
 
     ## Evidence
-    A misspelt name that falls back to a default gives an unintended run; in SureFit it is an error.
+    A misspelled name that falls back to a default gives an unintended run; in SureFit it is an error.
     """
     for problem in context.problems:
         reported_elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
@@ -186,7 +186,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     Compares the codes in `lint.ignore` with those of the rules.
 
     ## Why it is bad
-    The finding that was meant to be accepted still stops the run, and the reason beside the misspelt code reads as if
+    The finding that was meant to be accepted still stops the run, and the reason beside the misspelled code reads as if
     it had been dealt with.
 
     ## Example
@@ -196,7 +196,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     Write the code as `surefit check` prints it, such as SCH001.
 
     ## Evidence
-    A misspelt name that is silently ignored is a setting without effect, one of the traps found in existing
+    A misspelled name that is silently ignored is a setting without effect, one of the traps found in existing
     training tools while SureFit was designed.
     """
     codes = [rule.code for rule in all_rules()]

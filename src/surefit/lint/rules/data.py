@@ -124,7 +124,7 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
 
     ## Evidence
     Merging the schemas of different tools in one Arrow table fills absent fields with nulls, silently
-    (`datasets.Dataset.from_list`); a mapping over a misspelt column makes all targets null.
+    (`datasets.Dataset.from_list`); a mapping over a misspelled column makes all targets null.
     """
     bad_rows = dataset.target_null + dataset.target_blank
     if bad_rows == 0 or (config.data.bad_rows == "skip" and 2 * bad_rows <= dataset.sample):
@@ -155,7 +155,7 @@ def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
     A thousand rows whose `completion` is `[]`.
 
     ## Fix
-    Look at how the column is made: a template without its variable, a misspelt key, a join that matched one row.
+    Look at how the column is made: a template without its variable, a misspelled key, a join that matched one row.
 
     ## Evidence
     See DAT002: 60,000 completions that were all `null`.
@@ -177,8 +177,8 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     that is a lower bound.
 
     ## Why it is bad
-    Repeated rows are memorised, and if part of the rows is held out, its duplicates stay in training: the score
-    measures memorisation.
+    Repeated rows are memorized, and if part of the rows is held out, its duplicates stay in training: the score
+    measures memorization.
 
     ## Example
     A file that was appended to itself.
@@ -187,7 +187,7 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     Remove the duplicates before training.
 
     ## Evidence
-    Lee et al. 2022 (arXiv 2107.06499): models trained on deduplicated data emit memorised text ten times less often,
+    Lee et al. 2022 (arXiv 2107.06499): models trained on deduplicated data emit memorized text ten times less often,
     and over 4 % of common validation sets overlap with their training sets.
     """
     if dataset.sample >= FEW and dataset.duplicates > DUPLICATE_SHARE * dataset.sample:

@@ -50,7 +50,7 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
     Write `do_sample: false`, or a temperature of 0. If sampling is part of the metric (pass@k), average many draws.
 
     ## Evidence
-    A published report on summarising legal documents compared checkpoints by ROUGE at temperature 0.7.
+    A published report on summarizing legal documents compared checkpoints by ROUGE at temperature 0.7.
     kubeedge/ianvs#990: four runs of one model scored 0.6, 0.7, 0.8 and 0.9 because its generation_config.json samples
     at 0.7.
     """
@@ -110,7 +110,7 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
     both. (Two local files with the same content raise an error when they are read: DAT001.)
 
     ## Why it is bad
-    The model has seen the answers. Scores, the held-out loss and the gate measure memorisation.
+    The model has seen the answers. Scores, the held-out loss and the gate measure memorization.
 
     ## Example
     `train: data` with `eval: data/heldout.jsonl`: all .jsonl files of a directory are read.
@@ -431,7 +431,7 @@ def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
 
     ## Why it is bad
     It need not be: every row is learnt. But no held-out loss is measured while training, so nothing shows that the
-    model begins to memorise, no checkpoint can be called the best, and no score says whether training helped. Sets in
+    model begins to memorize, no checkpoint can be called the best, and no score says whether training helped. Sets in
     `evaluate.extra_sets` are scored all the same. The merge is compared with base and adapter on training rows.
 
     ## Example

@@ -35,7 +35,7 @@ def loss_on_the_prompt(setup: Setup) -> Iterator[Finding]:
     Let the loss fall on the completion, or on the assistant's turns.
 
     ## Evidence
-    A published report on summarising legal documents trained on 200,000 tokens of document for each summary. TRL's
+    A published report on summarizing legal documents trained on 200,000 tokens of document for each summary. TRL's
     documentation: conversational rows train on the whole chat unless `assistant_only_loss` is set.
     """
     if setup.conversations and setup.loss_on == "all":
@@ -64,7 +64,7 @@ def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
     Use a collator that pads labels with -100: `DataCollatorForSeq2Seq`, or that of the tool.
 
     ## Evidence
-    A published report on summarising legal documents masked its prompts and lost the mask this way. The collator's
+    A published report on summarizing legal documents masked its prompts and lost the mask this way. The collator's
     source: `labels = batch["input_ids"].clone()`; see also huggingface/transformers#23530.
     """
     if class_name(setup.collator) == "DataCollatorForLanguageModeling" and setup.loss_on in ("completion", "assistant"):
@@ -133,7 +133,7 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     Leave rows over the limit out, or shorten the prompt before the template is applied (`data.too_long: truncate`).
 
     ## Evidence
-    A published report on summarising legal documents lost its summaries to right truncation; huggingface/trl#6668.
+    A published report on summarizing legal documents lost its summaries to right truncation; huggingface/trl#6668.
     """
     masked = setup.loss_on in ("completion", "assistant") or setup.conversations
     rows = context.examples
@@ -166,7 +166,7 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
     Filter by the number of tokens after the chat template.
 
     ## Evidence
-    A published report on summarising legal documents filtered by characters and ran out of memory on the rows it kept.
+    A published report on summarizing legal documents filtered by characters and ran out of memory on the rows it kept.
     """
     if setup.length_unit == "characters":
         limit = f" {setup.max_length:,}" if setup.max_length else ""
@@ -215,14 +215,14 @@ def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
 
 @rule("LAB007", "labels-overwritten", severity="error")
 def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
-    """The labels in the batch differ from the labels that tokenising gave the examples.
+    """The labels in the batch differ from the labels that tokenizing gave the examples.
 
     ## What it does
     Finds each example's ids in the tensors of the first micro batches, and compares the labels there with the example's
     own: masked where those are, and the token itself elsewhere.
 
     ## Why it is bad
-    Between tokenising and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
+    Between tokenizing and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
     that are one off.
 
     ## Example
@@ -232,7 +232,7 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     Give the batch the data set's own labels.
 
     ## Evidence
-    huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
+    huggingface/transformers#23530; a published report on summarizing legal documents lost its masks in the collator.
     """
     if result := _observation_with_example(batch, "overwritten"):
         yield Finding(
@@ -256,7 +256,7 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     if later, the beginning of the answer is never learnt.
 
     ## Example
-    A prompt that is tokenised alone and masked by its length, although its last token merges with the answer's first.
+    A prompt that is tokenized alone and masked by its length, although its last token merges with the answer's first.
 
     ## Fix
     Look at the boundaries with `surefit check --show 3`; a template that rewrites earlier turns is the usual cause.

@@ -228,7 +228,7 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
     Measure the loss during training, and score the checkpoints afterwards, in a separate process.
 
     ## Evidence
-    A published report on summarising legal documents ran out of memory there, and moved ROUGE to the checkpoints.
+    A published report on summarizing legal documents ran out of memory there, and moved ROUGE to the checkpoints.
     LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
     """
     if setup.generates_in_loop and setup.tool != "surefit":
@@ -290,7 +290,7 @@ def _too_large_to_answer(
     longest: int,
     held: tuple[int | None, int] | None = None,
 ) -> Finding | None:
-    """Return a finding if answers to prompts of this length do not fit, alone or beside what training holds (`held`)."""
+    """Return a finding if answers to prompts of this length do not fit, alone or beside training (`held` bytes)."""
     estimate = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
     if estimate is None or hardware.memory_bytes is None:
         return None
@@ -357,7 +357,7 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     the weights take.
 
     ## Why it is bad
-    It saves a few per cent of the memory. In return each moment has only 256 possible values, and every factor is
+    It saves a few percent of the memory. In return each moment has only 256 possible values, and every factor is
     updated by a kernel of its own.
 
     ## Example
