@@ -134,7 +134,7 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """All weights are to be trained, but they are stored in 4 or 8 bits.
 
     ## What it does
-    With full training, looks at the quantization the config asks for and at the one in the model's own config.json.
+    With full training, looks at the quantization that the config sets and at the one in the model's own config.json.
 
     ## Why it is bad
     A step is far smaller than the distance between two of the 16 or 256 values a weight can take, and the stored
@@ -391,8 +391,8 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
-    with `target_parameters` only, and takes old configs' `gate_proj` and all-linear for them in some model types and
-    not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
+    with `target_parameters` only, and reads old configs' `gate_proj` and all-linear as such parameters in some model
+    types and not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
     """
     adapter = config.adapter
     if adapter is None or adapter.target_modules != "all-linear" or adapter.experts or context.is_foreign:

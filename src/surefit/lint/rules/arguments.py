@@ -105,7 +105,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     arguments of their own. A key that is a letter or two off a known one is an error (ARG002).
 
     ## Why it is bad
-    The setting has no effect, and nothing says so.
+    The setting has no effect, without a message.
 
     ## Example
     `gptq_groupsize: 128` for Axolotl, which dropped it.
@@ -252,14 +252,14 @@ def value_out_of_range(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG035", "column-left-out", severity="warning")
 def column_left_out(setup: Setup) -> Iterator[Finding]:
-    """A column of the rows is not read, because the list of columns does not name it.
+    """A column of the rows is not read, because `columns` does not name it.
 
     ## What it does
     In a dataset_info.json of LLaMA-Factory: looks for `columns` without `prompt`, `query` or `response`, where the rows
     have a text in the column that these mean by default (`instruction`, `input`, `output`).
 
     ## Why it is bad
-    Columns that are named replace all defaults: the text of every row is left out of its prompt, and nothing says so.
+    Columns that are named replace all defaults: the text of every row is left out of its prompt, without a message.
 
     ## Example
     `"columns": {"prompt": "instruction", "response": "output"}` for rows with an `input`.

@@ -101,9 +101,9 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
     """A large share of the rows nearly repeat an earlier one.
 
     ## What it does
-    Compares what users and assistant say, as runs of three words, and counts the rows with a Jaccard index of 0.8 or
-    more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires above
-    20 %.
+    Compares the messages of users and assistant, as runs of three words, and counts the rows with a Jaccard index of
+    0.8 or more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires
+    above 20 %.
 
     ## Why it is bad
     The set is smaller than its number of rows: variations of one row count as many. If a share is held out
@@ -238,7 +238,7 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD006", "template-does-not-round-trip", severity="warning")
 def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
-    """The tokens do not say what the rendered conversation says.
+    """The tokens do not decode to the rendered conversation.
 
     ## What it does
     Renders some rows with the chat template, tokenizes them as training will, decodes the tokens and compares, ignoring
@@ -274,8 +274,8 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts the scored rows whose prompt is in the training rows word for word, below the 1 % at which AUD001 stops the
-    run, and those in which what the user says has a Jaccard index of 0.8 or more (runs of three words) with a training
-    row.
+    run, and the scored rows whose user messages have a Jaccard index of 0.8 or more (runs of three words) with a
+    training row.
 
     ## Why it is bad
     Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a gain of one point may be

@@ -207,7 +207,7 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD045", "prompts-in-plain-text", severity="warning")
 def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
-    """Plain texts are whole conversations, of which the prompts are learnt too.
+    """Plain texts are whole conversations, and their prompts are learnt too.
 
     ## What it does
     Looks in rows of `text` for the marks with which chat templates begin turns, the model's own and the usual ones;
@@ -248,7 +248,7 @@ def columns_not_read(audit: AuditFacts) -> Iterator[Finding]:
     `{"messages": […], "source": "forum", "quality": 4}`.
 
     ## Fix
-    Nothing to do, where that is meant.
+    Nothing to do, if that is intended.
 
     ## Evidence
     modelscope/ms-swift#2314 and #5431: columns that were not read and not named.
@@ -349,8 +349,7 @@ def plain_text_without_bos(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     The model has seen its texts begin with that token in pretraining, and is used with it afterwards.
-    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which does what tokenizer.json
-    says.
+    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which follows tokenizer.json.
 
     ## Example
     `{"text": "Once upon a time"}` on a base model whose tokenizer has `<bos>` and a post-processor without it.

@@ -25,7 +25,7 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
     0.5 % of the rows.
 
     ## Why it is bad
-    The model learns that tools may be made up. By the schema, such a gold answer is itself wrong.
+    The model learns that it may invent tools. By the schema, such a gold answer is itself wrong.
 
     ## Example
     A call with `{"city": …}` of a tool whose only parameter is `location`.

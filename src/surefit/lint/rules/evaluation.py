@@ -316,9 +316,9 @@ def scoring_outlasts_training(
     """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
 
     ## What it does
-    On a GPU whose data sheet is known, compares two times: that of answering the held-out prompts with
-    `evaluate.max_new_tokens` tokens each at every checkpoint, and that of training. Training rows are assumed to be as
-    long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
+    On a GPU whose data sheet is known, compares the time of answering the held-out prompts with
+    `evaluate.max_new_tokens` tokens each at every checkpoint with the time of training. Training rows are assumed to be
+    as long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
     worked example are in `facts/answering_time.py`. For other devices, see `surefit plan`.
 
     ## Why it is bad
@@ -559,8 +559,8 @@ def gate_decides_nothing(config: Config) -> Iterator[Finding]:
     must not reach below `min` - `margin`, and no score is below 0. (A gate with neither condition: CFG002.)
 
     ## Why it is bad
-    The exit code of `surefit evaluate` is relied on, and says nothing: a margin of 1 is a loss of 100 points, and with
-    a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
+    The exit code of `surefit evaluate` means nothing, although a pipeline may rely on it: a margin of 1 is a loss of
+    100 points, and with a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
 
     ## Example
     `gate: {not_worse_than: base, margin: 1}`.

@@ -43,7 +43,7 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
     two float32 moments and its float32 masters. Activations are left to MEM002, so passing this rule proves nothing.
 
     ## Why it is bad
-    The run cannot start, and says so only after minutes of downloading and loading.
+    The run cannot start, and fails only after minutes of downloading and loading.
 
     ## Example
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
@@ -69,9 +69,9 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
 
     ## What it does
     Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, if the architecture's
-    layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or without
-    `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed form" in
-    docs/plan-method.md.
+    layers are known (Llama, Mistral, Qwen 2 and 3 and others), and the memory of the loss: a chunk of logits, or
+    without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
+    form" in docs/plan-method.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
@@ -246,12 +246,12 @@ def scoring_may_not_fit(
     """The answers that are to be scored may need more memory than the device has.
 
     ## What it does
-    Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
-    prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no kernel
-    that avoids them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
-    held-out rows and of every set of `evaluate.extra_sets`, from a sample of each: its bytes, or its tokens where the
-    bytes are more than `data.max_length` and the tokenizer is on this machine. For sets on the hub, prompts are assumed
-    to have `data.max_length` tokens.
+    Adds up the most memory that a batch of answers needs (`facts/generation.py`): weights, keys and values of the
+    longest prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no
+    kernel that avoids them; with `evaluate.in_training`, also on top of the memory that training keeps. The longest
+    prompt is searched in a sample of the held-out rows and of every set of `evaluate.extra_sets`. Its length is its
+    number of bytes, or of tokens if it has more bytes than `data.max_length` and the tokenizer is on this machine. For
+    sets on the hub, prompts are assumed to have `data.max_length` tokens.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -353,8 +353,8 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     """A memory-saving optimizer is used where there is next to nothing to save.
 
     ## What it does
-    With LoRA and an 8-bit or paged optimizer, compares what AdamW's moments of the factors take in float32 with what
-    the weights take.
+    With LoRA and an 8-bit or paged optimizer, compares the memory of AdamW's float32 moments of the factors with the
+    memory of the weights.
 
     ## Why it is bad
     It saves a few percent of the memory. In return each moment has only 256 possible values, and every factor is

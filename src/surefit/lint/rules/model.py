@@ -23,7 +23,7 @@ from surefit.lint.rules.adapter import STORED_QUANTIZED
 NAME = "model.name_or_path"
 TARGETS = "lora.target_modules"
 MISSPELT = 0.8
-"""Similarity (difflib) from which a name counts as a misspelled layer name: q_prj for q_proj, not in_proj for v_proj."""
+"""Similarity (difflib) from which a name is a misspelled layer name: q_prj of q_proj, but not in_proj of v_proj."""
 
 
 @rule("MOD001", "model-unusable", severity="error", suppressible=False)
@@ -96,7 +96,7 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
 
     ## Evidence
     "The checkpoint you are trying to load has model type … but Transformers does not recognize this architecture" is
-    what transformers says to each new model for months.
+    transformers' error for each new model for months.
     """
     kind, version = model.model_type, stack.versions.get("transformers")
     custom_code = model.custom_code and config.model.trust_remote_code
@@ -152,8 +152,8 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     """Python code that comes with the model will run on this machine.
 
     ## What it does
-    Flags `model.trust_remote_code: true`, and says when the model brings no code at all. In another tool's config only
-    where the model is known on this machine.
+    Flags `model.trust_remote_code: true`, and reports it if the model brings no code at all. In another tool's config
+    only where the model is known on this machine.
 
     ## Why it is bad
     The code runs with your rights, and unless a revision is pinned, what runs tomorrow is not what you read today.
@@ -621,7 +621,7 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     `train.method: full`.
 
     ## Evidence
-    transformers' `add_tokens` returns 0 for a token that already exists, and says nothing.
+    transformers' `add_tokens` returns 0 for a token that already exists, without a warning.
     """
     yield from find_refused_combinations(context, config, "MOD014")
     existing = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []

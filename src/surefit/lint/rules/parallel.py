@@ -415,7 +415,7 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
 
     ## What it does
     Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, and checks
-    that only attention mixes tokens if `parallel.cp` shares them, and that `config.json` does not ask for the router
+    that only attention mixes tokens if `parallel.cp` shares them, and that `config.json` does not enable the router
     loss of a mixture of experts (`output_router_logits: true`) if layers or tokens are shared.
 
     ## Why it is bad
@@ -450,8 +450,8 @@ def layer_class_of_another_model(context: LintContext, setup: Setup) -> Iterator
 
     ## What it does
     Compares `fsdp_transformer_layer_cls_to_wrap` with the decoder layer's class in the type of model that is trained,
-    by its config.json or else by its name. For an Accelerate config the model is that of the script which a launch line
-    beside it starts. Names that are no decoder layer of a known model are left alone.
+    by its config.json or else by its name. For an Accelerate config, the model is the one in the script that a launch
+    line beside it starts. Names that are no decoder layer of a known model are left alone.
 
     ## Why it is bad
     The run stops with "Could not find the transformer layer class … in the model", after the weights are loaded.

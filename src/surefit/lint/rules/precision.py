@@ -32,7 +32,7 @@ def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Findin
 
     ## Why it is bad
     PyTorch accepts it and converts back and forth in software: a step can take many times longer than in float16 or
-    float32, and nothing says why.
+    float32, without a message.
 
     ## Example
     `dtype: bfloat16` on a T4 (7.5) or a Quadro RTX 6000 (7.5).
@@ -84,7 +84,7 @@ def fp16_without_loss_scaling(setup: Setup) -> Iterator[Finding]:
 
 
 def _compute_dtype(setup: Setup) -> str | None:
-    """Return the type that the run computes in: that of its switches, else its dtype; None if both switches are on."""
+    """Return the type that the run computes in, from its switches or else its dtype; None if both switches are on."""
     if setup.bf16 and setup.fp16:
         return None
     return "bfloat16" if setup.bf16 else "float16" if setup.fp16 else setup.dtype
@@ -241,7 +241,7 @@ def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
     """The trained weights are float16, but fp16 training needs them in float32.
 
     ## What it does
-    With the fp16 switch on, looks at the type of what is trained: the adapter, or with full training the base.
+    With the fp16 switch on, looks at the type of the trained weights: the adapter, or with full training the base.
 
     ## Why it is bad
     fp16 training scales the loss, and PyTorch's scaler cannot unscale float16 gradients: the first step fails.

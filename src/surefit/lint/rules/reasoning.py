@@ -58,8 +58,8 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
     `chat_template_kwargs: {thinking: true}`.
 
     ## Fix
-    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or say that it is to be left
-    out with `data.thinking: drop`.
+    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or leave it out with
+    `data.thinking: drop`.
 
     ## Evidence
     QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (what becomes of reasoning in fine-tuning is asked again and again).
@@ -89,8 +89,8 @@ def learns_not_to_think(
 
     ## What it does
     Renders an answer without reasoning, and checks whether the model has to write `<think></think>` itself. Counts, in
-    a sample, the rows that are like that, and fires if most are. Reasoning in another tag (`<thinking>`, `<thought>`)
-    is none for such a template; the finding names the tag.
+    a sample, the rows that are like that, and fires if most are. Such a template does not read reasoning in another tag
+    (`<thinking>`, `<thought>`); the finding names the tag.
 
     ## Why it is bad
     The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
@@ -102,7 +102,7 @@ def learns_not_to_think(
 
     ## Fix
     Set `model.chat_template_kwargs: {enable_thinking: false}`, or train on rows with reasoning. If the model is to stop
-    thinking, say so in `lint.ignore`.
+    thinking, accept the finding in `lint.ignore`.
 
     ## Evidence
     ms-swift's `--loss_scale ignore_empty_think`, made to avoid "losing the think capability"; Together's guide to

@@ -54,8 +54,8 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
     """The launch starts fewer processes than the job has GPUs.
 
     ## What it does
-    Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH asks
-    for there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
+    Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH
+    requests there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
     PAR006; processes that do not divide by the machines: PAR004.
 
     ## Why it is bad
@@ -128,7 +128,7 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
     """There are fewer than two processors for each training process.
 
     ## What it does
-    Divides the processors of a node, where the script asks for a number, by the processes that are started there.
+    Divides the processors of a node, if the script requests a number, by the processes that are started there.
 
     ## Why it is bad
     One processor is busy launching kernels. Loading and tokenizing data, copies and communication take turns with it,
@@ -138,7 +138,7 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
     `--cpus-per-task=4` with one task that starts 8 processes.
 
     ## Fix
-    Ask for `--cpus-per-task` = processes × (2 + data loader workers).
+    Request `--cpus-per-task` = processes × (2 + data loader workers).
 
     ## Evidence
     Lightning-AI/litgpt#1851: timeouts until `--cpus-per-task` matched the workers. SLURM gives a task one processor
@@ -302,7 +302,7 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
     Looks for #SBATCH lines below the first line that is not a comment.
 
     ## Why it is bad
-    sbatch stops reading options there and says nothing: the job gets the cluster's default instead.
+    sbatch stops reading options there, without a message: the job gets the cluster's default instead.
 
     ## Example
     `set -e` above `#SBATCH --time=24:00:00`.

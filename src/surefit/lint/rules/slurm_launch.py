@@ -126,7 +126,7 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
 
     ## What it does
     Counts the devices in a constant CUDA_VISIBLE_DEVICES and compares them with the processes of the launch, and its
-    numbers with the GPUs that the job asks for.
+    numbers with the GPUs that the job requests.
 
     ## Why it is bad
     The processes beyond the list stop with "invalid device ordinal"; a number that the job was not given is a GPU that

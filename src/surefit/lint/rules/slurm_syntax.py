@@ -139,7 +139,7 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     launch.
 
     ## Why it is bad
-    GPUs before Ampere emulate bf16: a step takes many times as long, and nothing says why.
+    GPUs before Ampere emulate bf16: a step takes many times as long, without a message.
 
     ## Example
     `#SBATCH --gres=gpu:v100:4` and `accelerate launch --mixed_precision bf16 train.py`.

@@ -130,7 +130,7 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
     """The run uses flash-attention, and the package is not installed.
 
     ## What it does
-    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute:
+    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers loads a substitute:
     SureFit does not, because it would be downloaded silently.
 
     ## Why it is bad
@@ -216,7 +216,7 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
     transformers was upgraded alone to 5.23, and peft 0.9 requires huggingface_hub<1.
 
     ## Fix
-    Install what the finding names. `pip check` says the same of every package.
+    Install what the finding names. `pip check` reports the same for every package.
 
     ## Evidence
     Three of five published reports on fine-tuning fixed deprecated imports and changed arguments before training.
@@ -273,7 +273,7 @@ def quantized_cpu_forward_corrupts(
 
     ## Why it is bad
     The first forward pass in eval mode packs the weights for the processor's own kernel. `dequantize()` and merging
-    read the packed bytes as if they were not: the merged model is noise, and nothing says so.
+    read the packed bytes as if they were not: the merged model is noise, without an error.
 
     ## Example
     QLoRA on an Intel Sapphire Rapids machine, evaluated, then merged in the same process.

@@ -156,8 +156,8 @@ def pad_made_eos(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Looks in a Python script for `pad_token = eos_token` beside a collator that makes labels by masking all tokens equal
-    to the padding token, which SFTTrainer made itself before TRL 0.16. Where the tokenizer is on this machine and says
-    so itself: TPL003.
+    to the padding token, which SFTTrainer made itself before TRL 0.16. If the tokenizer on this machine is set up like
+    that itself, TPL003 reports it.
 
     ## Why it is bad
     The end-of-sequence token at the end of each text is masked with the padding: the model does not learn to stop.
@@ -220,8 +220,8 @@ def template_ignores_tools(context: LintContext, audit: AuditFacts) -> Iterator[
     """The rows have tools, and the chat template does not write them.
 
     ## What it does
-    Renders a sample of the rows (an audit renders all) with the model's own chat template, of several the one that is
-    used for rows with tools, and looks for the names of the tools in the result.
+    Renders a sample of the rows (an audit renders all) with the model's own chat template, (if there are several, the
+    one for rows with tools), and looks for the names of the tools in the result.
 
     ## Why it is bad
     The template silently leaves them out. The model is trained to call functions that it was never shown: it
@@ -374,7 +374,7 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
 
 @rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
 def asked_in_another_way(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The prompts of scoring are rendered in another way than those of training.
+    """The prompts of scoring are rendered differently from the prompts of training.
 
     ## What it does
     Renders a prompt with the chat template, once with the switches of training
@@ -431,7 +431,7 @@ def two_chat_templates(
     that write the same are fine.
 
     ## Why it is bad
-    SureFit and transformers take chat_template.jinja, and what SureFit saves has the template of training alone. But
+    SureFit and transformers use chat_template.jinja, and SureFit saves the template of training alone. But
     a server of base and adapter renders prompts with the base's own, and older tools read tokenizer_config.json: the
     model is given another text than it has learnt to answer.
 
@@ -440,8 +440,8 @@ def two_chat_templates(
 
     ## Fix
     Leave `model.chat_template` out for a model that has a template. Otherwise serve `merged/`, or give the server
-    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. Of two in one directory, delete
-    the one that is not meant.
+    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. If a directory has two, delete
+    the unintended one.
 
     ## Evidence
     transformers' `PreTrainedTokenizerBase.save_pretrained` writes chat_template.jinja beside tokenizer_config.json;
@@ -476,7 +476,7 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str, Any]] | None) -> str | None:
-    """Return a question, an answer and the prompt for another, rendered with the template; None if it raises an error."""
+    """Return a question, an answer and the next prompt, rendered with the template; None if it raises an error."""
     tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
     special_tokens = {role: text for role, text in tokens.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "?"}]

@@ -53,7 +53,7 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
 
 
 def trains_here(context: LintContext, setup: Setup) -> bool:
-    """Return whether the config is SureFit's, or that of a tool that could run it on this machine."""
+    """Return whether the run could train on this machine: with SureFit, in a batch job, or with an installed tool."""
     if setup.tool in ("surefit", "slurm"):
         return True
     return context.stack is None or setup.package in context.stack.versions
