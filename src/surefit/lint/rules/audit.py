@@ -157,11 +157,13 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     if not observation or audit.max_length is None or (observation.share <= LONG_SHARE and not _stops(context)):
         return
     cuts = context.config is not None and context.config.data.cuts
-    fate = "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
+    consequence = (
+        "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
+    )
     yield Finding(
         field="data.max_length",
         message=f"{observation.rows:,} of {observation.of:,} rows ({observation.share:.1%}) are longer than "
-        f"{audit.max_length:,} tokens: {fate}{first_text(observation)}",
+        f"{audit.max_length:,} tokens: {consequence}{first_text(observation)}",
         help="raise data.max_length as far as the model's context and `surefit plan` allow, or shorten those rows",
         evidence=observation.detail or None,
     )
@@ -291,9 +293,9 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
     Yang et al. 2023 (arXiv 2311.04850): rephrased test questions in the training data lift a 13B model to GPT-4's score
     on MMLU, GSM8K and HumanEval, and exact comparison does not see them.
     """
-    exact, near = audit.seen("leak_exact"), audit.seen("leak_near")
-    rare_exact = exact if exact and exact.share < LEAKED_SHARE else None
-    parts = [(rare_exact, "are in the training rows"), (near, "are nearly in the training rows")]
+    exact_leak, near_leak = audit.seen("leak_exact"), audit.seen("leak_near")
+    rare_exact = exact_leak if exact_leak and exact_leak.share < LEAKED_SHARE else None
+    parts = [(rare_exact, "are in the training rows"), (near_leak, "are nearly in the training rows")]
     for observation, location in parts:
         if observation:
             yield Finding(

@@ -131,13 +131,17 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     ## Evidence
     109 of 300 rows of a public function-calling demonstration set have the tools `"[]"`: harmless as a minority.
     """
-    none, some = audit.seen("no_tools"), audit.seen("has_tools")
+    without_tools, with_tools = audit.seen("no_tools"), audit.seen("has_tools")
     recipe = context.config.recipe if context.config else None
     calls = audit.seen("name_first") or audit.seen("arguments_first")
-    if none and ("function_calling" in (recipe or "") or calls) and none.rows >= (some.rows if some else 0):
+    if (
+        without_tools
+        and ("function_calling" in (recipe or "") or calls)
+        and without_tools.rows >= (with_tools.rows if with_tools else 0)
+    ):
         yield Finding(
             field="data.train",
-            message=f"{rows_text(none)} offer no tool{first_text(none)}",
+            message=f"{rows_text(without_tools)} offer no tool{first_text(without_tools)}",
             help="fill the column tools, or train these rows with recipe: chat",
         )
 
@@ -317,17 +321,17 @@ def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[F
     ## Evidence
     A published distillation project reported wins on MATH and GPQA: both of its files are the GSM8K test set.
     """
-    wrong, test = audit.seen("mislabelled_benchmark"), audit.seen("gsm8k_test")
-    if wrong:
+    mislabeled, test_questions = audit.seen("mislabelled_benchmark"), audit.seen("gsm8k_test")
+    if mislabeled:
         yield Finding(
             field="data.train",
-            message=f"{wrong.detail}, and is not named after it",
+            message=f"{mislabeled.detail}, and is not named after it",
             help="take the file from the benchmark's own repository",
         )
-    elif test and context.config:
+    elif test_questions and context.config:
         yield Finding(
             field="data.train",
-            message=f"the training rows are test questions: {test.detail}",
+            message=f"the training rows are test questions: {test_questions.detail}",
             help="train on GSM8K's training file, gsm8k_train.jsonl",
         )
 

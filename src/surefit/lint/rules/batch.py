@@ -101,20 +101,29 @@ def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
     deepspeedai/DeepSpeed#6914 ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 8
     != 2 * 1 * 1"); a published report on LLM ranking on two GPUs trained with twice the batch it reported.
     """
-    global_batch, micro, steps, world = setup.global_batch, setup.micro_batch, setup.accumulation, setup.world_size
+    global_batch, micro, accumulation, world_size = (
+        setup.global_batch,
+        setup.micro_batch,
+        setup.accumulation,
+        setup.world_size,
+    )
     if not global_batch or not micro or setup.parallel == "dp":
         return
     name = setup.name("global_batch")
-    if steps and world and micro * steps * world != global_batch:
+    if accumulation and world_size and micro * accumulation * world_size != global_batch:
         yield Finding(
             field="global_batch",
-            message=f"{micro} per device × {steps} accumulated × {_processes(world)} is {micro * steps * world}, and "
-            f"{name} says {global_batch}",
-            help=_batch_help(global_batch, micro, steps, world),
+            message=f"{micro} per device × {accumulation} accumulated × {_processes(world_size)} is "
+            f"{micro * accumulation * world_size}, and {name} says {global_batch}",
+            help=_batch_help(global_batch, micro, accumulation, world_size),
         )
-    elif context.config is None and not (steps and world) and global_batch % (micro * (steps or world or 1)):
-        unit = micro * (steps or world or 1)
-        factor = f"{steps} accumulated" if steps else _processes(world or 1)
+    elif (
+        context.config is None
+        and not (accumulation and world_size)
+        and global_batch % (micro * (accumulation or world_size or 1))
+    ):
+        unit = micro * (accumulation or world_size or 1)
+        factor = f"{accumulation} accumulated" if accumulation else _processes(world_size or 1)
         yield Finding(
             field="global_batch",
             message=f"{name} {global_batch} cannot be made from {micro} per device × {factor}: {unit} does not divide "

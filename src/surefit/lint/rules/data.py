@@ -229,12 +229,12 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
         return  # the share is SureFit's default, and not part of another tool's run
     rows = context.dataset.divided if context.dataset else None
     if share and rows and round(share * rows) < SMALL_EVALUATION:
-        larger = min(0.5, 50 / rows)
-        share_suffices = larger * rows >= SMALL_EVALUATION
+        larger_share = min(0.5, 50 / rows)
+        share_suffices = larger_share * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
             message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few to measure anything",
-            help=f"{f'hold out more, such as {larger:.2g}' if share_suffices else 'collect more rows'}, "
+            help=f"{f'hold out more, such as {larger_share:.2g}' if share_suffices else 'collect more rows'}, "
             "or name a file of rows in data.eval",
         )
     for prompt_set in context.scored.sets if context.scored else ():

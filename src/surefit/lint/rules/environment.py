@@ -147,11 +147,11 @@ def threads_against_cores(
     if not text.isdecimal() or hardware.source != "detected":
         return
     threads, processes = int(text), _processes_here(setup)
-    big = context.model is not None and (context.model.parameters or 0) >= SMALL_MODEL
+    is_large = context.model is not None and (context.model.parameters or 0) >= SMALL_MODEL
     if threads * processes > cores:
         product = f"{processes} processes × {threads} threads" if processes > 1 else f"{threads} threads"
         message = f"OMP_NUM_THREADS={threads}: {product} on {cores} cores"
-    elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and big:
+    elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and is_large:
         message = f"OMP_NUM_THREADS=1: one of {cores} cores would train"
     else:
         return
@@ -187,9 +187,9 @@ def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFac
     NVIDIA/nccl#286: "lo is loopback so you won't be able to use it between two nodes". accelerate sets the first two
     itself, for RTX 40 cards with an old driver.
     """
-    several = max(setup.processes or 1, setup.gpus or 1) > 1
+    several_processes = max(setup.processes or 1, setup.gpus or 1) > 1
     machines = setup.machines or 1
-    if not several or setup.on_cpu or hardware.source != "detected":
+    if not several_processes or setup.on_cpu or hardware.source != "detected":
         return
     variables, on_gpu = stack.variables, hardware.kind == "cuda"
     if variables.get("NCCL_P2P_DISABLE") == "1" and on_gpu and NO_P2P not in hardware.name:
@@ -229,8 +229,8 @@ def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: Stack
     """
     if hardware.kind != "cuda" or hardware.source != "detected" or setup.on_cpu:
         return
-    several = max(setup.processes or 1, setup.gpus or 1) > 1
-    for name, (values, cost) in (DEBUGGING | (DEBUGGING_SEVERAL if several else {})).items():
+    several_processes = max(setup.processes or 1, setup.gpus or 1) > 1
+    for name, (values, cost) in (DEBUGGING | (DEBUGGING_SEVERAL if several_processes else {})).items():
         value = stack.variables.get(name, "")
         if value.upper() in values:
             yield _unset(f"{name}={value}: {cost}")

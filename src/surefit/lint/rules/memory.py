@@ -126,12 +126,12 @@ def _suggest_context_parallel(resolved: ResolvedConfig, model: ModelFacts, hardw
 
 
 def _too_large(terms: list[MemoryTerm], hardware: HardwareFacts, field: str, help_text: str) -> Iterator[Finding]:
-    needed = fullest_moment_bytes(terms)
-    if hardware.memory_bytes is not None and needed > hardware.memory_bytes:
+    needed_bytes = fullest_moment_bytes(terms)
+    if hardware.memory_bytes is not None and needed_bytes > hardware.memory_bytes:
         largest = max(terms, key=lambda term: term.bytes)
         yield Finding(
             field=field,
-            message=f"at least {bytes_text(needed)} are needed, and {hardware.name} has "
+            message=f"at least {bytes_text(needed_bytes)} are needed, and {hardware.name} has "
             f"{bytes_text(hardware.memory_bytes)}; the largest part is the {largest.term}, "
             f"{bytes_text(largest.bytes)} ({largest.why})",
             help=help_text,
@@ -271,9 +271,9 @@ def scoring_may_not_fit(
         return
     max_length = resolved.config.data.max_length
     if resolved.config.evaluate.in_training:  # the model in training generates the answers, on its own device
-        training_bytes = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
+        training_memory = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
         finding = _too_large_to_answer(
-            resolved.config, model, hardware, scored.held_out.longest or max_length, training_bytes
+            resolved.config, model, hardware, scored.held_out.longest or max_length, training_memory
         )
         if finding is not None:
             yield finding
@@ -297,25 +297,25 @@ def _too_large_to_answer(
     room, weights, training_bytes = generation_room_bytes(estimate, config, hardware) or 0, estimate.weights, 0
     if held is not None:
         weights, training_bytes, room = held[0] or weights, held[1], hardware.memory_bytes
-    needed = estimate.bytes - estimate.weights + weights
-    if needed + training_bytes <= room:
+    needed_bytes = estimate.bytes - estimate.weights + weights
+    if needed_bytes + training_bytes <= room:
         return None
-    fewer = largest_fitting_eval_batch(
+    fitting_batch = largest_fitting_eval_batch(
         config, model, hardware, room - training_bytes - weights + estimate.weights, longest
     )
-    help_text = f"write {fewer}"
-    if held is not None and not fewer:
+    help_text = f"write {fitting_batch}"
+    if held is not None and not fitting_batch:
         help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
     elif weights > room:
         help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
-    elif not fewer:
+    elif not fitting_batch:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
     training_text = f", beside {bytes_text(training_bytes)} that training keeps" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
         message=f"{estimate.rows} prompts of up to {estimate.prompt:,} tokens at a time take up to "
-        f"{bytes_text(needed)} (weights {bytes_text(weights)}, KV cache {bytes_text(estimate.cache)}){training_text}, "
-        f"and {hardware.name} has {bytes_text(room)}",
+        f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
+        f"{bytes_text(estimate.cache)}){training_text}, and {hardware.name} has {bytes_text(room)}",
         help=help_text,
     )
 

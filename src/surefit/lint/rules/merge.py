@@ -41,16 +41,12 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
     """
     if setup.adapter == "full":
         return
-    base_quantization = _base_quantization(context)
+    stored_as = _base_quantization(context)
     if setup.merge_into == "quantized":
         field, target = "merge_into", f"the {_bits(setup)} base it was trained on"
-    elif (
-        setup.merge_into == "original" and base_quantization in STORED_QUANTIZED and setup.tool != "surefit"
-    ):  # MOD012 reports it
-        field, target = (
-            "base_model",
-            f"{setup.base_model or 'a base'}, which is itself stored quantised ({base_quantization})",
-        )
+    elif setup.merge_into == "original" and stored_as in STORED_QUANTIZED and setup.tool != "surefit":
+        # MOD012 reports this in a config of SureFit
+        field, target = "base_model", f"{setup.base_model or 'a base'}, which is itself stored quantised ({stored_as})"
     else:
         return
     yield Finding(

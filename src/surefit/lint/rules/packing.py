@@ -48,9 +48,8 @@ def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
     """
     separated = setup.packing and setup.packing_strategy not in WITHOUT_BORDERS
     if separated and not setup.unsloth and setup.attention in MASKED_ONLY:
-        is_surefit = (
-            setup.tool == "surefit"
-        )  # its batches have no attention mask, and are audited before the first step
+        # SureFit's batches have no attention mask, and are audited before the first step.
+        is_surefit = setup.tool == "surefit"
         yield Finding(
             field="attention",
             message=f"{setup.name('packing')} with {setup.name('attention')} {setup.attention}: only a dense mask can "

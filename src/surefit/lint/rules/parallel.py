@@ -83,12 +83,14 @@ def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
     huggingface/transformers#31557; huggingface/peft#306 for ZeRO-3.
     """
     spreads = setup.device_map in SPREADING
-    several = (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
+    several_processes = (
+        (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
+    )
     mode = MODES.get(setup.parallel or "")
     is_zero3 = mode is not None and mode.deepspeed and mode.divided == "weights"
     if is_zero3 and setup.device_map and setup.device_map != "none":
         reason = "ZeRO-3 spreads the weights itself"
-    elif spreads and (several or setup.parallel in MANY_PROCESSES):
+    elif spreads and (several_processes or setup.parallel in MANY_PROCESSES):
         count = setup.processes or setup.world_size or setup.processes_per_machine
         place = setup.places.get("processes")
         in_other_file = place is not None and place.path != getattr(setup.places.get("device_map"), "path", None)

@@ -127,18 +127,18 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, full, model = setup.learning_rate, setup.adapter == "full", context.model
-    limit = FULL_MAXIMUM if full else LORA_RANGE[1]
+    rate, is_full, model = setup.learning_rate, setup.adapter == "full", context.model
+    limit = FULL_MAXIMUM if is_full else LORA_RANGE[1]
     parameters = (model.parameters if model else None) or size_in_name(setup.base_model or "")
     if parameters is not None and parameters >= TINY and rate is not None and rate > limit:
-        method = "training all of" if full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
+        method = "training all of" if is_full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
         yield Finding(
             field="learning_rate",
             message=f"learning_rate {rate:g} is high for {method} a model of "
             f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
             help="start at the default of the trainer: those for preferences and rewards are lower than for answers"
             if setup.preferences
-            else f"start at {'1e-5' if full else '2e-4'}",
+            else f"start at {'1e-5' if is_full else '2e-4'}",
         )
 
 
@@ -169,8 +169,8 @@ def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     "LoRA Without Regret", 2025).
     """
     rate, limit = setup.learning_rate, LORA_RANGE[0]
-    big = model.parameters is not None and model.parameters >= TINY
-    if big and not setup.preferences and setup.adapter in ADAPTERS and rate is not None and rate < limit:
+    is_large = model.parameters is not None and model.parameters >= TINY
+    if is_large and not setup.preferences and setup.adapter in ADAPTERS and rate is not None and rate < limit:
         yield Finding(
             field="learning_rate",
             message=f"learning_rate {rate:g} is below {limit:g}: at that rate a LoRA adapter hardly leaves zero",
@@ -272,18 +272,21 @@ def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     `TrainingArguments.__post_init__` of transformers 5.23: "requires the save and eval strategy to match" and "the
     saving steps to be a round multiple of the evaluation steps".
     """
-    saves, evals = setup.save_strategy, setup.eval_strategy
-    if not setup.best_model or saves == "best":
+    save_strategy, eval_strategy = setup.save_strategy, setup.eval_strategy
+    if not setup.best_model or save_strategy == "best":
         return
-    if saves and evals and saves != evals:
+    if save_strategy and eval_strategy and save_strategy != eval_strategy:
         yield Finding(
             field="best_model",
-            message=f"the best checkpoint is to be loaded, and {setup.name('save_strategy')} is {saves} while "
-            f"{setup.name('eval_strategy')} is {evals}",
-            help=f"write {saves if saves != 'no' else 'steps'} for both",
+            message=f"the best checkpoint is to be loaded, and {setup.name('save_strategy')} is {save_strategy} while "
+            f"{setup.name('eval_strategy')} is {eval_strategy}",
+            help=f"write {save_strategy if save_strategy != 'no' else 'steps'} for both",
         )
     elif (
-        "epoch" not in (saves, evals) and setup.save_steps and setup.eval_steps and setup.save_steps % setup.eval_steps
+        "epoch" not in (save_strategy, eval_strategy)
+        and setup.save_steps
+        and setup.eval_steps
+        and setup.save_steps % setup.eval_steps
     ):
         yield Finding(
             field="save_steps",

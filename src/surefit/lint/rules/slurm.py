@@ -16,7 +16,7 @@ WHOLE_NODE = 8
 """GPUs of a usual node: a job that uses them all does not share it."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 CPUS_PER_PROCESS = 2
-"""Processors per process: one for the training loop, one for data loading, copies and communication."""
+"""Processors per training process: one for the training loop, one for data loading, copies and communication."""
 
 
 @rule("SLM001", "space-after-backslash", severity="error")

@@ -85,8 +85,8 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
     if not _uses(context, setup, stack) or "numpy" not in stack.versions or stack.allows("numpy", "<2"):
         return
     state = "asked for" if stack.pinned else "installed"
-    for package, first in FIRST_FOR_NUMPY_2.items():
-        minimum = ".".join(map(str, first))
+    for package, first_release in FIRST_FOR_NUMPY_2.items():
+        minimum = ".".join(map(str, first_release))
         if package in stack.versions and not stack.allows(package, f">={minimum}"):
             yield Finding(
                 field=package if stack.pinned else None,

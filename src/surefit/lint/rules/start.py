@@ -83,12 +83,12 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
         return
     # Only linear layers are quantized, and stacked experts are none.
     size = f"{bytes_text(model.weight_bytes)} of {model.dtype}"
-    fewer = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
+    can_quantize = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
     yield Finding(
         field=NAME,
         message=f"{model.name} is stored in {model.dequantized_from}: {size} are made of it once, in SureFit's cache, "
         "and loaded",
-        help="model.quantization: fp8 or nf4 holds them in fewer bits" if fewer else None,
+        help="model.quantization: fp8 or nf4 holds them in fewer bits" if can_quantize else None,
     )
 
 

@@ -220,8 +220,8 @@ def template_ignores_tools(context: LintContext, audit: AuditFacts) -> Iterator[
     """The rows have tools, and the chat template does not write them.
 
     ## What it does
-    Renders a sample of the rows (an audit renders all) with the model's own chat template, (if there are several, the
-    one for rows with tools), and looks for the names of the tools in the result.
+    Renders a sample of the rows (an audit renders all) with the model's own chat template (of several, the one for rows
+    with tools), and looks for the names of the tools in the result.
 
     ## Why it is bad
     The template silently leaves them out. The model is trained to call functions that it was never shown: it
