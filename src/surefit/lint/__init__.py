@@ -1,1 +1,1 @@
-"""The linter for training runs: what a rule is (rule), running them all (engine), the rules by family (rules/)."""
+"""The linter for training runs: rules and findings (rule), the engine that runs them (engine), all rules (rules/)."""

@@ -1,4 +1,4 @@
-"""Running the rules: all of them, all findings at once, and never a traceback."""
+"""The engine that runs all rules and collects their findings; a failing rule becomes a finding, not a traceback."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from surefit.lint.rules import FAMILIES
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
 MACHINE = {EnvironmentFacts, HardwareFacts, StackFacts}
-"""Facts that are others on the next machine: what needs them may find nothing here and something there."""
+"""Facts that differ between machines: a rule that needs them may find nothing on this one and something on another."""
 
 
 @dataclass(frozen=True)
 class SuppressedFinding:
-    """A finding that the config accepts (`lint.ignore`), and why."""
+    """A finding that the config accepts (`lint.ignore`), with the reason given there."""
 
     finding: Finding
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The same, for check.json."""
+        """Return the finding and its reason as check.json stores them."""
         return self.finding.as_dict() | {"reason": self.reason}
 
 
 @dataclass(frozen=True)
 class LintResult:
-    """What the rules found.
+    """Results of running the rules.
 
     Attributes:
         findings: errors first, then warnings, then infos; in the order of the config within each.
-        rules: how many rules looked.
-        skipped: code → the facts that rule lacked.
-        suppressed: what the config accepts; in the same order.
+        rules: the number of rules that ran.
+        skipped: code of a skipped rule → the facts that it lacked.
+        suppressed: findings that the config accepts; in the same order.
     """
 
     findings: list[Finding]
@@ -51,56 +51,70 @@ class LintResult:
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings that stop a run."""
+        """Findings that stop a run."""
         return [finding for finding in self.findings if finding.severity == "error"]
 
     def as_dict(self) -> dict[str, Any]:
-        """The rules' part of check.json."""
+        """Return the rules' part of check.json."""
         return {
             "findings": [finding.as_dict() for finding in self.findings],
-            "suppressed": [one.as_dict() for one in self.suppressed],
+            "suppressed": [finding.as_dict() for finding in self.suppressed],
             "rules": self.rules,
             "skipped": self.skipped,
         }
 
 
 def run_rules(context: LintContext, rules: Sequence[Rule] | None = None) -> LintResult:
-    """Every finding of every rule whose facts are there.
+    """Run the rules whose facts are known, and return all findings.
 
     Args:
         context: the config and the facts.
-        rules: those to run; all by default.
+        rules: the rules to run; all by default.
     """
     findings: list[Finding] = []
     skipped: dict[str, list[str]] = {}
-    ran: dict[str, Rule] = {}
+    ran_rules: dict[str, Rule] = {}
     for rule in all_rules() if rules is None else rules:
         missing = [kind.__name__ for kind in rule.needs if context.facts(kind) is None]
         if missing:
             skipped[rule.code] = missing
         else:
-            ran[rule.code] = rule
+            ran_rules[rule.code] = rule
             findings += _run(rule, context)
     findings = _drop_generic_findings(findings)
     reasons = context.config.lint.ignore if context.config else {}
-    accepted = {code: reasons[code] for code, rule in ran.items() if code in reasons and rule.suppressible}
-    suppressed = [SuppressedFinding(each, accepted[each.code]) for each in findings if each.code in accepted]
-    findings = [each for each in findings if each.code not in accepted]
-    if "CFG005" in ran:
-        useless = _unused_suppressions(ran, reasons, {one.finding.code for one in suppressed})
-        findings += [_stamp(each, ran["CFG005"], context) for each in useless]
+    accepted_reasons = {
+        code: reasons[code] for code, rule in ran_rules.items() if code in reasons and rule.suppressible
+    }
+    suppressed = [
+        SuppressedFinding(finding, accepted_reasons[finding.code])
+        for finding in findings
+        if finding.code in accepted_reasons
+    ]
+    findings = [finding for finding in findings if finding.code not in accepted_reasons]
+    if "CFG005" in ran_rules:
+        unused = _unused_suppressions(ran_rules, reasons, {item.finding.code for item in suppressed})
+        findings += [_stamp(finding, ran_rules["CFG005"], context) for finding in unused]
     return LintResult(
         sorted(findings, key=_position),
-        len(ran),
+        len(ran_rules),
         skipped,
-        sorted(suppressed, key=lambda one: _position(one.finding)),
+        sorted(suppressed, key=lambda item: _position(item.finding)),
     )
 
 
 def _drop_generic_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Without what a tool refuses (CFG004) where a rule of its own says of the same field why that is so."""
-    explained = {(each.path, each.field) for each in findings if each.code != "CFG004" and each.severity == "error"}
-    return [each for each in findings if each.code != "CFG004" or (each.path, each.field) not in explained]
+    """Return the findings without each CFG004 whose field has an error from another rule, which explains the cause."""
+    explained_fields = {
+        (finding.path, finding.field)
+        for finding in findings
+        if finding.code != "CFG004" and finding.severity == "error"
+    }
+    return [
+        finding
+        for finding in findings
+        if finding.code != "CFG004" or (finding.path, finding.field) not in explained_fields
+    ]
 
 
 def _position(finding: Finding) -> tuple[int, int, str]:
@@ -108,36 +122,36 @@ def _position(finding: Finding) -> tuple[int, int, str]:
 
 
 def _unused_suppressions(ran: Mapping[str, Rule], reasons: Iterable[str], used: Container[str]) -> Iterator[Finding]:
-    """What CFG005 reports: only after all rules have run is it known."""
+    """Yield CFG005's findings, which are known only after all other rules have run."""
     for code in reasons:
         rule = ran.get(code)
         if rule is None or code in used or (rule.suppressible and MACHINE.intersection(rule.needs)):
             continue
-        what = f"{code} ({rule.name})"
+        label = f"{code} ({rule.name})"
         if rule.suppressible:
-            message, help_text = f"{what} is ignored, and finds nothing here", f"remove {code} from lint.ignore"
+            message, help_text = f"{label} is ignored, and finds nothing here", f"remove {code} from lint.ignore"
         else:
-            message = f"{what} cannot be ignored: what it finds stops the run all the same"
+            message = f"{label} cannot be ignored: what it finds stops the run all the same"
             help_text = f"fix what {code} finds, and remove it from lint.ignore"
         yield Finding(f"lint.ignore.{code}", message, help_text, fix=ConfigFix(f"lint.ignore.{code}", None))
 
 
 def _run(rule: Rule, context: LintContext) -> list[Finding]:
     try:
-        found = list(rule.findings(context))
+        findings = list(rule.findings(context))
     except Exception as error:
-        # A bug in one rule must not hide what the others found, and a user cannot do anything with its traceback.
-        problem = redact(f"{type(error).__name__}: {error}")
-        failed = Finding(
-            message=f"rule {rule.code} ({rule.name}) failed: {problem}",
+        # A bug in one rule must not hide the other rules' findings, and its traceback does not help a user.
+        description = redact(f"{type(error).__name__}: {error}")
+        failure = Finding(
+            message=f"rule {rule.code} ({rule.name}) failed: {description}",
             help="the other rules ran; please report this as a bug in SureFit",
         )
-        return [_stamp(failed, find_rule("INT001"), context)]
-    return [_stamp(finding, rule, context) for finding in found]
+        return [_stamp(failure, find_rule("INT001"), context)]
+    return [_stamp(finding, rule, context) for finding in findings]
 
 
 def _stamp(finding: Finding, rule: Rule, context: LintContext) -> Finding:
-    """Add what the rule's function left to the engine."""
+    """Return a finding with the rule's code, name and severity, and the file and line of its field."""
     path, line = (finding.path, finding.line) if finding.path else context.place(finding.field)
     return replace(
         finding,
@@ -152,19 +166,19 @@ def _stamp(finding: Finding, rule: Rule, context: LintContext) -> Finding:
 
 @lru_cache(maxsize=1)
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule, by code."""
+    """Return all rules, sorted by code."""
     return tuple(sorted((r for family in FAMILIES for r in _family(family)), key=lambda rule: rule.code))
 
 
 def choose_rules(select: str | None = None, ignore: str | None = None) -> tuple[Rule, ...]:
-    """The rules that `select` names, without those that `ignore` names; all where neither says anything.
+    """Return the rules that `select` names, without the rules that `ignore` names; all rules by default.
 
     Args:
         select: codes or their beginnings, separated by commas: `MEM,SCH001`.
         ignore: the same.
 
     Raises:
-        ConfigError: a word in them begins no code, or no rule is left.
+        ConfigError: a word is not the beginning of any code, or no rule is left.
     """
     rules = [rule for rule in all_rules() if select is None or rule.code.startswith(_codes("--select", select))]
     if ignore is not None:
@@ -177,12 +191,12 @@ def choose_rules(select: str | None = None, ignore: str | None = None) -> tuple[
 
 
 def _codes(option: str, text: str) -> tuple[str, ...]:
-    """The codes, or their beginnings, in an option's value."""
+    """Return the codes, or beginnings of codes, in an option's value."""
     words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
-    known = [rule.code for rule in all_rules()]
-    unknown = next((word for word in words if not any(code.startswith(word) for code in known)), None)
+    all_codes = [rule.code for rule in all_rules()]
+    unknown = next((word for word in words if not any(code.startswith(word) for code in all_codes)), None)
     if unknown or not words:
-        hint = did_you_mean(unknown, [*known, *FAMILIES]) if unknown else ""
+        hint = did_you_mean(unknown, [*all_codes, *FAMILIES]) if unknown else ""
         raise ConfigError(
             f"{option} {text}: {f'no rule begins with {unknown}' if unknown else 'names no rule'}{hint}",
             code="E2099",
@@ -192,18 +206,18 @@ def _codes(option: str, text: str) -> tuple[str, ...]:
 
 
 def find_rule(code: str) -> Rule:
-    """One rule; only its own module is imported.
+    """Return the rule with this code; only its family's modules are imported.
 
     Raises:
         ConfigError: there is no such code.
     """
-    wanted = code.strip().upper()
-    for rule in _family(wanted[:3]):
-        if rule.code == wanted:
+    upper_code = code.strip().upper()
+    for rule in _family(upper_code[:3]):
+        if rule.code == upper_code:
             return rule
-    names = [rule.code for rule in all_rules()]
+    codes = [rule.code for rule in all_rules()]
     raise ConfigError(
-        f"there is no rule {code!r}{did_you_mean(wanted, names)}",
+        f"there is no rule {code!r}{did_you_mean(upper_code, codes)}",
         code="E2100",
         help="`surefit explain --all` lists the rules",
     )
@@ -211,11 +225,11 @@ def find_rule(code: str) -> Rule:
 
 def _family(prefix: str) -> list[Rule]:
     modules = (import_module(f"surefit.lint.rules.{name}") for name in FAMILIES.get(prefix, "").split())
-    found = [value for module in modules for value in vars(module).values()]
-    return [value for value in found if isinstance(value, Rule) and value.code.startswith(prefix)]
+    members = [value for module in modules for value in vars(module).values()]
+    return [value for value in members if isinstance(value, Rule) and value.code.startswith(prefix)]
 
 
 def explain_rule(code: str) -> str:
-    """A rule's page: its code and name, then what its docstring says."""
+    """Return a rule's page: its code and name, then its docstring."""
     rule = find_rule(code)
     return f"# {rule.code}: {rule.name} ({rule.severity})\n\n{rule.doc}\n"

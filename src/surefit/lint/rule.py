@@ -1,4 +1,5 @@
-"""What a rule is: one function that looks at facts and yields findings, with a docstring that explains it.
+"""Rules, findings and the context that rules read. A rule is one function that reads facts and yields findings, with a
+docstring that explains it:
 
     @rule("SCH002", "no-checkpoint", severity="warning")
     def no_checkpoint(resolved: Resolved) -> Iterator[Finding]:
@@ -7,9 +8,9 @@
         ## What it does / ## Why it is bad / ## Example / ## Fix / ## Evidence
         \"\"\"
 
-The parameters' types say which facts the rule cannot judge without: they are passed to it, and where one is absent the
-rule is skipped. A `LintContext` is everything that is known. The message states the problem in the user's numbers; only
-the help proposes the fix.
+The parameters' types name the facts that the rule requires: they are passed to it, and if one is unknown, the rule is
+skipped. A `LintContext` holds all known facts. The message states the problem in the user's numbers; only the help
+proposes the fix.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ SECTIONS = ("What it does", "Why it is bad", "Example", "Fix", "Evidence")
 
 @dataclass(frozen=True)
 class ConfigFix:
-    """The one right value of a config key: what `surefit check --fix` writes. None takes the key out."""
+    """The only right value of a config key, as `surefit check --fix` writes it; None removes the key."""
 
     field: str
     value: Any
@@ -53,17 +54,17 @@ class ConfigFix:
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem. A rule fills in what it knows; the engine adds the rule's code, name and severity, and the place.
+    """One problem. The rule describes it; the engine adds the rule's code, name and severity, and the file and line.
 
     Attributes:
-        field: the dotted config key, the attribute of `Setup`, or the column, it is about.
+        field: the dotted config key, the attribute of `Setup`, or the column with the problem.
         message: the problem, in the user's names and numbers.
-        help: what to do about it.
+        help: the proposed remedy.
         path: the file; the config file unless the rule names another.
         line: 1-based; the field's line in the config unless the rule names another.
-        evidence: what in this run shows it, where the message does not already say.
-        fix: the change that removes it, where there is exactly one right answer.
-        error: the code of the error that it reports, where it was met while facts were gathered.
+        evidence: values of this run that show the problem, if the message does not contain them.
+        fix: the config change that removes the problem, if there is exactly one right answer.
+        error: the code of the error that the finding reports, if it was raised while facts were gathered.
     """
 
     field: str | None = None
@@ -80,34 +81,34 @@ class Finding:
 
     @classmethod
     def of(cls, problem: SureFitError, field: str | None = None) -> Finding:
-        """An error met while facts were gathered, as a finding; `field` is for one that names none."""
+        """Return a finding for an error raised while facts were gathered; `field` is used if the error names none."""
         return cls(
             problem.field or field, problem.message, problem.help, problem.path, problem.line, error=problem.code
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The same, for check.json."""
+        """Return the finding as check.json stores it."""
         order = ("code", "name", "severity", "path", "line", "field", "message", "help", "evidence", "fix", "error")
         return {key: asdict(self)[key] for key in order}
 
 
 @dataclass(frozen=True)
 class LintContext:
-    """All that rules may look at. What is None is not known, and the rules that need it are skipped.
+    """All facts that rules may read. A field that is None is unknown, and the rules that require it are skipped.
 
     Attributes:
-        config: the config as the user wrote it, "auto" included; of another tool's file, what it maps to; None where
-            the file describes no whole run (an Accelerate or DeepSpeed file, a SLURM script, a data set).
-        path: its file.
-        lines: dotted key → line in that file.
+        config: the config as the user wrote it, "auto" included; for another tool's file, the config that it maps to;
+            None if the file describes no whole run (an Accelerate or DeepSpeed file, a SLURM script, a data set).
+        path: the config's file.
+        lines: dotted key → its line in that file.
         overridden: dotted keys that were set on the command line.
-        names: dotted key → how the file calls it, where that is another tool's.
+        names: dotted key → its name in the file, if the file is another tool's.
         setup: the same settings in terms that all tools share.
-        resolved: the config with every "auto" decided, and the steps of the run.
+        resolved: the config with every "auto" resolved, and the steps of the run.
         columns: the recipe's columns; empty for the general data formats.
-        metrics: the names that the recipe's scores can have; empty where it does not say.
-        baselines: the recipe's answers that need no model.
-        problems: errors met while the facts were gathered; they are reported as findings beside all others.
+        metrics: the names that the recipe's scores can have; empty if the recipe does not list them.
+        baselines: the names of the recipe's baselines, which answer without a model.
+        problems: errors raised while the facts were gathered; they are reported as findings beside all others.
     """
 
     config: Config | None
@@ -135,23 +136,23 @@ class LintContext:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the file is another tool's."""
+        """Return whether the file belongs to another tool."""
         return self.setup is not None and self.setup.tool != "surefit"
 
     def facts(self, kind: type) -> Any:
-        """The facts of one kind, or None."""
+        """Return the facts of one type, or None if they are unknown."""
         return next((value for value in vars(self).values() if isinstance(value, kind)), None)
 
     def is_set(self, dotted: str) -> bool:
-        """Whether the user wrote this key, in the file or on the command line."""
+        """Return whether the user set this key, in the file or on the command line."""
         return dotted in self.lines or is_overridden(dotted, self.overridden)
 
     def place(self, dotted: str | None) -> tuple[str, int | None]:
-        """(file, line) of a config key or an attribute of `Setup`, or of the nearest section above it in the file."""
-        stated = self.setup.places.get(dotted) if self.setup and dotted else None
-        if stated and (stated.path or stated.line):
-            return stated.path or str(self.path), stated.line
-        dotted = stated.name if stated else dotted
+        """Return (file, line) of a config key or `Setup` attribute, or of the nearest section above it in the file."""
+        place = self.setup.places.get(dotted) if self.setup and dotted else None
+        if place and (place.path or place.line):
+            return place.path or str(self.path), place.line
+        dotted = place.name if place else dotted
         if dotted and is_overridden(dotted, self.overridden):
             return OVERRIDE, None
         while dotted and dotted not in self.lines:
@@ -159,7 +160,7 @@ class LintContext:
         return str(self.path), self.lines.get(dotted) if dotted else None
 
     def name(self, dotted: str | None) -> str | None:
-        """A config key, or an attribute of `Setup`, as the user's file calls it."""
+        """Return the name that a config key or an attribute of `Setup` has in the user's file."""
         if self.setup and dotted and dotted in self.setup.places:
             return self.setup.places[dotted].name
         return self.names.get(dotted, dotted) if dotted else None
@@ -170,12 +171,12 @@ Check = Callable[..., Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: its code (never reused), its name, how bad a finding is, and the function.
+    """A rule: its code (never reused), its name, the severity of its findings, and its function.
 
     Attributes:
-        takes: the types of what the function is given.
-        suppressible: a config may accept its findings (`lint.ignore`). Not where they stand for an input that no stage
-            can use: the run would stop all the same, later.
+        takes: the types of the function's parameters.
+        suppressible: whether a config may accept its findings (`lint.ignore`). False if they stand for an input that no
+            stage can use: the run would stop all the same, later.
     """
 
     code: str
@@ -187,42 +188,44 @@ class Rule:
 
     @property
     def needs(self) -> tuple[type, ...]:
-        """The facts it cannot judge without."""
+        """Types of the facts that the rule requires."""
         return tuple(kind for kind in self.takes if kind is not LintContext)
 
     def findings(self, context: LintContext) -> Iterator[Finding]:
-        """What it finds; nothing that it needs is missing."""
+        """Return an iterator over the findings; every fact in `needs` must be known."""
         return self.check(*(context if kind is LintContext else context.facts(kind) for kind in self.takes))
 
     @property
     def doc(self) -> str:
-        """The docstring, dedented."""
+        """Docstring of the rule's function, dedented."""
         return inspect.getdoc(self.check) or ""
 
     @property
     def summary(self) -> str:
-        """The docstring's first line."""
+        """First line of the docstring."""
         return self.doc.partition("\n")[0]
 
     def section(self, title: str) -> str:
-        """One section of the docstring; empty where it is missing."""
-        found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.doc, re.MULTILINE | re.DOTALL)
-        return found[1].strip() if found else ""
+        """Return one section of the docstring; empty if it is missing."""
+        match = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", self.doc, re.MULTILINE | re.DOTALL)
+        return match[1].strip() if match else ""
 
 
 def rule(code: str, name: str, severity: Severity, suppressible: bool = True) -> Callable[[Check], Rule]:
-    """Make a function a rule, which is given the facts that the types of its parameters name."""
+    """Return a decorator that makes a function a `Rule` of the facts that the types of its parameters name."""
 
     def wrap(check: Check) -> Rule:
         names = [annotation for name, annotation in check.__annotations__.items() if name != "return"]
-        return Rule(code, name, severity, check, tuple(check.__globals__[each] for each in names), suppressible)
+        return Rule(
+            code, name, severity, check, tuple(check.__globals__[type_name] for type_name in names), suppressible
+        )
 
     return wrap
 
 
 def find_refused_combinations(context: LintContext, config: Config, code: str) -> Iterator[Finding]:
-    """The combinations in a config of ours, decided as far as it can be, that this rule refuses."""
-    decided = context.resolved.config if context.resolved else config
-    for row in conflicts(traits(decided)) if not context.is_foreign else ():
-        if row.code == code:
-            yield Finding(field=row.field, message=row.message, help=row.help)
+    """Yield a finding for each combination that a rule forbids in a SureFit config, resolved if possible."""
+    resolved_config = context.resolved.config if context.resolved else config
+    for conflict in conflicts(traits(resolved_config)) if not context.is_foreign else ():
+        if conflict.code == code:
+            yield Finding(field=conflict.field, message=conflict.message, help=conflict.help)

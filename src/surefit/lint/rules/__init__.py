@@ -1,4 +1,4 @@
-"""The rules, one module per family. A code is a family's three letters and a number, and is never used again."""
+"""The rules, one module per family. A code is a family's three letters and a number, and is never reused."""
 
 FAMILIES = {
     "ADP": "adapter",

@@ -1,4 +1,4 @@
-"""ADP: what is trained beside the frozen weights."""
+"""ADP: adapters, and other weights that are trained beside the frozen base."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, find_refused_combinations, rule
 
 SCALES = (1 / 64, 32)
-"""alpha / r of settings that are known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
+"""Range of alpha / r that is known to train: PEFT's default alpha of 8 at rank 512, and alpha 32 at rank 1."""
 KNOWN = "settings that are known to train lie between 0.06 and 32"
 STABILISED = 16
-"""alpha / √r of alpha = r at rank 256: above, it was written for alpha / r."""
+"""alpha / √r for alpha = r at rank 256; a larger value suggests that alpha was chosen for alpha / r."""
 FROZEN_STORAGE = ("nf4", "fp4", "int8", "gptq", "awq")
-"""Ways to store weights in which no gradient step can be expressed."""
+"""Storage formats of weights that cannot represent a gradient step."""
 STORED_QUANTIZED = ("bitsandbytes", "gptq", "awq")
-"""The same, as a model's config.json names them."""
+"""Names of such formats in a model's config.json."""
 ABSURD = 2**31
-"""Numbers from here on are typing errors that every tool refuses by itself; dividing them could overflow."""
+"""Numbers from here on are typos that every tool rejects by itself; dividing them could overflow."""
 
 
 @rule("ADP001", "alpha-extreme", severity="warning")
@@ -47,7 +47,7 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     """The adapter's scale, alpha over rank, is far from any that is known to work.
 
     ## What it does
-    Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilised LoRA it divides by the square
+    Divides alpha by the rank and fires above 32 and below 1/64; with rank-stabilized LoRA it divides by the square
     root of the rank, and fires above 16.
 
     ## Why it is bad
@@ -59,11 +59,11 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     with `r: 256` and `lora_alpha: 512`: twice the rank is a scale of 2 for plain LoRA, and of 32 here.
 
     ## Fix
-    Start at alpha = 2 × r; with rank-stabilised LoRA at alpha = 16, whatever the rank.
+    Start at alpha = 2 × r; with rank-stabilized LoRA at alpha = 16, whatever the rank.
 
     ## Evidence
     Published settings lie between 0.06 and 32: alpha 32 at ranks from 512 down to 1 ("LoRA Without Regret", Schulman et
-    al. 2025). Rank-stabilised LoRA divides by the square root, so that one alpha suits every rank (Kalajdzievski
+    al. 2025). Rank-stabilized LoRA divides by the square root, so that one alpha suits every rank (Kalajdzievski
     2023, https://arxiv.org/abs/2312.03732). Blaizzy/mlx-vlm#841: a scale eight times too large made the default
     settings' adapters unusable.
     """
@@ -73,10 +73,10 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
     scale = alpha / (math.sqrt(rank) if setup.rslora else rank)
     limit = STABILISED if setup.rslora else SCALES[1]
     if scale > limit or scale < SCALES[0]:
-        over = f"the square root of rank {rank}" if setup.rslora else f"rank {rank}"
+        divisor = f"the square root of rank {rank}" if setup.rslora else f"rank {rank}"
         yield Finding(
             field="lora_alpha",
-            message=f"alpha {alpha:g} over {over} multiplies the adapter by {scale:.3g}; "
+            message=f"alpha {alpha:g} over {divisor} multiplies the adapter by {scale:.3g}; "
             + (f"over the rank itself it would be {alpha / rank:.3g}" if setup.rslora else KNOWN),
             help="write 16" if setup.rslora else f"start at twice the rank, {2 * rank}",
         )
@@ -84,7 +84,7 @@ def alpha_extreme(setup: Setup) -> Iterator[Finding]:
 
 @rule("ADP002", "new-tokens-not-trained", severity="warning")
 def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """Tokens are added to the vocabulary, and what they mean is not trained.
+    """Tokens are added to the vocabulary, and their embeddings are not trained.
 
     ## What it does
     With an adapter and added tokens, looks for the embedding in `modules_to_save` and `target_modules`, for the output
@@ -102,7 +102,7 @@ def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Findi
     rows.
 
     ## Evidence
-    axolotl refuses such a config ("`lora_modules_to_save` not properly set when adding new tokens"), and LLaMA-Factory
+    axolotl rejects such a config ("`lora_modules_to_save` not properly set when adding new tokens"), and LLaMA-Factory
     adds the modules itself, with a warning. In PEFT alone nothing happens.
     """
     if not setup.new_tokens or setup.adapter in (None, "full") or setup.trainable_tokens:
@@ -110,9 +110,11 @@ def new_tokens_not_trained(context: LintContext, setup: Setup) -> Iterator[Findi
     if setup.tool == "llamafactory" and setup.modules_to_save is None:
         return
     model = context.model
-    trained = [name.rpartition(".")[2] for name in (*(setup.modules_to_save or ()), *(setup.target_modules or ()))]
-    missing = [] if _has_embedding(trained) else ["the embedding"]
-    if model is not None and not model.tied_embeddings and not set(OUTPUT_HEADS) & set(trained):
+    trained_names = [
+        name.rpartition(".")[2] for name in (*(setup.modules_to_save or ()), *(setup.target_modules or ()))
+    ]
+    missing = [] if _has_embedding(trained_names) else ["the embedding"]
+    if model is not None and not model.tied_embeddings and not set(OUTPUT_HEADS) & set(trained_names):
         missing.append("the output head")
     if missing:
         yield Finding(
@@ -132,35 +134,35 @@ def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """All weights are to be trained, but they are stored in 4 or 8 bits.
 
     ## What it does
-    With full training, looks at the quantisation the config asks for and at the one in the model's own config.json.
+    With full training, looks at the quantization that the config sets and at the one in the model's own config.json.
 
     ## Why it is bad
     A step is far smaller than the distance between two of the 16 or 256 values a weight can take, and the stored
-    integers have no gradient. Libraries refuse; code that gets past them trains the norms and the embedding only.
+    integers have no gradient. Libraries raise an error; code that bypasses it trains the norms and the embedding only.
 
     ## Example
     `load_in_4bit: true` without an adapter, or full training of a model whose name ends in `-bnb-4bit`.
 
     ## Fix
-    Train an adapter on the quantised base, or load the base in 16 bits.
+    Train an adapter on the quantized base, or load the base in 16 bits.
 
     ## Evidence
     transformers: "You cannot perform fine-tuning on purely quantized models"; reported in unslothai/unsloth#1110
     and bitsandbytes-foundation/bitsandbytes#737.
     """
-    if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantisation itself
+    if setup.adapter != "full" or setup.unsloth:  # Unsloth drops the quantization itself
         return
-    stored = context.model.quantization if context.model else None
-    # Of other tools' fp8 it is not known whether the weights are stored so, or only multiplied.
+    base_quantization = context.model.quantization if context.model else None
+    # With other tools' fp8 it is unknown whether the weights are stored in FP8, or only multiplied in it.
     if setup.quantization in FROZEN_STORAGE or (setup.tool == "surefit" and setup.quantization == "fp8"):
-        field, how = "quantization", f"are loaded as {setup.quantization}"
-    elif stored in STORED_QUANTIZED:
-        field, how = "base_model", f"of {setup.base_model or 'this base'} are stored quantised ({stored})"
+        field, state = "quantization", f"are loaded as {setup.quantization}"
+    elif base_quantization in STORED_QUANTIZED:
+        field, state = "base_model", f"of {setup.base_model or 'this base'} are stored quantised ({base_quantization})"
     else:
         return
     yield Finding(
         field=field,
-        message=f"all weights are to be trained, and they {how}: integers have no gradient",
+        message=f"all weights are to be trained, and they {state}: integers have no gradient",
         help="train an adapter, or load the base in 16 bits",
     )
 
@@ -205,21 +207,21 @@ def _is_vocabulary_matrix(name: str) -> bool:
 
 @rule("ADP005", "start-adapter-unfit", severity="error")
 def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The adapter to continue from does not exist, or is not of the shape that the config asks for.
+    """The adapter to continue from does not exist, or does not match the config.
 
     ## What it does
-    Reads the adapter_config.json in `lora.start_from`, and compares its rank, alpha, rsLoRA and DoRA with
-    `lora.r`, `lora.lora_alpha`, `lora.use_rslora` and `lora.use_dora`, and whether it has factors for experts
+    Reads the adapter_config.json in `lora.start_from`, and compares its rank, alpha, rsLoRA and DoRA with `lora.r`,
+    `lora.lora_alpha`, `lora.use_rslora` and `lora.use_dora`, and whether it has factors for experts
     (`target_parameters`) with `lora.experts`. It must have no rows of new tokens (`trainable_token_indices`), no
     trained biases or whole modules, and be W + scaling · B A over the base as its files have it: `init_lora_weights`
-    must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and no setting may be one that nobody here
-    knows. If the model is known, the layers that have factors, by the header of adapter_model.safetensors, are compared
-    with those that `target_modules` matches; embeddings, a head that shares its weight with one, and layers that cannot
-    get factors here must not be among them.
+    must not be PiSSA, OLoRA, CorDA, LoRA-GA or LoftQ, which change the base, and there must be no unknown setting. If
+    the model is known, the layers that have factors, by the header of adapter_model.safetensors, are compared with the
+    layers that `target_modules` matches; embeddings, a head that shares its weight with one, and layers that cannot get
+    factors in SureFit must not be among them.
 
     ## Why it is bad
     With another rank the factors do not fit. Another alpha would scale what the adapter has learnt differently from the
-    first step on. Training stops at both, but not before the base model is loaded. Factors that began as a part of the
+    first step on. Training stops at both, but only after the base model is loaded. Factors that began as a part of the
     base's weights belong to the base without that part: over the whole base they are another model.
 
     ## Example
@@ -238,87 +240,89 @@ def start_adapter_unfit(context: LintContext, config: Config) -> Iterator[Findin
     section = config.adapter
     if section is None or section.start_from is None:
         return
-    found = adapter_config(Path(section.start_from).expanduser())
-    if isinstance(found, str):
+    settings = adapter_config(Path(section.start_from).expanduser())
+    if isinstance(settings, str):
         yield Finding(
             field="lora.start_from",
-            message=f"{section.start_from}: {found}",
+            message=f"{section.start_from}: {settings}",
             help=STACKED if "," in section.start_from
             else "name the directory of a trained adapter, such as runs/NAME/adapter",
         )  # fmt: skip
         return
     for key in ("r", "lora_alpha"):
-        stored = found.get(key)
-        wanted = getattr(section, key)
-        if isinstance(stored, int | float) and stored != wanted:
+        stored_number = settings.get(key)
+        config_number = getattr(section, key)
+        if isinstance(stored_number, int | float) and stored_number != config_number:
             yield Finding(
                 field=f"lora.{key}",
-                message=f"{section.start_from} was trained with {key} {stored:g}, and lora.{key} is {wanted:g}",
-                help=f"write {key}: {stored:g}",
+                message=f"{section.start_from} was trained with {key} {stored_number:g}, and lora.{key} is "
+                f"{config_number:g}",
+                help=f"write {key}: {stored_number:g}",
             )
-    trained = {key: bool(found.get(key)) for key in ("use_rslora", "use_dora")}
-    for key, kind in {**trained, "experts": experts_of(found.get("target_parameters"))}.items():
-        had, now = (str(value).lower() for value in (kind, getattr(section, key)))
-        if had != now:
+    flags = {key: bool(settings.get(key)) for key in ("use_rslora", "use_dora")}
+    for key, kind in {**flags, "experts": experts_of(settings.get("target_parameters"))}.items():
+        adapter_value, config_value = (str(value).lower() for value in (kind, getattr(section, key)))
+        if adapter_value != config_value:
             yield Finding(
                 field=f"lora.{key}",
-                message=f"{section.start_from} was trained with {key} {had}, and lora.{key} is {now}",
-                help=f"write {key}: {had}",
+                message=f"{section.start_from} was trained with {key} {adapter_value}, and lora.{key} is "
+                f"{config_value}",
+                help=f"write {key}: {adapter_value}",
             )
-    problem, special = find_non_lora_setting(found), find_setting_blocking_training(found)
+    problem, blocking_setting = find_non_lora_setting(settings), find_setting_blocking_training(settings)
     if problem is not None:
         yield Finding(
             field="lora.start_from",
             message=f"training cannot go on from {section.start_from}: {problem.reason}",
             help=f"{problem.help}; or leave start_from out",
         )
-    elif special is not None:
+    elif blocking_setting is not None:
         yield Finding(
             field="lora.start_from",
-            message=f"{section.start_from} has {special}, which SureFit does not train",
+            message=f"{section.start_from} has {blocking_setting}, which SureFit does not train",
             help=MERGE_IT,
         )
-    if found.get("trainable_token_indices"):
+    if settings.get("trainable_token_indices"):
         yield Finding(
             field="lora.start_from",
             message=f"{section.start_from} has rows of new tokens, and only factors are trained on",
             help="merge it, name the merged model, which has the tokens, and leave start_from and model.add_tokens out",
         )
-    yield from _other_layers(context.model, section, found)
+    yield from _other_layers(context.model, section, settings)
 
 
 def _other_layers(model: ModelFacts | None, section: LoraSection, found: Mapping[str, Any]) -> Iterator[Finding]:
-    """The layers that the adapter has factors for and the config does not mean, or the other way round."""
+    """Yield a finding if the adapter has factors for other layers than the config targets, or for untrainable ones."""
     if model is None or not model.linear_modules:
         return
-    now = set(target_modules(model, section))
+    target_layers = set(target_modules(model, section))
     tensors = _tensors_of(section)
-    had = modules_with_factors(tensors) & model.linear_modules.keys()
-    if not found.get("target_parameters") and (never := _never_adapted(model, tensors)):
+    adapter_layers = modules_with_factors(tensors) & model.linear_modules.keys()
+    if not found.get("target_parameters") and (untrainable := _never_adapted(model, tensors)):
         yield Finding(
             field="lora.start_from",
-            message=f"{section.start_from} has factors for {never[0]}, which SureFit does not train",
+            message=f"{section.start_from} has factors for {untrainable[0]}, which SureFit does not train",
             help=MERGE_IT,
         )
         return
-    if not had or found.get("target_parameters"):
+    if not adapter_layers or found.get("target_parameters"):
         names = found.get("target_modules")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            return  # an expression of PEFT's is compared when the model is loaded
-        had = set(target_modules(model, section.model_copy(update={"target_modules": names})))
-    if other := sorted(had ^ now):
-        wanted = matching_exactly(had, model.linear_modules) if had else None
-        help_text = f"write target_modules: [{', '.join(wanted)}]" if wanted else MERGE_IT
+            return  # a regular expression is compared when the model is loaded
+        adapter_layers = set(target_modules(model, section.model_copy(update={"target_modules": names})))
+    if differing := sorted(adapter_layers ^ target_layers):
+        patterns = matching_exactly(adapter_layers, model.linear_modules) if adapter_layers else None
+        help_text = f"write target_modules: [{', '.join(patterns)}]" if patterns else MERGE_IT
         yield Finding(
             field="lora.target_modules",
-            message=f"{section.start_from} has factors for {len(had)} layers, and target_modules matches {len(now)}: "
-            f"they differ in {other[0]}",
-            help=help_text if had else "take an adapter of this model",
+            message=f"{section.start_from} has factors for {len(adapter_layers)} layers, and target_modules matches "
+            f"{len(target_layers)}: they differ in {differing[0]}",
+            help=help_text if adapter_layers else "take an adapter of this model",
         )
 
 
 def _tensors_of(section: LoraSection) -> Iterable[str]:
-    """The names in the adapter's weight file; none where it cannot be read, which training says."""
+    """Return the tensor names in the adapter's weight file; empty if it cannot be read, which training reports."""
     try:
         return read_header(Path(section.start_from or "").expanduser() / "adapter_model.safetensors").keys()
     except (SureFitError, OSError):
@@ -326,7 +330,7 @@ def _tensors_of(section: LoraSection) -> Iterable[str]:
 
 
 def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
-    """The modules with factors that no `target_modules` can mean here."""
+    """Return the modules with factors that no `target_modules` can select in this model, sorted."""
     embeddings = {name.partition(".lora_")[0] for name in tensors if ".lora_embedding_" in name}
     return sorted(
         name
@@ -339,16 +343,16 @@ def _never_adapted(model: ModelFacts, tensors: Iterable[str]) -> list[str]:
 
 @rule("ADP006", "dora-not-possible-there", severity="error", suppressible=False)
 def dora_not_possible_there(context: LintContext, config: Config) -> Iterator[Finding]:
-    """DoRA is requested together with something that cannot compute it, or was never shown to.
+    """DoRA is combined with a setting that cannot compute it, or that is not proved to.
 
     ## What it does
-    With `lora.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and ways to
-    share a run other than ddp and fsdp.
+    With `lora.use_dora`, looks for frozen weights in float8, `speed.fused_lora: true`, `speed.compile`, and parallel
+    modes other than ddp and fsdp.
 
     ## Why it is bad
     In every forward pass DoRA computes the norms of whole rows of W + B A. PEFT reads float8 weights without their
     scales, so the norms would be wrong; fused LoRA has no magnitudes; tensor parallelism splits rows. For the other
-    ways, SureFit has not proved that they train what one process trains.
+    modes, it is not proved that they train the same as one process.
 
     ## Example
     `lora: {use_dora: true}` with `parallel: {mode: tp}`.
@@ -370,8 +374,8 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
     ## What it does
     In SureFit's own config with `target_modules: all-linear` and without `experts`, adds up the routed experts' weights
-    by the names and shapes in the headers of the weight files, and says which share of the parameters gets no factors,
-    and how many factors there would be with `lora.experts: true`.
+    by the names and shapes in the headers of the weight files, and reports the share of the parameters without factors,
+    and the number of factors with `lora.experts: true`.
 
     ## Why it is bad
     It is not, if only attention is meant. But all-linear reads as if everything were adapted, and in a mixture of
@@ -387,31 +391,31 @@ def experts_not_adapted(context: LintContext, config: Config, model: ModelFacts)
 
     ## Evidence
     transformers 5 stacks each layer's experts in one parameter (`mlp.experts.gate_up_proj`). PEFT reaches parameters
-    with `target_parameters` only, and takes old configs' `gate_proj` and all-linear for them in some model types and
-    not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
+    with `target_parameters` only, and reads old configs' `gate_proj` and all-linear as such parameters in some model
+    types and not in others (docs/models.md, which also says why `experts` is not a part of all-linear).
     """
     adapter = config.adapter
     if adapter is None or adapter.target_modules != "all-linear" or adapter.experts or context.is_foreign:
         return
     if not model.parameters or not model.expert_parameters:
         return
-    reached = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
-    choice, more = f"write what is adapted, [{', '.join(sorted(reached))}]", ""
-    now, then = (
-        count_trainable_parameters(model, each, "bfloat16")
-        for each in (adapter, adapter.model_copy(update={"experts": True}))
+    layer_names = {name.rpartition(".")[2] for name in target_modules(model, adapter)}
+    advice, alternative = f"write what is adapted, [{', '.join(sorted(layer_names))}]", ""
+    without_experts, with_experts = (
+        count_trainable_parameters(model, section, "bfloat16")
+        for section in (adapter, adapter.model_copy(update={"experts": True}))
     )
-    if model.expert_stacks and now and then:
-        more = (
-            f", or set lora.experts: true for {count_text(then.parameters)} factors in place of "
-            f"{count_text(now.parameters)}"
+    if model.expert_stacks and without_experts and with_experts:
+        alternative = (
+            f", or set lora.experts: true for {count_text(with_experts.parameters)} factors in place of "
+            f"{count_text(without_experts.parameters)}"
         )
     yield Finding(
         field="lora.target_modules",
         message=f"all-linear reaches none of the experts of {model.name}: "
         f"{count_text(model.expert_parameters)} of {count_text(model.parameters)} parameters, "
         f"{model.expert_parameters / model.parameters:.0%}, get no factors",
-        help=choice + (more or ", or train all weights"),
+        help=advice + (alternative or ", or train all weights"),
     )
 
 
@@ -421,13 +425,13 @@ def experts_not_possible(context: LintContext, config: Config, model: ModelFacts
 
     ## What it does
     With `lora.experts`, looks for experts, and for routers where it is `with_router`, in the headers of the weight
-    files; and for dropout, DoRA, quantised weights, `speed.compile` and every `parallel.mode` but single and ddp.
+    files; and for dropout, DoRA, quantized weights, `speed.compile` and every `parallel.mode` but single and ddp.
 
     ## Why it is bad
     In a model without experts the setting means nothing, and JetMoE's experts cannot be reached. Inkling files in which
     the rows of gate and up alternate could be trained on, but not merged into. The factors of an expert are added to
-    its weights before these are used, so dropout and DoRA's norm have no input to work on. For the rest, SureFit has
-    not proved that it trains what one process trains.
+    its weights before these are used, so dropout and DoRA's norm have no input to work on. For the other
+    settings, it is not proved that they train the same as one process.
 
     ## Example
     `lora: {experts: true, lora_dropout: 0.05}`.
@@ -463,8 +467,8 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
     ## What it does
     In SureFit's own config, looks for the names that PEFT translates in some mixtures of experts (`gate_proj`,
     `up_proj`, `down_proj` and `gate`, or `w1`, `w2`, `w3` and `gate`); for `out_proj` in Mamba, Falcon H1 and
-    Nemotron H; for the layers of Laguna and Inkling 2 whose factors PEFT drops while it reads an adapter; and for those
-    of the block that several layers of a Zamba share.
+    Nemotron H; for the layers of Laguna and Inkling 2 whose factors PEFT drops while it reads an adapter; and for the
+    layers of the block that several layers of a Zamba share.
 
     ## Why it is bad
     In a model with shared experts, or with layers without experts, linear layers have these names too. PEFT skips them
@@ -479,7 +483,7 @@ def names_closed_to_lora(context: LintContext, config: Config, model: ModelFacts
 
     ## Evidence
     `convert_peft_config_for_transformers` in PEFT 0.21. Before this rule, all-linear on Qwen3-MoE and Mixtral trained
-    to the end and was then refused as incomplete, and on DeepSeek-V3 it did not begin (docs/LOG.md, 23 November).
+    to the end and was then rejected as incomplete, and on DeepSeek-V3 it did not begin (docs/LOG.md, 23 November).
     """
     adapter = config.adapter
     if adapter is None or adapter.target_modules == "all-linear" or context.is_foreign:
@@ -512,7 +516,7 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
     Train all weights: `train.method: full`.
 
     ## Evidence
-    `surefit merge` refused such an adapter after training: "is in the base's files in another form than in the model"
+    `surefit merge` rejected such an adapter after training: "is in the base's files in another form than in the model"
     (docs/LOG.md, 23 November).
     """
     if config.train.method == "lora" and model.model_type in FUSED_IN_FILES and not context.is_foreign:
@@ -525,16 +529,16 @@ def fused_in_files(context: LintContext, config: Config, model: ModelFacts) -> I
 
 
 def adapter_config(directory: Path) -> dict[str, Any] | str:
-    """The adapter_config.json of an adapter's directory; else what is wrong with it."""
+    """Return the adapter_config.json in an adapter's directory, or a message if it cannot be used."""
     if not directory.is_dir():
         return "there is no such directory"
     try:
-        found = read_json_file(directory / "adapter_config.json")
+        settings = read_json_file(directory / "adapter_config.json")
     except FileNotFoundError:
-        below = adapters_below(directory)
-        return f"there is no adapter_config.json in it{describe_nested_adapters(below)}"
+        nested = adapters_below(directory)
+        return f"there is no adapter_config.json in it{describe_nested_adapters(nested)}"
     except (OSError, ValueError):
         return "its adapter_config.json cannot be read"
     if not (directory / "adapter_model.safetensors").is_file():
         return "there is no adapter_model.safetensors in it"
-    return found if isinstance(found, dict) else "its adapter_config.json holds no settings"
+    return settings if isinstance(settings, dict) else "its adapter_config.json holds no settings"

@@ -43,7 +43,7 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
     """A key that the tool does not know.
 
     ## What it does
-    Compares the keys of another tool's config with all that it takes.
+    Compares the keys of another tool's config with all keys that the tool accepts.
 
     ## Why it is bad
     The tool stops with "unexpected keyword argument", or ignores the key and trains with its default.
@@ -55,15 +55,16 @@ def argument_unknown(setup: Setup) -> Iterator[Finding]:
     Correct the name, or take the key out.
 
     ## Evidence
-    A published report on summarising legal documents passed `dropout` to `LoraConfig` and `dataset_text_field` and
+    A published report on summarizing legal documents passed `dropout` to `LoraConfig` and `dataset_text_field` and
     `max_seq_length` to a `Trainer` that has neither.
     """
     for key in setup.unknown:
-        meant = setup.meant.get(key)
+        suggestion = setup.meant.get(key)
         yield Finding(
             field=key,
-            message=f"{_tool(setup, key)} has no {setup.name(key)}{f'; did you mean {meant!r}?' if meant else ''}",
-            help=f"write {meant}" if meant else "correct the name, or take the key out",
+            message=f"{_tool(setup, key)} has no "
+            f"{setup.name(key)}{f'; did you mean {suggestion!r}?' if suggestion else ''}",
+            help=f"write {suggestion}" if suggestion else "correct the name, or take the key out",
         )
 
 
@@ -75,7 +76,7 @@ def argument_without_effect(setup: Setup) -> Iterator[Finding]:
     Looks for keys of another tool's config that something else in it overrides or switches off.
 
     ## Why it is bad
-    Readers of the config believe that the setting is in force, and whoever tunes it compares identical runs.
+    Readers of the config believe that the setting is in force, and tuning it compares identical runs.
 
     ## Example
     `save_steps: 100` beside `save_strategy: epoch`.
@@ -86,10 +87,10 @@ def argument_without_effect(setup: Setup) -> Iterator[Finding]:
     ## Evidence
     A published function-calling project documented ports for its metrics that no parser of it defined.
     """
-    for key, why in setup.ignored.items():
+    for key, cause in setup.ignored.items():
         yield Finding(
             field=key,
-            message=f"{setup.name(key)} has no effect: {why}",
+            message=f"{setup.name(key)} has no effect: {cause}",
             help="take it out, or change what overrides it",
         )
 
@@ -99,12 +100,12 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     """A key that the tool does not know, and ignores silently.
 
     ## What it does
-    Compares the keys of another tool's config with all that it takes, where the tool or the script that reads the file
-    may take others: Axolotl, DeepSpeed and PEFT ignore what they do not know, and scripts around TRL have arguments of
-    their own. A key that is a letter or two off a known one is an error (ARG002).
+    Compares the keys of another tool's config with all keys that it knows, where the tool or the script that reads the
+    file may accept others: Axolotl, DeepSpeed and PEFT ignore what they do not know, and scripts around TRL have
+    arguments of their own. A key that is a letter or two off a known one is an error (ARG002).
 
     ## Why it is bad
-    The setting has no effect, and nothing says so.
+    The setting has no effect, without a message.
 
     ## Example
     `gptq_groupsize: 128` for Axolotl, which dropped it.
@@ -113,7 +114,7 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
     Take the key out, or correct its name.
 
     ## Evidence
-    pydantic's models ignore extra fields unless they are told otherwise; 10 of 139 example configs of Axolotl have one.
+    pydantic's models ignore extra fields by default; 10 of 139 example configs of Axolotl have one.
     """
     for key in setup.passed_over:
         yield Finding(
@@ -127,13 +128,13 @@ def argument_passed_over(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG005", "argument-deprecated", severity="warning")
 def argument_deprecated(setup: Setup) -> Iterator[Finding]:
-    """A key that the tool still accepts, but not for long.
+    """A key that the tool still accepts, but has deprecated.
 
     ## What it does
     Compares the keys of another tool's config with those that it warns about.
 
     ## Why it is bad
-    The next release will refuse it, or ignore it.
+    The next release will reject it, or ignore it.
 
     ## Example
     `evaluation_strategy: steps` in an Axolotl config.
@@ -150,7 +151,7 @@ def argument_deprecated(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG006", "file-not-there", severity="warning")
 def file_not_there(setup: Setup) -> Iterator[Finding]:
-    """Another tool's config names a file that is not there.
+    """Another tool's config names a file that does not exist.
 
     ## What it does
     Looks for the files that the config names, from the working directory, from the config's own folder and from those
@@ -174,7 +175,7 @@ def file_not_there(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG007", "import-gone", severity="error")
 def import_gone(setup: Setup) -> Iterator[Finding]:
-    """A script imports what its library no longer has.
+    """A script imports a name that its library no longer has.
 
     ## What it does
     Compares the imports of a Python script with those that transformers, TRL, PEFT and datasets have dropped. An import
@@ -206,7 +207,7 @@ def key_set_twice(setup: Setup) -> Iterator[Finding]:
     at such a key: there it is an error.
 
     ## Why it is bad
-    Only the last place counts, and whoever changes the first one changes nothing.
+    Only the last place counts, and changing the first one has no effect.
 
     ## Example
     `adapter: lora` on line 12 of an Axolotl config and again on line 50.
@@ -227,10 +228,10 @@ def key_set_twice(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG024", "value-out-of-range", severity="warning")
 def value_out_of_range(setup: Setup) -> Iterator[Finding]:
-    """A number that another tool takes and that makes no sense.
+    """A number that another tool accepts although it makes no sense.
 
     ## What it does
-    Compares the numbers of another tool's config with what SureFit's own config takes for the same setting.
+    Compares the numbers of another tool's config with the range of the same setting in SureFit's own config.
 
     ## Why it is bad
     The tool does not stop at it, and the run is worthless, or fails after the model is loaded.
@@ -251,14 +252,14 @@ def value_out_of_range(setup: Setup) -> Iterator[Finding]:
 
 @rule("ARG035", "column-left-out", severity="warning")
 def column_left_out(setup: Setup) -> Iterator[Finding]:
-    """A column of the rows is not read, because the list of columns does not name it.
+    """A column of the rows is not read, because `columns` does not name it.
 
     ## What it does
     In a dataset_info.json of LLaMA-Factory: looks for `columns` without `prompt`, `query` or `response`, where the rows
     have a text in the column that these mean by default (`instruction`, `input`, `output`).
 
     ## Why it is bad
-    Given columns replace all defaults: the text of every row is left out of its prompt, and nothing says so.
+    Columns that are named replace all defaults: the text of every row is left out of its prompt, without a message.
 
     ## Example
     `"columns": {"prompt": "instruction", "response": "output"}` for rows with an `input`.

@@ -1,4 +1,4 @@
-"""AUD: what an audit of the rows found."""
+"""AUD: findings of an audit of the rows, and helpers that the other modules of the family use."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ LONG_SHARE = 0.01
 FEW_SHARE = 0.01
 ANY = 0.0
 FEW_AUDITED = 20
-"""Rows below which shares say nothing."""
+"""Number of rows below which shares are not meaningful."""
 
 
 def often(audit: AuditFacts, name: str, share: float) -> Observation | None:
-    """An observation that at least this share of the rows shows, or None."""
+    """Return an observation of the training rows if at least this share of them shows it, else None."""
     return frequent(audit.observations, name, share)
 
 
 def frequent(observations: Mapping[str, Observation], name: str, share: float) -> Observation | None:
-    """The same of the observations of any source."""
-    seen = observations.get(name)
-    return seen if seen and seen.rows and seen.share >= share else None
+    """Return one of a source's observations if at least this share of its rows shows it, else None."""
+    observation = observations.get(name)
+    return observation if observation and observation.rows and observation.share >= share else None
 
 
 def rows_text(seen: Observation) -> str:
-    """`12 of 500 rows`."""
+    """Return the numbers of an observation as `12 of 500 rows`."""
     return f"{seen.rows:,} of {seen.of:,} rows"
 
 
 def first_text(seen: Observation) -> str:
-    """`, the first at file:line: what is there`; nothing where no place is known."""
+    """Return the first example as `, the first at file:line: text`; empty if there is none."""
     return f", the first at {seen.examples[0]}" if seen.examples else ""
 
 
@@ -46,31 +46,33 @@ def rows_found(
     field: str = "data.train",
     unless: tuple[str, float] | None = None,
 ) -> Iterator[Finding]:
-    """A finding where at least this share of the rows shows an observation, and one for each other source of the run
-    whose rows were rendered and show it.
+    """Yield a finding if at least this share of the training rows shows an observation, and one for each other source
+    of the run whose rows were rendered and show it.
 
     Args:
         message: with {rows} for `rows_text` and {first} for `first_text`.
-        unless: an observation and a share, at which another rule reports these rows.
+        unless: (observation, share) from which another rule reports these rows.
     """
     for key, observations in {field: audit.observations, **audit.others}.items():
-        seen = frequent(observations, name, share)
-        if seen and not (unless and frequent(observations, *unless)):
-            yield Finding(field=key, message=message.format(rows=rows_text(seen), first=first_text(seen)), help=help)
+        observation = frequent(observations, name, share)
+        if observation and not (unless and frequent(observations, *unless)):
+            yield Finding(
+                field=key, message=message.format(rows=rows_text(observation), first=first_text(observation)), help=help
+            )
 
 
 @rule("AUD001", "train-test-leakage", severity="error")
 def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
-    """Rows that the model is scored on have their prompt in the training rows.
+    """Prompts of scored rows are also in the training rows.
 
     ## What it does
     Compares every prompt of `data.eval` (where it names rows) and of `evaluate.extra_sets` with every prompt of the
-    training rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; AUD007 has those below.
+    training rows: messages and tools, byte for byte. It fires from 1 % of the scored rows; below that, AUD007 does.
     `surefit check` does the same where it reads both files whole, with up to 1,000 scored rows; `surefit audit` with
     all.
 
     ## Why it is bad
-    The score measures memorisation. The more epochs, the better it looks, and none of it carries over to new prompts.
+    The score measures memorization. The more epochs, the better it looks, and none of it carries over to new prompts.
 
     ## Example
     An evaluation file drawn from the same dump as the training file, without removing its rows from the latter.
@@ -83,14 +85,14 @@ def train_test_leakage(audit: AuditFacts) -> Iterator[Finding]:
     Lee et al. 2022 (arXiv 2107.06499): over 4 % of the validation sets of common corpora overlap with their training
     sets, and models score better on that part.
     """
-    seen = audit.seen("leak_exact")
-    if seen and seen.share >= LEAKED_SHARE:
+    observation = audit.seen("leak_exact")
+    if observation and observation.share >= LEAKED_SHARE:
         yield Finding(
             field="data.eval",
-            message=f"{seen.rows:,} of {seen.of:,} scored rows ({seen.share:.1%}) have their prompt in the training "
-            f"rows{first_text(seen)}",
+            message=f"{observation.rows:,} of {observation.of:,} scored rows ({observation.share:.1%}) have their "
+            f"prompt in the training rows{first_text(observation)}",
             help="take those rows out of the training data, or set data.eval to a share such as 0.02",
-            evidence=seen.detail,
+            evidence=observation.detail,
         )
 
 
@@ -99,13 +101,13 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
     """A large share of the rows nearly repeat an earlier one.
 
     ## What it does
-    Compares what users and assistant say, as runs of three words, and counts the rows with a Jaccard index of 0.8 or
-    more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires above
-    20 %.
+    Compares the messages of users and assistant, as runs of three words, and counts the rows with a Jaccard index of
+    0.8 or more to an earlier row. System messages and tools are left out, exact repetitions too (DAT005). It fires
+    above 20 %.
 
     ## Why it is bad
     The set is smaller than its number of rows: variations of one row count as many. If a share is held out
-    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorisation.
+    (`data.eval: 0.02`), near-duplicates of held-out rows stay in training, and the score measures memorization.
 
     ## Example
     A file of templates filled in with other names; two dumps of the same source, one of them with the spaces repaired.
@@ -115,13 +117,14 @@ def near_duplicate_rows(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Evidence
     Lee et al. 2022 (arXiv 2107.06499): near-duplicates (there by MinHash and edit distance) make up 3 % to 14 % of
-    common corpora; without them models emit memorised text ten times less often.
+    common corpora; without them models emit memorized text ten times less often.
     """
-    seen = audit.seen("near_duplicate")
-    if seen and seen.of >= FEW_AUDITED and seen.share > NEAR_SHARE:
+    observation = audit.seen("near_duplicate")
+    if observation and observation.of >= FEW_AUDITED and observation.share > NEAR_SHARE:
         yield Finding(
             field="data.train",
-            message=f"{rows_text(seen)} ({seen.share:.0%}) nearly repeat an earlier one{first_text(seen)}",
+            message=f"{rows_text(observation)} ({observation.share:.0%}) nearly repeat an earlier "
+            f"one{first_text(observation)}",
             help="keep one row of each group, and score on rows from elsewhere",
         )
 
@@ -131,7 +134,7 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     """More than one row in a hundred is longer than `max_length`.
 
     ## What it does
-    Tokenises every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
+    Tokenizes every row as training will and counts those over `data.max_length`. LAB003 is its estimate in
     `surefit check`, from a sample, and fires from one in twenty.
 
     ## Why it is bad
@@ -150,17 +153,19 @@ def answers_over_max_length(context: LintContext, audit: AuditFacts) -> Iterator
     A published report on summaries of long legal documents: right-truncation cut the summary off, so that the loss fell
     on the document.
     """
-    seen = audit.seen("over_max_length")
-    if not seen or audit.max_length is None or (seen.share <= LONG_SHARE and not _stops(context)):
+    observation = audit.seen("over_max_length")
+    if not observation or audit.max_length is None or (observation.share <= LONG_SHARE and not _stops(context)):
         return
     cuts = context.config is not None and context.config.data.cuts
-    fate = "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
+    consequence = (
+        "training stops at them" if _stops(context) else "their documents are cut" if cuts else "they are left out"
+    )
     yield Finding(
         field="data.max_length",
-        message=f"{seen.rows:,} of {seen.of:,} rows ({seen.share:.1%}) are longer than {audit.max_length:,} tokens: "
-        f"{fate}{first_text(seen)}",
+        message=f"{observation.rows:,} of {observation.of:,} rows ({observation.share:.1%}) are longer than "
+        f"{audit.max_length:,} tokens: {consequence}{first_text(observation)}",
         help="raise data.max_length as far as the model's context and `surefit plan` allow, or shorten those rows",
-        evidence=seen.detail or None,
+        evidence=observation.detail or None,
     )
 
 
@@ -170,7 +175,7 @@ def _stops(context: LintContext) -> bool:
 
 @rule("AUD004", "few-supervised-tokens", severity="warning")
 def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
-    """Rows in which the loss falls on one token or none.
+    """In some rows the loss falls on one token or none.
 
     ## What it does
     Counts the learnt tokens of every row, the end-of-turn mark included, and fires if more than one row in a hundred
@@ -189,12 +194,14 @@ def few_supervised_tokens(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     A published report on AMR parsing trained with label masks that left nothing to learn in part of its rows.
     """
-    counted = [each for name in ("no_supervised_token", "few_supervised_tokens") if (each := audit.seen(name))]
-    if counted and sum(each.rows for each in counted) > FEW_SHARE * counted[0].of:
-        rows, of = sum(each.rows for each in counted), counted[0].of
+    observations = [
+        observation for name in ("no_supervised_token", "few_supervised_tokens") if (observation := audit.seen(name))
+    ]
+    if observations and sum(observation.rows for observation in observations) > FEW_SHARE * observations[0].of:
+        rows, total = sum(observation.rows for observation in observations), observations[0].of
         yield Finding(
             field="data.train",
-            message=f"{rows:,} of {of:,} rows have fewer than two tokens to learn{first_text(counted[0])}",
+            message=f"{rows:,} of {total:,} rows have fewer than two tokens to learn{first_text(observations[0])}",
             help="`surefit check CONFIG --show 3` marks what is learnt; give the answers text, or fix the template",
         )
 
@@ -214,7 +221,7 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
     A tokenizer that joins the last letters of the prompt and the first of the answer into one token.
 
     ## Fix
-    SureFit tokenises prompt and answer separately, so this cannot happen with its own code: please report it, with the
+    SureFit tokenizes prompt and answer separately, so this cannot happen with its own code: please report it, with the
     tokenizer's name.
 
     ## Evidence
@@ -233,10 +240,10 @@ def mask_inside_the_prompt(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD006", "template-does-not-round-trip", severity="warning")
 def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
-    """The tokens do not say what the rendered conversation says.
+    """The tokens do not decode to the rendered conversation.
 
     ## What it does
-    Renders some rows with the chat template, tokenises them as training will, decodes the tokens and compares, ignoring
+    Renders some rows with the chat template, tokenizes them as training will, decodes the tokens and compares, ignoring
     whitespace at the very start.
 
     ## Why it is bad
@@ -244,7 +251,7 @@ def template_does_not_round_trip(audit: AuditFacts) -> Iterator[Finding]:
     without a token turn names and formulas into the unknown token.
 
     ## Example
-    Python answers with a tokenizer whose normaliser collapses spaces; Vietnamese with a lower-casing one.
+    Python answers with a tokenizer whose normalizer collapses spaces; Vietnamese with a lower-casing one.
 
     ## Fix
     Choose a base model whose tokenizer is byte-level or has byte fallback, as all current chat models' have.
@@ -269,8 +276,8 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts the scored rows whose prompt is in the training rows word for word, below the 1 % at which AUD001 stops the
-    run, and those in which what the user says has a Jaccard index of 0.8 or more (runs of three words) with a training
-    row.
+    run, and the scored rows whose user messages have a Jaccard index of 0.8 or more (runs of three words) with a
+    training row.
 
     ## Why it is bad
     Each of them lifts the score a little for the wrong reason: with 1 % of the rows leaked, a gain of one point may be
@@ -280,20 +287,21 @@ def some_scored_rows_leak(audit: AuditFacts) -> Iterator[Finding]:
     The question "How many litres does the tank hold?" in training, "How many litres does the tank hold ?" in the test.
 
     ## Fix
-    Take the training rows that are named out of the training file.
+    Remove the rows that the finding names from the training file.
 
     ## Evidence
     Yang et al. 2023 (arXiv 2311.04850): rephrased test questions in the training data lift a 13B model to GPT-4's score
     on MMLU, GSM8K and HumanEval, and exact comparison does not see them.
     """
-    exact, near = audit.seen("leak_exact"), audit.seen("leak_near")
-    few = exact if exact and exact.share < LEAKED_SHARE else None
-    parts = [(few, "are in the training rows"), (near, "are nearly in the training rows")]
-    for seen, what in parts:
-        if seen:
+    exact_leak, near_leak = audit.seen("leak_exact"), audit.seen("leak_near")
+    rare_exact = exact_leak if exact_leak and exact_leak.share < LEAKED_SHARE else None
+    parts = [(rare_exact, "are in the training rows"), (near_leak, "are nearly in the training rows")]
+    for observation, location in parts:
+        if observation:
             yield Finding(
                 field="data.eval",
-                message=f"the prompts of {seen.rows:,} of {seen.of:,} scored rows {what}{first_text(seen)}",
+                message=f"the prompts of {observation.rows:,} of {observation.of:,} scored rows "
+                f"{location}{first_text(observation)}",
                 help="take those rows out of the training data",
-                evidence=seen.detail,
+                evidence=observation.detail,
             )

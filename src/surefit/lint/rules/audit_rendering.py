@@ -1,5 +1,5 @@
-"""AUD040 to AUD049, AUD080 and AUD081: what becomes of rows once the chat template has rendered them, and what of them
-nothing reads."""
+"""AUD040 to AUD049, AUD080 and AUD081: findings in rows as the chat template renders them, and columns that nothing
+reads."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from surefit.lint.rules.audit import ANY, rows_found
 from surefit.lint.rules.audit_texts import FREQUENT
 
 _REASONING = re.compile(r"reason|think|thought|cot(?![a-z])|rationale", re.IGNORECASE)
-"""In the names of columns with reasoning; no name makes a column of a layout with one answer part of it."""
+"""Matches names of columns with reasoning. Renaming one does not help: no layout with one answer has such a column."""
 OFTEN = 0.1
-"""Share of rows from which a mark is no longer one that a text quotes."""
+"""Share of rows from which another template's marks are no longer explained by texts that quote them."""
 NAMED = 8
-"""Columns that a finding names; the rest are counted."""
+"""Number of columns that a finding names; further ones are counted."""
 LEFT_OUT = "the chat template leaves something out of {rows}{first}"
 WRITE_IT = "name a template that writes it in model.chat_template, or move the text into a turn that is rendered"
 
@@ -27,9 +27,9 @@ def turns_left_out(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Renders a sample of the rows (an audit renders all) with the model's own chat template and looks for every text of a
-    row in the result: what a turn says, the name and the arguments of a call. Fires from 1 %; AUD041 has those below.
-    `check` does the same with `data.mix`, a file in `data.eval`, and of `evaluate.extra_sets` with what is asked there.
-    Words that switch reasoning (`/think`, `/no_think`) may be missing: a template reads them.
+    row in the result: the content of a turn, the name and the arguments of a call. Fires from 1 %; below that, AUD041
+    does. `check` does the same with `data.mix`, with a file in `data.eval`, and with the prompts of
+    `evaluate.extra_sets`. Words that switch reasoning (`/think`, `/no_think`) may be missing: a template reads them.
 
     ## Why it is bad
     The model never sees what is left out. Without the system message or a tool's result it learns to answer from
@@ -61,7 +61,7 @@ def parts_left_out(audit: AuditFacts) -> Iterator[Finding]:
     """The chat template writes turns without a part of their text.
 
     ## What it does
-    As AUD040, for parts: what stands before or between thoughts, some lines of a turn, the description of a tool, and
+    As AUD040, for parts: text before or between thoughts, some lines of a turn, the description of a tool, and
     the spaces before the first line of an answer. One row is enough. And whole turns, where fewer than 1 % of the rows
     lose one.
 
@@ -130,10 +130,10 @@ def rendered_already(audit: AuditFacts) -> Iterator[Finding]:
     """Turns were rendered with a chat template before, and are rendered again.
 
     ## What it does
-    Counts rows with a turn that begins with the token for the beginning of a text, that is learnt and ends with the
-    token that ends an answer, or that holds the head of another turn of this model; with a tool's result that has
-    what the template writes around it; and with tools in the system message that the template writes from the column
-    `tools`, too. Fires from 1 %. AUD044 has those below.
+    Counts rows with a turn that begins with the BOS token, that is learnt and ends with the token that ends an answer,
+    or that contains the header of another turn of this model; rows with a tool's result that already has the tags that
+    the template writes around it; and rows with tools in the system message that the template also writes from the
+    column `tools`. Fires from 1 %; below that, AUD044 does.
 
     ## Why it is bad
     The template writes these tokens itself. With both, the model learns to end an answer twice, or is shown a
@@ -172,11 +172,11 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Looks for the tokenizer's special tokens in every text of a row; tags of reasoning and of calls are left out. One
-    row is enough, where AUD043 has not said it already. In plain text the token for its end may stand at the end, and
-    the one for its beginning at the beginning, unless the tokenizer adds it, too.
+    row is enough, unless AUD043 reports it. Plain text may end with the EOS token, and may begin with the BOS token
+    unless the tokenizer adds that, too.
 
     ## Why it is bad
-    The tokenizer makes of them what they stand for: an end of turn in the middle of an answer teaches the model to stop
+    The tokenizer encodes them as control tokens: an end of turn in the middle of an answer teaches the model to stop
     there, and the beginning of a turn in a user's text speaks in another role.
 
     ## Example
@@ -207,11 +207,11 @@ def special_tokens_in_texts(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD045", "prompts-in-plain-text", severity="warning")
 def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
-    """Plain texts are whole conversations, of which the prompts are learnt too.
+    """Plain texts are whole conversations, and their prompts are learnt too.
 
     ## What it does
-    Looks in rows of `text` for what chat templates begin turns with, the model's own and the usual ones; fires from
-    1 %.
+    Looks in rows of `text` for the marks with which chat templates begin turns, the model's own and the usual ones;
+    fires from 1 %.
 
     ## Why it is bad
     Plain text is learnt whole: most of the loss falls on the prompts.
@@ -236,10 +236,10 @@ def prompts_in_plain_text(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD046", "unread-columns", severity="info")
 def columns_not_read(audit: AuditFacts) -> Iterator[Finding]:
-    """Rows have columns, or their turns have keys, that nothing reads.
+    """Rows have columns, or their turns have keys, that are not read.
 
     ## What it does
-    Converts some rows and notes what is read; names everything else that is not empty, but for identifiers.
+    Converts some rows and notes which columns are read; names every other one that is not empty, except identifiers.
 
     ## Why it is bad
     Mostly it is not: sources and dates belong in a data set. It is listed once so that nothing is missed by accident.
@@ -248,14 +248,16 @@ def columns_not_read(audit: AuditFacts) -> Iterator[Finding]:
     `{"messages": […], "source": "forum", "quality": 4}`.
 
     ## Fix
-    Nothing to do, where that is meant.
+    Nothing to do, if that is intended.
 
     ## Evidence
     modelscope/ms-swift#2314 and #5431: columns that were not read and not named.
     """
-    if seen := audit.seen("unread_columns"):
+    if observation := audit.seen("unread_columns"):
         yield Finding(
-            field="data.train", message=f"nothing reads {_names(seen.examples)}", help="fine, unless it is to be learnt"
+            field="data.train",
+            message=f"nothing reads {_names(observation.examples)}",
+            help="fine, unless it is to be learnt",
         )
 
 
@@ -280,31 +282,31 @@ def unread_prompts(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     modelscope/ms-swift#2314, #5431.
     """
-    if seen := audit.seen("unread_prompts"):
-        reasoning = all(_REASONING.search(name) for name in seen.examples)
-        way = (
+    if observation := audit.seen("unread_prompts"):
+        reasoning = all(_REASONING.search(name) for name in observation.examples)
+        advice = (
             "write it into the answer's text as <think>…</think>, or give the rows as messages with reasoning_content "
             "in the assistant's message, or delete it"
         )
         yield Finding(
             field="data.train",
-            message=f"nothing reads {_names(seen.examples)}: the model is trained without",
-            help=way
+            message=f"nothing reads {_names(observation.examples)}: the model is trained without",
+            help=advice
             if reasoning
             else "join it to the text that it belongs to, rename it to a name that is read "
             "(docs/data.md), or delete it",
         )
-    if seen := audit.seen("unread_marks"):
+    if observation := audit.seen("unread_marks"):
         yield Finding(
             field="data.train",
-            message=f"{_names(seen.examples)} are marks that are not read: all answers are learnt alike",
+            message=f"{_names(observation.examples)} are marks that are not read: all answers are learnt alike",
             help='write "weight": 0 in each turn that is not to be learnt, and leave out rows of which nothing is',
         )
 
 
 def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(map(repr, names[:NAMED])) + more
+    suffix = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(map(repr, names[:NAMED])) + suffix
 
 
 @rule("AUD048", "rows-left-out", severity="info")
@@ -312,16 +314,16 @@ def rows_left_out(audit: AuditFacts) -> Iterator[Finding]:
     """Rows cannot be used and are left out, as the config says.
 
     ## What it does
-    Counts rows that cannot be converted, or that the chat template does not take, where `data.bad_rows` is `skip`.
+    Counts rows that cannot be converted, or that the chat template cannot render, where `data.bad_rows` is `skip`.
 
     ## Why it is bad
     They are not a random sample: all rows of one kind may be missing.
 
     ## Example
-    Rows with a system message on Gemma 2, whose template takes none.
+    Rows with a system message on Gemma 2, whose template accepts none.
 
     ## Fix
-    Mend the rows, if what they teach is needed.
+    Repair the rows, if what they teach is needed.
 
     ## Evidence
     hiyouga/LlamaFactory#8217 (Gemma 2 and the system role).
@@ -347,8 +349,7 @@ def plain_text_without_bos(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     The model has seen its texts begin with that token in pretraining, and is used with it afterwards.
-    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which does what tokenizer.json
-    says.
+    `add_bos_token: true` in tokenizer_config.json changes nothing in transformers 5, which follows tokenizer.json.
 
     ## Example
     `{"text": "Once upon a time"}` on a base model whose tokenizer has `<bos>` and a post-processor without it.
@@ -387,7 +388,7 @@ def prompts_of_another_template(audit: AuditFacts) -> Iterator[Finding]:
     `{"prompt": "### Instruction:\\nName a color.\\n\\n### Response:\\n", "completion": "red"}`.
 
     ## Fix
-    Give what is asked alone, and conversations as `messages`.
+    Give the question alone, and conversations as `messages`.
 
     ## Evidence
     https://huggingface.co/datasets/Anthropic/hh-rlhf: conversations in one text, "Human:" and "Assistant:" before each
@@ -408,8 +409,8 @@ def end_tokens_in_answers(audit: AuditFacts) -> Iterator[Finding]:
 
     ## What it does
     Counts rows whose last answer, or whose plain text, ends with a token such as `<|eot_id|>`, `</s>` or
-    `<end_of_turn>` that is not a special token of this tokenizer. Fires from 10 %. The tokenizer's own are AUD043's and
-    AUD044's.
+    `<end_of_turn>` that is not a special token of this tokenizer. Fires from 10 %. For the tokenizer's own, see AUD043
+    and AUD044.
 
     ## Why it is bad
     For this tokenizer it is ordinary text: the model learns to write it behind every answer, before its own end. The
@@ -422,7 +423,7 @@ def end_tokens_in_answers(audit: AuditFacts) -> Iterator[Finding]:
     Take it out of the rows: the chat template writes the model's own.
 
     ## Evidence
-    unslothai/unsloth's notebooks add `EOS_TOKEN = tokenizer.eos_token` to every row; rows that are saved so keep it
+    unslothai/unsloth's notebooks add `EOS_TOKEN = tokenizer.eos_token` to every row; rows saved that way keep it
     when the model is changed.
     """
     yield from rows_found(

@@ -1,4 +1,4 @@
-"""AUD029 to AUD039: what an audit found in tools, conventions, graphs and known files."""
+"""AUD029 to AUD039: findings of an audit in tool calls, writing conventions, graphs and well-known files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from surefit.lint.rules.audit import ANY, first_text, rows_found, rows_text
 from surefit.lint.rules.audit_texts import DAMAGED, FREQUENT
 
 MINORITY = 0.02
-"""Share of the rarer of two ways from which both are in use."""
+"""Share of the rarer of two conventions from which the rows count as mixed."""
 FEW = 2
-"""Rows of the rarer way that may be slips."""
+"""Number of rows of the rarer convention that may be single mistakes."""
 
 
 @rule("AUD029", "tools-contradict-answers", severity="warning")
@@ -25,7 +25,7 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
     0.5 % of the rows.
 
     ## Why it is bad
-    The model learns that tools may be made up. By the schema, such a gold answer is itself wrong.
+    The model learns that it may invent tools. By the schema, such a gold answer is itself wrong.
 
     ## Example
     A call with `{"city": …}` of a tool whose only parameter is `location`.
@@ -42,26 +42,26 @@ def tools_contradict_answers(audit: AuditFacts) -> Iterator[Finding]:
         "unknown_parameter": "give an argument that the tool does not have",
         "missing_required": "leave out a required parameter",
     }
-    for name, what in kinds.items():
+    for name, problem in kinds.items():
         yield from rows_found(
             audit,
             name,
             DAMAGED,
-            f"the answers of {{rows}} {what}{{first}}",
+            f"the answers of {{rows}} {problem}{{first}}",
             "fix the schema or the answer, or drop those rows",
         )
 
 
 @rule("AUD030", "unwinnable-rows", severity="warning")
 def unwinnable_rows(audit: AuditFacts) -> Iterator[Finding]:
-    """Rows that no answer can pass.
+    """No answer can pass some of the rows.
 
     ## What it does
     Scores each gold answer by the metric that will score the model, and looks for parameters whose list of acceptable
     values is empty, or that the schema requires and the answer rules out. One row is enough.
 
     ## Why it is bad
-    The score stays below 100 % and nobody can explain why; and if the rows are trained on, their answers are wrong by
+    The score stays below 100 % without a visible cause; and if the rows are trained on, their answers are wrong by
     their own metric.
 
     ## Example
@@ -131,13 +131,17 @@ def no_tools_offered(context: LintContext, audit: AuditFacts) -> Iterator[Findin
     ## Evidence
     109 of 300 rows of a public function-calling demonstration set have the tools `"[]"`: harmless as a minority.
     """
-    none, some = audit.seen("no_tools"), audit.seen("has_tools")
+    without_tools, with_tools = audit.seen("no_tools"), audit.seen("has_tools")
     recipe = context.config.recipe if context.config else None
     calls = audit.seen("name_first") or audit.seen("arguments_first")
-    if none and ("function_calling" in (recipe or "") or calls) and none.rows >= (some.rows if some else 0):
+    if (
+        without_tools
+        and ("function_calling" in (recipe or "") or calls)
+        and without_tools.rows >= (with_tools.rows if with_tools else 0)
+    ):
         yield Finding(
             field="data.train",
-            message=f"{rows_text(none)} offer no tool{first_text(none)}",
+            message=f"{rows_text(without_tools)} offer no tool{first_text(without_tools)}",
             help="fill the column tools, or train these rows with recipe: chat",
         )
 
@@ -153,8 +157,8 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     the training rows or more, or if a scored set is written in a way that the training rows are not.
 
     ## Why it is bad
-    The model learns to toss a coin, and half of its right answers are scored as wrong: text that is compared character
-    by character has one right form.
+    The model learns to choose at random, and half of its right answers are scored as wrong: text that is compared
+    character by character has one right form.
 
     ## Example
     Graphs with the concept `bi_kich` in one file and `bi kich` in the other.
@@ -166,35 +170,36 @@ def mixed_conventions(audit: AuditFacts) -> Iterator[Finding]:
     measured: in a published Vietnamese AMR data set one file joins words by `_` and the other leaves spaces; gold
     against its own underscored self scores 0.873 Smatch.
     """
-    mixed = [seen for key, seen in audit.conventions.items() if key.startswith("data.mix.")]
-    scored = {key: seen for key, seen in audit.conventions.items() if not key.startswith("data.mix.")}
+    mix_sources = [source for key, source in audit.conventions.items() if key.startswith("data.mix.")]
+    scored_sources = {key: source for key, source in audit.conventions.items() if not key.startswith("data.mix.")}
     for left, right in [*_PAIRS, *combinations(_FINALS, 2)]:
-        trained = {way: _sum_observations([audit.observations, *mixed], way) for way in (left, right)}
-        common, rare = sorted(trained, key=lambda way: -trained[way].rows)
-        if _matters(trained[rare], trained[common]):
+        training_rows = {way: _sum_observations([audit.observations, *mix_sources], way) for way in (left, right)}
+        common_way, rare_way = sorted(training_rows, key=lambda way: -training_rows[way].rows)
+        if _matters(training_rows[rare_way], training_rows[common_way]):
             yield Finding(
                 field="data.train",
-                message=f"{trained[left].rows:,} rows {_WAYS[left]}, {trained[right].rows:,} {_WAYS[right]}"
-                f"{first_text(trained[rare])}",
+                message=f"{training_rows[left].rows:,} rows {_WAYS[left]}, {training_rows[right].rows:,} {_WAYS[right]}"
+                f"{first_text(training_rows[rare_way])}",
                 help="write all rows in the form in which answers will be compared",
             )
             continue
-        for key, seen in scored.items():
-            other, same = _sum_observations([seen], rare), _sum_observations([seen], common)
-            if trained[common].rows > FEW and _matters(other, same):
+        for key, source in scored_sources.items():
+            scored_rare, scored_common = _sum_observations([source], rare_way), _sum_observations([source], common_way)
+            if training_rows[common_way].rows > FEW and _matters(scored_rare, scored_common):
                 yield Finding(
                     field=key,
-                    message=f"{other.rows:,} of its rows {_WAYS[rare]}, and {trained[common].rows:,} rows that are "
-                    f"trained on {_WAYS[common]}{first_text(other)}",
+                    message=f"{scored_rare.rows:,} of its rows {_WAYS[rare_way]}, and "
+                    f"{training_rows[common_way].rows:,} rows that are trained on "
+                    f"{_WAYS[common_way]}{first_text(scored_rare)}",
                     help="write the rows to train on and those to score in one form",
                 )
 
 
 def _sum_observations(sources: Sequence[Mapping[str, Observation]], name: str) -> Observation:
-    """Return an observation of all sources together."""
-    found = [seen[name] for seen in sources if name in seen]
-    examples = tuple(example for seen in found for example in seen.examples)
-    return Observation(sum(seen.rows for seen in found), sum(seen.of for seen in found), examples)
+    """Return the sum of one observation over all sources; zero rows if none has it."""
+    matches = [source[name] for source in sources if name in source]
+    examples = tuple(example for match in matches for example in match.examples)
+    return Observation(sum(match.rows for match in matches), sum(match.of for match in matches), examples)
 
 
 def _matters(rarer: Observation, other: Observation) -> bool:
@@ -246,11 +251,11 @@ def unparseable_graphs(audit: AuditFacts) -> Iterator[Finding]:
     Half of the graphs in a published baseline output for Vietnamese AMR are malformed; a published report on that task
     left unparseable outputs out of the denominator.
     """
-    seen, graphs = audit.seen("graph_unparseable"), audit.seen("graph")
-    if seen and graphs and seen.rows >= FREQUENT * graphs.rows:
+    observation, graphs = audit.seen("graph_unparseable"), audit.seen("graph")
+    if observation and graphs and observation.rows >= FREQUENT * graphs.rows:
         yield Finding(
             field="data.train",
-            message=f"{seen.rows:,} of {graphs.rows:,} graphs cannot be read{first_text(seen)}",
+            message=f"{observation.rows:,} of {graphs.rows:,} graphs cannot be read{first_text(observation)}",
             help="fix those graphs, or drop their rows",
         )
 
@@ -260,8 +265,8 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
     """A MovieLens file is not the release it seems to be.
 
     ## What it does
-    Knows ten releases by their users, ratings and first row. Compares them with the name in the path, and finds older
-    releases of ml-latest-small, rows after the official end, shifted user numbers and rows that are not ratings.
+    Recognizes ten releases by their users, ratings and first row. Compares them with the name in the path, and finds
+    older releases of ml-latest-small, rows after the official end, shifted user numbers and rows that are not ratings.
 
     ## Why it is bad
     Results are compared with published ones on other data, and nothing fails, because the columns are the same.
@@ -284,11 +289,13 @@ def wrong_vintage(audit: AuditFacts) -> Iterator[Finding]:
         "movielens_corrupt_rows": "{rows} are no ratings{first}",
     }
     for name, text in kinds.items():
-        seen = audit.seen(name)
-        if seen:
+        observation = audit.seen(name)
+        if observation:
             yield Finding(
                 field="data.train",
-                message=text.format(rows=rows_text(seen), first=first_text(seen)) if text else seen.detail,
+                message=text.format(rows=rows_text(observation), first=first_text(observation))
+                if text
+                else observation.detail,
                 help="download the release that your results are to be compared on, and name the folder after it",
             )
 
@@ -314,17 +321,17 @@ def mislabelled_benchmark(context: LintContext, audit: AuditFacts) -> Iterator[F
     ## Evidence
     A published distillation project reported wins on MATH and GPQA: both of its files are the GSM8K test set.
     """
-    wrong, test = audit.seen("mislabelled_benchmark"), audit.seen("gsm8k_test")
-    if wrong:
+    mislabeled, test_questions = audit.seen("mislabelled_benchmark"), audit.seen("gsm8k_test")
+    if mislabeled:
         yield Finding(
             field="data.train",
-            message=f"{wrong.detail}, and is not named after it",
+            message=f"{mislabeled.detail}, and is not named after it",
             help="take the file from the benchmark's own repository",
         )
-    elif test and context.config:
+    elif test_questions and context.config:
         yield Finding(
             field="data.train",
-            message=f"the training rows are test questions: {test.detail}",
+            message=f"the training rows are test questions: {test_questions.detail}",
             help="train on GSM8K's training file, gsm8k_train.jsonl",
         )
 
@@ -348,11 +355,11 @@ def single_object_file(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     BFCL_v4_format_sensitivity.json is a single object; all files beside it are JSON Lines under the same ending.
     """
-    seen = audit.seen("single_object")
-    if seen:
+    observation = audit.seen("single_object")
+    if observation:
         yield Finding(
             field="data.train",
-            message=f"{seen.detail}: one row",
+            message=f"{observation.detail}: one row",
             help="name the file that holds the rows, or write them one object per line",
         )
 
@@ -376,11 +383,12 @@ def numbers_written_two_ways(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     measured: of 4,937 final answers of GSM8K's training set 58 have separators, and 478 as large have none.
     """
-    one, other = audit.seen("thousands_separated"), audit.seen("thousands_plain")
-    if one and other and min(one.rows, other.rows) > max(FEW, MINORITY * (one.rows + other.rows)):
+    separated, plain = audit.seen("thousands_separated"), audit.seen("thousands_plain")
+    if separated and plain and min(separated.rows, plain.rows) > max(FEW, MINORITY * (separated.rows + plain.rows)):
         yield Finding(
             field="data.train",
-            message=f"{one.rows:,} final answers have thousands separators, {other.rows:,} have none{first_text(one)}",
+            message=f"{separated.rows:,} final answers have thousands separators, {plain.rows:,} have "
+            f"none{first_text(separated)}",
             help="compare answers without separators, or write all numbers in one way",
         )
 

@@ -1,4 +1,4 @@
-"""AUD020 to AUD028: what an audit found in the texts and the answers."""
+"""AUD020 to AUD028: findings of an audit in the texts and the answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from surefit.lint.rule import Finding, rule
 from surefit.lint.rules.audit import first_text, often, rows_found, rows_text
 
 DAMAGED = 0.005
-"""Share of the rows from which damage is a finding."""
+"""Share of the rows from which damaged text is a finding."""
 FREQUENT = 0.01
-"""The same for what is now and then right. Sound sets that were looked at have at most 0.002 of it."""
+"""Share of the rows from which a pattern that is sometimes right is a finding; sound data sets have at most 0.002."""
 
 
 @rule("AUD020", "encoding-damage", severity="warning")
@@ -44,12 +44,12 @@ def encoding_damage(audit: AuditFacts) -> Iterator[Finding]:
         "lone_surrogates": "halves of surrogate pairs",
         "html_entities": "HTML entities",
     }
-    for name, what in kinds.items():
+    for name, damage in kinds.items():
         yield from rows_found(
             audit,
             name,
             FREQUENT if name == "html_entities" else DAMAGED,
-            f"{{rows}} hold {what}{{first}}",
+            f"{{rows}} hold {damage}{{first}}",
             "unescape them (html.unescape in Python)"
             if name == "html_entities"
             else "make the file again from its source with the right encoding, or drop those rows",
@@ -103,12 +103,12 @@ def mixed_normalisation(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     https://www.unicode.org/reports/tr15/ defines the forms; macOS file names and some keyboards give NFD.
     """
-    two, one = often(audit, "decomposed_letters", DAMAGED), often(audit, "composed_letters", DAMAGED)
-    if two and one:
+    decomposed, composed = often(audit, "decomposed_letters", DAMAGED), often(audit, "composed_letters", DAMAGED)
+    if decomposed and composed:
         yield Finding(
             field="data.train",
-            message=f"{rows_text(two)} write accents as characters of their own (NFD), {one.rows:,} as part of "
-            f"the letter (NFC){first_text(two)}",
+            message=f"{rows_text(decomposed)} write accents as characters of their own (NFD), {composed.rows:,} as "
+            f"part of the letter (NFC){first_text(decomposed)}",
             help='convert all texts to one form: unicodedata.normalize("NFC", text)',
         )
 
@@ -174,7 +174,7 @@ def boilerplate_answers(audit: AuditFacts) -> Iterator[Finding]:
 
 @rule("AUD025", "answer-longer-than-source", severity="warning")
 def answer_longer_than_source(audit: AuditFacts) -> Iterator[Finding]:
-    """Summaries are longer than what they summarise.
+    """Summaries are longer than what they summarize.
 
     ## What it does
     Compares the characters of a summary column (summary, reference_summary, highlights, abstract) with those of its
@@ -212,7 +212,7 @@ def python_instead_of_json(audit: AuditFacts) -> Iterator[Finding]:
 
     ## Why it is bad
     `str(value)` instead of `json.dumps(value)`: the model learns single quotes, `True` and `None`, and no JSON parser
-    takes its answers.
+    reads its answers.
 
     ## Example
     `{"completion": "[{'name': 'f', 'arguments': {}}]"}`.
@@ -223,12 +223,13 @@ def python_instead_of_json(audit: AuditFacts) -> Iterator[Finding]:
     ## Evidence
     Clause tables of CUAD and section lists of BillML are Python lists as text.
     """
-    seen, sound = often(audit, "python_answer", FREQUENT), audit.seen("json_answer")
-    if seen and (sound or seen.share >= 0.5):
-        beside = f", {sound.rows:,} are JSON" if sound else ""
+    python_answers, json_answers = often(audit, "python_answer", FREQUENT), audit.seen("json_answer")
+    if python_answers and (json_answers or python_answers.share >= 0.5):
+        json_text = f", {json_answers.rows:,} are JSON" if json_answers else ""
         yield Finding(
             field="data.train",
-            message=f"the answers of {rows_text(seen)} are Python values, not JSON{beside}{first_text(seen)}",
+            message=f"the answers of {rows_text(python_answers)} are Python values, not "
+            f"JSON{json_text}{first_text(python_answers)}",
             help="write them with json.dumps (ast.literal_eval reads what is there)",
         )
 

@@ -1,4 +1,4 @@
-"""BAT: how many examples a step sees."""
+"""BAT: the number of examples in an optimizer step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
     twice the batch it reported.
     """
     train = config.train
-    micro, whole = train.per_device_train_batch_size, train.global_batch_size
-    if isinstance(micro, int) and whole % micro:
-        divisors = [n for n in range(1, min(whole, micro) + 1) if whole % n == 0]
+    micro, global_batch = train.per_device_train_batch_size, train.global_batch_size
+    if isinstance(micro, int) and global_batch % micro:
+        divisors = [n for n in range(1, min(global_batch, micro) + 1) if global_batch % n == 0]
         yield Finding(
             field="train.per_device_train_batch_size",
-            message=f"a micro batch of {micro} does not divide the global batch of {whole}",
+            message=f"a micro batch of {micro} does not divide the global batch of {global_batch}",
             help=f"write {divisors[-1]}, or leave it at auto",
             fix=ConfigFix("train.per_device_train_batch_size", "auto"),
         )
@@ -50,14 +50,14 @@ def micro_batch_does_not_divide(config: Config) -> Iterator[Finding]:
     severity="warning",
 )
 def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """One optimizer step would take more rows than there are.
+    """One optimizer step needs more rows than the data has.
 
     ## What it does
     Compares `global_batch_size` with the number of rows that an epoch sees, those of `data.mix` included.
 
     ## Why it is bad
     Every epoch is a single step on all rows. With the usual one to three epochs the model hardly moves, and the
-    gradient has no noise left that helps it generalise.
+    gradient has no noise left that helps it generalize.
 
     ## Example
     `global_batch_size: 64` with 40 rows.
@@ -68,12 +68,12 @@ def batch_larger_than_data(config: Config, dataset: DatasetFacts) -> Iterator[Fi
     ## Evidence
     Small hand-made data sets are trained with the batch size of a large one; the loss curve has three points.
     """
-    whole, rows = config.train.global_batch_size, dataset.epoch_rows
-    if rows and whole > rows:
+    global_batch, rows = config.train.global_batch_size, dataset.epoch_rows
+    if rows and global_batch > rows:
         where = f"{dataset.source} and data.mix" if config.data.mix else dataset.source
         yield Finding(
             field="train.global_batch_size",
-            message=f"a batch of {whole} is more than the {plural(rows, 'row')} in {where}: "
+            message=f"a batch of {global_batch} is more than the {plural(rows, 'row')} in {where}: "
             "an epoch is one optimizer step",
             help=f"write {max(1, rows // 20)} or less, or collect more rows",
         )
@@ -101,23 +101,33 @@ def batch_arithmetic(context: LintContext, setup: Setup) -> Iterator[Finding]:
     deepspeedai/DeepSpeed#6914 ("train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 8
     != 2 * 1 * 1"); a published report on LLM ranking on two GPUs trained with twice the batch it reported.
     """
-    whole, micro, steps, world = setup.global_batch, setup.micro_batch, setup.accumulation, setup.world_size
-    if not whole or not micro or setup.parallel == "dp":
+    global_batch, micro, accumulation, world_size = (
+        setup.global_batch,
+        setup.micro_batch,
+        setup.accumulation,
+        setup.world_size,
+    )
+    if not global_batch or not micro or setup.parallel == "dp":
         return
     name = setup.name("global_batch")
-    if steps and world and micro * steps * world != whole:
+    if accumulation and world_size and micro * accumulation * world_size != global_batch:
         yield Finding(
             field="global_batch",
-            message=f"{micro} per device × {steps} accumulated × {_processes(world)} is {micro * steps * world}, and "
-            f"{name} says {whole}",
-            help=_batch_help(whole, micro, steps, world),
+            message=f"{micro} per device × {accumulation} accumulated × {_processes(world_size)} is "
+            f"{micro * accumulation * world_size}, and {name} says {global_batch}",
+            help=_batch_help(global_batch, micro, accumulation, world_size),
         )
-    elif context.config is None and not (steps and world) and whole % (micro * (steps or world or 1)):
-        unit = micro * (steps or world or 1)
-        of = f"{steps} accumulated" if steps else _processes(world or 1)
+    elif (
+        context.config is None
+        and not (accumulation and world_size)
+        and global_batch % (micro * (accumulation or world_size or 1))
+    ):
+        unit = micro * (accumulation or world_size or 1)
+        factor = f"{accumulation} accumulated" if accumulation else _processes(world_size or 1)
         yield Finding(
             field="global_batch",
-            message=f"{name} {whole} cannot be made from {micro} per device × {of}: {unit} does not divide it",
+            message=f"{name} {global_batch} cannot be made from {micro} per device × {factor}: {unit} does not divide "
+            "it",
             help=f"write a multiple of {unit}",
         )
 
@@ -157,13 +167,17 @@ def batch_not_divided_by_gpus(setup: Setup) -> Iterator[Finding]:
     gpus, micro = setup.gpus, setup.micro_batch
     if setup.parallel != "dp" or not gpus or gpus < 2:
         return
-    seen = micro * gpus * (setup.accumulation or 1) if micro else None
-    if seen is None or seen != setup.global_batch:
-        meant = f", and {setup.name('global_batch')} says {setup.global_batch}" if setup.global_batch else ""
-        each = f"each gets {micro} examples, a step sees {seen}{meant}" if micro else "each gets a whole micro batch"
+    examples = micro * gpus * (setup.accumulation or 1) if micro else None
+    if examples is None or examples != setup.global_batch:
+        stated_batch = f", and {setup.name('global_batch')} says {setup.global_batch}" if setup.global_batch else ""
+        per_gpu = (
+            f"each gets {micro} examples, a step sees {examples}{stated_batch}"
+            if micro
+            else "each gets a whole micro batch"
+        )
         yield Finding(
             field="micro_batch" if micro else "gpus",
-            message=f"one process on {gpus} GPUs: {each}",
+            message=f"one process on {gpus} GPUs: {per_gpu}",
             help=f"start {gpus} processes and divide the accumulation by {gpus}",
         )
 

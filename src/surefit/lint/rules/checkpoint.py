@@ -1,4 +1,4 @@
-"""CKP: what is saved, and whether it can be resumed."""
+"""CKP: saving checkpoints, and resuming from them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import Finding, LintContext, rule
 
 MANY = 5
-"""Checkpoints that nobody minds."""
+"""Number of checkpoints that needs no limit."""
 KEEP_ALL = {"trl", "llamafactory", "python"}
-"""Tools that keep every checkpoint unless they are told otherwise."""
+"""Tools that keep every checkpoint by default."""
 TRANSFORMERS = {"trl", "llamafactory", "axolotl", "python"}
 """Tools whose checkpoints are written by transformers' Trainer."""
 
@@ -76,7 +76,7 @@ def no_limit_on_checkpoints(setup: Setup) -> Iterator[Finding]:
 
 
 def _checkpoints(setup: Setup) -> int:
-    """Checkpoints of the whole run, as far as the config says; 0 where it does not."""
+    """Return the number of checkpoints of the whole run; 0 if the config does not determine it."""
     total = setup.total_steps or setup.max_steps
     if setup.save_strategy == "epoch":
         return math.ceil(setup.epochs or 0) if setup.max_steps is None else 0

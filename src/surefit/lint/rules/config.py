@@ -1,4 +1,4 @@
-"""CFG: settings that contradict each other, or do nothing."""
+"""CFG: settings that contradict each other, or have no effect."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     """A value in the config names something that does not exist.
 
     ## What it does
-    Reports the problems met when the config was used: an unknown recipe or GPU, for example.
+    Reports the errors raised when the config was used: an unknown recipe or GPU, for example.
 
     ## Why it is bad
     No stage can start.
@@ -143,12 +143,12 @@ def config_unusable(context: LintContext) -> Iterator[Finding]:
     As the finding says.
 
     ## Evidence
-    A misspelt name that falls back to a default gives a run that nobody asked for; here it is an error.
+    A misspelled name that falls back to a default gives an unintended run; in SureFit it is an error.
     """
     for problem in context.problems:
-        elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
-        # Resolving stops at a micro batch that does not divide; BAT001 says the same with a number that does.
-        if not elsewhere and problem.field != "train.per_device_train_batch_size":
+        reported_elsewhere = isinstance(problem, (DataError, ModelError, MachineError))
+        # Resolving stops at a micro batch that does not divide; BAT001 reports the same and proposes one that does.
+        if not reported_elsewhere and problem.field != "train.per_device_train_batch_size":
             yield Finding.of(problem)
 
 
@@ -158,8 +158,8 @@ def suppression_without_effect(config: Config) -> Iterator[Finding]:
 
     ## What it does
     Compares `lint.ignore` with what the rules found. Rules that were skipped are left out, and so are those that judge
-    the machine: they may find nothing here and something on another machine. The engine fills this rule in, because it
-    has to come after all others.
+    the machine: they may find nothing here and something on another machine. The engine makes these findings itself,
+    because they have to come after all others.
 
     ## Why it is bad
     A suppression that is left over hides the next finding of that rule, which may be about something else. And one of
@@ -186,7 +186,7 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     Compares the codes in `lint.ignore` with those of the rules.
 
     ## Why it is bad
-    The finding that was meant to be accepted still stops the run, and the reason beside the misspelt code reads as if
+    The finding that was meant to be accepted still stops the run, and the reason beside the misspelled code reads as if
     it had been dealt with.
 
     ## Example
@@ -196,22 +196,22 @@ def suppression_unknown(config: Config) -> Iterator[Finding]:
     Write the code as `surefit check` prints it, such as SCH001.
 
     ## Evidence
-    A misspelt name that is silently ignored is a setting without effect, one of the traps found in existing
+    A misspelled name that is silently ignored is a setting without effect, one of the traps found in existing
     training tools while SureFit was designed.
     """
-    known = [rule.code for rule in all_rules()]
+    codes = [rule.code for rule in all_rules()]
     for code in config.lint.ignore:
-        if code not in known:
+        if code not in codes:
             yield Finding(
                 field=f"lint.ignore.{code}",
-                message=f"there is no rule {code!r}{did_you_mean(code.upper(), known)}",
+                message=f"there is no rule {code!r}{did_you_mean(code.upper(), codes)}",
                 help="write the code as `surefit check` prints it; `surefit explain --all` lists all",
             )
 
 
 @rule("CFG007", "setting-without-effect", severity="warning")
 def setting_without_effect(context: LintContext, config: Config, setup: Setup) -> Iterator[Finding]:
-    """A setting is given that something else in the config disables.
+    """A setting has no effect, because another setting disables it.
 
     ## What it does
     Looks for `train.decay_steps` without warmup_stable_decay, `train.warmup_steps` with `constant`,
@@ -219,7 +219,7 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
     and, on a CPU, `speed.kernels: true` and `gradient_checkpointing: offload`.
 
     ## Why it is bad
-    Readers of the config believe that the setting is in force, and whoever tunes it compares identical runs.
+    Readers of the config believe that the setting is in force, and tuning it compares identical runs.
 
     ## Example
     `lr_scheduler_type: cosine` with `decay_steps: 0.1`.
@@ -247,11 +247,11 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
         and on_cpu
         and "on a CPU everything is in the host's memory already: it does what true does",
     }
-    for dotted, why in causes.items():
-        if why and context.is_set(dotted):
+    for dotted, cause in causes.items():
+        if cause and context.is_set(dotted):
             yield Finding(
                 field=dotted,
-                message=f"{dotted.partition('.')[2]} has no effect: {why}",
+                message=f"{dotted.partition('.')[2]} has no effect: {cause}",
                 help="write true" if dotted == "train.gradient_checkpointing" else "take it out",
                 fix=ConfigFix(dotted, True if dotted == "train.gradient_checkpointing" else None),
             )
@@ -261,18 +261,18 @@ def setting_without_effect(context: LintContext, config: Config, setup: Setup) -
 def fused_kernels_not_there(
     config: Config, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """Fused kernels are asked for, and the GPU or what is installed cannot run them.
+    """Fused kernels are requested, and the GPU or the installed packages cannot run them.
 
     ## What it does
     Looks for `speed.kernels: true` with a GPU older than Ampere, for which Triton does not compile. On a machine with a
-    GPU, also without Liger and Triton in the releases that the extra `kernels` asks for: SureFit calls functions of
+    GPU, also without Liger and Triton in the releases that the extra `kernels` requires: SureFit calls functions of
     Liger that no public interface promises.
 
     ## Why it is bad
     Training stops once the model is loaded.
 
     ## Example
-    `speed.kernels: true` after `pip install .` in the clone, beside the Liger that another tool has brought, or on a
+    `speed.kernels: true` after `pip install .` in the clone, beside the Liger that another tool has installed, or on a
     T4.
 
     ## Fix
@@ -280,10 +280,10 @@ def fused_kernels_not_there(
     they cannot run.
 
     ## Evidence
-    `auto` asks for the same releases; `surefit doctor` names those that are here.
+    `auto` requires the same releases; `surefit doctor` names the installed ones.
     """
-    asked = setup.tool == "surefit" and config.speed.kernels is True
-    if not asked or hardware.kind != "cuda":
+    requested = setup.tool == "surefit" and config.speed.kernels is True
+    if not requested or hardware.kind != "cuda":
         return
     if not hardware.bf16:
         yield Finding(
@@ -294,14 +294,14 @@ def fused_kernels_not_there(
         )
     if hardware.source != "detected":
         return
-    for package, wanted in KERNEL_PACKAGES.items():
+    for package, specifier in KERNEL_PACKAGES.items():
         version = stack.versions.get(package)
-        # A GPU's nightly torch brings Triton under another name.
-        if stack.allows(package, wanted) if version else package == "triton":
+        # Nightly builds of torch for GPUs install Triton under another name.
+        if stack.allows(package, specifier) if version else package == "triton":
             continue
-        found = f"{package} {version} is" if version else "it is not"
+        state = f"{package} {version} is" if version else "it is not"
         yield Finding(
             field="speed.kernels",
-            message=f"fused kernels need {package}{wanted}, and {found} installed",
+            message=f"fused kernels need {package}{specifier}, and {state} installed",
             help=f"{install_extra('kernels')}; or leave it at auto",
         )

@@ -1,4 +1,4 @@
-"""DAT: rows that cannot teach what they should."""
+"""DAT: rows that cannot be used, or that teach nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefit.facts.examples import ENOUGH, ExampleFacts
 from surefit.lint.rule import Finding, LintContext, rule
 
 FEW = 20
-"""Sampled rows below which nothing is said about a whole data set."""
+"""Number of sampled rows below which the whole data set is not judged."""
 DUPLICATE_SHARE = 0.2
 SMALL_EVALUATION = 10
 
@@ -22,9 +22,9 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     """The data cannot be read, or a row of it cannot be used.
 
     ## What it does
-    Reports the problems met when the data was read, of `data.train`, `data.mix`, `data.eval` and `evaluate.extra_sets`:
-    a missing or empty file, broken JSON on some line, a row whose columns do not parse, token ids outside the
-    tokenizer's vocabulary.
+    Reports the errors raised when `data.train`, `data.mix`, `data.eval` and `evaluate.extra_sets` were read: a missing
+    or empty file, broken JSON on some line, a row whose columns do not parse, token ids outside the tokenizer's
+    vocabulary.
 
     ## Why it is bad
     Training would stop at the same place.
@@ -38,12 +38,14 @@ def data_unusable(context: LintContext) -> Iterator[Finding]:
     ## Evidence
     A missing or empty file is the most frequent first error with any training tool.
     """
-    missing = _missing_columns(context, context.config, context.dataset) if context.config and context.dataset else []
+    missing_columns = (
+        _missing_columns(context, context.config, context.dataset) if context.config and context.dataset else []
+    )
     for problem in context.problems:
         if isinstance(problem, DataError):
-            for each in (problem, *problem.also):
-                if _column(each) not in missing:
-                    yield Finding.of(each, "data.train")
+            for error in (problem, *problem.also):
+                if _column(error) not in missing_columns:  # DAT002 reports those
+                    yield Finding.of(error, "data.train")
 
 
 @rule(
@@ -74,10 +76,10 @@ def column_missing(context: LintContext, config: Config, dataset: DatasetFacts) 
     """
     for name in _missing_columns(context, config, dataset):
         hint = did_you_mean(name, dataset.columns)
-        known = ", ".join(dataset.columns) or "none"
+        column_list = ", ".join(dataset.columns) or "none"
         yield Finding(
             field="data.train",
-            message=f"no column {name!r} in {dataset.source}{hint}; its columns are {known}",
+            message=f"no column {name!r} in {dataset.source}{hint}; its columns are {column_list}",
             help=f"rename the column to {name}, or choose another recipe than {config.recipe}",
         )
 
@@ -89,12 +91,12 @@ def _missing_columns(context: LintContext, config: Config, dataset: DatasetFacts
 
 
 def _column(problem: SureFitError) -> str:
-    """The column an error about one row is about: `answers` of `answers[0].name`. DAT002 speaks of missing ones."""
+    """Return the column that an error about one row names: `answers` for `answers[0].name`."""
     return (problem.field or "").partition("[")[0].partition(".")[0]
 
 
 def _row(problem: SureFitError) -> str:
-    """The row an error is about, written as `DatasetFacts.first_bad` is."""
+    """Return the file and line of the row that an error is about, in the form of `DatasetFacts.first_bad`."""
     return f"{problem.path}:{problem.line}" if problem.line is not None else str(problem.path)
 
 
@@ -104,12 +106,12 @@ def _row(problem: SureFitError) -> str:
     severity="error",
 )
 def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) -> Iterator[Finding]:
-    """Rows whose answer is null or empty.
+    """Some rows have a null or empty answer.
 
     ## What it does
     Looks, in an even sample, at the column that holds the answers (or the conversation's assistant turns). The text
-    "None" or "null" is an answer, of which AUD028 speaks. With
-    `data.bad_rows: skip` it fires only if such rows are the majority, and not if DAT001 already names the first.
+    "None" or "null" is an answer (see AUD028). With `data.bad_rows: skip` it fires only if such rows are the majority,
+    and not if DAT001 already names the first.
 
     ## Why it is bad
     There is nothing to learn from such a row, and training stops at it.
@@ -122,18 +124,18 @@ def null_targets(context: LintContext, config: Config, dataset: DatasetFacts) ->
 
     ## Evidence
     Merging the schemas of different tools in one Arrow table fills absent fields with nulls, silently
-    (`datasets.Dataset.from_list`); a mapping over a misspelt column makes all targets null.
+    (`datasets.Dataset.from_list`); a mapping over a misspelled column makes all targets null.
     """
-    bad = dataset.target_null + dataset.target_blank
-    if bad == 0 or (config.data.bad_rows == "skip" and 2 * bad <= dataset.sample):
+    bad_rows = dataset.target_null + dataset.target_blank
+    if bad_rows == 0 or (config.data.bad_rows == "skip" and 2 * bad_rows <= dataset.sample):
         return
-    if dataset.first_bad in {_row(each) for problem in context.problems for each in (problem, *problem.also)}:
+    if dataset.first_bad in {_row(error) for problem in context.problems for error in (problem, *problem.also)}:
         return
     kinds = {"null": dataset.target_null, "empty": dataset.target_blank}
     parts = " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     yield Finding(
         field="data.train",
-        message=f"{bad} of {dataset.sample} sampled rows have no answer in {dataset.target!r} ({parts}), "
+        message=f"{bad_rows} of {dataset.sample} sampled rows have no answer in {dataset.target!r} ({parts}), "
         f"the first at {dataset.first_bad}",
         help="fill in or remove those rows, or set data.bad_rows: skip",
     )
@@ -153,7 +155,7 @@ def constant_target(dataset: DatasetFacts) -> Iterator[Finding]:
     A thousand rows whose `completion` is `[]`.
 
     ## Fix
-    Look at how the column is made: a template without its variable, a misspelt key, a join that matched one row.
+    Look at how the column is made: a template without its variable, a misspelled key, a join that matched one row.
 
     ## Evidence
     See DAT002: 60,000 completions that were all `null`.
@@ -175,8 +177,8 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     that is a lower bound.
 
     ## Why it is bad
-    Repeated rows are memorised, and if part of the rows is held out, its duplicates stay in training: the score
-    measures memorisation.
+    Repeated rows are memorized, and if part of the rows is held out, its duplicates stay in training: the score
+    measures memorization.
 
     ## Example
     A file that was appended to itself.
@@ -185,7 +187,7 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     Remove the duplicates before training.
 
     ## Evidence
-    Lee et al. 2022 (arXiv 2107.06499): models trained on deduplicated data emit memorised text ten times less often,
+    Lee et al. 2022 (arXiv 2107.06499): models trained on deduplicated data emit memorized text ten times less often,
     and over 4 % of common validation sets overlap with their training sets.
     """
     if dataset.sample >= FEW and dataset.duplicates > DUPLICATE_SHARE * dataset.sample:
@@ -202,7 +204,7 @@ def duplicate_rows(dataset: DatasetFacts) -> Iterator[Finding]:
     severity="warning",
 )
 def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The rows that are scored are a handful.
+    """Too few rows are scored.
 
     ## What it does
     Multiplies `data.eval`, if it is a share, by the number of rows that it is held out from (`data.train`; with several
@@ -224,25 +226,29 @@ def held_out_too_small(context: LintContext, config: Config) -> Iterator[Finding
     """
     share = config.data.share
     if context.setup and context.setup.tool != "surefit" and "data.eval" not in context.lines:
-        return  # the share is SureFit's default, and no part of another tool's run
+        return  # the share is SureFit's default, and not part of another tool's run
     rows = context.dataset.divided if context.dataset else None
     if share and rows and round(share * rows) < SMALL_EVALUATION:
-        larger = min(0.5, 50 / rows)
-        enough = larger * rows >= SMALL_EVALUATION
+        larger_share = min(0.5, 50 / rows)
+        share_suffices = larger_share * rows >= SMALL_EVALUATION
         yield Finding(
             field="data.eval",
             message=f"{share:g} of {rows} rows holds out about {round(share * rows)}: too few to measure anything",
-            help=f"{f'hold out more, such as {larger:.2g}' if enough else 'collect more rows'}, "
+            help=f"{f'hold out more, such as {larger_share:.2g}' if share_suffices else 'collect more rows'}, "
             "or name a file of rows in data.eval",
         )
-    for each in context.scored.sets if context.scored else ():
-        few = each.prompts is not None and each.prompts < SMALL_EVALUATION and not config.evaluate.max_examples
-        if few and not (each.name == "eval" and share):
+    for prompt_set in context.scored.sets if context.scored else ():
+        too_few = (
+            prompt_set.prompts is not None
+            and prompt_set.prompts < SMALL_EVALUATION
+            and not config.evaluate.max_examples
+        )
+        if too_few and not (prompt_set.name == "eval" and share):
             yield Finding(
-                field="data.eval" if each.name == "eval" else f"evaluate.extra_sets.{each.name}",
-                message=f"{plural(each.prompts or 0, 'row')} to score: too few to measure anything",
+                field="data.eval" if prompt_set.name == "eval" else f"evaluate.extra_sets.{prompt_set.name}",
+                message=f"{plural(prompt_set.prompts or 0, 'row')} to score: too few to measure anything",
                 help="name a file of some hundred rows"
-                + (", or a share of the training rows, such as 0.1" if each.name == "eval" else ""),
+                + (", or a share of the training rows, such as 0.1" if prompt_set.name == "eval" else ""),
             )
 
 

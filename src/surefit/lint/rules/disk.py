@@ -1,4 +1,4 @@
-"""DSK: what will not fit on the disk."""
+"""DSK: files of the run that will not fit on the disk."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def run_does_not_fit_the_disk(
     directory = Path(resolved.config.output_dir)
     if terms and (download := download_term(model, hardware, directory)):
         terms.append(download)
-    needed, free = sum(term.bytes for term in terms), hardware.disk_free_bytes
-    if free is None or needed <= free:
+    needed_bytes, free_bytes = sum(term.bytes for term in terms), hardware.disk_free_bytes
+    if free_bytes is None or needed_bytes <= free_bytes:
         return
-    rented = hardware.disk_source == "config"
-    where = "as hardware.disk says" if rented else f"where {resolved.config.output_dir} is"
-    larger = "rent a larger disk" if rented else "choose an output_dir on a larger disk"
+    from_config = hardware.disk_source == "config"
+    where = "as hardware.disk says" if from_config else f"where {resolved.config.output_dir} is"
+    advice = "rent a larger disk" if from_config else "choose an output_dir on a larger disk"
     yield Finding(
-        field="hardware.disk" if rented else "checkpoint.save_total_limit",
-        message=f"the run will write {bytes_text(needed)}, and {bytes_text(free)} are free {where}",
-        help=f"lower checkpoint.save_total_limit, or {larger}",
+        field="hardware.disk" if from_config else "checkpoint.save_total_limit",
+        message=f"the run will write {bytes_text(needed_bytes)}, and {bytes_text(free_bytes)} are free {where}",
+        help=f"lower checkpoint.save_total_limit, or {advice}",
         evidence="; ".join(f"{term.term} {bytes_text(term.bytes)}" for term in terms),
     )

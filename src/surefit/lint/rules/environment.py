@@ -1,4 +1,4 @@
-"""ENV: what this machine, as it is set up now, will not do."""
+"""ENV: settings of this machine that stop the run or slow it down."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEBUGGING_SEVERAL = {
     "NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
     "TORCH_NCCL_BLOCKING_WAIT": ({"1"}, "every collective blocks the process"),
 }
-"""Variable → the values that make it one for debugging, and what it costs; the second matter to several processes."""
+"""Variable → its debugging values, and their cost; `DEBUGGING_SEVERAL` applies to runs of several processes."""
 
 
 @rule("ENV001", "offline-without-weights", severity="error")
@@ -97,10 +97,10 @@ def gpu_not_used(config: Config, hardware: HardwareFacts) -> Iterator[Finding]:
 
 @rule("ENV003", "fact-not-reachable", severity="warning")
 def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
-    """Something outside this machine could not be asked, so parts were not checked.
+    """A fact about the machine or the network could not be gathered, so some rules were skipped.
 
     ## What it does
-    Reports errors of the machine or the network that came up while facts were gathered.
+    Reports errors of the machine or the network that were raised while facts were gathered.
 
     ## Why it is bad
     The rules that need those facts were skipped, and the run will probably hit the same error.
@@ -123,7 +123,7 @@ def fact_not_reachable(context: LintContext) -> Iterator[Finding]:
 def threads_against_cores(
     context: LintContext, setup: Setup, hardware: HardwareFacts, stack: StackFacts
 ) -> Iterator[Finding]:
-    """OMP_NUM_THREADS asks for more threads than there are cores, or leaves all cores but one idle.
+    """OMP_NUM_THREADS sets more threads than there are cores, or leaves all cores but one idle.
 
     ## What it does
     Multiplies `OMP_NUM_THREADS` by the processes on this machine. Flags more than the cores, and a single thread where
@@ -147,11 +147,11 @@ def threads_against_cores(
     if not text.isdecimal() or hardware.source != "detected":
         return
     threads, processes = int(text), _processes_here(setup)
-    big = context.model is not None and (context.model.parameters or 0) >= SMALL_MODEL
+    is_large = context.model is not None and (context.model.parameters or 0) >= SMALL_MODEL
     if threads * processes > cores:
         product = f"{processes} processes × {threads} threads" if processes > 1 else f"{threads} threads"
         message = f"OMP_NUM_THREADS={threads}: {product} on {cores} cores"
-    elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and big:
+    elif threads * processes == 1 and hardware.kind == "cpu" and cores >= MANY_CORES and is_large:
         message = f"OMP_NUM_THREADS=1: one of {cores} cores would train"
     else:
         return
@@ -159,14 +159,14 @@ def threads_against_cores(
 
 
 def _processes_here(setup: Setup) -> int:
-    """Processes that train on one machine."""
-    whole = (setup.processes or 1) // max(1, setup.machines or 1)
-    return max(1, setup.processes_per_machine or whole)
+    """Return the number of processes that train on one machine."""
+    per_machine = (setup.processes or 1) // max(1, setup.machines or 1)
+    return max(1, setup.processes_per_machine or per_machine)
 
 
 @rule("ENV005", "nccl-settings-left-on", severity="warning")
 def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFacts) -> Iterator[Finding]:
-    """A variable keeps the GPUs of this run from talking to each other the fast way, or at all.
+    """A variable keeps the GPUs of this run from communicating fast, or at all.
 
     ## What it does
     Looks, in a run on several GPUs, for `NCCL_P2P_DISABLE=1` (not with RTX 40 cards, which need it),
@@ -187,18 +187,18 @@ def nccl_settings_left_on(setup: Setup, hardware: HardwareFacts, stack: StackFac
     NVIDIA/nccl#286: "lo is loopback so you won't be able to use it between two nodes". accelerate sets the first two
     itself, for RTX 40 cards with an old driver.
     """
-    several = max(setup.processes or 1, setup.gpus or 1) > 1
+    several_processes = max(setup.processes or 1, setup.gpus or 1) > 1
     machines = setup.machines or 1
-    if not several or setup.on_cpu or hardware.source != "detected":
+    if not several_processes or setup.on_cpu or hardware.source != "detected":
         return
-    told, on_gpu = stack.variables, hardware.kind == "cuda"
-    if told.get("NCCL_P2P_DISABLE") == "1" and on_gpu and NO_P2P not in hardware.name:
+    variables, on_gpu = stack.variables, hardware.kind == "cuda"
+    if variables.get("NCCL_P2P_DISABLE") == "1" and on_gpu and NO_P2P not in hardware.name:
         yield _unset("NCCL_P2P_DISABLE=1: the GPUs of one machine exchange data through its RAM")
-    if told.get("NCCL_IB_DISABLE") == "1" and machines > 1 and stack.infiniband and on_gpu:
+    if variables.get("NCCL_IB_DISABLE") == "1" and machines > 1 and stack.infiniband and on_gpu:
         yield _unset(f"NCCL_IB_DISABLE=1: {machines} machines talk over TCP, and this one has InfiniBand")
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        if told.get(name, "").lstrip("=") == "lo" and machines > 1:
-            yield _unset(f"{name}={told[name]}: {machines} machines cannot meet on the loopback interface")
+        if variables.get(name, "").lstrip("=") == "lo" and machines > 1:
+            yield _unset(f"{name}={variables[name]}: {machines} machines cannot meet on the loopback interface")
 
 
 def _unset(message: str) -> Finding:
@@ -214,8 +214,8 @@ def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: Stack
     processes also for `NCCL_DEBUG=TRACE`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` and blocking waits.
 
     ## Why it is bad
-    The processor waits for the GPU after each kernel, or the log grows by gigabytes. The result is right, so nobody
-    looks.
+    The processor waits for the GPU after each kernel, or the log grows by gigabytes. The result is right, so it
+    goes unnoticed.
 
     ## Example
     `CUDA_LAUNCH_BLOCKING=1` in a job script since the last device-side assert.
@@ -229,8 +229,8 @@ def debugging_switch_left_on(setup: Setup, hardware: HardwareFacts, stack: Stack
     """
     if hardware.kind != "cuda" or hardware.source != "detected" or setup.on_cpu:
         return
-    several = max(setup.processes or 1, setup.gpus or 1) > 1
-    for name, (values, cost) in (DEBUGGING | (DEBUGGING_SEVERAL if several else {})).items():
+    several_processes = max(setup.processes or 1, setup.gpus or 1) > 1
+    for name, (values, cost) in (DEBUGGING | (DEBUGGING_SEVERAL if several_processes else {})).items():
         value = stack.variables.get(name, "")
         if value.upper() in values:
             yield _unset(f"{name}={value}: {cost}")

@@ -1,4 +1,4 @@
-"""EVL: how a model is scored."""
+"""EVL: scoring the model, and the gate."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.data import SMALL_EVALUATION
 
 GENEROUS = 8
-"""Characters that a token stands for at most, on average over an answer. In English prose it is four to five with any
-current vocabulary, in JSON and code less."""
+"""Upper bound on the characters per token, averaged over an answer. English prose has four to five with any current
+vocabulary, JSON and code have fewer."""
 TRUNCATED_SHARE = 0.05
 ALWAYS_MEASURED = ("eval_loss", "eval_perplexity")
-"""What is measured at every checkpoint, without an answer being written."""
+"""Metrics that are measured at every checkpoint without generating answers."""
 
 
 @rule("EVL001", "sampled-scores", severity="warning")
 def sampled_scores(setup: Setup) -> Iterator[Finding]:
-    """The answers that are scored are drawn at random.
+    """The answers that are scored are sampled at random.
 
     ## What it does
     Looks at `do_sample` and `temperature` of the generation that is scored. A temperature beside `do_sample: false`
@@ -50,17 +50,17 @@ def sampled_scores(setup: Setup) -> Iterator[Finding]:
     Write `do_sample: false`, or a temperature of 0. If sampling is part of the metric (pass@k), average many draws.
 
     ## Evidence
-    A published report on summarising legal documents compared checkpoints by ROUGE at temperature 0.7.
+    A published report on summarizing legal documents compared checkpoints by ROUGE at temperature 0.7.
     kubeedge/ianvs#990: four runs of one model scored 0.6, 0.7, 0.8 and 0.9 because its generation_config.json samples
     at 0.7.
     """
     sampled = setup.do_sample is True and setup.temperature != 0
     if not sampled and not (setup.do_sample is None and setup.temperature):
         return
-    at = f" at temperature {truncate_text(str(setup.temperature))}" if setup.temperature else ""
+    suffix = f" at temperature {truncate_text(str(setup.temperature))}" if setup.temperature else ""
     yield Finding(
         field="do_sample" if setup.do_sample else "temperature",
-        message=f"the scored answers are drawn at random{at}: the same model scores differently each time",
+        message=f"the scored answers are drawn at random{suffix}: the same model scores differently each time",
         help="write do_sample: false" if setup.do_sample else "write a temperature of 0",
     )
 
@@ -107,10 +107,10 @@ def scored_on_training_rows(config: Config) -> Iterator[Finding]:
 
     ## What it does
     Looks for a `data.eval` file that is in the directory of `data.train`, and for the same hub data set and split in
-    both. (Two local files with the same content are refused when they are read: DAT001.)
+    both. (Two local files with the same content raise an error when they are read: DAT001.)
 
     ## Why it is bad
-    The model has seen the answers. Scores, the held-out loss and the gate measure memorisation.
+    The model has seen the answers. Scores, the held-out loss and the gate measure memorization.
 
     ## Example
     `train: data` with `eval: data/heldout.jsonl`: all .jsonl files of a directory are read.
@@ -148,14 +148,14 @@ def _holds(directory: str, file: str) -> bool:
 
 
 def _hub_set(name: str, split: str) -> tuple[str, str]:
-    """(owner/name:configuration, split) of `owner/name:configuration@split`."""
-    base, _, own = name.partition("@")
-    return base, own or split
+    """Return (owner/name:configuration, split) of `owner/name:configuration@split`; `split` is the default."""
+    base, _, named_split = name.partition("@")
+    return base, named_split or split
 
 
 @rule("EVL004", "gate-on-a-handful", severity="warning")
 def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The gate decides on a handful of rows.
+    """The gate decides on too few rows.
 
     ## What it does
     With a gate, looks for an `evaluate.max_examples` or a file in `data.eval` of fewer than 10 rows; with
@@ -177,20 +177,20 @@ def gate_on_a_handful(context: LintContext, config: Config) -> Iterator[Finding]
     ± 1.96 √2 / (n + 2) (Bonett & Price 2012): 54 rows for the default margin of 0.05.
     """
     rows, gate, field = config.evaluate.max_examples, config.evaluate.gate, "evaluate.max_examples"
-    in_file = context.scored.held_out.prompts if context.scored and isinstance(config.data.eval, str) else None
-    if in_file is not None and (rows is None or in_file < rows):
-        rows, field = in_file, "data.eval"
+    rows_in_file = context.scored.held_out.prompts if context.scored and isinstance(config.data.eval, str) else None
+    if rows_in_file is not None and (rows is None or rows_in_file < rows):
+        rows, field = rows_in_file, "data.eval"
     if gate is None or not rows:
         return
     z = NormalDist().inv_cdf((1 + gate.confidence) / 2)
-    needed = z * math.sqrt(2) / max(gate.margin, 1e-9) - 2
-    ties = math.ceil(needed) if gate.not_worse_than and gate.margin else 0
+    rows_for_ties = z * math.sqrt(2) / max(gate.margin, 1e-9) - 2
+    ties = math.ceil(rows_for_ties) if gate.not_worse_than and gate.margin else 0
     if rows < max(SMALL_EVALUATION, ties):
-        beside = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
+        suffix = f"; with fewer than {ties}, not even ties on every row rule out a loss of {100 * gate.margin:g} points"
         yield Finding(
             field=field,
             message=f"the gate decides on {plural(rows, 'row')}, where one row is {100 / rows:.2g} points"
-            + (beside if ties else ""),
+            + (suffix if ties else ""),
             help=("name a file of" if field == "data.eval" else "remove max_examples, or score") + " some hundred rows",
         )
 
@@ -214,7 +214,7 @@ def best_metric_never_measured(config: Config, setup: Setup) -> Iterator[Finding
     Write `evaluate.in_training: true`, or `metric_for_best_model: eval_loss`, which costs nothing extra.
 
     ## Evidence
-    Reasoned from the design: the held-out loss is all that is measured at a checkpoint unless answers are asked for.
+    Reasoned from the design: only the held-out loss is measured at a checkpoint unless answers are generated.
     transformers stops at such a config only at the first checkpoint, with "The `metric_for_best_model` training
     argument is set to …, which is not found in the evaluation metrics".
     """
@@ -237,7 +237,7 @@ def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset
 
     ## Why it is bad
     Answers are generated token by token: an answer takes far longer than learning from an example of its length. The
-    run spends most of its time on being scored.
+    run spends most of its time on generating them.
 
     ## Example
     2,000 rows, `eval: 0.2` and `in_training: true` with a checkpoint every 4 of 100 steps: 10,000 answers.
@@ -248,24 +248,24 @@ def more_answers_than_examples(config: Config, resolved: ResolvedConfig, dataset
     ## Evidence
     LLaMA-Factory's author advises against generating while training for this reason (hiyouga/LlamaFactory#1110).
     """
-    total, every = resolved.total_steps, resolved.config.checkpoint.save_steps
+    total, save_steps = resolved.total_steps, resolved.config.checkpoint.save_steps
     share = config.data.share
-    if not config.evaluate.in_training or not share or not total or not isinstance(every, int):
+    if not config.evaluate.in_training or not share or not total or not isinstance(save_steps, int):
         return
     held_out = min(round(share * dataset.rows), config.evaluate.max_examples or dataset.rows)
-    answers, learnt = held_out * -(-total // every), total * config.train.global_batch_size
-    if answers > learnt:
+    answers, examples = held_out * -(-total // save_steps), total * config.train.global_batch_size
+    if answers > examples:
         yield Finding(
             field="evaluate.in_training",
-            message=f"about {answers:,} answers are written while training, at {-(-total // every):,} checkpoints, and "
-            f"{learnt:,} examples are learnt",
+            message=f"about {answers:,} answers are written while training, at {-(-total // save_steps):,} "
+            f"checkpoints, and {examples:,} examples are learnt",
             help="set evaluate.max_examples, or a larger checkpoint.save_steps",
         )
 
 
 @rule("EVL007", "metric-unknown", severity="error", suppressible=False)
 def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
-    """A metric is named that the recipe does not have.
+    """The config names a metric that the recipe does not have.
 
     ## What it does
     Compares `evaluate.gate.metric` and, where answers are scored while training, `checkpoint.metric_for_best_model`
@@ -287,25 +287,25 @@ def metric_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
     huggingface/transformers#31450 improved its message, because the names of metrics are not obvious.
     """
     gate = config.evaluate.gate
-    named = {"evaluate.gate.metric": gate.metric if gate else None}
+    metric_by_field = {"evaluate.gate.metric": gate.metric if gate else None}
     if config.evaluate.in_training and config.checkpoint.metric_for_best_model not in ALWAYS_MEASURED:
-        named["checkpoint.metric_for_best_model"] = config.checkpoint.metric_for_best_model
+        metric_by_field["checkpoint.metric_for_best_model"] = config.checkpoint.metric_for_best_model
     samples = config.evaluate.samples
-    for field, name in named.items():
+    for field, name in metric_by_field.items():
         if name is None or not context.metrics:
             continue
-        answers = name.removeprefix("pass@")
+        k = name.removeprefix("pass@")
         if name not in context.metrics:
             yield Finding(
                 field=field,
                 message=f"the recipe {config.recipe} has no metric {name!r}{did_you_mean(name, context.metrics)}",
                 help=f"choose from {', '.join(context.metrics)}",
             )
-        elif answers != name and answers.isdecimal() and int(answers) > samples:
+        elif k != name and k.isdecimal() and int(k) > samples:
             yield Finding(
                 field=field,
-                message=f"{name} takes {answers} answers to each prompt, and evaluate.samples is {samples}",
-                help=f"set evaluate.samples: {answers} with a temperature, or name another metric",
+                message=f"{name} takes {k} answers to each prompt, and evaluate.samples is {samples}",
+                help=f"set evaluate.samples: {k} with a temperature, or name another metric",
             )
 
 
@@ -316,9 +316,9 @@ def scoring_outlasts_training(
     """With `evaluate.in_training`, answering at the checkpoints may take longer than training.
 
     ## What it does
-    On a GPU whose data sheet is known, compares two times: that of answering the held-out prompts with
-    `evaluate.max_new_tokens` tokens each at every checkpoint, and that of training. Training rows are assumed to be as
-    long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
+    On a GPU whose data sheet is known, compares the time of answering the held-out prompts with
+    `evaluate.max_new_tokens` tokens each at every checkpoint with the time of training. Training rows are assumed to be
+    as long as held-out ones, and, without a tokenizer on this machine, a token to have four bytes. The formula and a
     worked example are in `facts/answering_time.py`. For other devices, see `surefit plan`.
 
     ## Why it is bad
@@ -339,13 +339,14 @@ def scoring_outlasts_training(
     config, gpu = resolved.config, find_gpu(hardware.name) if hardware.kind == "cuda" else None
     if not config.evaluate.in_training or gpu is None or scored.ranked:
         return
-    found = checkpoints_against_training(resolved, model, gpu, scored.held_out)
-    if found is None or found[1] <= 1:
+    estimate = checkpoints_against_training(resolved, model, gpu, scored.held_out)
+    if estimate is None or estimate[1] <= 1:
         return
     yield Finding(
         field="evaluate.in_training",
         message=f"answers of up to {config.evaluate.max_new_tokens:,} tokens to {scored.held_out.prompts:,} prompts at "
-        f"{plural(found[0], 'checkpoint')} take up to {found[1]:.1f} times as long as training on {hardware.name}",
+        f"{plural(estimate[0], 'checkpoint')} take up to {estimate[1]:.1f} times as long as training on "
+        f"{hardware.name}",
         help="lower evaluate.max_examples or max_new_tokens, raise checkpoint.save_steps, or score afterwards: "
         "surefit evaluate --all-checkpoints",
     )
@@ -353,7 +354,7 @@ def scoring_outlasts_training(
 
 @rule("EVL009", "scored-set-without-answers", severity="error")
 def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Iterator[Finding]:
-    """Scores are asked for of a set in which no row has an answer to compare with.
+    """Scores are requested for a set in which no row has an answer to compare with.
 
     ## What it does
     Looks at a sample of each set that is scored. Plain text, tokens, and conversations that end with a question or with
@@ -370,19 +371,19 @@ def scored_set_without_answers(config: Config, scored: EvalPromptFacts) -> Itera
     Name a set with prompts and answers, or take the gate out.
 
     ## Evidence
-    SureFit's own `run` on plain text with a gate: training and merge ended, evaluation refused the first row.
+    SureFit's own `run` on plain text with a gate: training and merge ended, evaluation stopped at the first row.
     """
-    asking = {"evaluate.gate": config.evaluate.gate, "evaluate.in_training": config.evaluate.in_training}
-    needed = next((key for key, asked in asking.items() if asked), None)
-    if scored.nothing_to_score and needed is None:
+    scoring_settings = {"evaluate.gate": config.evaluate.gate, "evaluate.in_training": config.evaluate.in_training}
+    setting = next((key for key, value in scoring_settings.items() if value), None)
+    if scored.nothing_to_score and setting is None:
         return
-    for each in scored.sets:
-        if each.has_no_answer:
+    for prompt_set in scored.sets:
+        if prompt_set.has_no_answer:
             yield Finding(
-                field=_key_of(each),
-                message=f"none of {each.looked_at:,} rows looked at has an answer to compare with"
-                + (f", and {needed} needs scores" if needed else ""),
-                help="name a set with prompts and answers" + (f", or leave {needed} out" if needed else ""),
+                field=_key_of(prompt_set),
+                message=f"none of {prompt_set.looked_at:,} rows looked at has an answer to compare with"
+                + (f", and {setting} needs scores" if setting else ""),
+                help="name a set with prompts and answers" + (f", or leave {setting} out" if setting else ""),
             )
 
 
@@ -395,7 +396,7 @@ def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding
     tool call.
 
     ## Why it is bad
-    It need not be: the loss on these rows is measured at every checkpoint. But scores are of the others alone. Where no
+    It need not be: the loss on these rows is measured at every checkpoint. But only the other rows are scored. Where no
     row of any set has an answer, `surefit run` leaves out the stage `evaluate`, and says so.
 
     ## Example
@@ -407,16 +408,18 @@ def rows_not_scored(config: Config, scored: EvalPromptFacts) -> Iterator[Finding
     ## Evidence
     Before this rule, the first such row stopped `surefit evaluate`, after training and merging.
     """
-    needed = config.evaluate.gate or config.evaluate.in_training
-    for each in scored.sets:
-        if each.has_no_answer and scored.nothing_to_score and not needed:
+    scores_needed = config.evaluate.gate or config.evaluate.in_training
+    for prompt_set in scored.sets:
+        if prompt_set.has_no_answer and scored.nothing_to_score and not scores_needed:
             message = "no row that was looked at has an answer to compare with: only the loss on them is measured"
-        elif each.unanswered and not each.has_no_answer:
-            counts = f"{each.unanswered:,} of {each.looked_at:,} rows looked at"
+        elif prompt_set.unanswered and not prompt_set.has_no_answer:
+            counts = f"{prompt_set.unanswered:,} of {prompt_set.looked_at:,} rows looked at"
             message = f"{counts} have no answer to compare with: they are not scored"
         else:
             continue
-        yield Finding(field=_key_of(each), message=message, help="for scores, name rows with a prompt and an answer")
+        yield Finding(
+            field=_key_of(prompt_set), message=message, help="for scores, name rows with a prompt and an answer"
+        )
 
 
 @rule("EVL031", "nothing-held-out", severity="info")
@@ -428,7 +431,7 @@ def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
 
     ## Why it is bad
     It need not be: every row is learnt. But no held-out loss is measured while training, so nothing shows that the
-    model begins to memorise, no checkpoint can be called the best, and no score says whether training helped. Sets in
+    model begins to memorize, no checkpoint can be called the best, and no score says whether training helped. Sets in
     `evaluate.extra_sets` are scored all the same. The merge is compared with base and adapter on training rows.
 
     ## Example
@@ -438,17 +441,19 @@ def no_held_out_rows(context: LintContext, config: Config) -> Iterator[Finding]:
     Nothing, if it is meant; otherwise a share such as `eval: 0.02`, or a file of rows.
 
     ## Evidence
-    Axolotl, LLaMA-Factory, TRL and ms-swift hold nothing out unless they are told to.
+    Axolotl, LLaMA-Factory, TRL and ms-swift hold nothing out by default.
     """
     if context.is_foreign or not (config.data.holds_nothing_out and context.is_set("data.eval")):
         return
     if _needing_held_out_rows(config):
-        return  # EVL032 says so
-    also = config.evaluate.extra_sets
-    scored = f"only {', '.join(also)} will be scored" if also else "no score will say whether training helped"
+        return  # EVL032 reports it
+    extra_sets = config.evaluate.extra_sets
+    scores_text = (
+        f"only {', '.join(extra_sets)} will be scored" if extra_sets else "no score will say whether training helped"
+    )
     yield Finding(
         field="data.eval",
-        message=f"all rows are trained on and none is held out: no held-out loss is measured, and {scored}",
+        message=f"all rows are trained on and none is held out: no held-out loss is measured, and {scores_text}",
         help="nothing, if that is meant; otherwise set data.eval to a share such as 0.02, or to a file of rows",
     )
     if config.train.eval_steps is not None:
@@ -483,17 +488,17 @@ def held_out_rows_needed(context: LintContext, config: Config) -> Iterator[Findi
     """
     if context.is_foreign or not config.data.holds_nothing_out:
         return
-    for field, what in _needing_held_out_rows(config).items():
+    for field, purpose in _needing_held_out_rows(config).items():
         yield Finding(
             field=field,
-            message=f"{what} held-out rows, and nothing is held out (data.eval is 0)",
+            message=f"{purpose} held-out rows, and nothing is held out (data.eval is 0)",
             help=f"set data.eval to a share such as 0.02 or to a file of rows, or leave {field} out",
         )
 
 
 def _needing_held_out_rows(config: Config) -> dict[str, str]:
-    """Return the keys that are set and need held-out rows, each with what it does with them."""
-    needing: dict[str, tuple[object, str]] = {
+    """Return the keys that are set and need held-out rows, each with a phrase that says what the rows are for."""
+    settings: dict[str, tuple[object, str]] = {
         "checkpoint.metric_for_best_model": (
             config.checkpoint.metric_for_best_model,
             "the best checkpoint is chosen by",
@@ -502,12 +507,12 @@ def _needing_held_out_rows(config: Config) -> dict[str, str]:
         "evaluate.in_training": (config.evaluate.in_training, "answers are scored on"),
         "evaluate.gate": (config.evaluate.gate, "the gate decides by the scores of"),
     }
-    return {field: what for field, (value, what) in needing.items() if value}
+    return {field: purpose for field, (value, purpose) in settings.items() if value}
 
 
 @rule("EVL033", "gate-reference-unknown", severity="error")
 def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Finding]:
-    """The gate compares with something that is not there.
+    """The gate compares with a model or a run that does not exist.
 
     ## What it does
     Compares `evaluate.gate.not_worse_than` with `base`, the recipe's baselines, and what is on this machine: a run
@@ -520,42 +525,42 @@ def gate_reference_unknown(context: LintContext, config: Config) -> Iterator[Fin
     `gate: {not_worse_than: bse}`.
 
     ## Fix
-    Write `base`, one of the baselines that the finding lists, or the directory of a run. Where that run will be there
+    Write `base`, one of the baselines that the finding lists, or the directory of a run. If that run will exist
     in time, accept the finding in `lint.ignore`.
 
     ## Evidence
     SureFit's own `evaluate` used to stop this late.
     """
-    gate, known = config.evaluate.gate, ("base", *context.baselines)
-    wanted = gate.not_worse_than if gate else None
-    if not wanted or wanted in known:
+    gate, names = config.evaluate.gate, ("base", *context.baselines)
+    reference = gate.not_worse_than if gate else None
+    if not reference or reference in names:
         return
-    places = [Path(text).expanduser() for text in dict.fromkeys((wanted, wanted.partition(":")[0])) if text]
-    if any(place.is_dir() for place in places):
+    paths = [Path(text).expanduser() for text in dict.fromkeys((reference, reference.partition(":")[0])) if text]
+    if any(path.is_dir() for path in paths):
         return
     yield Finding(
         field="evaluate.gate.not_worse_than",
-        message=f"{wanted!r} is neither {' nor '.join(known)}, nor a run directory that is there"
-        f"{did_you_mean(wanted, known)}",
-        help=f"write {' or '.join(known)}, or the directory of a run that is scored on the same rows",
+        message=f"{reference!r} is neither {' nor '.join(names)}, nor a run directory that is there"
+        f"{did_you_mean(reference, names)}",
+        help=f"write {' or '.join(names)}, or the directory of a run that is scored on the same rows",
     )
 
 
 LOOSE_MARGIN = 0.5
-"""A margin from which on a gate lets a model pass that is clearly worse."""
+"""Margin from which a gate accepts a model that is clearly worse."""
 
 
 @rule("EVL034", "gate-decides-nothing", severity="warning")
 def gate_decides_nothing(config: Config) -> Iterator[Finding]:
-    """The gate passes whatever the model is like, or nearly.
+    """The gate accepts every model, or nearly every one.
 
     ## What it does
     Looks for `not_worse_than` with a `margin` of 0.5 or more; and for a `min` that is not above `margin`: the interval
     must not reach below `min` - `margin`, and no score is below 0. (A gate with neither condition: CFG002.)
 
     ## Why it is bad
-    The exit code of `surefit evaluate` is relied on, and says nothing: a margin of 1 is a loss of 100 points, and with
-    a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
+    The exit code of `surefit evaluate` means nothing, although a pipeline may rely on it: a margin of 1 is a loss of
+    100 points, and with a `min` of 0.03 under the default margin of 0.05 one right answer of thirty rows passes.
 
     ## Example
     `gate: {not_worse_than: base, margin: 1}`.

@@ -1,4 +1,4 @@
-"""What the engine itself reports."""
+"""INT: failures of rules, which the engine itself reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LAB: which tokens the loss falls on, by the config and by the batches themselves."""
+"""LAB: the tokens on which the loss falls, by the config and in the batches themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.template import class_name
 
 FEW = 20
-"""Measured examples below which nothing is said about a whole data set."""
+"""Number of measured examples below which the whole data set is not judged."""
 LOST_SHARE = 0.05
 
 
@@ -35,7 +35,7 @@ def loss_on_the_prompt(setup: Setup) -> Iterator[Finding]:
     Let the loss fall on the completion, or on the assistant's turns.
 
     ## Evidence
-    A published report on summarising legal documents trained on 200,000 tokens of document for each summary. TRL's
+    A published report on summarizing legal documents trained on 200,000 tokens of document for each summary. TRL's
     documentation: conversational rows train on the whole chat unless `assistant_only_loss` is set.
     """
     if setup.conversations and setup.loss_on == "all":
@@ -64,7 +64,7 @@ def collator_overwrites_labels(setup: Setup) -> Iterator[Finding]:
     Use a collator that pads labels with -100: `DataCollatorForSeq2Seq`, or that of the tool.
 
     ## Evidence
-    A published report on summarising legal documents masked its prompts and lost the mask this way. The collator's
+    A published report on summarizing legal documents masked its prompts and lost the mask this way. The collator's
     source: `labels = batch["input_ids"].clone()`; see also huggingface/transformers#23530.
     """
     if class_name(setup.collator) == "DataCollatorForLanguageModeling" and setup.loss_on in ("completion", "assistant"):
@@ -133,7 +133,7 @@ def truncation_cuts_the_answer(context: LintContext, setup: Setup) -> Iterator[F
     Leave rows over the limit out, or shorten the prompt before the template is applied (`data.too_long: truncate`).
 
     ## Evidence
-    A published report on summarising legal documents lost its summaries to right truncation; huggingface/trl#6668.
+    A published report on summarizing legal documents lost its summaries to right truncation; huggingface/trl#6668.
     """
     masked = setup.loss_on in ("completion", "assistant") or setup.conversations
     rows = context.examples
@@ -166,7 +166,7 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
     Filter by the number of tokens after the chat template.
 
     ## Evidence
-    A published report on summarising legal documents filtered by characters and ran out of memory on the rows it kept.
+    A published report on summarizing legal documents filtered by characters and ran out of memory on the rows it kept.
     """
     if setup.length_unit == "characters":
         limit = f" {setup.max_length:,}" if setup.max_length else ""
@@ -179,9 +179,9 @@ def length_in_characters(setup: Setup) -> Iterator[Finding]:
 
 
 def _observation_with_example(batch: BatchFacts, name: str) -> tuple[Observation, str] | None:
-    """An observation and its first example, as the end of a sentence."""
-    found = batch.seen(name)
-    return (found, f" ({found.examples[0]})" if found.examples else "") if found else None
+    """Return an observation and its first example as the end of a sentence; None if the batches do not show it."""
+    observation = batch.seen(name)
+    return (observation, f" ({observation.examples[0]})" if observation.examples else "") if observation else None
 
 
 @rule("LAB006", "labels-dead", severity="error")
@@ -204,25 +204,25 @@ def labels_dead(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#6668: loss 0.0 in every step, because every label was masked. A published report on AMR parsing
     trained with masks that covered everything.
     """
-    if found := _observation_with_example(batch, "dead"):
+    if result := _observation_with_example(batch, "dead"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have no token to learn"
-            + found[1],
+            message=f"{result[0].rows} of {plural(result[0].of, 'example')} in the first batches have no token to learn"
+            + result[1],
             help="look at what is learnt with `surefit check --show 3`",
         )
 
 
 @rule("LAB007", "labels-overwritten", severity="error")
 def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
-    """The labels in the batch are not those that tokenising gave the examples.
+    """The labels in the batch differ from the labels that tokenizing gave the examples.
 
     ## What it does
     Finds each example's ids in the tensors of the first micro batches, and compares the labels there with the example's
     own: masked where those are, and the token itself elsewhere.
 
     ## Why it is bad
-    Between tokenising and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
+    Between tokenizing and the loss something has replaced or moved them: the loss falls on the prompts, or on tokens
     that are one off.
 
     ## Example
@@ -232,13 +232,13 @@ def labels_overwritten(batch: BatchFacts) -> Iterator[Finding]:
     Give the batch the data set's own labels.
 
     ## Evidence
-    huggingface/transformers#23530; a published report on summarising legal documents lost its masks in the collator.
+    huggingface/transformers#23530; a published report on summarizing legal documents lost its masks in the collator.
     """
-    if found := _observation_with_example(batch, "overwritten"):
+    if result := _observation_with_example(batch, "overwritten"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'example')} in the first batches have other labels than "
-            f"tokenising gave them{found[1]}",
+            message=f"{result[0].rows} of {plural(result[0].of, 'example')} in the first batches have other labels "
+            f"than tokenising gave them{result[1]}",
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
@@ -256,7 +256,7 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     if later, the beginning of the answer is never learnt.
 
     ## Example
-    A prompt that is tokenised alone and masked by its length, although its last token merges with the answer's first.
+    A prompt that is tokenized alone and masked by its length, although its last token merges with the answer's first.
 
     ## Fix
     Look at the boundaries with `surefit check --show 3`; a template that rewrites earlier turns is the usual cause.
@@ -265,11 +265,11 @@ def mask_starts_inside_the_prompt(batch: BatchFacts) -> Iterator[Finding]:
     huggingface/trl#4201: the header of the assistant's turn was counted as part of the answer, for lack of a generation
     prompt.
     """
-    if found := _observation_with_example(batch, "misplaced_mask"):
+    if result := _observation_with_example(batch, "misplaced_mask"):
         yield Finding(
             field="data.train",
-            message=f"{found[0].rows} of {plural(found[0].of, 'answer')} in the first batches do not begin where the "
-            f"prompt ends{found[1]}",
+            message=f"{result[0].rows} of {plural(result[0].of, 'answer')} in the first batches do not begin where the "
+            f"prompt ends{result[1]}",
             help="look at the boundaries with `surefit check --show 3`",
         )
 
@@ -294,11 +294,11 @@ def padding_supervised(batch: BatchFacts) -> Iterator[Finding]:
     PyTorch's cross-entropy ignores -100 only; transformers' `DataCollatorWithPadding` does not handle labels, and code
     that pads them by hand uses the same id for both.
     """
-    if found := _observation_with_example(batch, "supervised_padding"):
+    if result := _observation_with_example(batch, "supervised_padding"):
         yield Finding(
             field="data.train",
-            message=f"the loss falls on {found[0].rows} of {plural(found[0].of, 'padding token')} in the first batches"
-            + found[1],
+            message=f"the loss falls on {result[0].rows} of {plural(result[0].of, 'padding token')} in the first "
+            "batches" + result[1],
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 
@@ -355,11 +355,11 @@ def attention_mask_wrong(batch: BatchFacts) -> Iterator[Finding]:
     measured: an attention function that was registered without its mask ignored the padding, an error of 0.60 in the
     logits, without a message.
     """
-    if found := _observation_with_example(batch, "attention"):
+    if result := _observation_with_example(batch, "attention"):
         yield Finding(
             field="data.train",
-            message=f"the attention mask is wrong for {plural(found[0].rows, 'example')} of the first batches"
-            + found[1],
+            message=f"the attention mask is wrong for {plural(result[0].rows, 'example')} of the first batches"
+            + result[1],
             help="this is a bug in what makes the batches: please report it, with batch_audit.json",
         )
 

@@ -1,4 +1,4 @@
-"""MEM: what arithmetic alone shows not to fit. What might not fit is the plan's business, not a finding."""
+"""MEM: memory limits that arithmetic alone shows to be exceeded. What might exceed them is part of the plan."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from surefit.lint.rule import ConfigFix, Finding, rule
 from surefit.lint.rules.adapter import ABSURD, FROZEN_STORAGE
 
 PER_ROW = ("gather", "loss", "backward")
-"""The moments whose memory grows with the length of the rows."""
+"""Moments of a step whose memory grows with the length of the rows."""
 ROOM = 0.9
-"""Of the memory: what advice may fill at the least, since `fullest_moment_bytes` is a lower bound."""
+"""Share of the memory that suggested settings may fill by `fullest_moment_bytes`, which is a lower bound."""
 SMALL_SHARE = 0.05
-"""Of the weights' memory: what an optimizer's moments may take before it is worth making them smaller."""
+"""Share of the weights' memory below which making an optimizer's moments smaller is not worthwhile."""
 
 
 @rule("MEM001", "does-not-fit", severity="error")
@@ -43,7 +43,7 @@ def does_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Hardware
     two float32 moments and its float32 masters. Activations are left to MEM002, so passing this rule proves nothing.
 
     ## Why it is bad
-    The run cannot start, and says so only after minutes of downloading and loading.
+    The run cannot start, and fails only after minutes of downloading and loading.
 
     ## Example
     Full training of Llama-3.1-8B in bfloat16 takes 8.03e9 × (2 + 2 + 8 + 4 + 4) bytes = 149.6 GiB, on a GPU with 79.
@@ -69,9 +69,9 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
 
     ## What it does
     Adds to MEM001's terms what one micro batch of `max_length` tokens holds: the activations, if the architecture's
-    layers are known (Llama, Mistral, Qwen 2 and 3 and others), and what the loss takes: a chunk of logits, or without
-    `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed form" in
-    docs/plan-method.md.
+    layers are known (Llama, Mistral, Qwen 2 and 3 and others), and the memory of the loss: a chunk of logits, or
+    without `speed.chunked_loss` 12 bytes per token and vocabulary entry. The terms are explained under "The closed
+    form" in docs/plan-method.md.
 
     ## Why it is bad
     The run starts, and dies at the first batch with a long enough row, which may come after hours.
@@ -89,49 +89,49 @@ def logits_do_not_fit(resolved: ResolvedConfig, model: ModelFacts, hardware: Har
     80 GB in bfloat16.
     """
     terms = memory_terms(resolved, model, hardware.compute_capability)
-    without = [term for term in terms if term.moment not in PER_ROW]
-    if hardware.memory_bytes is not None and fullest_moment_bytes(without) <= hardware.memory_bytes:
-        less = lowest_rung(resolved.config, hardware.kind)
+    fixed_terms = [term for term in terms if term.moment not in PER_ROW]
+    if hardware.memory_bytes is not None and fullest_moment_bytes(fixed_terms) <= hardware.memory_bytes:
+        rung = lowest_rung(resolved.config, hardware.kind)
         yield from _too_large(
             terms,
             hardware,
             "data.max_length",
             f"lower data.max_length from {resolved.config.data.max_length:,} to what the rows need"
-            + (f", or compute with less memory: {as_arguments(less)}" if less else "")
+            + (f", or compute with less memory: {as_arguments(rung)}" if rung else "")
             + _suggest_context_parallel(resolved, model, hardware),
         )
 
 
 def _suggest_context_parallel(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> str:
-    """The fewest devices among which the tokens of each example could be shared, as advice; empty where 8 do not do."""
+    """Return advice on the fewest devices that can share the tokens of each example; empty if 8 do not suffice."""
     config, capacity = resolved.config, hardware.memory_bytes
-    if resolved.provenance["speed.kernels"].kind == "auto":  # they give way to another mode
+    if resolved.provenance["speed.kernels"].kind == "auto":  # automatic kernels give way to another mode
         config = config.model_copy(update={"speed": config.speed.model_copy(update={"kernels": "auto"})})
-    here = count_processes(config)
-    for count in dict.fromkeys((here, *(n for n in (2, 4, 8) if n > here))):
-        alone = {"nodes": 1, "count": count} if count > here else {}
-        more = config.model_copy(update={"hardware": config.hardware.model_copy(update=alone)})
-        for way in parallel_candidates(more, count):
-            shared = replace(resolved, config=with_parallel_settings(more, way))
-            terms = memory_terms(shared, model, hardware.compute_capability)
+    current = count_processes(config)
+    for count in dict.fromkeys((current, *(n for n in (2, 4, 8) if n > current))):
+        hardware_update = {"nodes": 1, "count": count} if count > current else {}
+        larger = config.model_copy(update={"hardware": config.hardware.model_copy(update=hardware_update)})
+        for settings in parallel_candidates(larger, count):
+            candidate = replace(resolved, config=with_parallel_settings(larger, settings))
+            terms = memory_terms(candidate, model, hardware.compute_capability)
             if (
-                way.get("parallel.cp", 1) > 1
+                settings.get("parallel.cp", 1) > 1
                 and capacity is not None
                 and fullest_moment_bytes(terms) <= ROOM * capacity
             ):
-                section = ", ".join(f"{key.removeprefix('parallel.')}: {value}" for key, value in way.items())
-                devices = "" if count == here else f"--gpus {count} with "
+                section = ", ".join(f"{key.removeprefix('parallel.')}: {value}" for key, value in settings.items())
+                devices = "" if count == current else f"--gpus {count} with "
                 return f", or share the tokens of each example: {devices}parallel: {{{section}}}"
     return ""
 
 
 def _too_large(terms: list[MemoryTerm], hardware: HardwareFacts, field: str, help_text: str) -> Iterator[Finding]:
-    needed = fullest_moment_bytes(terms)
-    if hardware.memory_bytes is not None and needed > hardware.memory_bytes:
+    needed_bytes = fullest_moment_bytes(terms)
+    if hardware.memory_bytes is not None and needed_bytes > hardware.memory_bytes:
         largest = max(terms, key=lambda term: term.bytes)
         yield Finding(
             field=field,
-            message=f"at least {bytes_text(needed)} are needed, and {hardware.name} has "
+            message=f"at least {bytes_text(needed_bytes)} are needed, and {hardware.name} has "
             f"{bytes_text(hardware.memory_bytes)}; the largest part is the {largest.term}, "
             f"{bytes_text(largest.bytes)} ({largest.why})",
             help=help_text,
@@ -199,7 +199,7 @@ def eval_batch_does_not_fit(setup: Setup, model: ModelFacts, hardware: HardwareF
     if not 0 < micro < batch < ABSURD or not 0 < length < ABSURD:
         return
     logits = batch * length * model.vocab_size * DTYPE_BYTES.get(setup.dtype or "", 2)
-    weights = (model.parameters or 0) // 2  # half a byte each: what 4-bit storage takes, and everything else exceeds
+    weights = (model.parameters or 0) // 2  # half a byte each: the size in 4-bit storage, and less than in any other
     if hardware.memory_bytes is not None and logits + weights > hardware.memory_bytes:
         yield Finding(
             field="eval_micro_batch",
@@ -228,7 +228,7 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
     Measure the loss during training, and score the checkpoints afterwards, in a separate process.
 
     ## Evidence
-    A published report on summarising legal documents ran out of memory there, and moved ROUGE to the checkpoints.
+    A published report on summarizing legal documents ran out of memory there, and moved ROUGE to the checkpoints.
     LLaMA-Factory's author advises against it too (hiyouga/LlamaFactory#1110).
     """
     if setup.generates_in_loop and setup.tool != "surefit":
@@ -243,15 +243,15 @@ def generation_while_training(setup: Setup) -> Iterator[Finding]:
 def scoring_may_not_fit(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, scored: EvalPromptFacts
 ) -> Iterator[Finding]:
-    """The answers that are to be scored may take more memory than the device has.
+    """The answers that are to be scored may need more memory than the device has.
 
     ## What it does
-    Adds up what a batch of answers takes at most (`facts/generation.py`): weights, keys and values of the longest
-    prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no kernel
-    that avoids them; with `evaluate.in_training`, also on top of what training keeps. The longest prompt is that of the
-    held-out rows and of every set of `evaluate.extra_sets`, from a sample of each: its bytes, or its tokens where the
-    bytes are more than `data.max_length` and the tokenizer is on this machine. For sets on the hub, prompts are assumed
-    to have `data.max_length` tokens.
+    Adds up the most memory that a batch of answers needs (`facts/generation.py`): weights, keys and values of the
+    longest prompt and answer, and the largest temporary beside them, which is all logits of attention if the GPU has no
+    kernel that avoids them; with `evaluate.in_training`, also on top of the memory that training keeps. The longest
+    prompt is searched in a sample of the held-out rows and of every set of `evaluate.extra_sets`. Its length is its
+    number of bytes, or of tokens if it has more bytes than `data.max_length` and the tokenizer is on this machine. For
+    sets on the hub, prompts are assumed to have `data.max_length` tokens.
 
     ## Why it is bad
     The run trains to its end, or to its first checkpoint, and runs out of memory there.
@@ -269,14 +269,16 @@ def scoring_may_not_fit(
     """
     if hardware.memory_bytes is None:
         return
-    allowed = resolved.config.data.max_length
-    if resolved.config.evaluate.in_training:  # the model that is trained answers, on its own device
-        held = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
-        finding = _too_large_to_answer(resolved.config, model, hardware, scored.held_out.longest or allowed, held)
+    max_length = resolved.config.data.max_length
+    if resolved.config.evaluate.in_training:  # the model in training generates the answers, on its own device
+        training_memory = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
+        finding = _too_large_to_answer(
+            resolved.config, model, hardware, scored.held_out.longest or max_length, training_memory
+        )
         if finding is not None:
             yield finding
             return
-    finding = _too_large_to_answer(resolved.config, model, hardware, scored.longest(allowed))
+    finding = _too_large_to_answer(resolved.config, model, hardware, scored.longest(max_length))
     if finding is not None:
         yield finding
 
@@ -288,30 +290,32 @@ def _too_large_to_answer(
     longest: int,
     held: tuple[int | None, int] | None = None,
 ) -> Finding | None:
-    """What is wrong with answering prompts of that length, in a process of its own or beside what training holds."""
-    found = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
-    if found is None or hardware.memory_bytes is None:
+    """Return a finding if answers to prompts of this length do not fit, alone or beside training (`held` bytes)."""
+    estimate = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
+    if estimate is None or hardware.memory_bytes is None:
         return None
-    room, weights, kept = generation_room_bytes(found, config, hardware) or 0, found.weights, 0
+    room, weights, training_bytes = generation_room_bytes(estimate, config, hardware) or 0, estimate.weights, 0
     if held is not None:
-        weights, kept, room = held[0] or weights, held[1], hardware.memory_bytes
-    needed = found.bytes - found.weights + weights
-    if needed + kept <= room:
+        weights, training_bytes, room = held[0] or weights, held[1], hardware.memory_bytes
+    needed_bytes = estimate.bytes - estimate.weights + weights
+    if needed_bytes + training_bytes <= room:
         return None
-    fewer = largest_fitting_eval_batch(config, model, hardware, room - kept - weights + found.weights, longest)
-    help_text = f"write {fewer}"
-    if held is not None and not fewer:
+    fitting_batch = largest_fitting_eval_batch(
+        config, model, hardware, room - training_bytes - weights + estimate.weights, longest
+    )
+    help_text = f"write {fitting_batch}"
+    if held is not None and not fitting_batch:
         help_text = "leave evaluate.in_training off, and score afterwards: surefit evaluate"
     elif weights > room:
         help_text = "take a larger GPU or several (hardware.count), or score the adapter alone: --variant adapter"
-    elif not fewer:
+    elif not fitting_batch:
         help_text = "write 1, with evaluate.prefill_chunk: 2048, or score shorter prompts"
-    beside = f", beside {bytes_text(kept)} that training keeps" if kept else ""
+    training_text = f", beside {bytes_text(training_bytes)} that training keeps" if training_bytes else ""
     return Finding(
         field="evaluate.batch_size",
-        message=f"{found.rows} prompts of up to {found.prompt:,} tokens at a time take up to {bytes_text(needed)} "
-        f"(weights {bytes_text(weights)}, KV cache {bytes_text(found.cache)}){beside}, and {hardware.name} has "
-        f"{bytes_text(room)}",
+        message=f"{estimate.rows} prompts of up to {estimate.prompt:,} tokens at a time take up to "
+        f"{bytes_text(needed_bytes)} (weights {bytes_text(weights)}, KV cache "
+        f"{bytes_text(estimate.cache)}){training_text}, and {hardware.name} has {bytes_text(room)}",
         help=help_text,
     )
 
@@ -349,11 +353,11 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     """A memory-saving optimizer is used where there is next to nothing to save.
 
     ## What it does
-    With LoRA and an 8-bit or paged optimizer, compares what AdamW's moments of the factors take in float32 with what
-    the weights take.
+    With LoRA and an 8-bit or paged optimizer, compares the memory of AdamW's float32 moments of the factors with the
+    memory of the weights.
 
     ## Why it is bad
-    It saves a few per cent of the memory. In return each moment has only 256 possible values, and every factor is
+    It saves a few percent of the memory. In return each moment has only 256 possible values, and every factor is
     updated by a kernel of its own.
 
     ## Example
@@ -371,8 +375,8 @@ def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding
     if not model.parameters or setup.modules_to_save or setup.lora_r >= ABSURD:
         return
     moments = MOMENTS * sum(setup.lora_r * (inputs + outputs) for outputs, inputs in model.linear_modules.values())
-    stored = 0.5 if setup.quantization in FROZEN_STORAGE else DTYPE_BYTES.get(setup.dtype or "", 2)
-    weights = int(stored * model.parameters)
+    bytes_per_weight = 0.5 if setup.quantization in FROZEN_STORAGE else DTYPE_BYTES.get(setup.dtype or "", 2)
+    weights = int(bytes_per_weight * model.parameters)
     if moments < SMALL_SHARE * weights:
         yield Finding(
             field="optimizer",

@@ -14,7 +14,7 @@ from surefit.lint.rules.adapter import FROZEN_STORAGE, STORED_QUANTIZED
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 ABSOLUTE = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]")
-"""How a path starts that can be no hub id: /, ~, ./, ../, and C:\\ on Windows."""
+"""Beginnings of paths that cannot be hub ids: /, ~, ./, ../, and C:\\ on Windows."""
 
 
 @rule("MRG001", "merge-into-quantised", severity="error")
@@ -22,7 +22,7 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
     """The adapter will be merged into weights that are stored in 4 or 8 bits.
 
     ## What it does
-    Looks at the base the merge is set to, and whether that base is itself stored quantised.
+    Looks at the base that the adapter is merged into, and whether that base is itself stored quantized.
 
     ## Why it is bad
     The sum of weight and adapter is rounded to the few values the storage has. Most of an adapter's update is smaller
@@ -32,31 +32,32 @@ def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding
     LoRA on `load_in_4bit: true`, then `merge_and_unload()` on the same model.
 
     ## Fix
-    Merge into the dequantised base: the weights the adapter was trained on, written out in 16 bits.
+    Merge into the dequantized base: the weights the adapter was trained on, written out in 16 bits.
 
     ## Evidence
     A published report on distillation saw its ties with the baseline fall from 70 % to 28 % after such a merge.
-    measured: logit error 0.52 in place, 0.027 into the dequantised base (standard deviation of the logits 1.1).
+    measured: logit error 0.52 in place, 0.027 into the dequantized base (standard deviation of the logits 1.1).
     huggingface/transformers#31293, huggingface/peft#2321.
     """
     if setup.adapter == "full":
         return
-    stored = _base_quantization(context)
+    stored_as = _base_quantization(context)
     if setup.merge_into == "quantized":
-        field, what = "merge_into", f"the {_bits(setup)} base it was trained on"
-    elif setup.merge_into == "original" and stored in STORED_QUANTIZED and setup.tool != "surefit":  # MOD012 names it
-        field, what = "base_model", f"{setup.base_model or 'a base'}, which is itself stored quantised ({stored})"
+        field, target = "merge_into", f"the {_bits(setup)} base it was trained on"
+    elif setup.merge_into == "original" and stored_as in STORED_QUANTIZED and setup.tool != "surefit":
+        # MOD012 reports this in a config of SureFit
+        field, target = "base_model", f"{setup.base_model or 'a base'}, which is itself stored quantised ({stored_as})"
     else:
         return
     yield Finding(
         field=field,
-        message=f"the adapter will be merged into {what}: rounding the sum loses most of what was learnt",
+        message=f"the adapter will be merged into {target}: rounding the sum loses most of what was learnt",
         help="merge into the dequantised base, or serve base and adapter side by side",
     )
 
 
 def _base_quantization(context: LintContext) -> str | None:
-    """How the base's own files are quantised, where that is known."""
+    """Return the quantization method of the base's own files; None if they are not quantized or not known."""
     return context.model.quantization if context.model else None
 
 
@@ -66,29 +67,29 @@ def _bits(setup: Setup) -> str:
 
 @rule("MRG002", "merge-into-another-base", severity="info")
 def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The adapter is trained on a quantised base and will be merged into the original one.
+    """The adapter is trained on a quantized base and will be merged into the original one.
 
     ## What it does
-    Compares the quantisation in training with the base of the merge.
+    Compares the quantization in training with the base of the merge.
 
     ## Why it is bad
-    The adapter learnt to correct the quantisation's errors too, and the original base has none. The merged model is
+    The adapter learnt to correct the quantization's errors too, and the original base has none. The merged model is
     usually as good, but it is not the model that was trained: its answers have to be scored again.
 
     ## Example
     QLoRA (`load_in_4bit: true`), merged into the 16-bit weights from the hub.
 
     ## Fix
-    Merge into the dequantised base, or score the merged model as well.
+    Merge into the dequantized base, or score the merged model as well.
 
     ## Evidence
-    measured: logit error 0.41 into the original base, 0.027 into the dequantised one (standard deviation of the logits
+    measured: logit error 0.41 into the original base, 0.027 into the dequantized one (standard deviation of the logits
     1.1), with the same loss on the task.
     """
-    if setup.tool == "surefit":  # its merge is certified: the difference is measured, and decides
+    if setup.tool == "surefit":  # SureFit measures the difference that its merge makes, and decides by it
         return
-    elsewhere = setup.merge_into == "original" and _base_quantization(context) not in STORED_QUANTIZED
-    if setup.adapter != "full" and elsewhere and setup.quantization in FROZEN_STORAGE:
+    into_original = setup.merge_into == "original" and _base_quantization(context) not in STORED_QUANTIZED
+    if setup.adapter != "full" and into_original and setup.quantization in FROZEN_STORAGE:
         yield Finding(
             field="merge_into",
             message=f"the adapter is trained on a base in {setup.quantization} and merged into the original one: "
@@ -99,39 +100,41 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
 
 @rule("MRG005", "adapter-of-quantised-files", severity="warning")
 def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """An adapter belongs to a base whose files are quantised.
+    """An adapter belongs to a base whose files are quantized.
 
     ## What it does
     For an adapter_config.json, looks at `quantization_config` in the config.json of the base that it names; if that
     cannot be read, at the ending of the name (`-bnb-4bit`, `-GPTQ`, `-AWQ`).
 
     ## Why it is bad
-    Served on top of that base, it is what was trained. It can be merged only into another model: the files hold packed
-    blocks, not matrices to add to. `merge_and_unload` rounds the sum to 16 values per block; loading the base in 16
-    bits stops with a size mismatch.
+    Served on top of that base, the adapter behaves as trained. It can be merged only into another model: the files hold
+    packed blocks, not matrices to add to. `merge_and_unload` rounds the sum to 16 values per block; loading the base in
+    16 bits stops with a size mismatch.
 
     ## Example
     `"base_model_name_or_path": "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit"`.
 
     ## Fix
     Serve base and adapter side by side. If the base is in bitsandbytes' NF4, the adapter can be merged into the model
-    that the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes. A
-    copy that leaves some layers in 16 bits (unsloth's "dynamic" ones) is not quite what that assumes.
+    that the base was made from: `surefit merge ADAPTER --base ORIGINAL --trained-on nf4` measures what that changes.
+    This assumption does not quite hold for copies that leave some layers in 16 bits (unsloth's "dynamic" ones).
 
     ## Evidence
     A published distillation project trained on a 4-bit base and merged: ties against its baseline fell from 70 % to
     28 %.
     """
     model, name = context.model, setup.base_model or "the base"
-    stored = model.quantization if model else stored_by_name(name)
-    if setup.tool != "peft" or stored not in STORED_QUANTIZED:
+    quantization = model.quantization if model else stored_by_name(name)
+    if setup.tool != "peft" or quantization not in STORED_QUANTIZED:
         return
-    again = f", or `surefit merge ADAPTER --base {shell_quote(original_of(name) or 'ORIGINAL')} --trained-on nf4`"
+    merge_command = (
+        f", or `surefit merge ADAPTER --base {shell_quote(original_of(name) or 'ORIGINAL')} --trained-on nf4`"
+    )
     nf4 = model.stored_nf4 if model else name.lower().endswith("-bnb-4bit")
     yield Finding(
         field="base_model",
-        message=f"{name} is stored quantised ({stored}): the adapter cannot be merged into its files",
-        help=f"serve both side by side{again if nf4 else ''}",
+        message=f"{name} is stored quantised ({quantization}): the adapter cannot be merged into its files",
+        help=f"serve both side by side{merge_command if nf4 else ''}",
     )
 
 
@@ -144,7 +147,7 @@ def adapter_without_revision(setup: Setup) -> Iterator[Finding]:
 
     ## Why it is bad
     An adapter is a difference. When the base on the hub changes, the new one is loaded silently, and the sum is a model
-    that nobody trained.
+    that was never trained.
 
     ## Example
     `"base_model_name_or_path": "org/model", "revision": null`.
@@ -175,7 +178,7 @@ def adapter_base_is_a_path(setup: Setup) -> Iterator[Finding]:
     Looks for a path in the `base_model_name_or_path` of an adapter_config.json.
 
     ## Why it is bad
-    Nobody else can load the adapter, and on another machine the same path may hold another model.
+    The adapter cannot be loaded elsewhere, and on another machine the same path may hold another model.
 
     ## Example
     `"base_model_name_or_path": "/data/models/llama"`.
@@ -184,7 +187,7 @@ def adapter_base_is_a_path(setup: Setup) -> Iterator[Finding]:
     Write the base's name on the hub, with its commit in `revision`.
 
     ## Evidence
-    Loaders take the path for a hub id and fail with "Repo id must be in the form 'repo_name' or
+    Loaders mistake the path for a hub id and fail with "Repo id must be in the form 'repo_name' or
     'namespace/repo_name'": huggingface/text-generation-inference#1334, predibase/lorax#311 for a base that has moved.
     """
     base = setup.base_model

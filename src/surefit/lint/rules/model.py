@@ -1,4 +1,4 @@
-"""MOD: base models that are not what the config takes them for."""
+"""MOD: base models that cannot be used as the config says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from surefit.lint.rules.adapter import STORED_QUANTIZED
 NAME = "model.name_or_path"
 TARGETS = "lora.target_modules"
 MISSPELT = 0.8
-"""How alike a name and a layer's are where the layer is meant: q_prj and q_proj are, in_proj and v_proj not."""
+"""Similarity (difflib) from which a name is a misspelled layer name: q_prj of q_proj, but not in_proj of v_proj."""
 
 
 @rule("MOD001", "model-unusable", severity="error", suppressible=False)
@@ -96,20 +96,27 @@ def model_type_unknown(context: LintContext, config: Config, model: ModelFacts, 
 
     ## Evidence
     "The checkpoint you are trying to load has model type … but Transformers does not recognize this architecture" is
-    what transformers says to each new model for months.
+    transformers' error for each new model for months.
     """
-    kind, here = model.model_type, stack.versions.get("transformers")
-    own_code = model.custom_code and config.model.trust_remote_code
-    if context.is_foreign or own_code or model.gguf or not kind or not stack.model_types or kind in stack.model_types:
+    kind, version = model.model_type, stack.versions.get("transformers")
+    custom_code = model.custom_code and config.model.trust_remote_code
+    if (
+        context.is_foreign
+        or custom_code
+        or model.gguf
+        or not kind
+        or not stack.model_types
+        or kind in stack.model_types
+    ):
         return
     if model.custom_code:
         files = ", ".join(model.code_files)
         advice = f"it brings code of its own ({files}): read that, then set model.trust_remote_code: true"
-    elif model.written_by and model.written_by != here:
+    elif model.written_by and model.written_by != version:
         advice = f"its config.json was written by transformers {model.written_by}, which knows it: install that release"
     else:
         advice = "correct model_type in config.json, or install a newer transformers"
-    yield Finding(field=NAME, message=f"transformers {here} knows no model of type {kind!r}", help=advice)
+    yield Finding(field=NAME, message=f"transformers {version} knows no model of type {kind!r}", help=advice)
 
 
 @rule("MOD003", "pickled-weights", severity="error", suppressible=False)
@@ -120,7 +127,7 @@ def pickled_weights(model: ModelFacts) -> Iterator[Finding]:
     Looks for `pytorch_model*.bin`, `*.pt`, `*.pth` or `*.ckpt` in a model that has no safetensors files.
 
     ## Why it is bad
-    Such files are Python pickles: whoever made the file decides what runs on your machine. SureFit does not load them.
+    Such files are Python pickles: the maker of the file decides what runs on your machine. SureFit does not load them.
 
     ## Example
     A model uploaded before 2023 with only `pytorch_model.bin`.
@@ -145,8 +152,8 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     """Python code that comes with the model will run on this machine.
 
     ## What it does
-    Flags `model.trust_remote_code: true`, and says when the model brings no code at all. In another tool's config only
-    where the model is known on this machine.
+    Flags `model.trust_remote_code: true`, and reports it if the model brings no code at all. In another tool's config
+    only where the model is known on this machine.
 
     ## Why it is bad
     The code runs with your rights, and unless a revision is pinned, what runs tomorrow is not what you read today.
@@ -162,7 +169,7 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
     """
     section = config.model
     if not section.trust_remote_code or (context.is_foreign and context.model is None):
-        return  # of a model that is not known here nobody can say whether it brings code
+        return  # it is unknown whether the model brings code
     if context.model is not None and not context.model.custom_code:
         message, advice = "trust_remote_code is on, and this model brings no code", "remove it: it is not needed"
     elif section.revision is None:
@@ -178,21 +185,21 @@ def trust_remote_code(context: LintContext, config: Config) -> Iterator[Finding]
 
 @rule("MOD005", "gated-without-token", severity="warning")
 def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """The model is gated, and there is no token to ask for it with.
+    """The model is gated, and no Hugging Face token is set.
 
     ## What it does
     Looks for a gated model whose weights are not on this machine, without a Hugging Face token. Not where the config
     names a GPU that this machine does not have: then it is meant for another machine.
 
     ## Why it is bad
-    The download is refused, as the first thing training does.
+    The hub denies the download, which is the first thing training does.
 
     ## Example
     `meta-llama/Llama-3.2-3B-Instruct` on a new machine.
 
     ## Fix
-    Accept the licence on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file. Or
-    train the copy without a gate that the finding names, where one is known; the same licence holds for it.
+    Accept the license on the model's page, make a token, and put `HF_TOKEN=…` into the environment or a `.env` file. Or
+    train the copy without a gate that the finding names, where one is known; the same license holds for it.
 
     ## Evidence
     Two of five published reports on fine-tuning stopped at a gated model; one had no fallback.
@@ -214,15 +221,15 @@ def gated_without_token(model: ModelFacts, hardware: HardwareFacts, environment:
     severity="error",
 )
 def no_chat_template(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The rows are conversations, and the model has no chat template to write them with.
+    """The rows are conversations, and the model has no chat template to render them.
 
     ## What it does
     Looks for a chat template among the tokenizer's files, when the recipe or the data's columns make conversations. In
     another tool's config only where that tool writes the rows with the model's own template.
 
     ## Why it is bad
-    There is no agreed way to turn messages into this model's tokens. A guessed format trains, but whoever uses the
-    model afterwards guesses another.
+    There is no agreed way to turn messages into this model's tokens. A guessed format trains, but the next user of
+    the model guesses another.
 
     ## Example
     A base model (`meta-llama/Llama-3.2-1B`) with data in the format `messages`.
@@ -246,9 +253,9 @@ def no_chat_template(context: LintContext, config: Config, model: ModelFacts) ->
 
 
 def makes_conversations(context: LintContext, config: Config) -> bool:
-    """Whether the rows go through a chat template."""
+    """Return whether the rows are rendered with a chat template."""
     if context.is_foreign and context.setup is not None:
-        # Another tool writes rows of instructions in words of its own, and brings templates of its own.
+        # Other tools have their own prompt formats for rows of instructions, and their own chat templates.
         return bool(context.setup.conversations) and context.setup.chat_template is None
     if context.columns or config.data.format in ("messages", "prompt_completion", "alpaca", "sharegpt"):
         return True
@@ -282,11 +289,11 @@ def longer_than_context(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     ## Evidence
     Press et al. 2022 (arXiv 2108.12409), figure 1: perplexity explodes beyond the training length.
     """
-    limit, asked = model.max_position_embeddings, setup.max_length
-    if limit is not None and asked is not None and asked > limit and setup.length_unit != "characters":
+    limit, max_length = model.max_position_embeddings, setup.max_length
+    if limit is not None and max_length is not None and max_length > limit and setup.length_unit != "characters":
         yield Finding(
             field="max_length",
-            message=f"{setup.name('max_length').rpartition('.')[2]} {asked:,} is beyond the {limit:,} tokens of "
+            message=f"{setup.name('max_length').rpartition('.')[2]} {max_length:,} is beyond the {limit:,} tokens of "
             f"{model.name}",
             help=f"write {limit} or less",
         )
@@ -302,8 +309,9 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
 
     ## What it does
     Compares each name with the model's real linear layers, as PEFT does: the whole dotted name or its end. In another
-    tool's config, where some names match, only those that look misspelt are reported: its lists serve several models.
-    A single name that PEFT is given as a text has to match whole names, and never does.
+    tool's config, where some names match, only those that look misspelled are reported: its lists serve several models.
+    PEFT matches a single name that is given as a string against whole module names, and the name of a layer matches
+    none.
 
     ## Why it is bad
     If none matches, adding the adapter fails. If some do, the run works with fewer factors than intended.
@@ -323,50 +331,50 @@ def target_modules_match_nothing(context: LintContext, setup: Setup, model: Mode
     targets = setup.target_modules or ()
     if setup.adapter not in ("lora", "dora") or set(targets) & {"all-linear", "custom"} or not model.linear_modules:
         return
-    known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
+    layer_names = sorted({name.rpartition(".")[2] for name in model.linear_modules})
     tied_heads = OUTPUT_HEADS if model.tied_embeddings else ()
     missing = [
         target
         for target in targets
         if target not in tied_heads
-        and not closed_to_lora(model.model_type, target)  # ADP008 says that
+        and not closed_to_lora(model.model_type, target)  # ADP008 reports it
         and not any(ends_with(name, target) for name in model.linear_modules)
     ]
     some_match = len(missing) < len(targets)
     for target in missing:
-        # PEFT takes a list of which some match: in another tool's config a name for other models is no fault.
-        misspelt = bool(get_close_matches(target, known, n=1, cutoff=MISSPELT))
+        # PEFT accepts a list if some of its names match: in another tool's config, names for other models are no error.
+        misspelt = bool(get_close_matches(target, layer_names, n=1, cutoff=MISSPELT))
         if misspelt or not some_match or not context.is_foreign:
             yield Finding(
                 field="target_modules",
-                message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, known)}",
-                help=f"write all-linear, or choose from {', '.join(known)}",
+                message=f"no linear layer of {model.name} is called {target!r}{did_you_mean(target, layer_names)}",
+                help=f"write all-linear, or choose from {', '.join(layer_names)}",
             )
 
 
 def _one_name(target: str, setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """A name that PEFT is given as a text, and takes as a regular expression for whole names."""
-    known = sorted({name.rpartition(".")[2] for name in model.linear_modules})
-    if setup.adapter not in ("lora", "dora") or not known or target in (*model.linear_modules, *OUTPUT_HEADS):
+    """Yield a finding for a single target name, which PEFT matches as a regular expression against whole names."""
+    layer_names = sorted({name.rpartition(".")[2] for name in model.linear_modules})
+    if setup.adapter not in ("lora", "dora") or not layer_names or target in (*model.linear_modules, *OUTPUT_HEADS):
         return
     yield Finding(
         field="target_pattern",
         message=f"PEFT takes the one name {target!r} as a regular expression for whole names of modules, and it "
-        f"matches none of {model.name}{did_you_mean(target, known) if target not in known else ''}",
+        f"matches none of {model.name}{did_you_mean(target, layer_names) if target not in layer_names else ''}",
         help=f"write all-linear, or '.*{target}'"
-        if target in known
-        else f"write all-linear, or several of {', '.join(known)}",
+        if target in layer_names
+        else f"write all-linear, or several of {', '.join(layer_names)}",
     )
 
 
 @rule("MOD028", "target-modules-of-another-model", severity="error")
 def target_modules_of_another_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """The names in `target_modules` are those of another type of model.
+    """The names in `target_modules` belong to another type of model.
 
     ## What it does
-    Where the model is not on this machine: compares the names with the linear layers of the type of model that its
-    name stands for (Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-NeoX and some twenty more), if none of them is among
-    these. One plain name that PEFT is given as a text matches no layer of any model. Models that are here: MOD008.
+    Where the model is not on this machine: compares the names with the linear layers of the type of model that its name
+    stands for (Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-NeoX and some twenty more), if none of them is among these.
+    A single plain name that is given as a string matches no layer of any model. For models on this machine, see MOD008.
 
     ## Why it is bad
     PEFT stops with "Target modules … not found in the base model", after the model has been downloaded and loaded.
@@ -391,10 +399,10 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
         )
     layers = layers_of(setup.base_model)
     names = [name.rpartition(".")[2] for name in setup.target_modules or ()]
-    plain = all(name.isidentifier() for name in names) and not {"all-linear", "custom"} & set(
+    all_plain = all(name.isidentifier() for name in names) and not {"all-linear", "custom"} & set(
         setup.target_modules or ()
     )
-    if layers is not None and names and plain and not layers.linear.union(HEADS) & set(names):
+    if layers is not None and names and all_plain and not layers.linear.union(HEADS) & set(names):
         yield Finding(
             field="target_modules",
             message=f"no linear layer of {setup.base_model} is called {' or '.join(map(repr, names))}",
@@ -404,7 +412,7 @@ def target_modules_of_another_model(context: LintContext, setup: Setup) -> Itera
 
 @rule("MOD029", "tokenizer-of-another-model", severity="warning")
 def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
-    """The tokenizer is that of another family of models than the one that is trained.
+    """The tokenizer belongs to another family of models than the model that is trained.
 
     ## What it does
     Compares the family in the tokenizer's name (Llama 2, Llama 3, Qwen, Mistral, Gemma, Phi…) with that in the model's,
@@ -425,19 +433,19 @@ def tokenizer_of_another_model(setup: Setup) -> Iterator[Finding]:
     """
     if not setup.tokenizer_name or not setup.base_model:
         return
-    theirs, ours = family_of(setup.tokenizer_name), family_of(setup.base_model)
-    if theirs and ours and theirs != ours:
+    tokenizer_family, model_family = family_of(setup.tokenizer_name), family_of(setup.base_model)
+    if tokenizer_family and model_family and tokenizer_family != model_family:
         yield Finding(
             field="tokenizer_name",
-            message=f"the tokenizer is {setup.tokenizer_name}, of the family {theirs}, and the model is "
-            f"{setup.base_model}, of {ours}",
+            message=f"the tokenizer is {setup.tokenizer_name}, of the family {tokenizer_family}, and the model is "
+            f"{setup.base_model}, of {model_family}",
             help=f"load the tokenizer of {setup.base_model}",
         )
 
 
 @rule("MOD030", "embedding-not-resized", severity="warning")
 def embedding_not_resized(setup: Setup) -> Iterator[Finding]:
-    """Tokens are added to the tokenizer, and the model's embedding keeps its size.
+    """Tokens are added to the tokenizer, and the model's embedding is not resized.
 
     ## What it does
     In a Python script that adds tokens and nowhere calls `resize_token_embeddings`: compares their number with the rows
@@ -457,10 +465,10 @@ def embedding_not_resized(setup: Setup) -> Iterator[Finding]:
     transformers' documentation of `add_tokens`: "you should make sure to also resize the token embedding matrix".
     """
     if setup.tokens_past_embedding:
-        added = setup.name("tokens_past_embedding")
+        name = setup.name("tokens_past_embedding")
         yield Finding(
             field="tokens_past_embedding",
-            message=f"{added} makes tokens ({setup.tokens_past_embedding}), and the script never calls "
+            message=f"{name} makes tokens ({setup.tokens_past_embedding}), and the script never calls "
             "resize_token_embeddings",
             help="call model.resize_token_embeddings(len(tokenizer)) behind it, or use tokens that the model has",
         )
@@ -471,10 +479,10 @@ def model_size_unknown(model: ModelFacts) -> Iterator[Finding]:
     """The model's size is not known here, so memory and disk are not checked.
 
     ## What it does
-    Says so when the weight files are not on this machine and the closed form does not cover the architecture.
+    Reports it if the weight files are not on this machine and the closed form does not cover the architecture.
 
     ## Why it is bad
-    It is not: only, what this check is silent about may still be wrong.
+    It is not in itself, but memory and disk may be too small without a finding.
 
     ## Example
     A mixture-of-experts model that was not downloaded yet.
@@ -499,11 +507,11 @@ def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
     """The weight files hold another number of parameters than config.json describes.
 
     ## What it does
-    Compares the headers of the weight files with the closed form of the architecture.
+    Compares the parameters in the headers of the weight files with the closed form of the architecture in config.json.
 
     ## Why it is bad
     The files do not belong together: a config from another size, a vocabulary that was enlarged in one of them, a shard
-    of another model. What is missing would be drawn at random, what is too much dropped.
+    of another model. Missing weights would be initialized at random, surplus ones dropped.
 
     ## Example
     Special tokens were added to the embedding, and config.json still has the old `vocab_size`.
@@ -512,28 +520,29 @@ def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
     Take config.json and weights from the same place.
 
     ## Evidence
-    transformers loads such a model with a warning ("newly initialized") that scrolls by; SureFit refuses it at loading.
+    transformers loads such a model with a warning ("newly initialized") that scrolls by; SureFit raises an error at
+    loading.
     """
-    found, expected = model.parameters, model.expected_parameters
-    if found is not None and expected is not None and found != expected:
+    stored, expected = model.parameters, model.expected_parameters
+    if stored is not None and expected is not None and stored != expected:
         yield Finding(
             field=NAME,
-            message=f"the weight files hold {found:,} parameters, and config.json describes {expected:,}",
+            message=f"the weight files hold {stored:,} parameters, and config.json describes {expected:,}",
             help="take config.json and the weights from the same place",
         )
 
 
 @rule("MOD012", "base-stored-quantised", severity="error", suppressible=False)
 def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
-    """The base model's files hold weights that are quantised already.
+    """The base model's files hold weights that are quantized already.
 
     ## What it does
     Looks, in SureFit's own config, for a `quantization_config` of bitsandbytes, GPTQ or AWQ in the model's config.json.
-    Of training all weights ADP003 speaks.
+    For training all weights, see ADP003.
 
     ## Why it is bad
     Such files hold packed blocks and their scales in place of matrices. What is trained beside them cannot be folded
-    into them, only into another model. SureFit quantises the original while it loads it, trains beside that, and merges
+    into them, only into another model. SureFit quantizes the original while it loads it, trains beside that, and merges
     with the difference measured.
 
     ## Example
@@ -563,7 +572,7 @@ def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> It
     severity="error",
 )
 def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """LoRA is asked for on an output head that is the embedding itself.
+    """LoRA is requested on an output head that shares its weights with the embedding.
 
     ## What it does
     Looks for `lm_head` in `target_modules` of a model with tied embeddings.
@@ -594,14 +603,15 @@ def adapter_on_tied_head(config: Config, model: ModelFacts) -> Iterator[Finding]
 
 @rule("MOD014", "new-tokens-not-possible", severity="error", suppressible=False)
 def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Finding]:
-    """A token of `model.add_tokens` is no new one, or cannot be trained beside what else is set.
+    """A token in `model.add_tokens` is not new, or cannot be trained together with another setting.
 
     ## What it does
-    Looks for the tokens in the tokenizer's vocabulary; and for the modes in which their rows have not been proved to
-    learn what one process teaches them, all but single and ddp, and `speed.compile`.
+    Looks for the tokens in the tokenizer's vocabulary; and for settings in which their rows have not been proved to
+    train the same as on one process: `speed.compile`, and every parallel mode but single and ddp.
 
     ## Why it is bad
-    A token that the tokenizer knows gets no new row, and none that is trained: beside LoRA its meaning stays as it was.
+    A token that the tokenizer already has gets no new row, and its old row is not trained: with LoRA it stays as it
+    was.
 
     ## Example
     `add_tokens: ["<|im_start|>"]` for Qwen2.5, which has it; tokens of an earlier stage, whose merged model has them.
@@ -611,14 +621,14 @@ def new_tokens_not_possible(context: LintContext, config: Config) -> Iterator[Fi
     `train.method: full`.
 
     ## Evidence
-    transformers' `add_tokens` returns 0 for a token that already exists, and says nothing.
+    transformers' `add_tokens` returns 0 for a token that already exists, without a warning.
     """
     yield from find_refused_combinations(context, config, "MOD014")
-    known = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []
-    if known:
+    existing = known_tokens(context.tokenizer, config.model.add_tokens) if context.tokenizer else []
+    if existing:
         yield Finding(
             field="model.add_tokens",
-            message=f"the tokenizer has {', '.join(known[:3])}{' and others' if len(known) > 3 else ''} already, with "
-            "rows of the base model's",
+            message=f"the tokenizer has {', '.join(existing[:3])}{' and others' if len(existing) > 3 else ''} already, "
+            "with rows of the base model's",
             help="take what is there out of the list",
         )

@@ -1,4 +1,4 @@
-"""PCK: several examples in one row."""
+"""PCK: packing, which puts several examples into one row."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import ConfigFix, Finding, rule
 
 MASKED_ONLY = ("eager", "sdpa")
-"""Attention implementations that know of documents only what a mask tells them."""
+"""Attention implementations that separate documents only by a mask."""
 WITHOUT_BORDERS = ("wrapped", "joined")
-"""Packing strategies that let the examples of a row read each other, whatever the attention."""
+"""Packing strategies that let the examples of a row attend to each other with every attention implementation."""
 BLIND = frozenset({"mpt", "bloom", "xglm", "rwkv", "mamba", "mamba2", "falcon_mamba", "recurrent_gemma", "biogpt"})
-"""Model types whose code takes no boundaries, or carries a state across them, with every attention."""
+"""Model types whose code ignores document boundaries, or carries a state across them, with every attention."""
 BLIND_UNPATCHED = frozenset(
     {"opt", "jamba", "bamba", "zamba2", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_next"}
 )
-"""The same in transformers itself; some tools replace that code."""
+"""Model types whose code does so in transformers itself; some tools replace that code."""
 PATCHING = ("axolotl", "llamafactory")
 
 
 @rule("PCK001", "packing-needs-a-mask", severity="warning")
 def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
-    """Packed rows with an attention that needs a dense mask to keep examples apart.
+    """Rows are packed, and the attention needs a dense mask to keep examples apart.
 
     ## What it does
     Looks at the attention implementation where rows are packed. `eager` and `sdpa` see no document boundaries.
@@ -46,16 +46,17 @@ def packing_needs_a_mask(setup: Setup) -> Iterator[Finding]:
     logits of the second by 5.4 (Llama, sdpa; 0 without that mask). TRL warns of it; huggingface/transformers#46634 and
     #39194.
     """
-    apart = setup.packing and setup.packing_strategy not in WITHOUT_BORDERS
-    if apart and not setup.unsloth and setup.attention in MASKED_ONLY:
-        own = setup.tool == "surefit"  # its batches have no attention mask, and are looked at before the first step
+    separated = setup.packing and setup.packing_strategy not in WITHOUT_BORDERS
+    if separated and not setup.unsloth and setup.attention in MASKED_ONLY:
+        # SureFit's batches have no attention mask, and are audited before the first step.
+        is_surefit = setup.tool == "surefit"
         yield Finding(
             field="attention",
             message=f"{setup.name('packing')} with {setup.name('attention')} {setup.attention}: only a dense mask can "
             "keep the examples of a row apart, at quadratic cost"
-            + ("" if own else ", and any attention mask in the batch switches it off"),
-            help=f"{'leave it at auto' if own else 'use flash_attention_2 or flex_attention'}, or do not pack",
-            fix=ConfigFix("speed.attention", "auto") if own else None,
+            + ("" if is_surefit else ", and any attention mask in the batch switches it off"),
+            help=f"{'leave it at auto' if is_surefit else 'use flash_attention_2 or flex_attention'}, or do not pack",
+            fix=ConfigFix("speed.attention", "auto") if is_surefit else None,
         )
 
 
@@ -85,19 +86,19 @@ def wrapped_packing(setup: Setup) -> Iterator[Finding]:
     if setup.packing is False or strategy not in WITHOUT_BORDERS:
         return
     if strategy == "wrapped":
-        what = "wrapped cuts examples at the end of a row and lets them read the ones before them"
+        effect = "wrapped cuts examples at the end of a row and lets them read the ones before them"
     else:
-        what = "the examples of a row are not kept apart, and read the ones before them"
+        effect = "the examples of a row are not kept apart, and read the ones before them"
     yield Finding(
         field="packing_strategy",
-        message=f"{setup.name('packing_strategy')}: {what}",
+        message=f"{setup.name('packing_strategy')}: {effect}",
         help=f"use {'best-fit packing (bfd)' if strategy == 'wrapped' else 'neat_packing: true'}, or do not pack",
     )
 
 
 @rule("PCK003", "packing-with-cache", severity="error")
 def packing_with_cache(setup: Setup) -> Iterator[Finding]:
-    """Packed rows in a forward pass that keeps keys and values.
+    """Rows are packed, and the forward pass caches keys and values.
 
     ## What it does
     Looks for `use_cache` where rows are packed.
@@ -125,7 +126,7 @@ def packing_with_cache(setup: Setup) -> Iterator[Finding]:
 
 @rule("PCK004", "packing-mixes-documents", severity="error")
 def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
-    """Packed rows with an architecture that cannot keep them apart.
+    """Rows are packed, and the architecture cannot keep their examples apart.
 
     ## What it does
     Compares the model type with those whose code in transformers was found to mix the documents of a packed row, with
@@ -157,8 +158,8 @@ def packing_mixes_documents(setup: Setup, model: ModelFacts) -> Iterator[Finding
                 fix=ConfigFix("data.packing", "auto"),
             )
         return
-    blind = BLIND if setup.tool in PATCHING else BLIND | BLIND_UNPATCHED
-    if setup.packing and model.model_type in blind:
+    blind_types = BLIND if setup.tool in PATCHING else BLIND | BLIND_UNPATCHED
+    if setup.packing and model.model_type in blind_types:
         yield Finding(
             field="packing",
             message=f"{setup.name('packing')} with {model.name}: the code of {model.model_type} models carries each "
@@ -188,12 +189,13 @@ def examples_run_together(batch: BatchFacts) -> Iterator[Finding]:
     ## Evidence
     measured: see PCK001 and PCK003. huggingface/transformers#46634.
     """
-    for name, what in (("run_together", "are not kept apart in their row"), ("positions", "have wrong positions")):
-        if found := batch.seen(name):
-            place = f" ({found.examples[0]})" if found.examples else ""
+    for name, problem in (("run_together", "are not kept apart in their row"), ("positions", "have wrong positions")):
+        if observation := batch.seen(name):
+            example = f" ({observation.examples[0]})" if observation.examples else ""
             yield Finding(
                 field="data.train",
-                message=f"{found.rows} of {plural(found.of, 'example')} in the first batches {what}{place}",
+                message=f"{observation.rows} of {plural(observation.of, 'example')} in the first batches "
+                f"{problem}{example}",
                 help="this is a bug in what makes the batches: please report it, with batch_audit.json",
             )
 
@@ -207,7 +209,7 @@ def varlen_without_packing(setup: Setup) -> Iterator[Finding]:
 
     ## Why it is bad
     That attention separates documents by their boundaries and takes no mask, so it could not tell padding from text.
-    SureFit refuses to start.
+    SureFit stops with an error at the start.
 
     ## Example
     `packing: false` with `attention: torch_varlen`.

@@ -15,7 +15,7 @@ from surefit.facts.sharding import sharing_obstacle
 from surefit.lint.rule import Finding, LintContext, find_refused_combinations, rule
 
 SPREADING = {"auto", "balanced", "balanced_low_0", "sequential"}
-"""Values of device_map that lay one model over several GPUs."""
+"""Values of device_map that spread one model over several GPUs."""
 MANY_PROCESSES = {*MODES, "zero1"} - {"single"}
 INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
 
@@ -46,15 +46,15 @@ def four_bit_under_fsdp(setup: Setup) -> Iterator[Finding]:
     storage, dtype = setup.quant_storage, setup.weights_dtype or setup.dtype
     mode = MODES.get(setup.parallel or "")
     if setup.tool == "surefit" or mode is None or not (mode.sharded and mode.divided == "weights"):
-        return  # of SureFit's own engines PAR009 speaks
+        return  # PAR009 covers SureFit's own engines
     if setup.quantization not in ("nf4", "fp4") or not storage:
         return
     if storage in INTEGERS or (dtype and storage != dtype):
-        others = f"the others are {dtype}" if dtype else "which is no floating type"
-        how = "ZeRO-3" if mode.deepspeed else "FSDP"
+        detail = f"the others are {dtype}" if dtype else "which is no floating type"
+        engine = "ZeRO-3" if mode.deepspeed else "FSDP"
         yield Finding(
             field="quant_storage",
-            message=f"the 4-bit weights are stored as {storage}, {others}: {how} cannot split them",
+            message=f"the 4-bit weights are stored as {storage}, {detail}: {engine} cannot split them",
             help=f"write {setup.name('quant_storage')}: {dtype or 'bfloat16'}",
         )
 
@@ -82,24 +82,26 @@ def device_map_with_processes(setup: Setup) -> Iterator[Finding]:
     A published report on LLM ranking on two T4s took this for a limit of 4-bit models ("4-bit + DDP does not work").
     huggingface/transformers#31557; huggingface/peft#306 for ZeRO-3.
     """
-    spread = setup.device_map in SPREADING
-    several = (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
+    spreads = setup.device_map in SPREADING
+    several_processes = (
+        (setup.processes or 0) > 1 or (setup.processes_per_machine or 0) > 1 or (setup.world_size or 0) > 1
+    )
     mode = MODES.get(setup.parallel or "")
-    divides = mode is not None and mode.deepspeed and mode.divided == "weights"
-    if divides and setup.device_map and setup.device_map != "none":
-        why = "ZeRO-3 spreads the weights itself"
-    elif spread and (several or setup.parallel in MANY_PROCESSES):
+    is_zero3 = mode is not None and mode.deepspeed and mode.divided == "weights"
+    if is_zero3 and setup.device_map and setup.device_map != "none":
+        reason = "ZeRO-3 spreads the weights itself"
+    elif spreads and (several_processes or setup.parallel in MANY_PROCESSES):
         count = setup.processes or setup.world_size or setup.processes_per_machine
-        started = setup.places.get("processes")
-        elsewhere = started is not None and started.path != getattr(setup.places.get("device_map"), "path", None)
-        by = f" ({Path(started.path).name}:{started.line})" if started and started.path and elsewhere else ""
-        why = f"each of {count} processes{by}" if count and count > 1 else f"each process of {setup.parallel}"
-        why += " would spread its own copy over all GPUs"
+        place = setup.places.get("processes")
+        in_other_file = place is not None and place.path != getattr(setup.places.get("device_map"), "path", None)
+        source = f" ({Path(place.path).name}:{place.line})" if place and place.path and in_other_file else ""
+        reason = f"each of {count} processes{source}" if count and count > 1 else f"each process of {setup.parallel}"
+        reason += " would spread its own copy over all GPUs"
     else:
         return
     yield Finding(
         field="device_map",
-        message=f"{setup.name('device_map')} is {setup.device_map}: {why}",
+        message=f"{setup.name('device_map')} is {setup.device_map}: {reason}",
         help=f"take {setup.name('device_map')} out, or start one process",
     )
 
@@ -162,11 +164,12 @@ def processes_not_divisible_by_machines(setup: Setup) -> Iterator[Finding]:
     """
     processes, machines = setup.processes, setup.machines
     if processes and machines and processes > machines and processes % machines:
-        each = processes // machines
+        per_machine = processes // machines
         yield Finding(
             field="processes",
-            message=f"{processes:,} processes over {machines} machines: {each} start on each, {each * machines} in all",
-            help=f"write {each * machines} or {(each + 1) * machines}",
+            message=f"{processes:,} processes over {machines} machines: {per_machine} start on each, "
+            f"{per_machine * machines} in all",
+            help=f"write {per_machine * machines} or {(per_machine + 1) * machines}",
         )
 
 
@@ -178,8 +181,8 @@ def fsdp_on_cpu_is_ddp(setup: Setup) -> Iterator[Finding]:
     Looks for FSDP in a config that also says to use no GPU.
 
     ## Why it is bad
-    Nothing is split: every process holds the whole model and the whole optimizer. The losses are the same, so nobody
-    notices, and a test of FSDP has tested nothing.
+    Nothing is split: every process holds the whole model and the whole optimizer. The losses are the same, so it
+    goes unnoticed, and a test of FSDP has tested nothing.
 
     ## Example
     `distributed_type: FSDP` with `use_cpu: true`.
@@ -219,11 +222,11 @@ def more_processes_than_gpus(setup: Setup) -> Iterator[Finding]:
     A published function-calling project had to fix how its job counted GPUs: `nvidia-smi -L` lists names, it takes
     `nvidia-smi -L | wc -l` to count them. https://docs.pytorch.org/docs/stable/elastic/run.html: one process per GPU.
     """
-    each, gpus = _per_machine(setup), setup.gpus
-    if each and gpus and each > gpus and not setup.on_cpu:
+    per_machine, gpus = _per_machine(setup), setup.gpus
+    if per_machine and gpus and per_machine > gpus and not setup.on_cpu:
         yield Finding(
             field="processes_per_machine" if setup.processes_per_machine else "processes",
-            message=f"{each:,} processes start on a machine with {gpus} GPU{'s' * (gpus != 1)}",
+            message=f"{per_machine:,} processes start on a machine with {gpus} GPU{'s' * (gpus != 1)}",
             help=f"start {gpus} per machine",
         )
 
@@ -242,7 +245,7 @@ def weights_loaded_once_and_not_sent(setup: Setup) -> Iterator[Finding]:
     Looks, under the first FSDP, for `fsdp_cpu_ram_efficient_loading` with `fsdp_sync_module_states` switched off.
 
     ## Why it is bad
-    All processes but the first hold random weights. `accelerate launch` refuses the pair; a script that builds the
+    All processes but the first hold random weights. `accelerate launch` rejects the pair; a script that builds the
     plugin itself trains on them.
 
     ## Example
@@ -297,7 +300,7 @@ def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
 
 @rule("PAR009", "quantised-weights-in-shards", severity="error", suppressible=False)
 def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
-    """Quantised weights are to be sharded, but their scales are stored separately.
+    """Quantized weights are to be sharded, but their scales are stored separately.
 
     ## What it does
     Looks, in SureFit's own config, for `parallel.mode` fsdp, zero3 or tp together with `model.quantization` nf4 or fp8.
@@ -311,7 +314,7 @@ def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterato
     `model.quantization: nf4`, `parallel.mode: fsdp`.
 
     ## Fix
-    `parallel.mode: ddp`: a quantised model is small enough for most devices; or `model.quantization: none`.
+    `parallel.mode: ddp`: a quantized model is small enough for most devices; or `model.quantization: none`.
 
     ## Evidence
     bitsandbytes 0.50, `nn/modules.py`: `fix_4bit_weight_quant_state_from_module` replaces `module.weight` by a fresh
@@ -342,14 +345,14 @@ def processes_without_micro_batches(config: Config) -> Iterator[Finding]:
     ## Evidence
     Arithmetic: 3 micro batches on 2 processes take as long as 4.
     """
-    micro, ranks, whole = (
+    micro, ranks, global_batch = (
         config.train.per_device_train_batch_size,
         count_data_ranks(config),
         config.train.global_batch_size,
     )
-    if ranks == 1 or not isinstance(micro, int) or config.data.packing is not False or whole % micro:
+    if ranks == 1 or not isinstance(micro, int) or config.data.packing is not False or global_batch % micro:
         return
-    batches = whole // micro
+    batches = global_batch // micro
     if batches % ranks:
         yield Finding(
             field="train.per_device_train_batch_size",
@@ -403,18 +406,18 @@ def mode_excludes_setting(context: LintContext, config: Config) -> Iterator[Find
     ## Evidence
     `config/capabilities.py` has a reason for each row; `tests/combinations` trains two steps of all pairs that it
     allows. Found by that test: 8-bit optimizers under fsdp and zero2, compiled layers under pp, fused LoRA under zero3
-    were refused only by the engines, after loading.
+    were rejected only by the engines, after loading.
     """
     yield from find_refused_combinations(context, config, "PAR012")
 
 
 @rule("PAR013", "model-not-shareable", severity="error", suppressible=False)
 def model_not_shareable(context: LintContext, config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """This model cannot be shared by that many processes, or not in this way.
+    """This model cannot be divided among this number of processes, or not in this parallel mode.
 
     ## What it does
     Divides the attention heads and the key heads by `parallel.tp`, compares the layers with `parallel.pp`, and checks
-    that only attention mixes tokens if `parallel.cp` shares them, and that `config.json` does not ask for the router
+    that only attention mixes tokens if `parallel.cp` shares them, and that `config.json` does not enable the router
     loss of a mixture of experts (`output_router_logits: true`) if layers or tokens are shared.
 
     ## Why it is bad
@@ -429,28 +432,28 @@ def model_not_shareable(context: LintContext, config: Config, model: ModelFacts)
     Another number of processes, or another `parallel.mode`.
 
     ## Evidence
-    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor_parallel.py` refused tp: 4 once the model was loaded.
+    Qwen2.5-0.5B has 14 heads and 2 key heads: `parallel/tensor_parallel.py` rejected tp: 4 once the model was loaded.
     """
-    decided = context.resolved.config if context.resolved else config
-    found = sharing_obstacle(decided, model)
-    if found:
-        field, why = found
-        size = getattr(decided.parallel, field.rpartition(".")[2])
+    resolved_config = context.resolved.config if context.resolved else config
+    obstacle = sharing_obstacle(resolved_config, model)
+    if obstacle:
+        field, reason = obstacle
+        size = getattr(resolved_config.parallel, field.rpartition(".")[2])
         yield Finding(
             field=field,
-            message=f"{model.name} cannot be trained with {field}: {size}: {why}",
+            message=f"{model.name} cannot be trained with {field}: {size}: {reason}",
             help="choose a number that divides them, or another parallel.mode",
         )
 
 
 @rule("PAR024", "layer-class-of-another-model", severity="error")
 def layer_class_of_another_model(context: LintContext, setup: Setup) -> Iterator[Finding]:
-    """FSDP is told to wrap layers of a class that this model does not have.
+    """FSDP is set to wrap layers of a class that this model does not have.
 
     ## What it does
     Compares `fsdp_transformer_layer_cls_to_wrap` with the decoder layer's class in the type of model that is trained,
-    by its config.json or else by its name. For an Accelerate config the model is that of the script which a launch line
-    beside it starts. Names that are no decoder layer of a known model are left alone.
+    by its config.json or else by its name. For an Accelerate config, the model is the one in the script that a launch
+    line beside it starts. Names that are no decoder layer of a known model are left alone.
 
     ## Why it is bad
     The run stops with "Could not find the transformer layer class … in the model", after the weights are loaded.

@@ -1,4 +1,4 @@
-"""PRC: number formats the device cannot compute, or that lose what they are used for."""
+"""PRC: number formats that the device cannot compute, or that are too coarse for their use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from surefit.facts.setup import Setup
 from surefit.lint.rule import ConfigFix, Finding, rule
 
 HALF = {"bfloat16": 2**9, "float16": 2**12}
-"""16-bit type → how many times a step a weight has to be for the step to be rounded away: rounding loses what is below
-half the distance to the next number, at least 2^-9 of a bfloat16 and 2^-12 of a float16."""
+"""16-bit type → ratio of weight to step from which the step is rounded away: rounding loses a step below half the
+distance to the next number, which is at least 2^-9 of a bfloat16 and 2^-12 of a float16."""
 FP8_CAPABILITY = (8, 9)
 TYPICAL_WEIGHT = 0.02
-"""The standard deviation most language models' weights are initialised with, and have about after training."""
+"""Standard deviation with which most language models' weights are initialized, and which they roughly keep."""
 
 
 @rule(
@@ -32,7 +32,7 @@ def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Findin
 
     ## Why it is bad
     PyTorch accepts it and converts back and forth in software: a step can take many times longer than in float16 or
-    float32, and nothing says why.
+    float32, without a message.
 
     ## Example
     `dtype: bfloat16` on a T4 (7.5) or a Quadro RTX 6000 (7.5).
@@ -55,7 +55,7 @@ def bf16_is_emulated(config: Config, hardware: HardwareFacts) -> Iterator[Findin
 
 @rule("PRC002", "fp16-without-loss-scaling", severity="warning")
 def fp16_without_loss_scaling(setup: Setup) -> Iterator[Finding]:
-    """float16 training without loss scaling.
+    """The run trains in float16 without loss scaling.
 
     ## What it does
     Looks, in another tool's config, for float16 as the type of the whole run without the `fp16` switch: only that
@@ -84,7 +84,7 @@ def fp16_without_loss_scaling(setup: Setup) -> Iterator[Finding]:
 
 
 def _compute_dtype(setup: Setup) -> str | None:
-    """The type the run computes in: what its switches say, else its dtype; None where they contradict each other."""
+    """Return the type that the run computes in, from its switches or else its dtype; None if both switches are on."""
     if setup.bf16 and setup.fp16:
         return None
     return "bfloat16" if setup.bf16 else "float16" if setup.fp16 else setup.dtype
@@ -113,15 +113,15 @@ def adapter_in_float32(setup: Setup) -> Iterator[Finding]:
     A published report on function calling with QLoRA stopped at "float != bfloat16" until the adapter was cast to
     bfloat16. AgileRL/AgileRL#623 measured 20 to 24 % less peak memory without the copies, and identical gradients.
     """
-    computed = _compute_dtype(setup)
+    compute_dtype = _compute_dtype(setup)
     if setup.tool == "surefit" or setup.adapter == "full":  # SureFit holds the adapter in the base's type
         return
-    if setup.adapter_dtype == "float32" and computed in HALF:
+    if setup.adapter_dtype == "float32" and compute_dtype in HALF:
         yield Finding(
             field="adapter_dtype",
-            message=f"the adapter is held in float32 and the base is computed in {computed}: "
+            message=f"the adapter is held in float32 and the base is computed in {compute_dtype}: "
             "every adapted layer keeps a float32 copy of its input",
-            help=f"hold the adapter in {computed} (PEFT: autocast_adapter_dtype=False) "
+            help=f"hold the adapter in {compute_dtype} (PEFT: autocast_adapter_dtype=False) "
             "if the optimizer keeps float32 masters; else leave it",
         )
 
@@ -161,7 +161,7 @@ def compute_type_mismatch(setup: Setup) -> Iterator[Finding]:
     Compares `bnb_4bit_compute_dtype` with the 16-bit type the run trains in.
 
     ## Why it is bad
-    Every 4-bit layer casts its input and its output. In float32 it also dequantises into twice the memory and
+    Every 4-bit layer casts its input and its output. In float32 it also dequantizes into twice the memory and
     multiplies outside the tensor cores; in float16 the activations of a bfloat16 run can overflow.
 
     ## Example
@@ -175,21 +175,26 @@ def compute_type_mismatch(setup: Setup) -> Iterator[Finding]:
     for backward compatibility, and bfloat16 is the one to set. The library itself warns of "slow inference or training
     speed" when float16 meets float32.
     """
-    computed, layers = _compute_dtype(setup), setup.quant_compute_dtype
-    if setup.quantization in ("nf4", "fp4") and computed in HALF and layers is not None and layers != computed:
+    compute_dtype, layer_dtype = _compute_dtype(setup), setup.quant_compute_dtype
+    if (
+        setup.quantization in ("nf4", "fp4")
+        and compute_dtype in HALF
+        and layer_dtype is not None
+        and layer_dtype != compute_dtype
+    ):
         yield Finding(
             field="quant_compute_dtype",
-            message=f"{setup.name('quant_compute_dtype')} is {layers} and the run trains in {computed}: "
+            message=f"{setup.name('quant_compute_dtype')} is {layer_dtype} and the run trains in {compute_dtype}: "
             "every 4-bit layer casts its input and output",
-            help=f"write {computed}",
+            help=f"write {compute_dtype}",
         )
 
 
 def _has_masters(setup: Setup) -> bool | None:
-    """Whether the optimizer updates float32 copies; None where neither the tool nor the rest of its file tells."""
+    """Return whether the optimizer updates float32 copies; None if neither the tool nor its file says so."""
     if setup.float32_masters is not None:
         return setup.float32_masters
-    whole_run = setup.tool in ("axolotl", "llamafactory")  # with TRL, an Accelerate file may still bring FSDP
+    whole_run = setup.tool in ("axolotl", "llamafactory")  # with TRL, an Accelerate file may still enable FSDP
     sharded = (setup.parallel or "").startswith(("zero", "fsdp"))  # both keep float32 shards
     return False if whole_run and setup.weights_dtype in HALF and not sharded else None
 
@@ -200,7 +205,7 @@ def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Where all weights are trained in 16 bits without float32 copies, compares a step (AdamW's are about the learning
-    rate) with the distance between neighbouring numbers of that type around 0.02, a usual weight. It can tell for
+    rate) with the distance between neighboring numbers of that type around 0.02, a usual weight. It judges
     Axolotl's and LLaMA-Factory's files, where weights loaded in 16 bits have such copies only with FSDP and DeepSpeed.
 
     ## Why it is bad
@@ -218,14 +223,14 @@ def updates_rounded_away(setup: Setup) -> Iterator[Finding]:
     bfloat16, 12 % at 1e-4. vllm-project/speculators#765: every norm weight of released models was exactly 1.0;
     NVIDIA-NeMo/Automodel#3444 added float32 masters to a recipe at 6e-6 for the same reason.
     """
-    computed, rate = _compute_dtype(setup), setup.learning_rate
-    if setup.adapter != "full" or _has_masters(setup) is not False or computed not in HALF or not rate:
+    compute_dtype, rate = _compute_dtype(setup), setup.learning_rate
+    if setup.adapter != "full" or _has_masters(setup) is not False or compute_dtype not in HALF or not rate:
         return
-    unmoved = HALF[computed] * rate
-    if 0 < unmoved < TYPICAL_WEIGHT:
+    threshold = HALF[compute_dtype] * rate
+    if 0 < threshold < TYPICAL_WEIGHT:
         yield Finding(
             field="learning_rate",
-            message=f"at {rate:g} a step is lost in {computed} on every weight above {unmoved:.2g}, "
+            message=f"at {rate:g} a step is lost in {compute_dtype} on every weight above {threshold:.2g}, "
             f"and weights are usually about {TYPICAL_WEIGHT:g}; nothing keeps float32 copies of them",
             help="train with float32 masters (mixed precision instead of pure 16 bits), or train an adapter",
         )
@@ -236,25 +241,25 @@ def float16_weights_under_scaling(setup: Setup) -> Iterator[Finding]:
     """The trained weights are float16, but fp16 training needs them in float32.
 
     ## What it does
-    With the fp16 switch on, looks at the type of what is trained: the adapter, or with full training the base.
+    With the fp16 switch on, looks at the type of the trained weights: the adapter, or with full training the base.
 
     ## Why it is bad
-    fp16 training scales the loss, and PyTorch's scaler refuses to unscale float16 gradients: the first step fails.
+    fp16 training scales the loss, and PyTorch's scaler cannot unscale float16 gradients: the first step fails.
 
     ## Example
     `fp16: true` for a base loaded with `torch_dtype: float16` and trained in full.
 
     ## Fix
-    Load the trained weights in float32; `fp16` casts them where it may.
+    Load the trained weights in float32; `fp16` casts them where possible.
 
     ## Evidence
     measured: torch 2.13's GradScaler raises "Attempting to unscale FP16 gradients". PEFT's troubleshooting page has it
     first: https://huggingface.co/docs/peft/developer_guides/troubleshooting.
     """
-    trained = "weights_dtype" if setup.adapter == "full" else "adapter_dtype"
-    if setup.fp16 and not setup.bf16 and setup.adapter and getattr(setup, trained) == "float16":
+    field = "weights_dtype" if setup.adapter == "full" else "adapter_dtype"
+    if setup.fp16 and not setup.bf16 and setup.adapter and getattr(setup, field) == "float16":
         yield Finding(
-            field=trained,
+            field=field,
             message=f"{setup.name('fp16')} scales the loss, and the weights that are trained are float16: "
             "the first step fails at unscaling their gradients",
             help="hold what is trained in float32",
@@ -312,7 +317,7 @@ def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Itera
 
     ## Evidence
     NVIDIA's table of tensor-core types: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities.
-    A test shows that SureFit's float8 layer multiplies dequantised weights elsewhere.
+    A test shows that SureFit's float8 layer multiplies dequantized weights elsewhere.
     """
     if config.model.quantization != "fp8" or (hardware.compute_capability or (0, 0)) >= FP8_CAPABILITY:
         return
@@ -326,7 +331,7 @@ def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Itera
 
 @rule("PRC010", "nothing-to-quantise", severity="error")
 def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The base has no linear layers that could be held in fewer bits.
+    """The base has no linear layers that could be quantized.
 
     ## What it does
     Looks, with `model.quantization: nf4` or `fp8`, for a model whose matrices are of another kind than

@@ -1,4 +1,4 @@
-"""TPL: reasoning in the rows, and what the chat template makes of it."""
+"""TPL: reasoning in the rows, and its rendering by the chat template."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from surefit.lint.rule import Finding, LintContext, rule
 from surefit.lint.rules.audit import ANY, rows_found
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Under these names templates take whether the model is to reason."""
+"""Names of the template variables that switch reasoning on or off."""
 
 
 def _reads(config: Config, tokenizer: TokenizerFacts) -> TemplateReasoning | None:
-    """What the template makes of reasoning with the switches of the run."""
+    """Return how the template treats reasoning with the switches of the run; None without a template."""
     if not tokenizer.chat_template:
         return None
     return probe_template_reasoning(bake_template_defaults(tokenizer.chat_template, config.model.chat_template_kwargs))
 
 
 def _switch(tokenizer: TokenizerFacts) -> str | None:
-    """The template's own switch for reasoning."""
+    """Return the name of the template's switch for reasoning, or None."""
     try:
-        known = variables_of(tokenizer.chat_template or "")
+        variables = variables_of(tokenizer.chat_template or "")
     except TemplateRefused:
         return None
-    return next((name for name in SWITCHES if name in known), None)
+    return next((name for name in SWITCHES if name in variables), None)
 
 
 def _model(context: LintContext) -> str:
@@ -58,15 +58,15 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
     `chat_template_kwargs: {thinking: true}`.
 
     ## Fix
-    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or say that it is to be left
-    out with `data.thinking: drop`.
+    Set the template's switch, write the reasoning into the content as `<think>…</think>`, or leave it out with
+    `data.thinking: drop`.
 
     ## Evidence
     QwenLM/Qwen3#1398 and modelscope/ms-swift#4030 (what becomes of reasoning in fine-tuning is asked again and again).
     measured: of 147 published templates (docs/chat-templates.md) most read no field for reasoning.
     """
     switch = _switch(context.tokenizer) if context.tokenizer else None
-    way = (
+    advice = (
         f"set model.chat_template_kwargs: {{{switch}: true}}"
         if switch
         else "write it into the content as <think>…</think>"
@@ -77,7 +77,7 @@ def reasoning_left_out(context: LintContext, audit: AuditFacts) -> Iterator[Find
         ANY,
         f"the chat template of {_model(context)} leaves out the reasoning of {{rows}}: only the answers would be learnt"
         "{first}",
-        f"{way}, or data.thinking: drop if that is meant",
+        f"{advice}, or data.thinking: drop if that is meant",
     )
 
 
@@ -89,8 +89,8 @@ def learns_not_to_think(
 
     ## What it does
     Renders an answer without reasoning, and checks whether the model has to write `<think></think>` itself. Counts, in
-    a sample, the rows that are like that, and fires if most are. Reasoning in another tag (`<thinking>`, `<thought>`)
-    is none for such a template; the finding names the tag.
+    a sample, the rows that are like that, and fires if most are. Such a template does not read reasoning in another tag
+    (`<thinking>`, `<thought>`); the finding names the tag.
 
     ## Why it is bad
     The prompt asks the model to think, and every row teaches it to stop at once. After a few hundred steps it no longer
@@ -102,34 +102,34 @@ def learns_not_to_think(
 
     ## Fix
     Set `model.chat_template_kwargs: {enable_thinking: false}`, or train on rows with reasoning. If the model is to stop
-    thinking, say so in `lint.ignore`.
+    thinking, accept the finding in `lint.ignore`.
 
     ## Evidence
     ms-swift's `--loss_scale ignore_empty_think`, made to avoid "losing the think capability"; Together's guide to
     reasoning fine-tuning (training without reasoning degrades it).
     """
-    reads = _reads(config, tokenizer)
-    unclosed = context.audit.seen("unclosed_thought") if context.audit else None  # AUD042: they begin to think
-    without = examples.conversations - examples.in_fields - examples.in_tags - (unclosed.rows if unclosed else 0)
-    if reads is None or not reads.empties or 2 * without <= examples.conversations:
+    probe = _reads(config, tokenizer)
+    unclosed = context.audit.seen("unclosed_thought") if context.audit else None  # AUD042 reports these
+    rows_without = examples.conversations - examples.in_fields - examples.in_tags - (unclosed.rows if unclosed else 0)
+    if probe is None or not probe.empties or 2 * rows_without <= examples.conversations:
         return
     switch = _switch(tokenizer)
-    ways = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
+    switch_advice = f"set model.chat_template_kwargs: {{{switch}: false}}, or " if switch else ""
     tag, count = Counter(examples.other_tags).most_common(1)[0] if examples.other_tags else ("", 0)
     empty = (
         f"with the chat template of {_model(context)} the model has to write an empty thought before their answers: it "
         "learns not to think"
     )
-    of = plural(examples.conversations, "sampled conversation")
-    rows = without
-    if 2 * count > without:
+    sampled = plural(examples.conversations, "sampled conversation")
+    rows = rows_without
+    if 2 * count > rows_without:
         rows = count
         reason = f"have their reasoning in {tag}, which the template takes for the answer, and {empty}"
         help_text = "write the reasoning as <think>…</think>, or as reasoning_content of the assistant's message"
     elif config.data.thinking == "drop":
         reason = f"have no reasoning (data.thinking: drop leaves none), and {empty}"
-        help_text = f"{ways}write data.thinking: keep where the rows have reasoning"
+        help_text = f"{switch_advice}write data.thinking: keep where the rows have reasoning"
     else:
         reason = f"have no reasoning, and {empty}"
-        help_text = f"{ways}train on rows with reasoning (reasoning_content of the assistant's message)"
-    yield Finding(field="data.train", message=f"{rows} of {of} {reason}", help=help_text)
+        help_text = f"{switch_advice}train on rows with reasoning (reasoning_content of the assistant's message)"
+    yield Finding(field="data.train", message=f"{rows} of {sampled} {reason}", help=help_text)

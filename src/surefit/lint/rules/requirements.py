@@ -1,4 +1,4 @@
-"""STK, of requirements files alone: what they leave open or ask for, whatever is installed here."""
+"""STK: rules for requirements files alone, whatever is installed on this machine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ OFTEN_USED = frozenset({
     "sentencepiece", "tiktoken", "einops", "evaluate", "tensorboard", "sentence-transformers", "huggingface-hub",
     "matplotlib", "seaborn", "requests", "gradio", "openai", "jsonlines", "optimum", "auto-gptq", "autoawq", "ninja",
 })  # fmt: skip
-"""Packages that training projects ask for beside those of `PACKAGES`."""
+"""Packages that training projects require beside `PACKAGES`."""
 REAL = frozenset({
     "dataset", "torchdata", "torchtune", "torchtext", "torchao", "torchrl", "torchmetrics", "pytorch", "triton-windows",
     "pytorch-triton", "outline", "kernel", "vllm-flash-attn", "flash-attention", "tensorboardx", "evaluator", "request",
     "nvidia-triton", "accelerator", "scikit-learn-extra", "transformer", "jsonline", "panda", "peft-utils", "openapi",
     "sentence-transformer", "axolotl-contribs-lgpl", "cupy", "numba", "protobuf3", "tokenizer", "vllm-omni",
 })  # fmt: skip
-"""Other packages with names as near to them."""
+"""Other packages whose names are as similar to these as a misspelled one."""
 ALIKE = 0.86
-"""How alike two names have to be, as difflib counts."""
+"""Similarity (difflib) from which a name counts as misspelled."""
 
 
 @rule("STK015", "numpy-left-open", severity="warning")
@@ -45,8 +45,8 @@ def numpy_left_open(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     ## Evidence
     Two of five published reports on fine-tuning pinned numpy below 2 after such a failure; pytorch/pytorch#107302.
     """
-    old = "torch" in stack.pinned and not stack.allows("torch", ">=2.3")
-    if old and "numpy" in stack.pinned and stack.allows("numpy", ">=2") and stack.allows("numpy", "<2"):
+    old_torch = "torch" in stack.pinned and not stack.allows("torch", ">=2.3")
+    if old_torch and "numpy" in stack.pinned and stack.allows("numpy", ">=2") and stack.allows("numpy", "<2"):
         yield Finding(
             field="numpy",
             message=f"{stack.said('torch')} was built for NumPy 1 and does not say so, and {stack.said('numpy')} may "
@@ -57,7 +57,7 @@ def numpy_left_open(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
 
 @rule("STK016", "requirement-is-compiled", severity="warning")
 def requirement_is_compiled(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """The requirements ask for flash-attn, which has to be compiled.
+    """The requirements contain flash-attn, which has to be compiled.
 
     ## What it does
     Looks for flash-attn in a requirements file or in a shell script that installs it, without a URL or an index of its
@@ -108,12 +108,12 @@ def package_misspelt(setup: Setup, stack: StackFacts) -> Iterator[Finding]:
     ## Evidence
     https://docs.pypi.org/project_metadata: anybody may register a free name.
     """
-    known = {*PACKAGES, *OFTEN_USED}
+    known_names = {*PACKAGES, *OFTEN_USED}
     for name in stack.pinned:
-        near = get_close_matches(name, known, n=1, cutoff=ALIKE) if name not in known | REAL else []
-        if near and name.replace("-", "") != near[0].replace("-", ""):
+        matches = get_close_matches(name, known_names, n=1, cutoff=ALIKE) if name not in known_names | REAL else []
+        if matches and name.replace("-", "") != matches[0].replace("-", ""):
             yield Finding(
                 field=name,
-                message=f"{name} is no package that is known here; did you mean {near[0]!r}?",
-                help=f"write {near[0]}",
+                message=f"{name} is no package that is known here; did you mean {matches[0]!r}?",
+                help=f"write {matches[0]}",
             )

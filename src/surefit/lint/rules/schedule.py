@@ -18,7 +18,7 @@ ADAPTERS = ("lora", "dora")
 LORA_RANGE = (1e-5, 5e-3)
 FULL_MAXIMUM = 1e-4
 SHORT_RUN = 50
-"""Optimizer steps below which a run is a trial, and needs no checkpoint on the way."""
+"""Number of optimizer steps below which a run is a trial, and needs no checkpoint on the way."""
 
 
 @rule("SCH001", "warmup-never-ends", severity="error")
@@ -39,24 +39,26 @@ def warmup_never_ends(context: LintContext, setup: Setup) -> Iterator[Finding]:
     Give the warmup as a share, `warmup_steps: 0.03`, or train for more steps.
 
     ## Evidence
-    A published report on summarising legal documents with Qwen3-4B trained 86 steps with `warmup_steps=100`.
+    A published report on summarizing legal documents with Qwen3-4B trained 86 steps with `warmup_steps=100`.
     """
     total, steps = _total_steps(context, setup), setup.warmup_steps
     if total is None or steps is None or total == 1 or steps < total:
         return
-    own = setup.tool == "surefit"
+    is_surefit = setup.tool == "surefit"
     peak = f"{setup.learning_rate:g}" if setup.learning_rate else "its peak"
     yield Finding(
         field="warmup_steps",
         message=f"the warmup takes {steps:,} steps and the run has {_count(setup, total)}: the learning rate never "
         f"reaches {peak}",
-        help="write the warmup as a share of the run, warmup_steps: 0.03" if own else "warm up over 3 % of the run",
-        fix=ConfigFix("train.warmup_steps", 0.03) if own else None,
+        help="write the warmup as a share of the run, warmup_steps: 0.03"
+        if is_surefit
+        else "warm up over 3 % of the run",
+        fix=ConfigFix("train.warmup_steps", 0.03) if is_surefit else None,
     )
 
 
 def _total_steps(context: LintContext, setup: Setup) -> int | None:
-    """Optimizer steps of the run, as far as anything says."""
+    """Return the run's optimizer steps; None if they are not known."""
     if setup.total_steps is not None or setup.tool == "surefit":
         return setup.total_steps
     return setup.max_steps or (context.resolved.total_steps if context.resolved else None)
@@ -68,7 +70,7 @@ def _count(setup: Setup, total: int) -> str:
 
 @rule("SCH002", "checkpoint-never-comes", severity="warning")
 def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[Finding]:
-    """Checkpoints and held-out losses come less often than once per run.
+    """Checkpoints and measurements of the held-out loss are due less than once per run.
 
     ## What it does
     Compares `checkpoint.save_steps` with the optimizer steps of the run. Other tools set the two separately: SCH005 and
@@ -85,14 +87,14 @@ def checkpoint_never_comes(resolved: ResolvedConfig, setup: Setup) -> Iterator[F
     Leave `checkpoint.save_steps` at auto (a quarter of the run), or set it below the number of steps.
 
     ## Evidence
-    A published report on summarising legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
-    and nobody noticed.
+    A published report on summarizing legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
+    which went unnoticed.
     """
-    total, every = resolved.total_steps, resolved.config.checkpoint.save_steps
-    if setup.tool == "surefit" and total is not None and isinstance(every, int) and every > total:
+    total, save_steps = resolved.total_steps, resolved.config.checkpoint.save_steps
+    if setup.tool == "surefit" and total is not None and isinstance(save_steps, int) and save_steps > total:
         yield Finding(
             field="checkpoint.save_steps",
-            message=f"the first checkpoint and held-out loss would come at step {every:,} of a run of {total:,}",
+            message=f"the first checkpoint and held-out loss would come at step {save_steps:,} of a run of {total:,}",
             help="leave checkpoint.save_steps at auto (a quarter of the run), or set it lower",
             fix=ConfigFix("checkpoint.save_steps", "auto"),
         )
@@ -109,7 +111,7 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     ## What it does
     Flags more than 5e-3 for LoRA and more than 1e-4 for full training. Models under 20 million parameters are exempt:
     the rate a model tolerates falls as it gets wider (Yang et al. 2022, arXiv 2203.03466), and small ones train well at
-    rates that ruin a large one. So is a model whose size neither its files nor its name (8B) say.
+    rates that ruin a large one. So is a model if neither its files nor its name (8B) give its size.
 
     ## Why it is bad
     The first steps after warmup destroy what the model knew. The loss often still looks reasonable, because the model
@@ -125,18 +127,18 @@ def learning_rate_high(context: LintContext, setup: Setup) -> Iterator[Finding]:
     LoRA's best rate is about ten times that of full training (Biderman et al. 2024, arXiv 2405.09673; Schulman et al.,
     "LoRA Without Regret", 2025).
     """
-    rate, full, model = setup.learning_rate, setup.adapter == "full", context.model
-    limit = FULL_MAXIMUM if full else LORA_RANGE[1]
+    rate, is_full, model = setup.learning_rate, setup.adapter == "full", context.model
+    limit = FULL_MAXIMUM if is_full else LORA_RANGE[1]
     parameters = (model.parameters if model else None) or size_in_name(setup.base_model or "")
     if parameters is not None and parameters >= TINY and rate is not None and rate > limit:
-        how = "training all of" if full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
+        method = "training all of" if is_full else "LoRA on" if setup.adapter in ADAPTERS else "fine-tuning"
         yield Finding(
             field="learning_rate",
-            message=f"learning_rate {rate:g} is high for {how} a model of "
+            message=f"learning_rate {rate:g} is high for {method} a model of "
             f"{count_text(parameters)} parameters: above {limit:g} what it knows is usually lost",
             help="start at the default of the trainer: those for preferences and rewards are lower than for answers"
             if setup.preferences
-            else f"start at {'1e-5' if full else '2e-4'}",
+            else f"start at {'1e-5' if is_full else '2e-4'}",
         )
 
 
@@ -167,8 +169,8 @@ def learning_rate_low(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     "LoRA Without Regret", 2025).
     """
     rate, limit = setup.learning_rate, LORA_RANGE[0]
-    big = model.parameters is not None and model.parameters >= TINY
-    if big and not setup.preferences and setup.adapter in ADAPTERS and rate is not None and rate < limit:
+    is_large = model.parameters is not None and model.parameters >= TINY
+    if is_large and not setup.preferences and setup.adapter in ADAPTERS and rate is not None and rate < limit:
         yield Finding(
             field="learning_rate",
             message=f"learning_rate {rate:g} is below {limit:g}: at that rate a LoRA adapter hardly leaves zero",
@@ -195,10 +197,10 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
     Evaluate four to ten times per run.
 
     ## Evidence
-    A published report on summarising legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
-    and nobody noticed.
+    A published report on summarizing legal documents evaluated every 200 steps of a run of 86: no evaluation ever ran,
+    which went unnoticed.
     """
-    total, every = _total_steps(context, setup), setup.eval_steps
+    total, eval_steps = _total_steps(context, setup), setup.eval_steps
     if setup.tool == "surefit":
         return
     if setup.eval_strategy == "no":
@@ -208,10 +210,10 @@ def eval_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
                 message="held-out rows are given, and the evaluation while training is switched off",
                 help="measure them every few steps, or leave them out",
             )
-    elif setup.eval_strategy != "epoch" and total and every and every > total:
+    elif setup.eval_strategy != "epoch" and total and eval_steps and eval_steps > total:
         yield Finding(
             field="eval_steps",
-            message=f"the first evaluation would come at step {every:,} of a run of {_count(setup, total)}",
+            message=f"the first evaluation would come at step {eval_steps:,} of a run of {_count(setup, total)}",
             help=f"write {max(1, total // 4)} or less",
         )
 
@@ -235,22 +237,22 @@ def save_never_fires(context: LintContext, setup: Setup) -> Iterator[Finding]:
 
     ## Evidence
     The default of `save_steps` is 500 (https://huggingface.co/docs/transformers/main_classes/trainer), and a published
-    report on summarising legal documents trained for 86 steps on four GPUs.
+    report on summarizing legal documents trained for 86 steps on four GPUs.
     """
-    total, every = _total_steps(context, setup), setup.save_steps
+    total, save_steps = _total_steps(context, setup), setup.save_steps
     if setup.tool == "surefit" or setup.save_strategy not in (None, "steps"):
         return
-    if total and every and total >= SHORT_RUN and every > total:
+    if total and save_steps and total >= SHORT_RUN and save_steps > total:
         yield Finding(
             field="save_steps",
-            message=f"the first checkpoint would come at step {every:,} of a run of {_count(setup, total)}",
+            message=f"the first checkpoint would come at step {save_steps:,} of a run of {_count(setup, total)}",
             help=f"write {max(1, total // 4)} or less",
         )
 
 
 @rule("SCH007", "best-model-out-of-step", severity="error")
 def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
-    """The best checkpoint is wanted, but checkpoints and evaluations do not coincide.
+    """The best checkpoint is to be loaded, but checkpoints and evaluations do not coincide.
 
     ## What it does
     If the best model is loaded at the end, checks that saving and evaluating follow the same strategy, and that every
@@ -270,18 +272,21 @@ def best_model_out_of_step(setup: Setup) -> Iterator[Finding]:
     `TrainingArguments.__post_init__` of transformers 5.23: "requires the save and eval strategy to match" and "the
     saving steps to be a round multiple of the evaluation steps".
     """
-    saves, evals = setup.save_strategy, setup.eval_strategy
-    if not setup.best_model or saves == "best":
+    save_strategy, eval_strategy = setup.save_strategy, setup.eval_strategy
+    if not setup.best_model or save_strategy == "best":
         return
-    if saves and evals and saves != evals:
+    if save_strategy and eval_strategy and save_strategy != eval_strategy:
         yield Finding(
             field="best_model",
-            message=f"the best checkpoint is to be loaded, and {setup.name('save_strategy')} is {saves} while "
-            f"{setup.name('eval_strategy')} is {evals}",
-            help=f"write {saves if saves != 'no' else 'steps'} for both",
+            message=f"the best checkpoint is to be loaded, and {setup.name('save_strategy')} is {save_strategy} while "
+            f"{setup.name('eval_strategy')} is {eval_strategy}",
+            help=f"write {save_strategy if save_strategy != 'no' else 'steps'} for both",
         )
     elif (
-        "epoch" not in (saves, evals) and setup.save_steps and setup.eval_steps and setup.save_steps % setup.eval_steps
+        "epoch" not in (save_strategy, eval_strategy)
+        and setup.save_steps
+        and setup.eval_steps
+        and setup.save_steps % setup.eval_steps
     ):
         yield Finding(
             field="save_steps",
@@ -339,28 +344,31 @@ def patience_never_runs_out(config: Config, resolved: ResolvedConfig, setup: Set
     Lower `checkpoint.save_steps`, or the patience; for the held-out loss, set `train.eval_steps`.
 
     ## Evidence
-    The arithmetic. A published report on summarising legal documents evaluated every 200 steps of a run of 86 steps,
-    and nobody noticed.
+    The arithmetic. A published report on summarizing legal documents evaluated every 200 steps of a run of 86 steps,
+    which went unnoticed.
     """
-    patience, total, every = (
+    patience, total, save_steps = (
         config.train.early_stopping_patience,
         resolved.total_steps,
         resolved.config.checkpoint.save_steps,
     )
-    if setup.tool != "surefit" or patience is None or total is None or not isinstance(every, int):
+    if setup.tool != "surefit" or patience is None or total is None or not isinstance(save_steps, int):
         return
     if config.data.holds_nothing_out:
-        return  # EVL032 says that nothing is measured
-    loss = config.checkpoint.metric_for_best_model in (None, *ALWAYS_MEASURED)
-    between = config.train.eval_steps if loss else None
-    measured = count_due_steps(total, every, between)
-    if patience + 1 >= measured:
-        enough, field = max(1, (total - 1) // (patience + 1)), "train.eval_steps" if loss else "checkpoint.save_steps"
+        return  # EVL032 reports that nothing is measured
+    by_loss = config.checkpoint.metric_for_best_model in (None, *ALWAYS_MEASURED)
+    eval_steps = config.train.eval_steps if by_loss else None
+    measurements = count_due_steps(total, save_steps, eval_steps)
+    if patience + 1 >= measurements:
+        interval, field = (
+            max(1, (total - 1) // (patience + 1)),
+            "train.eval_steps" if by_loss else "checkpoint.save_steps",
+        )
         yield Finding(
             field="train.early_stopping_patience",
             message=f"a patience of {patience} needs {patience + 1} measurements before the last, and the run has "
-            f"{measured}, one every {min(every, between or every):,} of {total:,} steps",
-            help=f"write {field}: {enough} or less" if total > patience + 1 else "take it out",
+            f"{measurements}, one every {min(save_steps, eval_steps or save_steps):,} of {total:,} steps",
+            help=f"write {field}: {interval} or less" if total > patience + 1 else "take it out",
         )
 
 

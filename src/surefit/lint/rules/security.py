@@ -1,4 +1,4 @@
-"""SEC: what should not be written down."""
+"""SEC: secrets, which should not be in a config."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def secret_in_config(config: Config) -> Iterator[Finding]:
     """
     for dotted, value in iter_config_values(config):
         texts = value if isinstance(value, list) else [value]
-        found = next((text for text in texts if isinstance(text, str) and redact(text) != text), None)
-        if found is not None:
+        secret = next((text for text in texts if isinstance(text, str) and redact(text) != text), None)
+        if secret is not None:
             yield Finding(
                 field=dotted,
-                message=f"holds what looks like an access key or a password: {truncate_text(redact(found))}",
+                message=f"holds what looks like an access key or a password: {truncate_text(redact(secret))}",
                 help="revoke it, and put a new one into the environment or a .env file",
             )

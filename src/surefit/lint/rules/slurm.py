@@ -1,4 +1,4 @@
-"""SLM: batch scripts."""
+"""SLM: batch scripts of SLURM."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from surefit.lint.rule import Finding, rule
 
 LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 LONG_MINUTES = 60
-"""A time limit whose loss hurts."""
+"""Time limit in minutes from which losing the run is costly."""
 WHOLE_NODE = 8
-"""GPUs of a usual node: a job that takes them all shares it with nobody."""
+"""GPUs of a usual node: a job that uses them all does not share it."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 CPUS_PER_PROCESS = 2
-"""One for the training loop, one for all that loads data, copies and communicates beside it."""
+"""Processors per training process: one for the training loop, one for data loading, copies and communication."""
 
 
 @rule("SLM001", "space-after-backslash", severity="error")
@@ -54,8 +54,8 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
     """The launch starts fewer processes than the job has GPUs.
 
     ## What it does
-    Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH asks
-    for there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
+    Compares the processes that torchrun, accelerate, deepspeed or srun start on a node with the GPUs that #SBATCH
+    requests there. One plain `python` is not judged: a script may use several GPUs by itself. More processes than GPUs:
     PAR006; processes that do not divide by the machines: PAR004.
 
     ## Why it is bad
@@ -76,14 +76,15 @@ def processes_are_not_gpus(job: JobScript) -> Iterator[Finding]:
         return
     count = launch.per_node
     trains = launch.srun and TRAINING.search(launch.script or "") is not None and not job.spreads
-    plain = launch.tool == "python" and (not launch.srun or count == 1) and not trains
-    if count and count < gpus and not plain and not {"cpu", "use_cpu"} & set(launch.flags):
+    plain_python = launch.tool == "python" and (not launch.srun or count == 1) and not trains
+    if count and count < gpus and not plain_python and not {"cpu", "use_cpu"} & set(launch.flags):
         flag = next((name for name in ("nproc_per_node", "num_processes", "num_gpus") if name in launch.flags), None)
-        what = f"{launch.tool} --{flag} {launch.flags[flag]}" if flag else launch.tool
+        command = f"{launch.tool} --{flag} {launch.flags[flag]}" if flag else launch.tool
         yield Finding(
             path=job.path,
             line=launch.lines.get(flag or "", launch.line),
-            message=f"{what} comes to {count} process{'es' * (count > 1)} on a node, and the job has {gpus} GPUs there",
+            message=f"{command} comes to {count} process{'es' * (count > 1)} on a node, and the job has {gpus} GPUs "
+            "there",
             help=f"start {gpus} per node, or ask for {count} GPU{'s' * (count > 1)}",
         )
 
@@ -111,12 +112,13 @@ def launcher_in_every_task(job: JobScript) -> Iterator[Finding]:
     """
     launch = job.launch
     if launch and launch.multiplied:
-        tasks, each = launch.tasks_per_node, launch.processes_per_machine
+        tasks, processes = launch.tasks_per_node, launch.processes_per_machine
         gpus = f" for {job.gpus_per_node} GPUs" if job.gpus_per_node else ""
         yield Finding(
             path=job.path,
             line=job.line("ntasks-per-node", "ntasks") or launch.line,
-            message=f"{tasks} tasks on a node each start {launch.tool} with {each} processes: {launch.per_node}{gpus}",
+            message=f"{tasks} tasks on a node each start {launch.tool} with {processes} processes: "
+            f"{launch.per_node}{gpus}",
             help="ask for one task per node, or leave the launcher out",
         )
 
@@ -126,21 +128,21 @@ def too_few_cpus(job: JobScript) -> Iterator[Finding]:
     """There are fewer than two processors for each training process.
 
     ## What it does
-    Divides the processors of a node, where the script asks for a number, by the processes that are started there.
+    Divides the processors of a node, if the script requests a number, by the processes that are started there.
 
     ## Why it is bad
-    One processor is busy launching kernels. Loading and tokenising data, copies and communication take turns with it,
+    One processor is busy launching kernels. Loading and tokenizing data, copies and communication take turns with it,
     and the GPU waits.
 
     ## Example
     `--cpus-per-task=4` with one task that starts 8 processes.
 
     ## Fix
-    Ask for `--cpus-per-task` = processes × (2 + data loader workers).
+    Request `--cpus-per-task` = processes × (2 + data loader workers).
 
     ## Evidence
     Lightning-AI/litgpt#1851: timeouts until `--cpus-per-task` matched the workers. SLURM gives a task one processor
-    unless it is told otherwise (https://slurm.schedmd.com/sbatch.html).
+    by default (https://slurm.schedmd.com/sbatch.html).
     """
     launch, cpus = job.launch, job.cpus_per_node
     count = launch.per_node if launch and not launch.multiplied else None
@@ -186,7 +188,7 @@ def no_signal_before_the_limit(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM006", "master-on-localhost", severity="error")
 def master_on_localhost(job: JobScript) -> Iterator[Finding]:
-    """Several nodes are told to meet at localhost.
+    """Several nodes use localhost as their meeting point.
 
     ## What it does
     Looks for localhost or 127.0.0.1 as the meeting point in a job of more than one node.
@@ -217,7 +219,7 @@ def master_on_localhost(job: JobScript) -> Iterator[Finding]:
 
 
 def _addresses(job: JobScript) -> Iterator[tuple[str, str, int]]:
-    """(what sets it, host, line) of the meeting points that are written out."""
+    """Yield (flag or variable, host, line) of the meeting points that are written out."""
     if job.launch:
         for flag in ("master_addr", "main_process_ip", "rdzv_endpoint"):
             if flag in job.launch.flags:
@@ -263,18 +265,20 @@ def launch_misses_nodes(job: JobScript) -> Iterator[Finding]:
         launch.srun and launch.tool != "python" and launch.tasks_per_node == 1 and launch.machines not in (None, nodes)
     ):
         flag = "nnodes" if launch.tool == "torchrun" else "num_machines"
-        variable = launch.tool in COMMANDS
-        apart = "each trains a run of its own" if launch.machines == 1 else "it waits for machines that never come"
+        by_variable = launch.tool in COMMANDS
+        consequence = (
+            "each trains a run of its own" if launch.machines == 1 else "it waits for machines that never come"
+        )
         message = f"{launch.tool} is told {launch.machines} machine{'s' * (launch.machines != 1)}, and the job has "
-        message += f"{nodes} nodes: {apart}"
-        help_ = "set NNODES=$SLURM_NNODES" if variable else f"write --{flag}=$SLURM_NNODES"
+        message += f"{nodes} nodes: {consequence}"
+        help_ = "set NNODES=$SLURM_NNODES" if by_variable else f"write --{flag}=$SLURM_NNODES"
     else:
         return
     yield Finding(path=job.path, line=launch.lines.get("nnodes", launch.line), message=message, help=help_)
 
 
 def _too_many_machines(job: JobScript) -> Iterator[Finding]:
-    """Find the launch on several machines in a job of one node, unless several such jobs make up the machines."""
+    """Yield a finding for a launch on several machines in a job of one node, unless several such jobs make them up."""
     launch = job.launch
     if launch is None or "nodes" not in job.options or "array" in job.options:
         return
@@ -298,7 +302,7 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
     Looks for #SBATCH lines below the first line that is not a comment.
 
     ## Why it is bad
-    sbatch stops reading options there and says nothing: the job gets the cluster's default instead.
+    sbatch stops reading options there, without a message: the job gets the cluster's default instead.
 
     ## Example
     `set -e` above `#SBATCH --time=24:00:00`.
@@ -320,13 +324,13 @@ def option_after_a_command(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM009", "dos-line-breaks", severity="error")
 def dos_line_breaks(job: JobScript) -> Iterator[Finding]:
-    """The script was written on Windows.
+    """The script has Windows line breaks.
 
     ## What it does
     Looks for carriage returns at the ends of lines.
 
     ## Why it is bad
-    sbatch refuses the script; bash would take the carriage return as part of the last word of every line.
+    sbatch rejects the script; bash would read the carriage return as part of the last word of every line.
 
     ## Example
     A script edited on Windows and copied to the cluster.
@@ -364,8 +368,8 @@ def port_is_fixed(job: JobScript) -> Iterator[Finding]:
     ## Evidence
     TorchDR/TorchDR#249, m2lines/Samudra#805.
     """
-    alone = job.nodes != 1 or "exclusive" in job.options or not job.gpus_per_node or job.gpus_per_node >= WHOLE_NODE
-    if alone or not job.launch or job.launch.tool == "python":
+    unshared = job.nodes != 1 or "exclusive" in job.options or not job.gpus_per_node or job.gpus_per_node >= WHOLE_NODE
+    if unshared or not job.launch or job.launch.tool == "python":
         return
     for name, port, line in ports(job):
         if port.isdecimal() and LOWEST_PORT <= int(port) <= HIGHEST_PORT:
@@ -379,7 +383,7 @@ def port_is_fixed(job: JobScript) -> Iterator[Finding]:
 
 
 def ports(job: JobScript) -> Iterator[tuple[str, str, int]]:
-    """(what sets it, port, line) of the ports that are written out."""
+    """Yield (flag or variable, port, line) of the ports that are written out."""
     if job.launch:
         for flag in ("master_port", "main_process_port", "rdzv_endpoint"):
             if flag in job.launch.flags:

@@ -12,10 +12,10 @@ from surefit.facts.job_script import JobScript, memory_mib
 from surefit.lint.rule import Finding, rule
 
 LEAST_MIB = 2048
-"""RAM that a process with PyTorch and CUDA needs before it holds a single weight."""
+"""RAM in MiB that a process with PyTorch and CUDA needs before it holds a single weight."""
 NAMES = {"%x": "$SLURM_JOB_NAME", "%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", "%A": "$SLURM_ARRAY_JOB_ID"}
 NAMES |= {"%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
-"""Patterns in the names of log files → the variables that the job has for them."""
+"""Patterns in the names of log files → the shell variables with the same value."""
 APART = {
     "accelerate": (
         (("multi_gpu", "use_fsdp", "use_deepspeed", "cpu", "tpu"), "they choose different kinds of launch"),
@@ -29,12 +29,12 @@ APART = {
         (("include", "exclude"), "the launcher takes one of the two lists"),
     ),
 }  # fmt: skip
-"""Launcher → (options of which it takes one at a time, why)."""
+"""Launcher → (options that exclude each other, why)."""
 
 
 @rule("SLM042", "memory-too-small", severity="error")
 def memory_too_small(job: JobScript) -> Iterator[Finding]:
-    """The job asks for less memory than a training process needs to start.
+    """The job requests less memory than a training process needs to start.
 
     ## What it does
     Reads `--mem`, `--mem-per-cpu` and `--mem-per-gpu` of a job that trains; a number without a unit is one of
@@ -53,22 +53,22 @@ def memory_too_small(job: JobScript) -> Iterator[Finding]:
     ## Evidence
     https://slurm.schedmd.com/sbatch.html#OPT_mem: "Default units are megabytes".
     """
-    asked = memory_mib(job)
-    if job.launch is None or asked is None or asked >= LEAST_MIB:
+    requested = memory_mib(job)
+    if job.launch is None or requested is None or requested >= LEAST_MIB:
         return
-    name = next(each for each in ("mem", "mem-per-cpu", "mem-per-gpu") if each in job.options)
-    written = job.options[name]
+    name = next(option for option in ("mem", "mem-per-cpu", "mem-per-gpu") if option in job.options)
+    value = job.options[name]
     yield Finding(
         path=job.path,
         line=job.line(name),
-        message=f"--{name}={written} comes to {bytes_text(round(asked * 2**20))} on a node, less than PyTorch needs",
-        help=f"write --{name}={written}G" if written.isdecimal() else "ask for several gigabytes",
+        message=f"--{name}={value} comes to {bytes_text(round(requested * 2**20))} on a node, less than PyTorch needs",
+        help=f"write --{name}={value}G" if value.isdecimal() else "ask for several gigabytes",
     )
 
 
 @rule("SLM043", "log-folder-absent", severity="warning")
 def log_folder_absent(job: JobScript) -> Iterator[Finding]:
-    """The job's output goes to a folder that is not there when the job starts.
+    """The job's output goes to a folder that does not exist when the job starts.
 
     ## What it does
     Looks at the folders of `--output` and `--error`: one with a pattern such as %j in its name, one that the script
@@ -88,45 +88,45 @@ def log_folder_absent(job: JobScript) -> Iterator[Finding]:
     https://slurm.schedmd.com/sbatch.html, --output: the batch script's standard output is connected "directly to the
     file name specified"; no directory is created.
     """
-    made = {os.path.normpath(re.sub(r"\$\{(\w+)\}", r"$\1", folder)) for folder in job.folders_made}
-    said: set[str] = set()
+    made_folders = {os.path.normpath(re.sub(r"\$\{(\w+)\}", r"$\1", folder)) for folder in job.folders_made}
+    reported: set[str] = set()
     for name in ("output", "error"):
         folder = os.path.dirname(job.options.get(name, ""))
-        if not folder or folder.startswith("/dev") or folder in said:
+        if not folder or folder.startswith("/dev") or folder in reported:
             continue
-        said.add(folder)
-        meant = os.path.normpath(re.sub(r"%\d*[xjJAau]", lambda found: NAMES[f"%{found[0][-1]}"], folder))
+        reported.add(folder)
+        expanded = os.path.normpath(re.sub(r"%\d*[xjJAau]", lambda match: NAMES[f"%{match[0][-1]}"], folder))
         if re.search(r"%\d*[A-Za-z]", folder):
-            why = "its name is only known once the job runs"
-        elif any(each == meant or each.startswith(f"{meant}/") for each in made):
-            why = "the script makes it when the file is already opened"
+            reason = "its name is only known once the job runs"
+        elif any(path == expanded or path.startswith(f"{expanded}/") for path in made_folders):
+            reason = "the script makes it when the file is already opened"
         elif _is_absent(folder, job):
-            why = "it is not there"
+            reason = "it is not there"
         else:
             continue
         yield Finding(
             path=job.path,
             line=job.line(name),
-            message=f"--{name} writes into the folder {folder}, which SLURM does not make: {why}",
+            message=f"--{name} writes into the folder {folder}, which SLURM does not make: {reason}",
             help="make the folder before sbatch, and leave %j and the like to the name of the file",
         )
 
 
 def _is_absent(folder: str, job: JobScript) -> bool:
-    """Whether a relative folder lies neither here nor beside the script or above it."""
+    """Return whether a relative folder exists neither in the working directory nor beside the script or above it."""
     if os.path.isabs(folder) or "$" in folder or folder.startswith("~") or "chdir" in job.options:
         return False
-    here = Path(job.path).resolve().parent
-    return not any((base / folder).is_dir() for base in (Path.cwd(), here, *list(here.parents)[:3]))
+    script_folder = Path(job.path).resolve().parent
+    return not any((base / folder).is_dir() for base in (Path.cwd(), script_folder, *list(script_folder.parents)[:3]))
 
 
 @rule("SLM044", "devices-hidden", severity="error")
 def devices_hidden(job: JobScript) -> Iterator[Finding]:
-    """The script lets its processes see other GPUs than it starts processes for, or has.
+    """CUDA_VISIBLE_DEVICES does not match the processes of the launch, or the GPUs of the job.
 
     ## What it does
     Counts the devices in a constant CUDA_VISIBLE_DEVICES and compares them with the processes of the launch, and its
-    numbers with the GPUs that the job asks for.
+    numbers with the GPUs that the job requests.
 
     ## Why it is bad
     The processes beyond the list stop with "invalid device ordinal"; a number that the job was not given is a GPU that
@@ -146,7 +146,7 @@ def devices_hidden(job: JobScript) -> Iterator[Finding]:
         return
     devices = [int(number) for number in value[0].strip(",").split(",")]
     count = launch.per_node or 0
-    if launch.tool != "deepspeed" and count > len(devices):  # which leaves the variable aside where it is told a number
+    if launch.tool != "deepspeed" and count > len(devices):  # deepspeed ignores the variable if it gets a number
         message = (
             f"{launch.tool} starts {count} processes on a node, and CUDA_VISIBLE_DEVICES shows them {len(devices)}"
         )
@@ -197,10 +197,10 @@ def line_continues_nothing(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM046", "launcher-options-apart", severity="error")
 def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
-    """A launcher is given options that it does not take together.
+    """A launcher gets options that exclude each other.
 
     ## What it does
-    Compares the options of accelerate, deepspeed and torchrun with what each takes one at a time, and their number of
+    Compares the options of accelerate, deepspeed and torchrun with those that exclude each other, and their number of
     processes with what `--multi_gpu` needs.
 
     ## Why it is bad
@@ -217,14 +217,14 @@ def launcher_options_apart(job: JobScript) -> Iterator[Finding]:
     commands/launch.py: "You can only use one of `--cpu`, `--multi_gpu`, `--tpu`, `--use_deepspeed`, `--use_fsdp`".
     """
     for launch in job.launches:
-        for together, why in APART.get(launch.tool, ()):
-            given = [name for name in together if name in launch.flags]
-            if len(given) > 1:
+        for options, reason in APART.get(launch.tool, ()):
+            flags = [name for name in options if name in launch.flags]
+            if len(flags) > 1:
                 yield Finding(
                     path=job.path,
-                    line=launch.lines.get(given[1], launch.line),
-                    message=f"{launch.tool} does not take --{given[0]} and --{given[1]} together: {why}",
-                    help=f"take --{given[0]} or --{given[1]} out",
+                    line=launch.lines.get(flags[1], launch.line),
+                    message=f"{launch.tool} does not take --{flags[0]} and --{flags[1]} together: {reason}",
+                    help=f"take --{flags[0]} or --{flags[1]} out",
                 )
                 break
         if launch.tool == "torchrun" and "standalone" in launch.flags and (launch.machines or 1) > 1:

@@ -1,4 +1,4 @@
-"""SLM: what sbatch, a launcher or the node itself does not take."""
+"""SLM: directives, options and settings that sbatch, a launcher or the node does not accept."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ OLD_GPUS = (
 
 @rule("SLM011", "directive-not-understood", severity="error")
 def directive_not_understood(job: JobScript) -> Iterator[Finding]:
-    """An #SBATCH line that sbatch refuses, or does not recognise.
+    """sbatch rejects an #SBATCH line, or does not recognize it.
 
     ## What it does
     Reads the directives by sbatch's own syntax: names of options, times, memory, counts, generic resources; looks for
     lines that are meant as a directive but are a comment (`# SBATCH`, `#SBATCH--time`), and for the shebang.
 
     ## Why it is bad
-    sbatch refuses the job; or it ignores the line, and the job gets the cluster's default.
+    sbatch rejects the job; or it ignores the line, and the job gets the cluster's default.
 
     ## Example
     `#SBATCH --time=24h`, `#SBATCH --mem=64 GB`, `#SBATCH --ntask-per-node=1`.
 
     ## Fix
-    What the finding says.
+    As the finding says.
 
     ## Evidence
     https://slurm.schedmd.com/sbatch.html; sbatch: "This does not look like a batch script. The first line must start
@@ -42,14 +42,14 @@ def directive_not_understood(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM012", "variable-in-a-directive", severity="warning")
 def variable_in_a_directive(job: JobScript) -> Iterator[Finding]:
-    """A shell variable in an #SBATCH line, where nothing expands it.
+    """An #SBATCH line contains a shell variable, which nothing expands.
 
     ## What it does
     Looks for `$NAME`, `$(…)` and backticks in directives.
 
     ## Why it is bad
     To the shell the line is a comment, and sbatch expands nothing but % patterns in file names: `--nodes=$NUM_NODES`
-    is refused, and `--output=$HOME/logs` makes a folder called $HOME.
+    is rejected, and `--output=$HOME/logs` makes a folder called $HOME.
 
     ## Example
     `#SBATCH --nodes=$NUM_NODES`.
@@ -104,7 +104,7 @@ def rank_in_the_batch_shell(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM014", "python-behind-a-launcher", severity="error")
 def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
-    """A launcher is told to run `python`, as if that were the script.
+    """A launcher gets `python` in place of the script.
 
     ## What it does
     Looks for `python` between torchrun, `accelerate launch` or deepspeed and the script.
@@ -132,14 +132,14 @@ def python_behind_a_launcher(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM015", "no-bf16-on-the-node", severity="warning")
 def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
-    """The job asks for bf16, and for GPUs that do not support it.
+    """The job requests bf16, and GPUs that do not support it.
 
     ## What it does
     Compares the type of GPU in `--gres`, `--gpus` or `--constraint` with `--mixed_precision bf16` or `--bf16` of the
     launch.
 
     ## Why it is bad
-    GPUs before Ampere emulate bf16: a step takes many times as long, and nothing says why.
+    GPUs before Ampere emulate bf16: a step takes many times as long, without a message.
 
     ## Example
     `#SBATCH --gres=gpu:v100:4` and `accelerate launch --mixed_precision bf16 train.py`.
@@ -153,12 +153,12 @@ def no_bf16_on_the_node(job: JobScript) -> Iterator[Finding]:
     if job.bf16_line is None:
         return
     for name in ("gres", "gpus", "gpus-per-node", "gpus-per-task", "constraint"):
-        found = re.search(OLD_GPUS, job.options.get(name, ""), re.IGNORECASE)
-        if found:
+        match = re.search(OLD_GPUS, job.options.get(name, ""), re.IGNORECASE)
+        if match:
             yield Finding(
                 path=job.path,
                 line=job.bf16_line,
-                message=f"bf16 is asked for, and --{name} asks for {found[0].upper()}, which emulates it",
+                message=f"bf16 is asked for, and --{name} asks for {match[0].upper()}, which emulates it",
                 help="write fp16, or ask for GPUs from Ampere on (A100, L4, H100)",
             )
             return
@@ -197,7 +197,7 @@ def port_not_usable(job: JobScript) -> Iterator[Finding]:
 
 @rule("SLM029", "unquoted-version", severity="warning")
 def unquoted_version(job: JobScript) -> Iterator[Finding]:
-    """The shell takes a version for a file.
+    """The shell reads a version as a file name.
 
     ## What it does
     Looks for `>` and `<` without quotes in the packages of `pip install`.
@@ -215,20 +215,20 @@ def unquoted_version(job: JobScript) -> Iterator[Finding]:
     ## Evidence
     A published function-calling project installed an old bitsandbytes this way. Bash's manual, "Redirections".
     """
-    for one in job.installs:
-        if one.redirected:
-            becomes = "reads it" if "<" in one.text else f"writes it, and pip installs any {one.written}"
+    for install in job.installs:
+        if install.redirected:
+            effect = "reads it" if "<" in install.text else f"writes it, and pip installs any {install.written}"
             yield Finding(
                 path=job.path,
-                line=one.line,
-                message=f"{one.redirected} of {one.text} is a file to the shell, which {becomes}",
-                help=f'write "{one.text}"',
+                line=install.line,
+                message=f"{install.redirected} of {install.text} is a file to the shell, which {effect}",
+                help=f'write "{install.text}"',
             )
 
 
 @rule("SLM030", "gpus-miscounted", severity="error")
 def gpus_miscounted(job: JobScript) -> Iterator[Finding]:
-    """A command that is to count the GPUs gives something else.
+    """A command that is to count the GPUs returns something else.
 
     ## What it does
     Looks for `nvidia-smi -L | wc` without `-l`, and for `nvidia-smi --format=csv | wc -l` with the headings.
@@ -247,18 +247,18 @@ def gpus_miscounted(job: JobScript) -> Iterator[Finding]:
     A published function-calling project had to fix how its job counted GPUs. wc(1): "Print newline, word, and byte
     counts".
     """
-    for command, why, line in job.miscounts:
+    for command, reason, line in job.miscounts:
         yield Finding(
             path=job.path,
             line=line,
-            message=f"{command} does not give the number of GPUs: {why}",
+            message=f"{command} does not give the number of GPUs: {reason}",
             help="write nvidia-smi -L | wc -l, or $SLURM_GPUS_ON_NODE",
         )
 
 
 @rule("SLM031", "argument-the-script-lacks", severity="error")
 def argument_the_script_lacks(job: JobScript) -> Iterator[Finding]:
-    """The launch passes an argument that the script does not take.
+    """The launch passes an argument that the script does not accept.
 
     ## What it does
     Compares the arguments behind the script with those that its `ArgumentParser` has, where the script lies beside and

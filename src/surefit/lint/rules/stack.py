@@ -1,8 +1,8 @@
-"""STK: installed versions, against each other and against what the run asks for.
+"""STK: installed versions, against each other and against what the run requires.
 
-Every rule here speaks of the environment that the run will use: it is silent about a run that is planned for another
-machine, and about another tool's config where that tool is not installed. Some also judge what a requirements file asks
-for, which is then the environment.
+Every rule here judges the environment that the run will use: it reports nothing for a run that is planned for another
+machine, or for another tool's config if that tool is not installed. Some rules also judge a requirements file, which is
+then the environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from surefit.lint.rule import Finding, LintContext, rule
 FIRST_FOR_NUMPY_2 = {
     "pandas": (2, 2, 2), "pyarrow": (16, 0), "scipy": (1, 13), "scikit-learn": (1, 4, 2), "torch": (2, 3),
 }  # fmt: skip
-"""The first releases that were built for NumPy 2, of what a training run imports: numpy/numpy#26191."""
+"""First releases built for NumPy 2 of the packages that a training run imports: numpy/numpy#26191."""
 CORE = ("transformers", "peft", "accelerate", "datasets", "tokenizers", "huggingface-hub")
 FAMILY = (*CORE, "trl", "safetensors", "torch", "numpy")
 TOOLS = ("axolotl", "llamafactory", "unsloth")
@@ -34,7 +34,7 @@ BUILT_UPON = (
     "triton",
     "unsloth-zoo",
 )
-"""What those pin beside the libraries of `FAMILY`; compared in requirements only."""
+"""Packages that `TOOLS` pin beside the libraries of `FAMILY`; compared in requirements files only."""
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 BITS = ("nf4", "fp4", "int8")
 MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
@@ -42,16 +42,16 @@ MINIMUM_DRIVER = {11: 450, 12: 525, 13: 580}
 
 
 def _uses(context: LintContext, setup: Setup, stack: StackFacts) -> bool:
-    """Whether the run would use what is installed here."""
-    here = context.hardware is None or context.hardware.source == "detected"
-    return here and (setup.tool == "surefit" or setup.package in stack.versions or bool(stack.pinned))
+    """Return whether the run would use the packages in `stack`, installed here or pinned in a requirements file."""
+    on_this_machine = context.hardware is None or context.hardware.source == "detected"
+    return on_this_machine and (setup.tool == "surefit" or setup.package in stack.versions or bool(stack.pinned))
 
 
 def _unmet_text(unmet: UnmetRequirement, stack: StackFacts) -> str:
     if stack.pinned:
         return f"{stack.said(unmet.package)} asks for {unmet.wanted}, and {stack.said(unmet.other)} is asked for"
-    found = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
-    return f"{unmet.package} {stack.versions[unmet.package]} asks for {unmet.wanted}, and {found}"
+    state = f"{unmet.other} {unmet.version} is installed" if unmet.version else f"{unmet.other} is not installed"
+    return f"{unmet.package} {stack.versions[unmet.package]} asks for {unmet.wanted}, and {state}"
 
 
 def _unmet_finding(unmet: UnmetRequirement, stack: StackFacts) -> Finding:
@@ -66,8 +66,8 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """NumPy 2 is installed beside a package that was compiled for NumPy 1.
 
     ## What it does
-    Compares pandas, pyarrow, SciPy, scikit-learn and PyTorch with the first of their releases built for NumPy 2: those
-    that are installed, or that a requirements file asks for.
+    Compares pandas, pyarrow, SciPy, scikit-learn and PyTorch with the first of their releases built for NumPy 2: the
+    releases that are installed, or that a requirements file pins.
 
     ## Why it is bad
     Importing such a package stops with "A module that was compiled using NumPy 1.x cannot be run in NumPy 2" or
@@ -84,15 +84,17 @@ def built_for_numpy_1(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """
     if not _uses(context, setup, stack) or "numpy" not in stack.versions or stack.allows("numpy", "<2"):
         return
-    how = "asked for" if stack.pinned else "installed"
-    for package, first in FIRST_FOR_NUMPY_2.items():
-        wanted = ".".join(map(str, first))
-        if package in stack.versions and not stack.allows(package, f">={wanted}"):
+    state = "asked for" if stack.pinned else "installed"
+    for package, first_release in FIRST_FOR_NUMPY_2.items():
+        minimum = ".".join(map(str, first_release))
+        if package in stack.versions and not stack.allows(package, f">={minimum}"):
             yield Finding(
                 field=package if stack.pinned else None,
-                message=f"{stack.said('numpy')} is {how}, and {stack.said(package)} was "
-                f"built for NumPy 1 (the first for NumPy 2 is {wanted})",
-                help=f"write {package}>={wanted}, or numpy<2" if stack.pinned else f"pip install '{package}>={wanted}'",
+                message=f"{stack.said('numpy')} is {state}, and {stack.said(package)} was "
+                f"built for NumPy 1 (the first for NumPy 2 is {minimum})",
+                help=f"write {package}>={minimum}, or numpy<2"
+                if stack.pinned
+                else f"pip install '{package}>={minimum}'",
             )
 
 
@@ -101,14 +103,14 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     """The tracker's code was generated for a different protobuf from the installed one.
 
     ## What it does
-    Compares protobuf with what the trackers of the run ask for in their metadata; in a requirements file with what the
-    tensorboard that it pins asks for.
+    Compares protobuf with what the trackers of the run require in their metadata; in a requirements file with what the
+    pinned tensorboard requires.
 
     ## Why it is bad
     Importing the tracker stops with "Descriptors cannot be created directly", which names neither package.
 
     ## Example
-    tensorboard 2.10, which asks for protobuf<3.20, with protobuf 5.29.
+    tensorboard 2.10, which requires protobuf<3.20, with protobuf 5.29.
 
     ## Fix
     Install the protobuf that the finding names, or a newer tracker. `PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python`
@@ -117,18 +119,18 @@ def protobuf_conflict(context: LintContext, setup: Setup, stack: StackFacts) -> 
     ## Evidence
     A published report on LLM ranking names protobuf among its conflicts; tensorflow/tensorboard#5817.
     """
-    named = {"all"} if stack.pinned else set(setup.trackers or ())
-    used = [package for name in TRACKERS if named & {name, "all"} for package in TRACKERS[name].packages[-1:]]
-    for unmet in stack.unmet(used, ("protobuf",)) if _uses(context, setup, stack) else ():
+    trackers = {"all"} if stack.pinned else set(setup.trackers or ())
+    packages = [package for name in TRACKERS if trackers & {name, "all"} for package in TRACKERS[name].packages[-1:]]
+    for unmet in stack.unmet(packages, ("protobuf",)) if _uses(context, setup, stack) else ():
         yield _unmet_finding(unmet, stack)
 
 
 @rule("STK003", "flash-attention-not-there", severity="error")
 def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """The run asks for flash-attention, and the package is not installed.
+    """The run uses flash-attention, and the package is not installed.
 
     ## What it does
-    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers takes a substitute:
+    Looks for flash-attn (flash-attn-3 for version 3), or for `kernels`, from which transformers loads a substitute:
     SureFit does not, because it would be downloaded silently.
 
     ## Why it is bad
@@ -145,16 +147,16 @@ def flash_attention_not_there(context: LintContext, setup: Setup, stack: StackFa
     A published report on distilling a model to math and code waited 20 to 40 minutes for it, or failed;
     Dao-AILab/flash-attention#1038.
     """
-    package, own = FLASH.get(setup.attention or ""), setup.tool == "surefit"
-    enough = {package} if own else {package, "kernels"}
-    elsewhere = context.is_foreign and context.hardware is None  # such a run needs a GPU, and here is none
-    if package and not elsewhere and _uses(context, setup, stack) and not enough & stack.versions.keys():
+    package, is_surefit = FLASH.get(setup.attention or ""), setup.tool == "surefit"
+    alternatives = {package} if is_surefit else {package, "kernels"}
+    no_gpu = context.is_foreign and context.hardware is None  # such a run needs a GPU, and this machine has none
+    if package and not no_gpu and _uses(context, setup, stack) and not alternatives & stack.versions.keys():
         yield Finding(
             field="attention",
             message=f"{setup.name('attention')} is {setup.attention}, and {package} is not installed: it has no wheels "
             "and compiles for 20 to 40 minutes",
             help="leave it at auto: torch has such a kernel itself"
-            if own
+            if is_surefit
             else "write sdpa, or pip install kernels for a compiled substitute",
         )
 
@@ -172,7 +174,7 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
     import torchvision if it is installed, and fail with it; newer ones continue without it.
 
     ## Example
-    torch 2.13.0 was upgraded alone, and torchvision 0.20.1 asks for torch==2.5.1.
+    torch 2.13.0 was upgraded alone, and torchvision 0.20.1 requires torch==2.5.1.
 
     ## Fix
     Install the three together from one index, or uninstall torchvision and torchaudio: text models need neither.
@@ -188,13 +190,13 @@ def torch_trio_mismatch(context: LintContext, setup: Setup, stack: StackFacts) -
         if stack.pinned:
             advice = f"write versions that match, or take {unmet.package} out: text models do not need it"
         yield Finding(field=unmet.package if stack.pinned else None, message=_unmet_text(unmet, stack), help=advice)
-    for other in ("torchvision", "torchaudio"):
-        tags = stack.build("torch"), stack.build(other)
+    for package in ("torchvision", "torchaudio"):
+        tags = stack.build("torch"), stack.build(package)
         if all(tags) and tags[0] != tags[1]:
             yield Finding(
-                field=other if stack.pinned else None,
-                message=f"torch {stack.versions['torch']} and {other} {stack.versions[other]} are different builds",
-                help=f"install both from one index, or pip uninstall {other}",
+                field=package if stack.pinned else None,
+                message=f"torch {stack.versions['torch']} and {package} {stack.versions[package]} are different builds",
+                help=f"install both from one index, or pip uninstall {package}",
             )
 
 
@@ -208,22 +210,22 @@ def library_skew(context: LintContext, setup: Setup, stack: StackFacts) -> Itera
     these, of Axolotl, LLaMA-Factory and Unsloth are compared with what their metadata on the package index says.
 
     ## Why it is bad
-    transformers refuses to be imported; the others fail later, at an argument or an import that moved.
+    transformers raises an error at import; the others fail later, at an argument or an import that moved.
 
     ## Example
-    transformers was upgraded alone to 5.23, and peft 0.9 asks for huggingface_hub<1.
+    transformers was upgraded alone to 5.23, and peft 0.9 requires huggingface_hub<1.
 
     ## Fix
-    Install what the finding names. `pip check` says the same of every package.
+    Install what the finding names. `pip check` reports the same for every package.
 
     ## Evidence
     Three of five published reports on fine-tuning fixed deprecated imports and changed arguments before training.
     """
     packages: tuple[str, ...] = CORE if setup.tool == "surefit" else (*CORE, "trl")
-    others: tuple[str, ...] = FAMILY
+    requirements: tuple[str, ...] = FAMILY
     if stack.pinned:
-        packages, others = (*packages, *TOOLS), (*FAMILY, *BUILT_UPON)
-    for unmet in stack.unmet(packages, others) if _uses(context, setup, stack) else ():
+        packages, requirements = (*packages, *TOOLS), (*FAMILY, *BUILT_UPON)
+    for unmet in stack.unmet(packages, requirements) if _uses(context, setup, stack) else ():
         yield _unmet_finding(unmet, stack)
 
 
@@ -271,7 +273,7 @@ def quantized_cpu_forward_corrupts(
 
     ## Why it is bad
     The first forward pass in eval mode packs the weights for the processor's own kernel. `dequantize()` and merging
-    read the packed bytes as if they were not: the merged model is noise, and nothing says so.
+    read the packed bytes as if they were not: the merged model is noise, without an error.
 
     ## Example
     QLoRA on an Intel Sapphire Rapids machine, evaluated, then merged in the same process.
@@ -285,11 +287,11 @@ def quantized_cpu_forward_corrupts(
     such a model corrupts it the same way: bitsandbytes-foundation/bitsandbytes#2078.
     """
     on_cpu = setup.on_cpu or hardware.kind == "cpu"
-    again = setup.merge_into in ("dequantized", "quantized")
+    read_again = setup.merge_into in ("dequantized", "quantized")
     affected = "avx512_bf16" in stack.cpu_flags and "bitsandbytes" in stack.versions
     if setup.tool == "surefit":
         return
-    if setup.quantization in ("nf4", "fp4") and on_cpu and again and affected and _uses(context, setup, stack):
+    if setup.quantization in ("nf4", "fp4") and on_cpu and read_again and affected and _uses(context, setup, stack):
         yield Finding(
             field="quantization",
             message=f"{setup.quantization} on {hardware.name}, which has AVX512-BF16: bitsandbytes "
@@ -300,14 +302,14 @@ def quantized_cpu_forward_corrupts(
 
 @rule("STK008", "liger-on-cpu", severity="error")
 def liger_on_cpu(setup: Setup, hardware: HardwareFacts) -> Iterator[Finding]:
-    """Liger's kernels are asked for on a CPU.
+    """Liger's kernels are requested on a CPU.
 
     ## What it does
     Looks for liger with a run on the CPU.
 
     ## Why it is bad
     The kernels are Triton code for GPUs, and they replace the model's classes in the whole process: the first forward
-    pass stops with "Pointer argument cannot be accessed from Triton (cpu tensor?)", even in models that did not ask.
+    pass stops with "Pointer argument cannot be accessed from Triton (cpu tensor?)", even in models without Liger.
 
     ## Example
     `use_liger_kernel: true`, tried on a laptop.
@@ -331,7 +333,7 @@ def mlflow_twin_missing(context: LintContext, setup: Setup, stack: StackFacts) -
     """MLflow is installed without a matching mlflow-skinny, which it is built on.
 
     ## What it does
-    Compares mlflow-skinny with what the installed mlflow asks for, when the run logs to MLflow.
+    Compares mlflow-skinny with what the installed mlflow requires, when the run logs to MLflow.
 
     ## Why it is bad
     Importing mlflow fails, or mixes code of two releases, when the run starts to log.
@@ -355,7 +357,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
     """VLLM is installed in the environment that trains.
 
     ## What it does
-    Looks for vllm, and says which torch and transformers it asks for.
+    Looks for vllm, and names the torch and transformers that it requires.
 
     ## Why it is bad
     vLLM pins one torch release exactly. Whichever of it and the training stack is installed last replaces the other's
@@ -372,7 +374,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
     """
     if "vllm" in stack.versions and not stack.pinned and _uses(context, setup, stack):
         unmet = stack.unmet(("vllm",), ("torch", "transformers"))
-        broken = "".join(f"; {_unmet_text(each, stack)}" for each in unmet)
+        broken = "".join(f"; {_unmet_text(requirement, stack)}" for requirement in unmet)
         yield Finding(
             message=f"vllm {stack.versions['vllm']} is installed beside the training stack{broken}",
             help="give vllm an environment of its own; it reads the merged model from disk",
@@ -381,7 +383,7 @@ def vllm_beside_training(context: LintContext, setup: Setup, stack: StackFacts) 
 
 @rule("STK011", "decoding-library-unfit", severity="info")
 def decoding_library_unfit(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """An installed library for constrained decoding does not do its job.
+    """An installed library for constrained decoding does not work as intended.
 
     ## What it does
     Looks for lm-format-enforcer up to 0.11.3 beside transformers 5, and for outlines; not where vllm brought them.
@@ -417,10 +419,10 @@ def outside_the_tested_range(context: LintContext, setup: Setup, stack: StackFac
     """A package is newer or older than SureFit was tested with.
 
     ## What it does
-    Compares the installed versions with the ranges that SureFit itself asks for.
+    Compares the installed versions with the ranges that SureFit itself requires.
 
     ## Why it is bad
-    It may well work, but nobody has tested it: a renamed argument would stop the run, a changed default would not.
+    It may well work, but it is untested: a renamed argument would stop the run, a changed default would not.
 
     ## Example
     torch 2.15 where the tests ran up to 2.13.
@@ -444,7 +446,7 @@ def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardwa
     Compares the kernel module's version with the oldest driver branch for the CUDA that PyTorch was built for.
 
     ## Why it is bad
-    PyTorch finds no GPU and says "The NVIDIA driver on your system is too old". A data-centre GPU with NVIDIA's
+    PyTorch finds no GPU and says "The NVIDIA driver on your system is too old". A data-center GPU with NVIDIA's
     compatibility package is the exception.
 
     ## Example
@@ -471,7 +473,7 @@ def driver_too_old(context: LintContext, setup: Setup, stack: StackFacts, hardwa
 
 @rule("STK014", "optimizer-without-bitsandbytes", severity="error")
 def optimizer_without_bitsandbytes(context: LintContext, setup: Setup, stack: StackFacts) -> Iterator[Finding]:
-    """An 8-bit or paged optimizer is asked for, and bitsandbytes is not installed.
+    """An 8-bit or paged optimizer is requested, and bitsandbytes is not installed.
 
     ## What it does
     Looks for bitsandbytes if the optimizer is one of its own.

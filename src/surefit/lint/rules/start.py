@@ -1,4 +1,4 @@
-"""MOD: where a run starts: weights that are stored in fewer bits, and adapters that belong to a base."""
+"""MOD: starting points of a run: base weights stored in fewer bits, and adapters to continue from."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NAME = "model.name_or_path"
 
 @rule("MOD015", "stored-form-not-read", severity="error", suppressible=False)
 def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
-    """The base model's weights are stored in a form that SureFit does not read.
+    """The base model's weights are stored in a format that SureFit does not read.
 
     ## What it does
     Looks, in SureFit's own config, at `quantization_config` in the model's config.json and at the headers of its weight
-    files. FP8 with float scales (`fp8`, `compressed-tensors`) and MXFP4 are dequantised, of a model whose files are
-    here; of bitsandbytes, GPTQ and AWQ MOD012 speaks.
+    files. FP8 with float scales (`fp8`, `compressed-tensors`) and MXFP4 are dequantized if the model's files are on
+    this machine; for bitsandbytes, GPTQ and AWQ, see MOD012.
 
     ## Why it is bad
     Such files hold packed numbers and their scales in place of matrices. Training would stop at loading, or go on with
@@ -45,7 +45,7 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
     method = model.quantization
     if setup.tool != "surefit" or method is None or method in STORED_QUANTIZED:
         return
-    if model.source == "local" and not model.has_weights:  # MOD002 says that
+    if model.source == "local" and not model.has_weights:  # MOD002 reports it
         return
     absent = model.source in ("hub", "catalogue") or (model.source == "cache" and not model.has_weights)
     problem, advice = f"is stored quantised ({method}), which SureFit does not read", "take a copy of it in bfloat16"
@@ -59,14 +59,14 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
 
 @rule("MOD016", "base-dequantised-first", severity="info")
 def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Finding]:
-    """The base model is stored in FP8 or MXFP4, and is dequantised before it is loaded.
+    """The base model is stored in FP8 or MXFP4, and is dequantized before it is loaded.
 
     ## What it does
-    Says how large the model is that training loads: the files are dequantised once, into SureFit's cache.
+    Reports the size of the model that training loads: the files are dequantized once, into SureFit's cache.
 
     ## Why it is bad
-    It is not. But the model takes twice the memory of its files in FP8, and four times that of files in MXFP4, and what
-    is merged in the end has that size too.
+    It is not. But the model takes twice the memory of its files in FP8, and four times that of files in MXFP4, and the
+    merged model has that size too.
 
     ## Example
     A directory with Qwen3-8B-FP8: 9 GB of files, 16 GB of bfloat16 in memory.
@@ -81,20 +81,20 @@ def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Findin
     """
     if model.dequantized_from is None or model.weight_bytes is None:
         return
-    # Experts in stacks are no linear layers, which alone are quantised.
+    # Only linear layers are quantized, and stacked experts are none.
     size = f"{bytes_text(model.weight_bytes)} of {model.dtype}"
-    fewer = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
+    can_quantize = config.train.method == "lora" and config.model.quantization == "none" and not model.expert_stacks
     yield Finding(
         field=NAME,
         message=f"{model.name} is stored in {model.dequantized_from}: {size} are made of it once, in SureFit's cache, "
         "and loaded",
-        help="model.quantization: fp8 or nf4 holds them in fewer bits" if fewer else None,
+        help="model.quantization: fp8 or nf4 holds them in fewer bits" if can_quantize else None,
     )
 
 
 @rule("MOD017", "start-adapter-of-another-base", severity="warning")
 def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
-    """The adapter to go on from names another base model than the config.
+    """The adapter to continue from names another base model than the config.
 
     ## What it does
     Compares the base that the adapter in `lora.start_from` was trained on (`surefit.json`, or
@@ -113,19 +113,19 @@ def start_adapter_of_another_base(config: Config) -> Iterator[Finding]:
     merged model with fresh factors.
 
     ## Evidence
-    PEFT loads an adapter of any base whose layers have the same shapes, and says nothing.
+    PEFT loads an adapter of any base with layers of the same shapes, without a warning.
     """
     section = config.adapter
     if section is None or section.start_from is None:
         return
     directory = Path(section.start_from).expanduser()
-    named = _base_of(directory)
-    if named is None or _same(named, config.model.name_or_path):
+    base = _base_of(directory)
+    if base is None or _same(base, config.model.name_or_path):
         return
     yield Finding(
         field="lora.start_from",
-        message=f"{section.start_from} was trained on {named}, and model.name_or_path is {config.model.name_or_path}",
-        help=f"name {named}; or, where that is merged already, leave start_from out. If both are the same files, "
+        message=f"{section.start_from} was trained on {base}, and model.name_or_path is {config.model.name_or_path}",
+        help=f"name {base}; or, where that is merged already, leave start_from out. If both are the same files, "
         "ignore this",
     )
 
@@ -135,9 +135,9 @@ def _base_of(directory: Path) -> str | None:
         record: Any = read_json_file(directory / "surefit.json")
         return str(record["base"]["name"])
     except (OSError, ValueError, KeyError, TypeError):
-        found = adapter_config(directory)
-        named = None if isinstance(found, str) else found.get("base_model_name_or_path")
-        return named if isinstance(named, str) and named else None
+        settings = adapter_config(directory)
+        name = None if isinstance(settings, str) else settings.get("base_model_name_or_path")
+        return name if isinstance(name, str) and name else None
 
 
 def _same(first: str, second: str) -> bool:

@@ -23,11 +23,11 @@ from surefit.lint.rules.model import makes_conversations
 OVERWRITING_COLLATORS = ("DataCollatorForLanguageModeling", "DataCollatorForCompletionOnlyLM")
 """Collators that make labels from the ids and mask every token that equals the padding token."""
 PATCHED_BY_TRL = ("cohere", "deepseek", "gemma", "glm", "gpt_oss", "idefics", "lfm2", "llama", "phi3", "qwen")
-"""Beginnings of the model types for which TRL may swap in a marked template of its own."""
+"""Prefixes of the model types for which TRL may replace the template by a marked one of its own."""
 
 
 def class_name(collator: str | None) -> str:
-    """A collator's class without its module; empty where none is stated, and for TRL's own class of the same name."""
+    """Return a collator's class name; empty if none is stated, and for TRL's own class of the same name."""
     if not collator or collator.startswith("trl.trainer.sft_trainer"):
         return ""
     return collator.rpartition(".")[2]
@@ -43,7 +43,7 @@ def no_generation_marks(context: LintContext, setup: Setup, tokenizer: Tokenizer
     families by marked ones; those families are left out.
 
     ## Why it is bad
-    transformers answers with a mask of zeros: there is no token to learn. Depending on the version the run stops, or it
+    transformers returns a mask of zeros: there is no token to learn. Depending on the version the run stops, or it
     trains on nothing with a loss of 0.
 
     ## Example
@@ -84,8 +84,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
     next one (GLM) it trains on that. There only a template without any is a finding.
 
     ## Why it is bad
-    The model learns to end its turns with a token that nothing listens to, or with none: the answer is right, and then
-    it goes on until the limit.
+    The model learns to end its turns with a token at which generation does not stop, or with none: the answer is right,
+    and then it goes on until the limit.
 
     ## Example
     A chat set on the base model Qwen2.5-7B: its turns end with `<|im_end|>`, its generation config stops at
@@ -100,8 +100,8 @@ def end_of_turn_not_trained(context: LintContext, setup: Setup, tokenizer: Token
     if tokenizer.turn_end is None or not tokenizer.file or (context.examples and not context.examples.conversations):
         return
     if tokenizer.end_of_turn is None:
-        learnt = setup.tool == "surefit" and tokenizer.ends_with_next
-        if not learnt and not (tokenizer.eos_token and tokenizer.eos_token in tokenizer.turn_end):
+        next_mark_trained = setup.tool == "surefit" and tokenizer.ends_with_next
+        if not next_mark_trained and not (tokenizer.eos_token and tokenizer.eos_token in tokenizer.turn_end):
             yield Finding(
                 field="base_model",
                 message=f"the chat template of {_model(context)} writes {tokenizer.turn_end!r} after an answer: "
@@ -156,8 +156,8 @@ def pad_made_eos(setup: Setup) -> Iterator[Finding]:
 
     ## What it does
     Looks in a Python script for `pad_token = eos_token` beside a collator that makes labels by masking all tokens equal
-    to the padding token, which SFTTrainer made itself before TRL 0.16. Where the tokenizer is on this machine and says
-    so itself: TPL003.
+    to the padding token, which SFTTrainer made itself before TRL 0.16. If the tokenizer on this machine is set up like
+    that itself, TPL003 reports it.
 
     ## Why it is bad
     The end-of-sequence token at the end of each text is masked with the padding: the model does not learn to stop.
@@ -182,11 +182,11 @@ def pad_made_eos(setup: Setup) -> Iterator[Finding]:
 
 @rule("TPL004", "no-pad-token", severity="error")
 def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """The tokenizer has no padding token, and the collator asks it for one.
+    """The tokenizer has no padding token, and the collator needs one.
 
     ## What it does
     Looks at the tokenizer where the config names one of transformers' collators and the micro batch is larger than 1.
-    SureFit needs no padding token: what it fills up with is masked wherever it stands.
+    SureFit needs no padding token: it masks padding by position.
 
     ## Why it is bad
     The first batch with rows of different lengths stops the run: "Asking to pad but the tokenizer does not have a
@@ -201,8 +201,12 @@ def no_pad_token(context: LintContext, setup: Setup, tokenizer: TokenizerFacts) 
     ## Evidence
     huggingface/transformers#22312.
     """
-    asks = class_name(setup.collator) in (*OVERWRITING_COLLATORS, "DataCollatorForSeq2Seq", "DataCollatorWithPadding")
-    if asks and tokenizer.file and tokenizer.pad_token is None and setup.micro_batch != 1:
+    needs_padding = class_name(setup.collator) in (
+        *OVERWRITING_COLLATORS,
+        "DataCollatorForSeq2Seq",
+        "DataCollatorWithPadding",
+    )
+    if needs_padding and tokenizer.file and tokenizer.pad_token is None and setup.micro_batch != 1:
         yield Finding(
             field="collator",
             message=f"{class_name(setup.collator)} pads with the tokenizer's padding token, and that of "
@@ -216,8 +220,8 @@ def template_ignores_tools(context: LintContext, audit: AuditFacts) -> Iterator[
     """The rows have tools, and the chat template does not write them.
 
     ## What it does
-    Renders a sample of the rows (an audit renders all) with the model's own chat template, of several the one that is
-    used for rows with tools, and looks for the names of the tools in the result.
+    Renders a sample of the rows (an audit renders all) with the model's own chat template (of several, the one for rows
+    with tools), and looks for the names of the tools in the result.
 
     ## Why it is bad
     The template silently leaves them out. The model is trained to call functions that it was never shown: it
@@ -268,14 +272,16 @@ def vocabulary_larger_than_embedding(
     huggingface/transformers#12763 and #11102 ("index out of range" after adding tokens).
     """
     size = model.vocab_size
-    named = {tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.end_of_turn}
+    used_tokens = {tokenizer.pad_token, tokenizer.eos_token, tokenizer.bos_token, tokenizer.end_of_turn}
     template = tokenizer.chat_template or ""
-    beyond = {t: n for t, n in tokenizer.added.items() if n >= size and (t in named or t in template)}
-    plain = tokenizer.largest_plain_id
-    if plain is not None and plain >= size:
-        beyond["the plain vocabulary"] = plain
-    if beyond:
-        listed = ", ".join(f"{truncate_text(token, 40)} (id {number:,})" for token, number in list(beyond.items())[:3])
+    out_of_range = {t: n for t, n in tokenizer.added.items() if n >= size and (t in used_tokens or t in template)}
+    largest_id = tokenizer.largest_plain_id
+    if largest_id is not None and largest_id >= size:
+        out_of_range["the plain vocabulary"] = largest_id
+    if out_of_range:
+        listed = ", ".join(
+            f"{truncate_text(token, 40)} (id {number:,})" for token, number in list(out_of_range.items())[:3]
+        )
         yield Finding(
             field="base_model" if context.setup else "model.name_or_path",
             message=f"the tokenizer goes beyond the {size:,} embeddings of {model.name}: {listed}",
@@ -309,16 +315,16 @@ def no_such_template_switch(context: LintContext, config: Config, tokenizer: Tok
     if not template:
         return
     try:
-        known = variables_of(template)
-    except TemplateRefused:  # whoever renders it says so
+        variables = variables_of(template)
+    except TemplateRefused:  # rendering the rows reports the error
         return
     for section, switches in (("model", config.model), ("evaluate", config.evaluate)):
         for name in switches.chat_template_kwargs:
-            if name not in known:
+            if name not in variables:
                 yield Finding(
                     field=f"{section}.chat_template_kwargs",
                     message=f"the chat template of {_model(context)} reads no {name!r}: it writes the same as without"
-                    f"{did_you_mean(name, sorted(known))}",
+                    f"{did_you_mean(name, sorted(variables))}",
                     help="write a name that the template reads, or take the switch away",
                 )
 
@@ -346,15 +352,17 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
     """
     if not tokenizer.chat_template or context.is_foreign or not makes_conversations(context, config):
         return
-    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
-    special = {role: text for role, text in named.items() if text is not None}
+    tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special_tokens = {role: text for role, text in tokens.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     try:
-        reads = probe_template_reasoning(
+        probe = probe_template_reasoning(
             bake_template_defaults(tokenizer.chat_template, config.model.chat_template_kwargs)
         )
-        seen = [message_as_template_reads(turn, reads) for turn in turns]
-        render_chat_template(tokenizer.chat_template, seen, special=special, switches=config.model.chat_template_kwargs)
+        messages = [message_as_template_reads(turn, probe) for turn in turns]
+        render_chat_template(
+            tokenizer.chat_template, messages, special=special_tokens, switches=config.model.chat_template_kwargs
+        )
     except TemplateRefused as error:
         yield Finding(
             field="model.chat_template" if config.model.chat_template else "model.name_or_path",
@@ -366,10 +374,10 @@ def template_refuses(context: LintContext, config: Config, tokenizer: TokenizerF
 
 @rule("TPL008", "asked-in-another-way-than-trained", severity="warning")
 def asked_in_another_way(context: LintContext, config: Config, tokenizer: TokenizerFacts) -> Iterator[Finding]:
-    """Answers are asked for in another way than the model is trained to give them.
+    """The prompts of scoring are rendered differently from the prompts of training.
 
     ## What it does
-    Renders what asks for an answer with the chat template, once with the switches of training
+    Renders a prompt with the chat template, once with the switches of training
     (`model.chat_template_kwargs`) and once with those of scoring (`evaluate.chat_template_kwargs` in their place).
 
     ## Why it is bad
@@ -386,24 +394,27 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
     ## Evidence
     hiyouga/LlamaFactory#9765 (trained without thinking, merged, and the merged model thinks), #9092.
     """
-    template, own = tokenizer.chat_template, config.model.chat_template_kwargs
+    template, train_switches = tokenizer.chat_template, config.model.chat_template_kwargs
     if not template or not config.evaluate.chat_template_kwargs:
         return
-    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
-    special = {role: text for role, text in named.items() if text is not None}
+    tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special_tokens = {role: text for role, text in tokens.items() if text is not None}
     question = [{"role": "user", "content": "?"}]
     try:
-        trained, asked = (
-            render_chat_template(template, question, add_generation_prompt=True, special=special, switches=switches)
-            for switches in (own, config.answering.chat_template_kwargs)
+        train_prompt, scoring_prompt = (
+            render_chat_template(
+                template, question, add_generation_prompt=True, special=special_tokens, switches=switches
+            )
+            for switches in (train_switches, config.answering.chat_template_kwargs)
         )
     except TemplateRefused:
         return
-    if trained != asked:
-        same = _first_difference(trained, asked)
+    if train_prompt != scoring_prompt:
+        position = _first_difference(train_prompt, scoring_prompt)
         yield Finding(
             field="evaluate.chat_template_kwargs",
-            message=f"training asks for an answer with {_end(trained, same)}, and scoring with {_end(asked, same)}",
+            message=f"training asks for an answer with {_end(train_prompt, position)}, and scoring with "
+            f"{_end(scoring_prompt, position)}",
             help="set it in model.chat_template_kwargs, which is for both; or say in lint.ignore why they differ",
         )
 
@@ -412,7 +423,7 @@ def asked_in_another_way(context: LintContext, config: Config, tokenizer: Tokeni
 def two_chat_templates(
     context: LintContext, config: Config, model: ModelFacts, tokenizer: TokenizerFacts
 ) -> Iterator[Finding]:
-    """The model has another chat template than the one that is trained with.
+    """The model has another chat template than the one used in training.
 
     ## What it does
     Renders a short conversation, with a tool where the rows have tools, with both: with `model.chat_template` and the
@@ -420,40 +431,42 @@ def two_chat_templates(
     that write the same are fine.
 
     ## Why it is bad
-    SureFit and transformers take chat_template.jinja, and what SureFit saves has the template of training alone. But
-    whoever serves the base with the adapter beside it asks with the base's own, and older tools read
-    tokenizer_config.json: the model is given another text than it has learnt to answer.
+    SureFit and transformers use chat_template.jinja, and SureFit saves the template of training alone. But
+    a server of base and adapter renders prompts with the base's own, and older tools read tokenizer_config.json: the
+    model is given another text than it has learnt to answer.
 
     ## Example
     `model.chat_template: plain` for an instruct model.
 
     ## Fix
     Leave `model.chat_template` out for a model that has a template. Otherwise serve `merged/`, or give the server
-    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. Of two in one directory, delete
-    the one that is not meant.
+    `adapter/chat_template.jinja`, as the commands that `surefit serve-check` prints do. If a directory has two, delete
+    the unintended one.
 
     ## Evidence
     transformers' `PreTrainedTokenizerBase.save_pretrained` writes chat_template.jinja beside tokenizer_config.json;
     what was saved before keeps its entry.
     """
-    own, other = tokenizer.chat_template, model.other_template
-    if not own or not other or own.strip() == other.strip() or context.is_foreign:
+    template, other_template = tokenizer.chat_template, model.other_template
+    if not template or not other_template or template.strip() == other_template.strip() or context.is_foreign:
         return
     if not makes_conversations(context, config):
         return
     tools = TOOLS if context.examples and context.examples.with_tools else None
-    trained, served = (_conversation(each, tokenizer, tools) for each in (own, other))
-    if trained is None or trained == served:
+    train_text, other_text = (_conversation(source, tokenizer, tools) for source in (template, other_template))
+    if train_text is None or train_text == other_text:
         return
-    same = _first_difference(trained, served or "")
-    renders = "refuses that" if served is None else f"renders {_end(served, same)}"
+    position = _first_difference(train_text, other_text or "")
+    rendering = "refuses that" if other_text is None else f"renders {_end(other_text, position)}"
     if config.model.chat_template:
         field, first, second = "model.chat_template", config.model.chat_template, "own template"
         advice = "leave it out, or give the server adapter/chat_template.jinja"
     else:
         field, first, second = "model.name_or_path", "chat_template.jinja", "tokenizer_config.json"
         advice = "delete the one you do not want: other tools may use it"
-    message = f"training uses {first}, which renders {_end(trained, same)}; {_model(context)}'s {second} {renders}"
+    message = (
+        f"training uses {first}, which renders {_end(train_text, position)}; {_model(context)}'s {second} {rendering}"
+    )
     yield Finding(field=field, message=message, help=advice)
 
 
@@ -463,25 +476,25 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def _conversation(template: str, tokenizer: TokenizerFacts, tools: list[dict[str, Any]] | None) -> str | None:
-    """A question, an answer, and what asks for another; None where the template refuses it."""
-    named = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
-    special = {role: text for role, text in named.items() if text is not None}
+    """Return a question, an answer and the next prompt, rendered with the template; None if it raises an error."""
+    tokens = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token, "pad_token": tokenizer.pad_token}
+    special_tokens = {role: text for role, text in tokens.items() if text is not None}
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}, {"role": "user", "content": "?"}]
     try:
-        seen = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
-        return render_chat_template(template, seen, tools=tools, add_generation_prompt=True, special=special)
+        messages = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
+        return render_chat_template(template, messages, tools=tools, add_generation_prompt=True, special=special_tokens)
     except TemplateRefused:
         return None
 
 
 def _first_difference(first: str, second: str) -> int:
-    """Where two texts part."""
+    """Return the position of the first character in which two texts differ."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _end(text: str, same: int) -> str:
-    """Where two prompts part, with a little of what is before."""
+    """Return an excerpt of a text from 20 characters before the first difference on, in quotation marks."""
     return repr(truncate_text(text[max(0, same - 20) :], 80))
 
 
@@ -508,12 +521,12 @@ def template_of_another_family(setup: Setup) -> Iterator[Finding]:
     project trains DeepSeek-R1-Distill-Qwen-7B with `template: qwen`.
     """
     if setup.tool in ("axolotl", "llamafactory") and setup.base_model and setup.chat_template:
-        family, other = family_of(setup.base_model), family_of_template(setup.chat_template)
-        if family and other and family != other:
+        family, template_family = family_of(setup.base_model), family_of_template(setup.chat_template)
+        if family and template_family and family != template_family:
             yield Finding(
                 field="chat_template",
-                message=f"{setup.name('chat_template')} {setup.chat_template} is {other}'s, and {setup.base_model} is "
-                f"a model of the family {family}",
+                message=f"{setup.name('chat_template')} {setup.chat_template} is {template_family}'s, and "
+                f"{setup.base_model} is a model of the family {family}",
                 help=f"name {family}'s template",
             )
 
@@ -527,7 +540,7 @@ def end_token_of_another_family(setup: Setup) -> Iterator[Finding]:
     which is often added on purpose, is left alone.
 
     ## Why it is bad
-    The token is not in the vocabulary: it is added, with a new row that knows nothing, or split into pieces. The model
+    The token is not in the vocabulary: it is added, with a new, untrained row, or split into pieces. The model
     is taught to end its answers with it, and servers wait for the one that the model had.
 
     ## Example
@@ -540,10 +553,11 @@ def end_token_of_another_family(setup: Setup) -> Iterator[Finding]:
     `</s>` is copied from configs for Llama 2 into those for Llama 3, whose tokens are `<|eot_id|>` and
     `<|end_of_text|>`.
     """
-    if setup.base_model and setup.eos_token and (other := foreign_end_token(setup.base_model, setup.eos_token)):
-        own = ", ".join(sorted(END_TOKENS[family_of(setup.base_model) or ""]))
+    if setup.base_model and setup.eos_token and (other_family := foreign_end_token(setup.base_model, setup.eos_token)):
+        end_tokens = ", ".join(sorted(END_TOKENS[family_of(setup.base_model) or ""]))
         yield Finding(
             field="eos_token",
-            message=f"{setup.name('eos_token')} {setup.eos_token} is {other}'s; {setup.base_model} ends with {own}",
+            message=f"{setup.name('eos_token')} {setup.eos_token} is {other_family}'s; {setup.base_model} ends with "
+            f"{end_tokens}",
             help="take it out: the tokenizer has one",
         )

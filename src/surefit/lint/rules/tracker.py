@@ -15,7 +15,7 @@ from surefit.lint.rule import Finding, LintContext, rule
 
 @rule("TRK001", "tracker-would-prompt", severity="warning")
 def tracker_would_prompt(context: LintContext, setup: Setup, environment: EnvironmentFacts) -> Iterator[Finding]:
-    """A tracker that needs a login is to be used, and nobody is logged in.
+    """A tracker that needs a login is to be used, and there is no login.
 
     ## What it does
     Where a config names such a tracker (wandb): looks for a key or a mode (`WANDB_API_KEY`, `WANDB_MODE`, a login in
@@ -36,12 +36,12 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
     A published report on LLM ranking had runs blocked by the question. McGill-NLP/llm2vec#99,
     hiyouga/LlamaFactory#3530.
     """
-    settled = (*environment.trackers, *(setup.quiet_trackers or ()))
-    in_job = set(context.job.variables) if context.job else set()
-    asked = [name for name in setup.trackers or () if name in TRACKERS and name not in settled]
-    for name in asked if trains_here(context, setup) else ():
+    ready = (*environment.trackers, *(setup.quiet_trackers or ()))
+    job_variables = set(context.job.variables) if context.job else set()
+    names = [name for name in setup.trackers or () if name in TRACKERS and name not in ready]
+    for name in names if trains_here(context, setup) else ():
         tracker = TRACKERS[name]
-        if tracker.login and not in_job & set(tracker.variables):
+        if tracker.login and not job_variables & set(tracker.variables):
             yield Finding(
                 field="trackers",
                 message=f"{setup.name('trackers')} names {name}, and there is no key and no mode for it on this "
@@ -53,7 +53,7 @@ def tracker_would_prompt(context: LintContext, setup: Setup, environment: Enviro
 
 
 def trains_here(context: LintContext, setup: Setup) -> bool:
-    """Whether the config is one of SureFit's, or of a tool that could run it on this machine."""
+    """Return whether the run could train on this machine: with SureFit, in a batch job, or with an installed tool."""
     if setup.tool in ("surefit", "slurm"):
         return True
     return context.stack is None or setup.package in context.stack.versions
@@ -108,8 +108,8 @@ def tracker_not_installed(context: LintContext, setup: Setup, stack: StackFacts)
     ## Evidence
     transformers: "WandbCallback requires wandb to be installed. Run `pip install wandb`."
     """
-    here = context.hardware is None or context.hardware.source == "detected"
-    if not here or (setup.tool != "surefit" and setup.package not in stack.versions):
+    on_this_machine = context.hardware is None or context.hardware.source == "detected"
+    if not on_this_machine or (setup.tool != "surefit" and setup.package not in stack.versions):
         return
     for name in setup.trackers or ():
         packages = TRACKERS[name].packages if name in TRACKERS else ()
