@@ -94,7 +94,7 @@ class Candidate:
 
     @property
     def sharing(self) -> dict[str, Any]:
-        """The mode of the section `parallel`, and its sizes above 1."""
+        """Mode of the section `parallel`, and its sizes above 1."""
         parallel = self.place.resolved.config.parallel
         sizes = {name: getattr(parallel, name) for name in ("tp", "cp", "pp", "dp_replicate")}
         return {"mode": parallel.mode} | {name: value for name, value in sizes.items() if value > 1}
@@ -105,7 +105,7 @@ class Candidate:
 
     @property
     def speed(self) -> tuple[float, int, bool, int]:
-        """The sort key of candidates, fastest first; those without a known time come last, in a likely order."""
+        """Sort key of candidates, fastest first; those without a known time come last, in a likely order."""
         seconds = self.step.seconds if self.step else math.inf
         return (seconds, RECOMPUTED.index(self.checkpointing), self.tiled, self.accumulation)
 
