@@ -72,9 +72,9 @@ def add_adapter(
     targets = adapted_modules(model, section.target_modules)
     stacks = adapted_stacks(model, section)
     rows = token_rows(model, new_tokens) if new_tokens else {}
-    if both := sorted(rows.keys() & targets.keys()):
+    if conflicting := sorted(rows.keys() & targets.keys()):
         raise ConfigError(
-            f"of {both[0]} the new tokens' rows are trained, so it can have no factors",
+            f"of {conflicting[0]} the new tokens' rows are trained, so it can have no factors",
             code="E5022",
             field=FIELD,
             help="leave it out: all-linear does",
@@ -117,8 +117,9 @@ def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) 
     """Replace the fresh factors by those of a trained adapter, in place.
 
     Args:
-        model: from `add_adapter`. directory: the trained adapter: a run's adapter/, or one that PEFT saved. base: the
-            base model; a run's adapter records the one it was trained on, and this must be the same.
+        model: from `add_adapter`.
+        directory: the trained adapter: a run's adapter/, or one that PEFT saved.
+        base: the base model; a run's adapter records the one it was trained on, and this must be the same.
 
     Returns:
         Sentences where no record names the base model it was trained on, and where that had tokens that the base lacks.
@@ -199,9 +200,9 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=START,
             help=f"{problem.help}; or start from fresh factors",
         )
-    if special := find_setting_blocking_training(saved):
+    if unsupported := find_setting_blocking_training(saved):
         raise ConfigError(
-            f"the adapter has {special}, which SureFit does not train",
+            f"the adapter has {unsupported}, which SureFit does not train",
             code="E5027",
             path=directory,
             field=START,
@@ -477,9 +478,10 @@ def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, .
         directory: an adapter as PEFT saves it.
         modules: full dotted name → shape of every layer and stack it must adapt, from `lora_modules`.
 
-    Raises: GateError: files missing or damaged; a layer without factors, or factors for no layer; wrong shapes; values
-    that are not finite; a `lora_B` that is still all zero, its initial value; an expert without factors; rows of new
-    tokens missing for a token.
+    Raises:
+        GateError: files missing or damaged; a layer without factors, or factors for no layer; wrong shapes; values that
+            are not finite; a `lora_B` that is still all zero, its initial value; an expert without factors; rows of new
+            tokens missing for a token.
     """
     try:
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)

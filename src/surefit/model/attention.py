@@ -67,8 +67,8 @@ def resolve_attention(
 
     Raises:
         ModelError: packing is set for a model that cannot be packed, or `torch_varlen` for padded batches.
-            MachineError: FlashAttention is set where it is not installed or the GPU is too old. transformers would
-            silently download a kernel instead.
+        MachineError: FlashAttention is set where it is not installed or the GPU is too old. transformers would silently
+            download a kernel instead.
     """
     if packed and (obstacle := packing_obstacle(config)):
         raise ModelError(obstacle, code="E5038", field=FIELD, help=UNPACKED)
@@ -134,9 +134,9 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
 
     Two short documents run through the model once packed, with its attention, and once each alone with transformers'
     own plain attention. Where its attention is `torch_varlen`, every layer must have called it, with the window of its
-    mask. The logits must agree: the norm of the difference against that of the logits (their mean over the vocabulary
-    subtracted) at most 4 · √layers · ε of the dtype, or 1e-3 if that is more. The error of a document that reads
-    another is about 1.
+    mask. The logits must agree: the norm of the difference divided by the norm of the logits (their mean over the
+    vocabulary subtracted) at most 4 · √layers · ε of the dtype, or 1e-3 if that is more. The error of a document that
+    reads another is about 1.
 
     Args:
         model: loaded, `use_varlen` done. Its mode and attention are left as they are.
@@ -171,10 +171,10 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
     """Run two short documents alone, with transformers' own plain attention: a failure there is not one of packing.
 
     Raises:
-        ModelError: its forward pass fails, or gives logits that are not finite.
+        ModelError: its forward pass fails, or returns logits that are not finite.
     """
     base = _base(model)
-    chosen = base.config._attn_implementation
+    implementation = base.config._attn_implementation
     base.set_attn_implementation("eager")
     try:
         with torch.no_grad(), _evaluating(model):
@@ -189,7 +189,7 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
             help="the model cannot be run as it is: compare its config.json with that of its source",
         ) from error
     finally:
-        base.set_attn_implementation(chosen)
+        base.set_attn_implementation(implementation)
     if not all(bool(torch.isfinite(document_logits).all()) for document_logits in logits):
         raise explain_non_finite(model, str(base.dtype).removeprefix("torch."))
 
@@ -215,23 +215,23 @@ def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
     for the memory that it needs, and for the cuBLAS workspace of the first product; its result means nothing there."""
     base = _base(model)
     config = base.config.to_dict()
-    chosen, layers = base.config._attn_implementation, attention_layers(config)
+    implementation, layers = base.config._attn_implementation, attention_layers(config)
     documents = _documents_for(base, attention_needs(config).sliding_window)
     with counting_attention() as calls, torch.no_grad(), _evaluating(model):
         packed = _logits(model, **pack_ids(documents))
         base.set_attn_implementation("eager")
         try:
-            alone = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
+            separate = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
         finally:
-            base.set_attn_implementation(chosen)
-    if chosen == NAME and calls.total != layers:
+            base.set_attn_implementation(implementation)
+    if implementation == NAME and calls.total != layers:
         return f"{calls.total} of its {plural(layers, 'attention layer')} can be told where documents end"
     # Some models make masks for windows that none of their layers has.
     windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
-    if chosen == NAME and calls.windows != (calls.masks if windowed else set()):
+    if implementation == NAME and calls.windows != (calls.masks if windowed else set()):
         return f"its masks have the windows {sorted(calls.masks)}, its layers ask for {sorted(calls.windows)}"
-    packed, alone = (logits - logits.mean(-1, keepdim=True) for logits in (packed, alone))
-    error = float((packed - alone).norm() / alone.norm())
+    packed, separate = (logits - logits.mean(-1, keepdim=True) for logits in (packed, separate))
+    error = float((packed - separate).norm() / separate.norm())
     allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
     if error <= allowed:
         return None

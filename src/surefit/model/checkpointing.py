@@ -26,7 +26,7 @@ def enable_checkpointing(model: torch.nn.Module, kind: bool | Literal["selective
             "offload" is True with each layer's input in the host's memory: on a GPU in pinned memory, copied beside the
             computation; on a CPU, where it is already, nothing is copied.
 
-    Loss and gradients stay what they are without it.
+    Loss and gradients stay the same.
     """
     if kind is False:
         return
@@ -86,8 +86,8 @@ def _offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def offloaded(function: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        chosen = id(hidden)  # a hook with a reference to the tensor itself would keep it on the device
-        with saved_tensors_hooks(lambda tensor: to_host(tensor) if id(tensor) == chosen else tensor, _unpack):
+        hidden_id = id(hidden)  # a hook with a reference to the tensor itself would keep it on the device
+        with saved_tensors_hooks(lambda tensor: to_host(tensor) if id(tensor) == hidden_id else tensor, _unpack):
             return checkpoint(function, hidden, *args, **kwargs)
 
     return offloaded
@@ -148,9 +148,9 @@ class OffloadedTensor:
         fetched, self._fetched = self._fetched, None
         assert fetched is not None
         torch.cuda.current_stream(self._device).wait_stream(_stream(self._device))
-        before = self._before() if self._before is not None else None
-        if before is not None:
-            before.fetch()
+        previous = self._before() if self._before is not None else None
+        if previous is not None:
+            previous.fetch()
         return fetched
 
     def fetch(self) -> None:

@@ -16,5 +16,5 @@ def auto_class(config: PreTrainedConfig) -> Any:
     model that also accepts images (Mistral 3, Qwen3-VL), which gets none here. Its names are those in its own
     checkpoints."""
     kind = config.model_type
-    alone = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    return AutoModelForCausalLM if alone else AutoModelForImageTextToText
+    text_only = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return AutoModelForCausalLM if text_only else AutoModelForImageTextToText

@@ -108,7 +108,7 @@ def avoid_mask_syncs(batch: Mapping[str, Any]) -> Iterator[None]:
 
     For each kind of mask that a model makes (one, or two where some layers have a window) it reads whether the rows are
     padded, up to twice, or whether positions start again (`masking_utils`, in 5.17 and 5.23 alike); the processor waits
-    each time for all that was launched. Can go when it takes the answers as arguments.
+    each time for all that was launched. Can go when it accepts the values as arguments.
 
     Args:
         batch: from data/tokens/collate.py. Where it lacks `padded` and `document_lengths`, and for tensors of another
@@ -222,11 +222,11 @@ def stacked_from_files(model: PreTrainedModel, stored: Iterable[str]) -> dict[st
     renamings = [conversion for conversion in table if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in table if isinstance(conversion, WeightConverter)]
     stacking = {
-        pattern: (conversion, place)
+        pattern: (conversion, position)
         for conversion in converters
         if [type(step) for step in conversion.operations] in ([MergeModulelist], [MergeModulelist, Concatenate])
         if [getattr(step, "dim", None) for step in conversion.operations] == [0, 1][: len(conversion.operations)]
-        for place, pattern in enumerate(conversion.source_patterns)
+        for position, pattern in enumerate(conversion.source_patterns)
     }
     parameters: dict[str, Any] = dict(model.named_parameters())
     stacks: dict[str, dict[tuple[int, int], str]] = {}

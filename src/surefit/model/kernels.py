@@ -1,6 +1,6 @@
 """Fused kernels for the matching parts of a model, found by their computation and not by their name.
 
-A norm, an MLP or a rotation is tried on a few random numbers: where its result is that of the kernel's own formula, its
+A norm, an MLP or a rotation is tried on a few random numbers: where its result matches the kernel's own formula, its
 class is changed to one whose forward pass calls `kernel_ops` for tensors on a GPU; everything else stays as it is.
 """
 
@@ -231,14 +231,14 @@ def _attention_class(kind: type[torch.nn.Module], name: str) -> type[torch.nn.Mo
     """Return a class with the same code, in which one global name refers to the kernel: the original module stays as it
     is."""
     plain: Any = kind.forward
-    turn = plain.__globals__[name]
+    original_rope = plain.__globals__[name]
 
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         alike = q.dtype == k.dtype == cos.dtype and cos.ndim == 3 and cos.shape[-1] == q.shape[-1] == k.shape[-1]
         if args or kwargs or not alike or not on_gpu(q) or q.dtype not in TYPES:
-            return turn(q, k, cos, sin, *args, **kwargs)
+            return original_rope(q, k, cos, sin, *args, **kwargs)
         return rope(q, k, cos, sin, False)
 
     names = {**plain.__globals__, name: rotate}

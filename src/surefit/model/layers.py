@@ -29,8 +29,13 @@ def load_for_generation(section: ModelSection, hardware: HardwareLike) -> PreTra
     Raises:
         MachineError: all GPUs together do not hold it; and as `load_model`.
     """
-    alone = env.distributed_env()[1] == 1
-    if hardware.kind != "cuda" or not alone or section.quantization != "none" or torch.cuda.device_count() < 2:
+    is_single_process = env.distributed_env()[1] == 1
+    if (
+        hardware.kind != "cuda"
+        or not is_single_process
+        or section.quantization != "none"
+        or torch.cuda.device_count() < 2
+    ):
         return load_model(section, hardware)
     free = [torch.cuda.mem_get_info(number)[0] for number in range(torch.cuda.device_count())]
     return load_model(section, hardware, placed=split_by_layers(build_meta_model(section), free))

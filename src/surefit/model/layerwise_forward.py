@@ -1,7 +1,7 @@
 """A model that reads its weights from its files while it runs: memory for its largest layer instead of for all.
 
-Its outputs are those of the model in memory, bit for bit, at the speed of the disk: for a forward pass over a few rows,
-not for generating text.
+It computes the outputs of the model in memory, bit for bit, at the speed of the disk: for a forward pass over a few
+rows, not for generating text.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class LayerwiseModel:
     """A model that holds its weights only while it runs, one decoder layer at a time.
 
     Attributes:
-        model: the model to wrap with PEFT or to call; its parameters are stubs, its buffers real. weights: its files.
-            names: parameter → tensor in them.
+        model: the model to wrap with PEFT or to call; its parameters are stubs, its buffers real.
+        weights: its files. names: parameter → tensor in them.
     """
 
     def __init__(self, section: ModelSection, directory: Path, device: str, resized: Resized | None = None) -> None:
@@ -181,11 +181,11 @@ class LayerwiseModel:
         dtype.
 
         Args:
-            whole: parameters that PEFT reads or writes while it loads the adapter; from then on they are real. name:
-                PEFT's name of the adapter.
+            whole: parameters that PEFT reads or writes while it loads the adapter; from then on they are real.
+            name: PEFT's name of the adapter.
         """
-        real = {id(self.model.get_parameter(name)) for name in whole}
-        self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in real])
+        whole_ids = {id(self.model.get_parameter(name)) for name in whole}
+        self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in whole_ids])
         with adapter_errors(directory):
             adapted = PeftModel.from_pretrained(
                 self.model, str(directory), name, config=config_to_load(directory), autocast_adapter_dtype=False
@@ -204,16 +204,16 @@ class LayerwiseModel:
         """
         hooks = []
         layers = decoder_layers(model)
-        inside = {id(module) for layer in layers for module in layer.modules()}
-        outside = [module for module in model.modules() if id(module) not in inside]
+        layer_module_ids = {id(module) for layer in layers for module in layer.modules()}
+        other_modules = [module for module in model.modules() if id(module) not in layer_module_ids]
         # PEFT's layers read the weight of the layer they wrap outside of its forward pass: DoRA does, for its norms.
-        wrapped = {
-            module: module.get_submodule("base_layer") for module in outside if isinstance(module, BaseTunerLayer)
+        base_layer_of = {
+            module: module.get_submodule("base_layer") for module in other_modules if isinstance(module, BaseTunerLayer)
         }
-        base_layers = set(wrapped.values())
+        base_layers = set(base_layer_of.values())
         units = [
-            (module, [module, wrapped[module]] if module in wrapped else [module])
-            for module in outside
+            (module, [module, base_layer_of[module]] if module in base_layer_of else [module])
+            for module in other_modules
             if module not in base_layers
         ]
         for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *units]:

@@ -62,8 +62,8 @@ def load_model(
     Args:
         section: its `dtype` decided.
         hardware: `kind` is "cpu" or "cuda".
-        device: another device than that: "cpu" for a model of which the device gets only a part. placed: which GPU
-            holds which module, where one does not hold all (model/layers.py).
+        device: another device than that: "cpu" for a model of which the device gets only a part.
+        placed: which GPU holds which module, where one does not hold all (model/layers.py).
 
     Raises:
         ModelError: no weights, some missing, of other shapes or damaged; a gated or unknown hub id; an architecture
@@ -91,8 +91,8 @@ def load_model(
             "quantization_config": quantization_config(dtype, build_meta_model(section)),
             "device_map": {"": device},
         }
-    warmed = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
-    with explain_loading_errors(section, "model"), _on_the_device(section), warmed:
+    warmup = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
+    with explain_loading_errors(section, "model"), _on_the_device(section), warmup:
         origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
         config = AutoConfig.from_pretrained(path, **origin)
         if hasattr(config, "vision_config") and not Path(path).is_dir():  # nothing else fetches them

@@ -37,8 +37,10 @@ class Neftune:
         self._lengths: Length | None = None
         embeddings = model.get_input_embeddings()  # type: ignore[operator]
         # Every module around the embeddings has a hook: model and caller decide which is called with which arguments.
-        around = [module for module in model.modules() if module is not embeddings and embeddings in module.modules()]
-        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in around]
+        surrounding = [
+            module for module in model.modules() if module is not embeddings and embeddings in module.modules()
+        ]
+        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in surrounding]
         self._handles.append(embeddings.register_forward_hook(self._add))
 
     def remove(self) -> None:

@@ -74,21 +74,21 @@ def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware:
     """Set the attention implementation; for padded batches `load_model`'s choice stays, unless the config sets
     another."""
     base, packed = unwrap_base_model(model), config.data.packing is True
-    chosen = attention.resolve_attention(
+    implementation = attention.resolve_attention(
         config.speed.attention,
         packed=packed,
         dtype=config.model.dtype,
         capability=torch.cuda.get_device_capability() if hardware.kind == "cuda" else None,
         config=base.config.to_dict(),
     )
-    if chosen.name == attention.NAME:
+    if implementation.name == attention.NAME:
         attention.use_varlen(model)
-    elif packed or chosen.name != "sdpa":
-        base.set_attn_implementation(chosen.name)
+    elif packed or implementation.name != "sdpa":
+        base.set_attn_implementation(implementation.name)
     if not packed:
         return []
     attention.require_packable(model)
-    return [f"packed, attention {chosen.name}: {chosen.reason}"]
+    return [f"packed, attention {implementation.name}: {implementation.reason}"]
 
 
 def _fuse(model: PeftModel) -> list[str]:
@@ -114,8 +114,8 @@ def reads_padding(model: torch.nn.Module) -> Iterator[None]:
     """Let a model that was prepared for packed batches read padded ones in this block, as generation requires."""
     base = unwrap_base_model(model)
     config: Any = base.config
-    before = config._attn_implementation
-    if before == attention.NAME:
+    outer = config._attn_implementation
+    if outer == attention.NAME:
         plain = attention.resolve_attention(
             "auto", packed=False, dtype=str(base.dtype).removeprefix("torch."), capability=None, config=config.to_dict()
         )
@@ -123,8 +123,8 @@ def reads_padding(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if before == attention.NAME:
-            base.set_attn_implementation(before)
+        if outer == attention.NAME:
+            base.set_attn_implementation(outer)
 
 
 def unwrap_base_model(model: torch.nn.Module) -> PreTrainedModel:

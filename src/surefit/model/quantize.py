@@ -35,8 +35,8 @@ def quantization_config(dtype: torch.dtype, model: PreTrainedModel) -> BitsAndBy
     """Return the `quantization_config` of `from_pretrained` for NF4.
 
     Args:
-        dtype: of everything that is not quantized, and of the arithmetic. model: the model to load, without its
-            weights.
+        dtype: of everything that is not quantized, and of the arithmetic.
+        model: the model to load, without its weights.
 
     Raises:
         MachineError: nf4 without bitsandbytes or accelerate.
@@ -160,8 +160,8 @@ class Float8Linear(torch.nn.Linear):
     Attributes:
         weight: (outputs, inputs) float8_e4m3fn.
         scale: (outputs, 1) float32.
-        compute_dtype: dtype of `dequantized`: the original weights' dtype. one_pass: whether our kernels convert to and
-            from float8 (`kernels.use_kernels`), with the same numbers.
+        compute_dtype: dtype of `dequantized`: the original weights' dtype.
+        one_pass: whether our kernels convert to and from float8 (`kernels.use_kernels`), with the same numbers.
     """
 
     scale: torch.Tensor
@@ -288,7 +288,7 @@ def _is_matrix(layer: torch.nn.Module) -> bool:
 def _four_bit_on_meta(layer: torch.nn.Linear) -> torch.nn.Module:
     import bitsandbytes
 
-    library: Any = bitsandbytes  # only half of it is typed
+    library: Any = bitsandbytes  # only partly typed
     quant_state = library.functional.QuantState
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

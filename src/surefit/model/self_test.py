@@ -150,8 +150,8 @@ def flash_attn() -> str:
         return "not for CPUs"
     module = importlib.import_module("flash_attn")
     query, key, value = inputs()
-    turned = [states.transpose(1, 2) for states in (query, key, value)]
-    return against_reference(module.flash_attn_func(*turned, causal=True).transpose(1, 2), query, key, value)
+    transposed = [states.transpose(1, 2) for states in (query, key, value)]
+    return against_reference(module.flash_attn_func(*transposed, causal=True).transpose(1, 2), query, key, value)
 
 
 def nccl() -> str:

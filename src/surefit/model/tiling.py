@@ -22,15 +22,15 @@ def tile_mlps(model: torch.nn.Module, tokens: int) -> int:
     """Let the MLP of every decoder layer process `tokens` tokens at a time, and recompute in the backward pass.
 
     An MLP treats every token independently, so outputs and gradients stay the same up to the order of sums. Of its
-    inner activations, about 3 × intermediate size numbers per token, those of one tile exist at a time: with 200,000
+    inner activations, about 3 × intermediate size numbers per token, only one tile's exist at a time: with 200,000
     tokens, an intermediate size of 9,728 and 16 bits 11.7 GB become 0.24 GB in tiles of 4,096. The price is one more
     forward pass of the MLPs; inside a recomputed layer (model/checkpointing.py) too.
 
     Call it last: it wraps the current forward pass of the modules.
 
     Args:
-        model: with or without LoRA factors. It is changed in place, and all names stay the same. tokens: tokens of a
-            tile, at least 1.
+        model: with or without LoRA factors. It is changed in place, and all names stay the same.
+        tokens: tokens of a tile, at least 1.
 
     Returns:
         Number of MLPs that are tiled.

@@ -42,11 +42,11 @@ def model_path(name_or_path: str, revision: str | None = None) -> str:
 
     Args:
         name_or_path: the model; the files of a hub id stored in FP8 or MXFP4 have to be in the Hugging Face cache.
-            revision: of a hub id.
+        revision: of a hub id.
 
     Raises:
-        ModelError: a path that does not exist or holds no model, or one that cannot be dequantized. MachineError: a
-            GGUF file needs a package, or the disk of the cache is full.
+        ModelError: a path that does not exist or holds no model, or one that cannot be dequantized.
+        MachineError: a GGUF file needs a package, or the disk of the cache is full.
     """
     path = tokenizer_path(name_or_path)
     directory = Path(path) if Path(path).is_dir() else cached_snapshot(path, revision)

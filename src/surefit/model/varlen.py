@@ -46,8 +46,9 @@ class Formula(NamedTuple):
     """Parameters of the attention softmax(softcap · tanh(q kᵀ · scale / softcap)) v.
 
     Attributes:
-        scale: factor of the logits; None is 1 / √width. window: number of tokens back that a token attends to, itself
-            included; None: all of its document. softcap: cap of the logits; None: they are as they are.
+        scale: factor of the logits; None is 1 / √width.
+        window: number of tokens back that a token attends to, itself included; None: all of its document.
+        softcap: cap of the logits; None: they are as they are.
         sinks: (heads,) a logit beside those of the keys, without a value.
         dropout: the share of the attention weights that is dropped.
     """
@@ -64,7 +65,8 @@ class PackedDocuments(NamedTuple):
 
     Attributes:
         starts: (documents + 1,) int32 on the tensors' device: the first token of each, and the end of the last.
-        lengths: tokens of each, where they are known without reading from the device. longest: tokens of the longest.
+        lengths: tokens of each, where they are known without reading from the device.
+        longest: tokens of the longest.
     """
 
     starts: torch.Tensor
@@ -77,8 +79,9 @@ class AttentionCallCounts:
     """Counts of `counting_attention`.
 
     Attributes:
-        kernel, exact: number of layers that used the kernel, and attention one document at a time. windows: the sliding
-            windows of the layers. masks: the sliding windows of the model's own masks.
+        kernel, exact: number of layers that used the kernel, and attention one document at a time.
+        windows: the sliding windows of the layers.
+        masks: the sliding windows of the model's own masks.
     """
 
     kernel: int = 0
@@ -101,9 +104,9 @@ class ContextShard:
     """The part of a packed row in this process, where several share the row.
 
     Attributes:
-        queries: this process's pieces of documents, one after the other. keys: the keys of each piece: its document,
-            from the first token to the piece's last. order: int64 on the tensors' device: position of each token of
-            `keys` in the result of `gather`.
+        queries: this process's pieces of documents, one after the other.
+        keys: the keys of each piece: its document, from the first token to the piece's last.
+        order: int64 on the tensors' device: position of each token of `keys` in the result of `gather`.
         gather: keys or values (length, heads, width) of this process → those of all, one process after the other.
     """
 
@@ -170,13 +173,14 @@ def varlen_attention(
 
     Args:
         query: (batch, heads, length, width); key and value may have fewer heads.
-        attention_mask: must be None, the result of `varlen_mask`. sliding_window: number of tokens back that a token
-            attends to, itself included.
+        attention_mask: must be None, the result of `varlen_mask`.
+        sliding_window: number of tokens back that a token attends to, itself included.
         s_aux: (heads,) attention sinks: a logit beside those of the keys, without a value.
         position_ids: without `cu_seq_lens_q` in the batch, a document starts where these do not increase by one.
-            Without either, each row is a document. cu_seq_lens_q, max_length_q: transformers' names for the boundaries
-            of packed documents. document_lengths: the same on the host: without it, attention one document at a time
-            reads from the device, once per batch.
+            Without either, each row is a document.
+        cu_seq_lens_q, max_length_q: transformers' names for the boundaries of packed documents.
+        document_lengths: the same on the host: without it, attention one document at a time reads from the device, once
+            per batch.
 
     Returns:
         (batch, length, heads, width of the values), and no weights.
@@ -488,8 +492,8 @@ def _textbook(
         logits = torch.tanh(logits / formula.softcap) * formula.softcap
     logits = logits.masked_fill(~seen, float("-inf"))
     if formula.sinks is not None:
-        beside = formula.sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat([logits, beside], dim=-1)
+        sink_logits = formula.sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, sink_logits], dim=-1)
     weights = logits.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
     return F.dropout(weights, formula.dropout) @ value
 

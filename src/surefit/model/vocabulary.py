@@ -53,7 +53,7 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
     return {
         name: list(ids)
         for name, module in model.named_modules()
-        if any(module is end for end in vocabulary_modules(model))
+        if any(module is matrix for matrix in vocabulary_modules(model))
     }
 
 

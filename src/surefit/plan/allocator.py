@@ -133,12 +133,12 @@ class CachingAllocator:
     def _take(self, pool: _Pool, size: int) -> _Block | None:
         """Remove and return the smallest free block that fits (`get_free_block`), where a block that can grow counts
         with the size it can grow to: the end of an expandable segment is used only if no other fits."""
-        at = bisect.bisect_left(pool.free, (size, -1))
-        if at == len(pool.free):
+        index = bisect.bisect_left(pool.free, (size, -1))
+        if index == len(pool.free):
             return None
-        while at + 1 < len(pool.free) and pool.free[at + 1][2].reach < pool.free[at][2].reach:
-            at += 1
-        return pool.free.pop(at)[2]
+        while index + 1 < len(pool.free) and pool.free[index + 1][2].reach < pool.free[index][2].reach:
+            index += 1
+        return pool.free.pop(index)[2]
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
         if self.expandable:
@@ -216,12 +216,12 @@ class CachingAllocator:
         self._list(block.cut(size))
 
     def _join(self, block: _Block) -> _Block:
-        before, after = block.preceding, block.following
-        if before is not None and before.free and before.mapped == block.mapped:
-            self._unlist(before)
-            block = self._absorb(before)
-        if after is not None and after.free and after.mapped == block.mapped:
-            self._unlist(after)
+        previous_block, next_block = block.preceding, block.following
+        if previous_block is not None and previous_block.free and previous_block.mapped == block.mapped:
+            self._unlist(previous_block)
+            block = self._absorb(previous_block)
+        if next_block is not None and next_block.free and next_block.mapped == block.mapped:
+            self._unlist(next_block)
             block = self._absorb(block)
         return block
 

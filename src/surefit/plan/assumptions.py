@@ -17,8 +17,9 @@ class Assumption:
     """An assumption about a package on the other machine.
 
     Attributes:
-        package: its name for pip. installed: the assumption. False is the case that needs more memory and time. why:
-            the effect, and how to plan the other case.
+        package: its name for pip.
+        installed: the assumption. False is the case that needs more memory and time.
+        why: the effect, and how to plan the other case.
     """
 
     package: str

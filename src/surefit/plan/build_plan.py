@@ -1,7 +1,7 @@
 """The content of plan.json: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the
 time.
 
-Arithmetic alone can say that a run does not fit, and never that it does: `left_out` names what is not counted. Torch is
+Arithmetic alone can show that a run does not fit, never that it fits: `left_out` lists what is not counted. Torch is
 imported only where something is simulated; `quick` leaves that out. docs/reference/plan-json.md explains the keys.
 """
 
@@ -69,7 +69,8 @@ def build_plan(
     """Return the content of plan.json.
 
     `memory_total_bytes` is the fullest moment of a training step, not the sum of all terms: the logits are gone when
-    the optimizer updates. Each memory term says in `moment` when it is held. Totals are None where the model's size is
+        the optimizer updates. The `moment` of a memory term is the time at which it is held. Totals are None where the
+        model's size is
     not known; `does_not_fit` lists, in words, what exceeds this device or disk.
 
     Args:
@@ -78,8 +79,9 @@ def build_plan(
         hardware: the device.
         rows: training rows, None where they are not counted yet.
         quick: arithmetic only.
-        lengths: what is known about the rows' lengths. planner: estimates for the model, possibly with simulations in
-            its cache. scored: facts about the prompts of the evaluation; without them there is no time of scoring.
+        lengths: what is known about the rows' lengths.
+        planner: estimates for the model, possibly with simulations in its cache.
+        scored: facts about the prompts of the evaluation; without them there is no time of scoring.
 
     Raises:
         MachineError, ConfigError: no plan can be made for these inputs.
@@ -272,10 +274,10 @@ def _simulated_entry(memory: SimulatedMemory) -> dict[str, Any]:
 
 def _names(memory: SimulatedMemory) -> Iterator[str]:
     """Yield the phases' names; merging is a process of its own, which loads a second time."""
-    seen: set[str] = set()
+    earlier_names: set[str] = set()
     for phase in memory.phases:
-        yield f"merge: {phase.name}" if phase.name in seen else phase.name
-        seen.add(phase.name)
+        yield f"merge: {phase.name}" if phase.name in earlier_names else phase.name
+        earlier_names.add(phase.name)
 
 
 def _time(
@@ -310,8 +312,8 @@ def _generation_entry(
 ) -> dict[str, Any] | None:
     """Return the most memory that generation for scoring needs, in its own process and beside training, and a batch
     that fits where this one may not."""
-    config, usual = resolved.config, planner.length(resolved)
-    longest = scored.longest(usual) if scored else usual
+    config, length = resolved.config, planner.length(resolved)
+    longest = scored.longest(length) if scored else length
     generation = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
     if generation is None:
         return None
@@ -320,7 +322,7 @@ def _generation_entry(
     smaller_batch = None if fits or room is None else largest_fitting_eval_batch(config, model, hardware, room, longest)
     beside = None
     if config.evaluate.in_training:
-        held_out = (scored.held_out.longest if scored else None) or usual
+        held_out = (scored.held_out.longest if scored else None) or length
         weights, kept = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
         in_training = estimate_generation_memory(config, model, hardware.kind, held_out, hardware.compute_capability)
         beside = (

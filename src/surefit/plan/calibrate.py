@@ -45,16 +45,16 @@ HEADS = {"cpu": 2, "cuda": 16}
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cpu": "FLASH_ATTENTION"}
 """torch's names of the attention kernels whose rates training needs."""
 TINY_LAYERS, TINY_WIDTH = 8, 8
-"""Size of the model that launches are measured with: transformers' own, for its Python is most of what runs. Plain
-layers of torch took two thirds of its time per kernel."""
+"""Size of the model that launches are measured with: transformers' own, since its Python is most of the running code.
+Plain layers of torch took two thirds of its time per kernel."""
 
 
 def calibrate_device(progress: Progress = lambda text: None, measure_seconds: float | None = None) -> DeviceProfile:
     """Measure the first GPU that PyTorch sees, or else this CPU with the threads PyTorch uses.
 
     Args:
-        progress: called with the name of each measurement. measure_seconds: seconds to measure each figure for;
-            MEASURE_SECONDS by default.
+        progress: called with the name of each measurement.
+        measure_seconds: seconds to measure each figure for; MEASURE_SECONDS by default.
     """
     start = time.perf_counter()
     seconds_per_figure = measure_seconds or MEASURE_SECONDS

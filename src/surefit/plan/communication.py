@@ -30,9 +30,12 @@ class StepCommunication:
     """Bytes that one GPU sends and receives in an optimizer step.
 
     Attributes:
-        bytes: bytes in each direction. what: the contents, in words. bandwidth: bytes per second that are reached; None
-            where the link is not known. source: origin of the bandwidth. across: the bytes that go between machines,
-            where the others stay inside. waited: the bytes during which nothing is computed; none of them in `across`.
+        bytes: bytes in each direction.
+        what: the contents, in words.
+        bandwidth: bytes per second that are reached; None where the link is not known.
+        source: origin of the bandwidth.
+        across: the bytes that go between machines, where the others stay inside.
+        waited: the bytes during which nothing is computed; none of them in `across`.
     """
 
     bytes: int
@@ -64,24 +67,27 @@ def estimate_step_communication(
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1 or model.parameters is None or not model.linear_modules:
         return None
-    size, what = _communication_bytes(resolved, model, sharing, length)
+    size, contents = _communication_bytes(resolved, model, sharing, length)
     key_values = 0
     if sharing.mode == "fsdp" and sharing.tokens > 1:
-        key_values, what = _key_value_bytes(resolved, model, sharing, length), f"{what}; keys and values of every layer"
+        key_values, contents = (
+            _key_value_bytes(resolved, model, sharing, length),
+            f"{contents}; keys and values of every layer",
+        )
         size += key_values
     inside, link = sharing.size <= sharing.each, link_of(hardware.name)
     across = _replica_gradient_bytes(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
         return StepCommunication(
-            size, what, None, "how fast these devices exchange tensors is not known", waited=key_values
+            size, contents, None, "how fast these devices exchange tensors is not known", waited=key_values
         )
     if inside:
         assert link is not None
-        return StepCommunication(size + across, what, REACHED * link.bandwidth, link.source, across, key_values)
+        return StepCommunication(size + across, contents, REACHED * link.bandwidth, link.source, across, key_values)
     if key_values and link and sharing.tokens <= sharing.each:
-        return StepCommunication(size, what, REACHED * link.bandwidth, link.source, size - key_values, key_values)
+        return StepCommunication(size, contents, REACHED * link.bandwidth, link.source, size - key_values, key_values)
     return StepCommunication(
-        size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=key_values
+        size, contents, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=key_values
     )
 
 
@@ -120,12 +126,12 @@ def _communication_bytes(
                 micro * micro_batch_bytes
             ), "weights gathered twice and gradients added up, for each micro batch"
         case "tp":
-            within = micro * 2 * share * 2 * model.num_layers * passes * state
-            return round(within + between_groups), f"two hidden states per layer, each way{gradients_note}"
+            hidden_state_bytes = micro * 2 * share * 2 * model.num_layers * passes * state
+            return round(hidden_state_bytes + between_groups), f"two hidden states per layer, each way{gradients_note}"
         case "cp":
-            between = _key_value_bytes(resolved, model, sharing, length)
+            key_value_bytes = _key_value_bytes(resolved, model, sharing, length)
             return round(
-                between + 2 * all_ranks_share * number * trained
+                key_value_bytes + 2 * all_ranks_share * number * trained
             ), "keys and values of every layer, and all gradients"
         case "pp":
             return round(2 * micro * state + between_groups), f"hidden states and their gradients{gradients_note}"
@@ -167,23 +173,23 @@ def distributed_step_time(
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1:
         return step
-    divided = _slowest(resolved, model, sharing, length) / sharing.processes
+    time_share = _slowest(resolved, model, sharing, length) / sharing.processes
     communication = estimate_step_communication(resolved, model, hardware, length)
-    moved = (communication.seconds if communication else None) or 0.0
-    computed = step.seconds * divided
-    waited = moved
+    transfer_seconds = (communication.seconds if communication else None) or 0.0
+    computed = step.seconds * time_share
+    waiting = transfer_seconds
     if communication is not None and MODES[sharing.mode].overlaps:
-        waited = communication.waited_seconds + max(0.0, moved - communication.waited_seconds - computed)
-    seconds = computed + waited
+        waiting = communication.waited_seconds + max(0.0, transfer_seconds - communication.waited_seconds - computed)
+    seconds = computed + waiting
     return replace(
         step,
         seconds=seconds,
-        low=step.low * divided,
-        high=step.high * divided + 2 * moved,
+        low=step.low * time_share,
+        high=step.high * time_share + 2 * transfer_seconds,
         mfu=step.mfu * step.seconds / (sharing.processes * seconds),
         tokens_per_second=step.tokens_per_second * step.seconds / seconds,
-        evaluation_tokens_per_second=step.evaluation_tokens_per_second / divided,
-        limit="exchange between GPUs" if waited > computed else step.limit,
+        evaluation_tokens_per_second=step.evaluation_tokens_per_second / time_share,
+        limit="exchange between GPUs" if waiting > computed else step.limit,
     )
 
 
@@ -193,7 +199,7 @@ def _slowest(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayou
     rows = usual_shape(resolved, length).rows
     micro_batches = config.train.global_batch_size / rows
     groups = sharing.data_ranks
-    # With packing, only whole examples cannot be divided.
+    # With packing, processes share whole examples, not micro batches.
     most_examples = (
         rows * math.ceil(math.ceil(micro_batches) / groups)
         if config.data.packing is not True

@@ -61,9 +61,9 @@ class _OffloadedFakeTensor:
         self.fetch()
         fetched, self._fetched = self._fetched, None
         assert fetched is not None
-        before = self._before() if self._before is not None else None
-        if before is not None:
-            before.fetch()
+        previous = self._before() if self._before is not None else None
+        if previous is not None:
+            previous.fetch()
         return fetched
 
 
@@ -196,9 +196,9 @@ def _round_up(number: int, multiple: int) -> int:
 def _varlen_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """Return the temporaries of flash_api.cpp, mha_varlen_bwd: as `_flash_backward`, but rounded up by 128 rows per
     document."""
-    query, key, borders = args[1], args[2], args[6]
+    query, key, boundaries = args[1], args[2], args[6]
     tokens, heads, width = query.shape
-    rounded = tokens + 128 * (borders.numel() - 1)
+    rounded = tokens + 128 * (boundaries.numel() - 1)
     sizes = [heads * rounded * FLOAT32, heads * rounded * _round_up(width, 32) * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [key.shape[0] * heads * width * key.element_size()]

@@ -1,4 +1,4 @@
-"""The trace of a deep model from that of a shallow one, by repeating the events of one of its middle layers.
+"""The trace of a deep model from the trace of a shallow one, by repeating the events of one of its middle layers.
 
 All layers of a decoder request the same blocks from the allocator in the same order; only the first and the last differ
 from the others. So a model of `SHALLOW` layers is run, and wherever its trace goes through the layers one after another

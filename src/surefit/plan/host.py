@@ -72,4 +72,4 @@ def paged_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
     optimizer = OPTIMIZERS[resolved.config.train.optim]
     sizes = trainable_tensor_sizes(model, resolved.config.adapter) if optimizer.paged else ()
     large = [(numbers, optimizer.eight_bit and not embedding) for numbers, embedding in sizes if numbers >= PAGED]
-    return sum((2 if eight else MOMENTS) * numbers for numbers, eight in large)
+    return sum((2 if eight_bit else MOMENTS) * numbers for numbers, eight_bit in large)

@@ -40,7 +40,7 @@ class Malloc:
         peak: maximum of `resident`; reset by the caller that measures a phase.
 
     Example: of three blocks of half a MiB, then 3 MiB, the first three are in the heap and the last is a mapping. Freed
-    in order, the heap keeps the hole between what is left, and the mapping goes.
+    in order, the heap keeps the hole between the remaining blocks, and the mapping goes.
 
     >>> malloc = Malloc(threshold=1 << 20)
     >>> first, second, third = [malloc.allocate(1 << 19) for _ in range(3)]
@@ -79,12 +79,12 @@ class Malloc:
         if address == MAPPED:
             self._take(-size)
             return
-        if before := self._ends.get(address):
-            self._unlist(address - before, before)
-            address, size = address - before, size + before
-        if after := self._starts.get(address + size):
-            self._unlist(address + size, after)
-            size += after
+        if size_before := self._ends.get(address):
+            self._unlist(address - size_before, size_before)
+            address, size = address - size_before, size + size_before
+        if size_after := self._starts.get(address + size):
+            self._unlist(address + size, size_after)
+            size += size_after
         if address + size != self._top:
             self._list(address, size)
             return
@@ -95,10 +95,10 @@ class Malloc:
             self._end = kept
 
     def _from_free(self, needed: int) -> Block | None:
-        at = bisect.bisect_left(self._by_size, (needed, -1))
-        if at == len(self._by_size):
+        index = bisect.bisect_left(self._by_size, (needed, -1))
+        if index == len(self._by_size):
             return None
-        size, address = self._by_size[at]
+        size, address = self._by_size[index]
         self._unlist(address, size)
         if size - needed < ALIGNMENT:
             return address, size

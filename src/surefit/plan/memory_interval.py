@@ -75,9 +75,10 @@ class MemoryEstimate:
 
     Attributes:
         bytes: PyTorch's own memory, as estimated.
-        likely, low, high: with everything else on the device: in between, at least and at most. how: the method of the
-            estimate. margin, above: possible relative error: too high, and too low. beside: the other memory on the
-            device, in words.
+        likely, low, high: with everything else on the device: in between, at least and at most.
+        how: the method of the estimate.
+        margin, above: possible relative error: too high, and too low.
+        beside: the other memory on the device, in words.
     """
 
     bytes: int
@@ -110,10 +111,13 @@ def build_memory_estimate(
     """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
 
     Args:
-        estimate: bytes of PyTorch's own memory. kind: kind of the device. how: the method of the estimate.
+        estimate: bytes of PyTorch's own memory.
+        kind: kind of the device.
+        how: the method of the estimate.
         sharing: how several processes share the run.
-        pieces: share that fragmentation may add on a GPU beyond the estimate. kept: whether, on a CPU, malloc keeps
-            freed memory. process: on a CPU the least and most bytes of the process itself, and how they are known.
+        pieces: share that fragmentation may add on a GPU beyond the estimate.
+        kept: whether, on a CPU, malloc keeps freed memory.
+        process: on a CPU the least and most bytes of the process itself, and how they are known.
     """
     cpu = kind == "cpu"
     margin, (least, most) = (CPU_MARGIN[how], process[:2]) if cpu else (MARGIN[how], CONTEXT)

@@ -73,11 +73,12 @@ class Operation(NamedTuple):
     """One operator call.
 
     Attributes:
-        name: the operator's name. dtype: dtype of its first tensor, without "torch.".
+        name: the operator's name.
+        dtype: dtype of its first tensor, without "torch.".
         flops: floating-point operations of matrix products; 0 for all other operators.
         bytes: bytes read and written, each argument once; of an argument addressed by indices only the numbers touched.
-            kernels: number of kernel launches. attention: for attention, its kernel, direction and head dimension, such
-            as "flash backward 64".
+        kernels: number of kernel launches.
+        attention: for attention, its kernel, direction and head dimension, such as "flash backward 64".
     """
 
     name: str
@@ -242,7 +243,7 @@ def _attention_flops(given: dict[str, Any]) -> int:
 
 
 def _packed_attention_flops(given: dict[str, Any]) -> int:
-    """Return the FLOP of attention over packed documents, taken to be of even length, within the sliding window."""
+    """Return the FLOP of attention over packed documents, assumed to be of even length, within the sliding window."""
     tokens, heads, width = given["query"].shape
     documents = given["cu_seq_q"].numel() - 1
     window = given.get("window_size") or [-1, 0]

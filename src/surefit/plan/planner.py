@@ -42,10 +42,11 @@ class ExampleLengths:
     """Lengths of the examples in tokens, as far as they are known.
 
     Attributes:
-        longest: the length that memory is planned for; None: `data.max_length`. mean: the length that time is planned
-            for; None: the longest. source: the origin of these lengths, in words. known: "all" where `longest` is of
-            all rows, "sample" where it is of some, the largest among them, "none" where nothing is known and rows are
-            assumed to be as long as they may be.
+        longest: the length that memory is planned for; None: `data.max_length`.
+        mean: the length that time is planned for; None: the longest.
+        source: the origin of these lengths, in words.
+        known: "all" where `longest` is of all rows, "sample" where it is of some, the largest among them, "none" where
+            nothing is known and rows are assumed to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
         shortest: the shortest of the rows that were tokenized; None where it is not known.
         left_out: the share of the rows that is longer than `data.max_length` and left out of training.
@@ -104,7 +105,7 @@ class Planner:
         """Return the memory by simulation, which takes seconds.
 
         Raises:
-            Exception: whatever the model's own code raises on tensors without data.
+            Exception: any error of the model's own code on tensors without data.
         """
         with pause_gc():
             import_libraries()
@@ -113,7 +114,7 @@ class Planner:
 
             length, eval_length = self.length(resolved), self.eval_length(resolved)
             setting = build_step_config(resolved, self.model, hardware, length=length, eval_length=eval_length)
-            # The third micro batch of a step needs what the second did: the gradients are there already.
+            # The third micro batch of a step needs the same memory as the second: the gradients exist by then.
             setting = replace(setting, micro_batches=min(2, setting.micro_batches))
             if setting.sharing is not None and setting.sharing.mode == "pp":
                 rank = fullest_stage(resolved, self.model, self.length(resolved))
@@ -146,8 +147,8 @@ class Planner:
 
         Args:
             resolved: the config without "auto".
-            step: the time of its step. rows: training rows before any is held out; where they are not counted, the
-                held-out loss is left out.
+            step: the time of its step.
+            rows: training rows before any is held out; where they are not counted, the held-out loss is left out.
         """
         from surefit.plan.time import run_time
 
@@ -184,10 +185,11 @@ class MemoryEstimates:
     """Memory intervals of a simulated run.
 
     Attributes:
-        memory: the simulation, with the phases under this run's malloc settings. whole: interval of the fullest
-            process, including the one that merges. training: interval of the process that trains. first_step: interval
-            of that process up to its first step, which a dry pass runs. kept: whether malloc keeps freed memory, on a
-            CPU where the process is planned to stay small.
+        memory: the simulation, with the phases under this run's malloc settings.
+        whole: interval of the fullest process, including the one that merges.
+        training: interval of the process that trains.
+        first_step: interval of that process up to its first step, which a dry pass runs.
+        kept: whether malloc keeps freed memory, on a CPU where the process is planned to stay small.
     """
 
     memory: SimulatedMemory

@@ -43,10 +43,12 @@ class DeviceRates:
         matmul: FLOP/s of matrix products over FLOP, by torch's name of the type.
         copy: bytes/s, read and written together, over bytes.
         launch: seconds per kernel.
-        peak: the highest FLOP/s by type, the base of MFU: the data sheet's where there is one. margin: possible error
-            of a prediction with these rates, as a share of it. source: their origin, in words. attention: FLOP/s over
-            FLOP of the measured attention kernels, by `attention_key`. capability: a GPU's compute capability, which
-            decides the share of the fastest product that attention reaches where it was not measured; None: all of it.
+        peak: the highest FLOP/s by type, the base of MFU: the data sheet's where there is one.
+        margin: possible error of a prediction with these rates, as a share of it.
+        source: their origin, in words.
+        attention: FLOP/s over FLOP of the measured attention kernels, by `attention_key`.
+        capability: a GPU's compute capability, which decides the share of the fastest product that attention reaches
+            where it was not measured; None: all of it.
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
@@ -85,11 +87,12 @@ class DeviceProfile:
     Attributes:
         device: the GPU's name, or the processor's with the number of threads.
         kind: "cuda" or "cpu".
-        threads: number that PyTorch used on a CPU; None for a GPU. matmul, copy, launch, attention: as in
-            `DeviceRates`; older profiles, made before attention was measured, lack it.
+        threads: number that PyTorch used on a CPU; None for a GPU.
+        matmul, copy, launch, attention: as in `DeviceRates`; older profiles, made before attention was measured, lack
+            it.
         memory_bytes: as PyTorch reports it; None for a CPU.
-        context_bytes, workspace_bytes: of the CUDA context and cuBLAS; None for a CPU or where unknown. seconds:
-            duration of the measurement.
+        context_bytes, workspace_bytes: of the CUDA context and cuBLAS; None for a CPU or where unknown.
+        seconds: duration of the measurement.
     """
 
     device: str

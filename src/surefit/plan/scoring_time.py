@@ -63,11 +63,13 @@ class ScoringTime:
     """Time of scoring the models one after the other, in one process.
 
     Attributes:
-        variants: the models that are scored; ways: number of decodings: free, with a grammar, or both. answers: number
-            of answers that are written, or of prompts with ranked labels. tokens: least and most tokens per answer.
-        loading: seconds of starting, and of reading each model's files. answering: seconds of all answers. in_training:
-            seconds of one checkpoint's answers; None where checkpoints are not scored. source: the origin of the
-            device's rates.
+        variants: the models that are scored; ways: number of decodings: free, with a grammar, or both.
+        answers: number of answers that are written, or of prompts with ranked labels.
+        tokens: least and most tokens per answer.
+        loading: seconds of starting, and of reading each model's files.
+        answering: seconds of all answers.
+        in_training: seconds of one checkpoint's answers; None where checkpoints are not scored.
+        source: the origin of the device's rates.
     """
 
     variants: tuple[str, ...]
@@ -174,10 +176,10 @@ def _tokens(config: Config, model: ModelFacts, each: EvalPromptSet, ranked: bool
     token."""
     if ranked:
         return ValueRange(1, 1)
-    most = config.evaluate.max_new_tokens
+    max_tokens = config.evaluate.max_new_tokens
     if model.max_position_embeddings:
-        most = max(1, min(most, model.max_position_embeddings - _prompt(model, each, usual)))
-    return ValueRange(min(most, each.answer or 1), most)
+        max_tokens = max(1, min(max_tokens, model.max_position_embeddings - _prompt(model, each, usual)))
+    return ValueRange(min(max_tokens, each.answer or 1), max_tokens)
 
 
 def _passes(base: StepConfig, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:

@@ -139,7 +139,8 @@ def enumerate_candidates(
     Where a config packs its examples, no candidate pads them: that is never faster.
 
     Args:
-        planner: estimates for the model. places: devices, each with the config.
+        planner: estimates for the model.
+        places: devices, each with the config.
         allowed: values of `model.quantization` and `train.optim` to try as well: the model that is learned is then not
             the same.
 
@@ -174,18 +175,18 @@ def shared_variants(resolved: ResolvedConfig, model: ModelFacts, deepspeed: bool
         yield resolved
         return
     nodes = config.hardware.nodes
-    none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
-    ways = [none, none | {"mode": "fsdp"}]
-    ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
-    ways += [none | {"mode": mode} for mode in ZERO if deepspeed]
-    ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
-    ways += [none | {"mode": "tp", "tp": count}]
+    unshared = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
+    options = [unshared, unshared | {"mode": "fsdp"}]
+    options += [unshared | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
+    options += [unshared | {"mode": mode} for mode in ZERO if deepspeed]
+    options += [unshared | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
+    options += [unshared | {"mode": "tp", "tp": count}]
     section = config.parallel.model_dump()
-    current = {name: section[name] for name in none}
-    if current not in ways:
-        ways.insert(0, current)
-    for way in ways:
-        changed = _with_sections(resolved, parallel=way)
+    current = {name: section[name] for name in unshared}
+    if current not in options:
+        options.insert(0, current)
+    for option in options:
+        changed = _with_sections(resolved, parallel=option)
         if conflict_with_trait(changed.config, "fused LoRA"):
             changed = _with_sections(changed, speed={"fused_lora": False})
         if conflict_with_trait(changed.config, "fused kernels"):
@@ -232,8 +233,10 @@ def find_fastest(
     """Return the fastest candidate that fits on any of the devices.
 
     Args:
-        planner: estimates for the model. places: devices to search, each with the config. given: the config as it is.
-            allowed: as in `enumerate_candidates`.
+        planner: estimates for the model.
+        places: devices to search, each with the config.
+        given: the config as it is.
+        allowed: as in `enumerate_candidates`.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -243,13 +246,13 @@ def find_fastest(
         require_plannable(place.resolved, planner.model, place.hardware)
     candidates = enumerate_candidates(planner, places, allowed)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
-    hopeful = sorted(
+    promising = sorted(
         (candidate for candidate in candidates if candidate.verdict != "does not fit"),
         key=lambda candidate: candidate.speed,
     )
     simulated: list[Candidate] = []
     best = None
-    for candidate in hopeful:
+    for candidate in promising:
         if len(simulated) == SIMULATED and candidate.verdict != "fits":
             continue
         simulated.append(_simulate(planner, candidate))
@@ -284,8 +287,10 @@ class SolveResult:
     """The largest value of one setting that fits, and the next one.
 
     Attributes:
-        value: the largest value that fits; None where not even the smallest does. need: memory at `value`, simulated.
-            beyond: the next value; None where `value` is the last. beyond_need: memory at `beyond`, simulated.
+        value: the largest value that fits; None where not even the smallest does.
+        need: memory at `value`, simulated.
+        beyond: the next value; None where `value` is the last.
+        beyond_need: memory at `beyond`, simulated.
         limit: why there is no `beyond`.
         simulations: number of simulations that were run.
     """
@@ -331,16 +336,16 @@ def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) ->
             needs[index] = scale.simulated(index)
         return judge_fit(needs[index], place.hardware.memory_bytes) == "fits"
 
-    def about(index: int, ratio: float) -> bool:
+    def fits_by_estimate(index: int, ratio: float) -> bool:
         estimate = round(scale.closed_form(index).bytes * ratio)
         needed = build_memory_estimate(estimate, place.hardware.kind, "simulation", process=process)
         return judge_fit(needed, place.hardware.memory_bytes) == "fits"
 
-    first = max(0, largest_fitting_index(lambda index: about(index, 1.0), scale.count))
+    first = max(0, largest_fitting_index(lambda index: fits_by_estimate(index, 1.0), scale.count))
     fits(first)
     ratio = needs[first].bytes / scale.closed_form(first).bytes
     largest = _refine_guess(
-        fits, max(0, largest_fitting_index(lambda index: about(index, ratio), scale.count)), scale.count
+        fits, max(0, largest_fitting_index(lambda index: fits_by_estimate(index, ratio), scale.count)), scale.count
     )
     following = largest + 1 if largest + 1 < scale.count else None
     return SolveResult(
@@ -369,7 +374,7 @@ def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scal
     resolved, hardware = place.resolved, place.hardware
     values, limit = _values(field, planner.model, resolved.config)
 
-    def at(index: int) -> tuple[Planner, ResolvedConfig]:
+    def setting_at(index: int) -> tuple[Planner, ResolvedConfig]:
         value = values[index]
         match field:
             case "max_length":
@@ -385,11 +390,11 @@ def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scal
                 return Planner(solved, planner.lengths), resolved
 
     def closed(index: int) -> MemoryEstimate:
-        index_planner, changed = at(index)
+        index_planner, changed = setting_at(index)
         return _closed_form_or_error(index_planner, changed, hardware)
 
     def simulated(index: int) -> MemoryEstimate:
-        index_planner, changed = at(index)
+        index_planner, changed = setting_at(index)
         return index_planner.simulated(changed, hardware)
 
     return _Scale(len(values), lambda index: values[index], closed, simulated, limit)

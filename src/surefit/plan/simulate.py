@@ -77,10 +77,10 @@ class SimulatedMemory:
         terms: bytes at the fullest moment of a step by their use; they add up to its `allocated`. "unsplit" is the
             memory that the allocator gives a tensor beyond its size because the rest of the block is too small to split
             off.
-        peak: the allocation that makes it the fullest, with its operator, module and phase. layers_simulated: number of
-            the model's layers that were run; the trace of the others repeats theirs.
+        peak: the allocation that makes it the fullest, with its operator, module and phase.
+        layers_simulated: number of the model's layers that were run; the trace of the others repeats theirs.
         context: bytes of the CUDA context beside the allocator; 0 on a CPU.
-        kept: the phases on a CPU where malloc keeps what is freed, as in a small process (`core.malloc`); else empty.
+        kept: the phases on a CPU where malloc keeps freed memory, as in a small process (`core.malloc`); else empty.
     """
 
     phases: tuple[PhasePeak, ...]
@@ -110,9 +110,11 @@ def simulate_memory(
     """Return the memory of every phase.
 
     Args:
-        setting: the training step, and the device. expandable: the allocator's `expandable_segments`. extrapolate: run
-            a few layers and repeat their trace, where the model has more than `DEEP` layers that are alike. merge:
-            simulate also the process that merges.
+        setting: the training step, and the device.
+        expandable: the allocator's `expandable_segments`.
+        extrapolate: run a few layers and repeat their trace, where the model has more than `DEEP` layers that are
+            alike.
+        merge: simulate also the process that merges.
 
     Raises:
         ConfigError, ModelError: numbers that no run can have.
@@ -129,15 +131,15 @@ def simulate_memory(
         merged = [phase for phase in replay(merging) if phase.name == "merge"]
         phases, kept = [*phases, *merged], [*kept, *merged] if kept else []
     starts = dict(training.phases)
-    after = starts["save"] if setting.cuda else starts.get("eval", starts["end"])
-    tensors, at = training.peak(starts["first step"], after)
-    terms = dict(training.by_term(at, _term))
+    steps_end = starts["save"] if setting.cuda else starts.get("eval", starts["end"])
+    tensors, peak_position = training.peak(starts["first step"], steps_end)
+    terms = dict(training.by_term(peak_position, _term))
     if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
         terms["unsplit"] = unsplit
     return SimulatedMemory(
         tuple(phases),
         terms,
-        training.allocations[training.events[at - 1] - 1],
+        training.allocations[training.events[peak_position - 1] - 1],
         layers,
         cuda_context_bytes(setting.capability) if setting.cuda else 0,
         tuple(kept),
@@ -212,9 +214,12 @@ def record_run(
     "load".
 
     Args:
-        model: on the meta device, its adapter included. run: called with the model with fake parameters, and the
-            recorder to name phases with. padded: whether the attention mask reads as padded. cuda: with the operators
-            of a GPU, of this compute capability. kind: class of the recorder. load: makes the model's parameters.
+        model: on the meta device, its adapter included.
+        run: called with the model with fake parameters, and the recorder to name phases with.
+        padded: whether the attention mask reads as padded.
+        cuda: with the operators of a GPU, of this compute capability.
+        kind: class of the recorder.
+        load: makes the model's parameters.
     """
     recorder = (
         kind(_Scalar(padded), HIDDEN_TEMPORARIES, MATMULS, cublas_thread_workspace_bytes(capability))
@@ -260,10 +265,10 @@ def run_training(
 ) -> None:
     """Run the steps of `train.loop` with a model on its device, real or fake; the caller records. `whole`: also the
     first step and a checkpoint."""
-    pages = torch.empty(setting.mapped, dtype=torch.uint8)
-    recorder.tag([pages], "weight files")
-    working = torch.empty(setting.products, dtype=torch.uint8)
-    recorder.tag([working], "matrix products")
+    mapped_pages = torch.empty(setting.mapped, dtype=torch.uint8)
+    recorder.tag([mapped_pages], "weight files")
+    scratch = torch.empty(setting.products, dtype=torch.uint8)
+    recorder.tag([scratch], "matrix products")
     if whole and setting.cuda and setting.packed and engine.loading_device("cuda") == "cuda":
         _prove_packable(model, recorder)
     model.train()
@@ -285,8 +290,8 @@ def run_training(
         if not whole:
             _first_update(trained, optimizer)
         copies: list[torch.Tensor] = []
-        between = not setting.cuda and setting.saves_between
-        for phase in (("first step", "save", "step") if between else TRAINED) if whole else ("step",):
+        saves_between = not setting.cuda and setting.saves_between
+        for phase in (("first step", "save", "step") if saves_between else TRAINED) if whole else ("step",):
             recorder.start(phase)
             if phase == "save":
                 copies = _copy_for_checkpoint(setting, [*trained, *optimizer.tensors().values()], recorder)

@@ -34,12 +34,14 @@ class StepConfig:
 
     Attributes:
         config: the model's architecture.
-        dtype: the dtype of the computation: "float32", "bfloat16" or "float16". adapter: the LoRA settings; None: all
-            weights are trained. rows: examples per micro batch; length: tokens of the longest, to which all are padded.
-            Packed examples are all of this length. padded: whether some rows are shorter, so that attention needs a
-            mask.
-        packed: whether the examples are concatenated in one row. micro_batches: micro batches per optimizer step. With
-            more than one, the gradients are kept between them. checkpointing: `train.gradient_checkpointing`.
+        dtype: the dtype of the computation: "float32", "bfloat16" or "float16".
+        adapter: the LoRA settings; None: all weights are trained.
+        rows: examples per micro batch; length: tokens of the longest, to which all are padded. Packed examples are all
+            of this length.
+        padded: whether some rows are shorter, so that attention needs a mask.
+        packed: whether the examples are concatenated in one row.
+        micro_batches: micro batches per optimizer step. With more than one, the gradients are kept between them.
+        checkpointing: `train.gradient_checkpointing`.
         chunked, fused_lora, kernels, tiled_mlp: as in the config's section `speed`.
         quantization: quantization of the frozen weights.
         optimizer: `train.optim`.
@@ -52,9 +54,9 @@ class StepConfig:
         saves_between: whether there is a step after the first checkpoint.
         evaluates: whether there are held-out rows, whose loss is measured.
         eval_shape: (rows, tokens of the longest) of a micro batch of held-out rows; None: as in training.
-        mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them. products:
-            bytes of scratch memory of matrix products on a CPU, beside their operands. sharing: the rank that is
-            planned, and how the processes share the run; None for one process.
+        mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them.
+        products: bytes of scratch memory of matrix products on a CPU, beside their operands.
+        sharing: the rank that is planned, and how the processes share the run; None for one process.
     """
 
     config: PretrainedConfig
@@ -108,8 +110,8 @@ class StepConfig:
     @property
     def known(self) -> CacheKey:
         """Key of these settings for a cache."""
-        nameless = replace(self, config=None)  # type: ignore[arg-type]
-        return CacheKey(f"{type(self.config).__name__} {self.config.to_json_string()} {nameless!r}", self)
+        without_config = replace(self, config=None)  # type: ignore[arg-type]
+        return CacheKey(f"{type(self.config).__name__} {self.config.to_json_string()} {without_config!r}", self)
 
     def with_layers(self, layers: int) -> StepConfig:
         """Return the settings with only the first few layers."""
@@ -142,8 +144,9 @@ def build_step_config(
 
     Args:
         resolved: the config without "auto".
-        model: facts about its base model; config.json is read again from their source. hardware: the device. length:
-            tokens of the examples: the longest for memory, the mean for time; None: `data.max_length`.
+        model: facts about its base model; config.json is read again from their source.
+        hardware: the device.
+        length: tokens of the examples: the longest for memory, the mean for time; None: `data.max_length`.
         eval_length: tokens of the longest held-out example, where it is longer.
         padded: whether rows of a micro batch differ in length; None: wherever there is more than one.
         supervised: the share of tokens that the loss counts.
@@ -197,7 +200,7 @@ def load_pretrained_config(model: ModelFacts, revision: str | None = None) -> Pr
 
     Raises:
         ModelError: it needs code of its own, is stored quantized, or is of no type that this transformers knows.
-        MachineError: only the hub has it, and the hub cannot be reached.
+        MachineError: it is only on the hub, and the hub cannot be reached.
     """
     if model.custom_code:
         raise ModelError(

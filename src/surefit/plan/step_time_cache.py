@@ -58,9 +58,9 @@ class StepTimeCache:
             resolved: the config without "auto".
             hardware: the device.
             length: tokens of every example.
-            supervised: the share of the tokens that the loss counts. rows: most examples in a micro batch, for
-                processes that share a step. near: interpolate between micro batches of `FEW` and `MANY` rows, which is
-                exact enough to sort candidates.
+            supervised: the share of the tokens that the loss counts.
+            rows: most examples in a micro batch, for processes that share a step.
+            near: interpolate between micro batches of `FEW` and `MANY` rows, which is exact enough to sort candidates.
         """
         rates = device_rates_for(hardware)
         if rates is None:
@@ -85,7 +85,7 @@ class StepTimeCache:
         setting = build_step_config(resolved, self.model, hardware, length=length, supervised=supervised)
         if rows is not None and rows < setting.rows:
             setting = replace(setting, rows=rows, length=min(length, resolved.config.data.max_length))
-        # Many GPUs run the same operators, so they share what was simulated.
+        # Many GPUs run the same operators, so they share simulations.
         setting = replace(setting, micro_batches=1, capability=_oldest_equivalent_capability(setting))
         # With packing, a step has no whole number of equal micro batches; the remainder counts by its share.
         micro_batches = resolved.config.train.global_batch_size / setting.rows

@@ -39,10 +39,12 @@ class StepTime:
     Attributes:
         seconds: the expected time; low, high: the interval from the known error of the method.
         flops: floating-point operations of matrix products, recomputed ones included.
-        bytes: bytes read and written by all operators; kernels: number of kernel launches. mfu: share of the device's
-            peak that the operations would reach without recomputation (model FLOPs utilization). tokens_per_second:
-            padding included. evaluation_tokens_per_second: speed of a forward pass alone. limit: the resource that
-            accounts for the largest part of the time. source: the origin of the rates.
+        bytes: bytes read and written by all operators; kernels: number of kernel launches.
+        mfu: share of the device's peak that the operations would reach without recomputation (model FLOPs utilization).
+        tokens_per_second: padding included.
+        evaluation_tokens_per_second: speed of a forward pass alone.
+        limit: the resource that accounts for the largest part of the time.
+        source: the origin of the rates.
     """
 
     seconds: float
@@ -104,10 +106,12 @@ def run_time(
     """Return the time of a run, from the command to the trained adapter.
 
     Args:
-        step: time of a step of usual length. steps: optimizer steps. tokens_per_step: tokens that the data loader
-            collates between two steps, padding included. weight_bytes: bytes read from the disk before the first step.
-            evaluations: number of held-out losses; evaluation_tokens: in each, padding included. saves: number of
-            checkpoints; save_bytes: of each.
+        step: time of a step of usual length.
+        steps: optimizer steps.
+        tokens_per_step: tokens that the data loader collates between two steps, padding included.
+        weight_bytes: bytes read from the disk before the first step.
+        evaluations: number of held-out losses; evaluation_tokens: in each, padding included.
+        saves: number of checkpoints; save_bytes: of each.
         disk: bytes per second; loading: tokens per second.
     """
     parts = {
@@ -139,8 +143,8 @@ class OperatorTime:
     """Time of operators by its cause, in seconds.
 
     Attributes:
-        arithmetic, movement: time of the operators limited by one or the other. launches: time to launch all their
-            kernels.
+        arithmetic, movement: time of the operators limited by one or the other.
+        launches: time to launch all their kernels.
         overlaps: whether the device works while kernels are launched.
     """
 

@@ -82,13 +82,13 @@ class Trace:
     def peak(self, start: int = 0, end: int | None = None) -> tuple[int, int]:
         """Return (bytes, position just after it) of the fullest moment between two positions."""
         live = highest = 0
-        at = start
+        peak_position = start
         for position, event in enumerate(self.events[:end]):
             size = self.allocations[abs(event) - 1].bytes
             live += size if event > 0 else -size
             if position >= start and live > highest:
-                highest, at = live, position + 1
-        return highest, at
+                highest, peak_position = live, position + 1
+        return highest, peak_position
 
     def live_at(self, position: int) -> list[int]:
         """Return the numbers of the allocations that are alive just before `events[position]`."""
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scalar: returns the value that is read out of a fake tensor (`.item()`), from its dtype and the operator that
             made it; None for real tensors.
         hidden: operator name → the temporaries of its CUDA kernel.
-        matmuls, workspace: the operators before whose first run in a pass (forward, backward) this many bytes are
+        matmuls, workspace: before the first of these operators in a pass (forward, backward) this many bytes are
             allocated for good.
 
     Attributes:
@@ -195,8 +195,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         phase, repeat its events instead of running.
 
         Args:
-            key: everything that decides which operators run and which allocations are made. module: the module of its
-                tensors.
+            key: everything that decides which operators run and which allocations are made.
+            module: the module of its tensors.
         """
         key = self.phase, key
         if key in self._repeated:
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first, start, callbacks = len(self.trace.allocations), len(self.trace.events), len(self._again)
         run()
         events = self.trace.events[start:]
-        if set(events) == {-event for event in events}:  # nothing stays alive, as a first workspace does
+        if set(events) == {-event for event in events}:  # nothing stays alive, as a first workspace would
             self._repeated[key] = _Part(module, first, events, self._again[callbacks:])
 
     def _repeat(self, part: _Part, module: str) -> None:
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # two of three calls: autograd asks for the device of every gradient
+            return args[0].fake_device  # two of three calls: autograd reads the device of every gradient
         kwargs = kwargs or {}
         if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
             if self.watch is not None:
