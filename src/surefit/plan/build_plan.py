@@ -69,9 +69,8 @@ def build_plan(
     """Return the content of plan.json.
 
     `memory_total_bytes` is the fullest moment of a training step, not the sum of all terms: the logits are gone when
-        the optimizer updates. The `moment` of a memory term is the time at which it is held. Totals are None where the
-        model's size is
-    not known; `does_not_fit` lists, in words, what exceeds this device or disk.
+    the optimizer updates. The `moment` of a memory term is the time at which it is held. Totals are None where the
+    model's size is not known; `does_not_fit` lists, in words, what exceeds this device or disk.
 
     Args:
         resolved: the config without "auto".
