@@ -61,9 +61,9 @@ def add_adapter(
     matrices the rows `new_tokens`, which are consecutive, are trained.
 
     The factors are in the dtype the base computes in, also where its weights are quantized: PEFT's own default, float32
-        factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
-        (train/optim.py). The initial values depend on `seed` alone, and drawing them leaves torch's global random state
-        as it was.
+    factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
+    (train/optim.py). The initial values depend on `seed` alone, and drawing them leaves torch's global random state as
+    it was.
 
     Raises:
         ConfigError: an entry of `target_modules` matches no linear layer; `experts` is set, and there is no stack of

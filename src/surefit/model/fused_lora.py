@@ -60,8 +60,8 @@ class _Products(torch.autograd.Function):
     """Wᵢ x + bᵢ + sᵢ Bᵢ Aᵢ x for projections i of the same x.
 
     Saved for the backward pass: x, the A x (rank numbers per row and projection: less to read than x, from which they
-        could be recomputed) and, with dropout, its mask of a byte per number of x. Nothing of the size of the output.
-        Quantized weights are dequantized again for the backward pass, one at a time.
+    could be recomputed) and, with dropout, its mask of a byte per number of x. Nothing of the size of the output.
+    Quantized weights are dequantized again for the backward pass, one at a time.
     """
 
     @staticmethod
