@@ -1,1 +1,1 @@
-"""Models: loaded whole or refused (load), and given LoRA factors (adapter)."""
+"""Models: loaded whole or rejected (load), and extended by LoRA factors (adapter)."""

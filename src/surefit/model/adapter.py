@@ -1,4 +1,4 @@
-"""LoRA: adding the factors to a model, and the gate that a trained adapter is complete."""
+"""LoRA: adding the factors to a model, and the check that a trained adapter is complete."""
 
 from __future__ import annotations
 
@@ -43,38 +43,38 @@ SWITCHES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "use_dora": lambda peft: bool(peft.get("use_dora")),
     "experts": lambda peft: experts_of(peft.get("target_parameters")),
 }
-"""Settings of the config that an adapter must have been trained with → what they are in PEFT's."""
+"""Settings of the config that an adapter must have been trained with → their values in PEFT's settings."""
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PICKLED = "adapter_model.bin"
 TOKENIZER = "tokenizer_config.json"
 TOKENS = ".token_adapter.base_layer"
-"""What it calls a matrix of which single rows are trained."""
+"""Ending of PEFT's name for a matrix of which single rows are trained."""
 ROWS = ".token_adapter.trainable_tokens_delta"
-"""What it writes behind such a matrix's name."""
+"""Suffix of PEFT's name for the trained rows of such a matrix."""
 
 
 def add_adapter(
     model: PreTrainedModel, section: LoraSection, seed: int = 0, new_tokens: Sequence[int] = ()
 ) -> PeftModel:
-    """Freeze `model` and put LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
-    and with `experts` factors beside the stacks of routed experts, or beside the routers too. Of the vocabulary's
-    matrices the rows `new_tokens` are trained, which are consecutive.
+    """Freeze `model` and add LoRA factors beside its linear layers, in place; with DoRA also a magnitude per output,
+    and with `experts` factors beside the stacks of routed experts, or beside the routers too. In the vocabulary's
+    matrices the rows `new_tokens`, which are consecutive, are trained.
 
-    The factors are in the dtype the base computes in, also where its weights are quantised: PEFT's own default, float32
+    The factors are in the dtype the base computes in, also where its weights are quantized: PEFT's own default, float32
     factors, would make a float32 copy of every layer's input. The optimizer keeps float32 masters of them
-    (train/optim.py). The initial values depend on `seed` alone, and drawing them leaves torch's global random numbers
-    as they were.
+    (train/optim.py). The initial values depend on `seed` alone, and drawing them leaves torch's global random state as
+    it was.
 
     Raises:
-        ConfigError: an entry of `target_modules` matches no linear layer; `experts`, and no stack of them; the head has
-            factors, and rows that are trained, or a bias.
+        ConfigError: an entry of `target_modules` matches no linear layer; `experts` is set, and there is no stack of
+            them; the head has factors together with trained rows or a bias.
     """
     targets = adapted_modules(model, section.target_modules)
     stacks = adapted_stacks(model, section)
     rows = token_rows(model, new_tokens) if new_tokens else {}
-    if both := sorted(rows.keys() & targets.keys()):
+    if conflicting := sorted(rows.keys() & targets.keys()):
         raise ConfigError(
-            f"of {both[0]} the new tokens' rows are trained, so it can have no factors",
+            f"of {conflicting[0]} the new tokens' rows are trained, so it can have no factors",
             code="E5022",
             field=FIELD,
             help="leave it out: all-linear does",
@@ -92,7 +92,7 @@ def add_adapter(
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT 0.21 asks transformers 5.23 things by their old names
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT 0.21 uses deprecated names of transformers 5.23
         torch.manual_seed(seed)
         adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     assert isinstance(adapted, PeftModel)
@@ -106,22 +106,23 @@ def add_adapter(
 
 
 def _for_peft(model: PreTrainedModel, asked: str | list[str], targets: Mapping[str, tuple[int, int]]) -> list[str]:
-    """What PEFT is given: full names, where its all-linear or an ending would mean more layers than these."""
+    """Return the `target_modules` for PEFT: the config's endings, or full names where its all-linear or an ending would
+    match more layers than these."""
     endings = () if asked == "all-linear" else tuple(asked)
-    meant = {name for name, _ in model.named_modules() if any(ends_with(name, ending) for ending in endings)}
-    return list(endings) if meant == targets.keys() else sorted(targets)
+    matches = {name for name, _ in model.named_modules() if any(ends_with(name, ending) for ending in endings)}
+    return list(endings) if matches == targets.keys() else sorted(targets)
 
 
 def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
-    """Put the factors of a trained adapter in the place of the fresh ones, in place.
+    """Replace the fresh factors by those of a trained adapter, in place.
 
     Args:
-        model: as `add_adapter` gives it.
+        model: from `add_adapter`.
         directory: the trained adapter: a run's adapter/, or one that PEFT saved.
-        base: the base model; a run's adapter says which one it was trained on, and it must be that.
+        base: the base model; a run's adapter records the one it was trained on, and this must be the same.
 
     Returns:
-        Sentences where nothing says which base model it was trained on, and where that had tokens that the base lacks.
+        Sentences where no record names the base model it was trained on, and where that had tokens that the base lacks.
 
     Raises:
         ConfigError: it has another rank, scale or kind, adapts other layers, or was trained on another base model.
@@ -133,8 +134,8 @@ def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) 
         for name, tensor in tensors.items():
             model.get_parameter(f"{name.removesuffix('.weight')}.{model.active_adapter}.weight").copy_(tensor)
     if not (directory / RECORD).exists():
-        said = f"nothing says which base model {directory} was trained on; this is right only if it was this one"
-        return [said, *_tokens_left_out(model, directory, base)]
+        note = f"nothing says which base model {directory} was trained on; this is right only if it was this one"
+        return [note, *_tokens_left_out(model, directory, base)]
     trained_on = read_record(directory)["base"]
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
@@ -148,7 +149,7 @@ def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) 
 
 
 def _tokens_left_out(model: Any, directory: Path, base: ModelSection) -> list[str]:
-    """Say that the tokenizer beside an adapter has tokens for which the base has no rows."""
+    """Return a sentence where the tokenizer beside an adapter has tokens for which the base has no rows."""
     if not (directory / TOKENIZER).is_file():
         return []
     rows = len(model.get_input_embeddings().weight)
@@ -162,7 +163,7 @@ def _tokens_left_out(model: Any, directory: Path, base: ModelSection) -> list[st
 
 
 def _require_like(model: PeftModel, directory: Path) -> None:
-    """Refuse an adapter that does not fit into the fresh one number by number."""
+    """Raise unless an adapter has the shapes and settings of the fresh one."""
     try:
         saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
@@ -181,15 +182,15 @@ def _require_like(model: PeftModel, directory: Path) -> None:
                 field=name,
                 help=f"set {name}: {saved.get(key)}",
             )
-    for own, of in SWITCHES.items():
-        had, now = (str(of(values)).lower() for values in (saved, fresh))
-        if had != now:
+    for setting, read_setting in SWITCHES.items():
+        saved_value, fresh_value = (str(read_setting(values)).lower() for values in (saved, fresh))
+        if saved_value != fresh_value:
             raise ConfigError(
-                f"the adapter has {own} {had}, and the config {now}",
+                f"the adapter has {setting} {saved_value}, and the config {fresh_value}",
                 code="E5026",
                 path=directory,
-                field=f"lora.{own}",
-                help=f"set lora.{own}: {had}",
+                field=f"lora.{setting}",
+                help=f"set lora.{setting}: {saved_value}",
             )
     if (problem := find_non_lora_setting(saved)) is not None:
         raise ConfigError(
@@ -199,9 +200,9 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             field=START,
             help=f"{problem.help}; or start from fresh factors",
         )
-    if special := find_setting_blocking_training(saved):
+    if unsupported := find_setting_blocking_training(saved):
         raise ConfigError(
-            f"the adapter has {special}, which SureFit does not train",
+            f"the adapter has {unsupported}, which SureFit does not train",
             code="E5027",
             path=directory,
             field=START,
@@ -217,18 +218,18 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         )
     layers, tensors = lora_modules(model), _names_in(directory)
     require_readable_names(tensors, directory)
-    if whole := [name.removeprefix(PREFIX) for name in tensors if ".lora_" not in name]:
+    if other_tensors := [name.removeprefix(PREFIX) for name in tensors if ".lora_" not in name]:
         raise ConfigError(
-            f"the adapter has {whole[0]} as a whole beside its factors, and only factors are trained on",
+            f"the adapter has {other_tensors[0]} as a whole beside its factors, and only factors are trained on",
             code="E5750",
             path=directory,
             field=START,
             help="merge it and name the merged model, without start_from",
         )
     names = {name.removeprefix(PREFIX).partition(".lora_")[0] for name in tensors}
-    if other := sorted(names ^ set(_peft_modules(layers).values())):
+    if differing := sorted(names ^ set(_peft_modules(layers).values())):
         raise ConfigError(
-            f"the adapter and the config differ in {len(other)} layers, {other[0]} among them",
+            f"the adapter and the config differ in {len(differing)} layers, {differing[0]} among them",
             code="E5029",
             path=directory,
             field=FIELD,
@@ -238,7 +239,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
 
 
 def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...]]) -> str:
-    """The `target_modules` that mean what an adapter has factors for; merging it, where none do."""
+    """Return the help: the `target_modules` that match the adapter's factors, or to merge it, where none do."""
     head = model.get_output_embeddings()
     shared = head is not None and head.weight is model.get_input_embeddings().weight
     shapes = _linear_shapes(model)
@@ -247,11 +248,11 @@ def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...
         for name, module in model.named_modules()
         if name in shapes and ".lora_" not in name and not (shared and module is head)
     }
-    stacks = {within for name, within in _peft_modules(layers).items() if len(layers[name]) == 3}
-    own = had - stacks
-    wanted = matching_exactly(own, linear) if own and own <= linear else None
-    if wanted and not any(closed_to_lora(model.config.model_type, name) for name in own):
-        return f"set {FIELD}: [{', '.join(wanted)}]"
+    stacks = {wrapper for name, wrapper in _peft_modules(layers).items() if len(layers[name]) == 3}
+    had_linear = had - stacks
+    endings = matching_exactly(had_linear, linear) if had_linear and had_linear <= linear else None
+    if endings and not any(closed_to_lora(model.config.model_type, name) for name in had_linear):
+        return f"set {FIELD}: [{', '.join(endings)}]"
     return f"it has factors that no {FIELD} means: {MERGE_IT}"
 
 
@@ -277,9 +278,9 @@ def require_readable_names(names: Iterable[str], directory: Path) -> None:
     Raises:
         GateError: others, such as those of a compiled or wrapped model, with the command that renames them.
     """
-    if (found := rename_problem(names)) is None:
+    if (fault := rename_problem(names)) is None:
         return
-    problem, expression = found
+    problem, expression = fault
     command = f", or rename them in place: {_convert(directory, expression, WEIGHTS)}" if expression else ""
     raise GateError(
         f"the adapter's tensors do not have the names that PEFT gives them: {problem}, so it would answer as the base",
@@ -290,7 +291,7 @@ def require_readable_names(names: Iterable[str], directory: Path) -> None:
 
 
 def _convert(directory: Path, expression: str, source: str) -> str:
-    """The command that writes an adapter's tensors under other names, or of a pickle as safetensors."""
+    """Return the command that writes an adapter's tensors under other names, or a pickle's as safetensors."""
     reader = "from safetensors.torch import load_file as read, save_file"
     if source == PICKLED:
         reader = "from functools import partial; from safetensors.torch import save_file; from torch import load; "
@@ -303,10 +304,10 @@ def _convert(directory: Path, expression: str, source: str) -> str:
 
 
 def require_values(tensors: Mapping[str, torch.Tensor], directory: Path) -> None:
-    """Require that every tensor of an adapter has values, and finite ones.
+    """Require that every tensor of an adapter has values, and only finite ones.
 
     Raises:
-        GateError: names the first that is empty or has others.
+        GateError: a tensor is empty or has other values; names the first.
     """
     empty = [name for name, tensor in tensors.items() if not tensor.numel()]
     if empty:
@@ -345,9 +346,9 @@ def _names_in(directory: Path) -> list[str]:
 
 
 def factors_in_compute_dtype(model: PeftModel) -> None:
-    """Cast the LoRA factors to the type of the embeddings, which no quantisation touches.
+    """Cast the LoRA factors to the dtype of the embeddings, which are never quantized.
 
-    PEFT takes the type of the layer's own weights, which over 4-bit ones leaves float32, over float8 ones gives float8,
+    PEFT uses the dtype of the layer's own weights, which over 4-bit ones leaves float32, over float8 ones gives float8,
     and on meta leaves float32.
     """
     dtype = model.get_input_embeddings().weight.dtype
@@ -357,12 +358,12 @@ def factors_in_compute_dtype(model: PeftModel) -> None:
 
 
 def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> dict[str, tuple[int, int]]:
-    """The linear layers that get factors: full dotted name → (outputs, inputs).
+    """Return the linear layers that get factors: full dotted name → (outputs, inputs).
 
     Args:
         model: the base model, without an adapter.
-        target_modules: "all-linear" (all but the output head and what is closed to PEFT), or name endings
-            such as `q_proj`. Neither reaches routers and what learns nothing from text (facts/all_linear.py).
+        target_modules: "all-linear" (all but the output head and layers closed to PEFT), or name endings such as
+            `q_proj`. Neither includes routers and layers that learn nothing from text (facts/all_linear.py).
 
     Raises:
         ConfigError: an ending matches no linear layer, a head that shares its weight with the embedding, or is
@@ -383,12 +384,12 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
             )
     for ending in target_modules:
         if not any(ends_with(name, ending) for name in layers):
-            known = sorted({name.rpartition(".")[2] for name in layers})
+            last_names = sorted({name.rpartition(".")[2] for name in layers})
             raise ConfigError(
-                f"no linear layer's name ends in {ending!r}{did_you_mean(ending, known)}",
+                f"no linear layer's name ends in {ending!r}{did_you_mean(ending, last_names)}",
                 code="E5032",
                 field=FIELD,
-                help=f"choose from {', '.join(known)}, or all-linear",
+                help=f"choose from {', '.join(last_names)}, or all-linear",
             )
     chosen = {name: shape for name, shape in layers.items() if any(ends_with(name, e) for e in target_modules)}
     shared = head is not None and head.weight is model.get_input_embeddings().weight
@@ -403,10 +404,10 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
 
 
 def adapted_stacks(model: PreTrainedModel, section: LoraSection) -> Stacks:
-    """The stacks of experts that get factors, and the routers, as stacks of one.
+    """Return the stacks of experts that get factors, and the routers, as stacks of one.
 
     Raises:
-        ConfigError: the config asks for them, and the model has none that PEFT can reach.
+        ConfigError: the config requires them, and the model has none that PEFT can adapt.
     """
     stacks = expert_stacks(model) if section.experts else {}
     if section.experts and not stacks:
@@ -428,23 +429,23 @@ def adapted_stacks(model: PreTrainedModel, section: LoraSection) -> Stacks:
 
 
 def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
-    """What of `model` has LoRA factors: full dotted name in the base model → (outputs, inputs) of a layer, (experts,
-    outputs, inputs) of a stack of experts."""
+    """Return the modules of `model` with LoRA factors: full dotted name in the base model → (outputs, inputs) of a
+    layer, (experts, outputs, inputs) of a stack of experts."""
     layers = {name: shape for name, shape in _linear_shapes(model).items() if not name.endswith(TOKENS)}
     wrapped = {name: shape for name, shape in layers.items() if name.endswith(".base_layer")}
     stacks = {name.removeprefix(PREFIX): shape for name, shape in wrapped_stacks(model).items()}
-    routers = {name.removesuffix(".weight") for name in stacks}  # which may be linear layers too
-    found: dict[str, tuple[int, ...]] = {
+    routers = {name.removesuffix(".weight") for name in stacks}  # which may be linear layers as well
+    shapes: dict[str, tuple[int, ...]] = {
         name.removeprefix(PREFIX).removesuffix(".base_layer"): shape for name, shape in wrapped.items()
     }
-    return {name: shape for name, shape in found.items() if name not in routers} | stacks
+    return {name: shape for name, shape in shapes.items() if name not in routers} | stacks
 
 
 @contextmanager
 def adapter_errors(directory: Path) -> Iterator[None]:
-    """Raise PEFT's complaint with the adapter's directory, after `facts/validate_model_files.py` saw its settings."""
-    again = "it belongs to another base, or is damaged: name the base that it was trained beside, or copy it again"
-    with library_errors(directory, GateError, "the adapter cannot be loaded", again):
+    """Raise PEFT's error with the adapter's directory, after its settings passed `facts/validate_model_files.py`."""
+    advice = "it belongs to another base, or is damaged: name the base that it was trained beside, or copy it again"
+    with library_errors(directory, GateError, "the adapter cannot be loaded", advice):
         require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
         try:
             yield
@@ -452,26 +453,26 @@ def adapter_errors(directory: Path) -> Iterator[None]:
             _, *reasons = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             if not reasons:
                 raise
-            rest = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-            named = truncate_text("; ".join(reasons[:2]), 400)
+            remainder = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+            first_reasons = truncate_text("; ".join(reasons[:2]), 400)
             raise GateError(
-                f"the adapter cannot be loaded: {named}{rest}", code="E5404", path=directory, help=again
+                f"the adapter cannot be loaded: {first_reasons}{remainder}", code="E5404", path=directory, help=advice
             ) from error
 
 
 def trainable_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """(trained, all) parameters, shared ones counted once."""
+    """Return the numbers of trained and of all parameters, shared ones counted once."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)
 
 
 def _peft_modules(modules: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Adapted layer or stack → the module that PEFT keeps its factors in."""
+    """Return adapted layer or stack → the module in which PEFT keeps its factors."""
     return {name: name for name in modules} | wrappers(name for name, shape in modules.items() if len(shape) == 3)
 
 
 def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, ...]]) -> None:
-    """The gate between training and everything after it: the saved adapter is whole and has learnt.
+    """Check, between training and every later stage, that the saved adapter is complete and trained.
 
     Args:
         directory: an adapter as PEFT saves it.
@@ -479,8 +480,8 @@ def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, .
 
     Raises:
         GateError: files missing or damaged; a layer without factors, or factors for no layer; wrong shapes; values that
-            are not finite; a `lora_B` that is still all zero, which is how it starts; an expert without factors; the
-            rows of new tokens not there for every token.
+            are not finite; a `lora_B` that is still all zero, its initial value; an expert without factors; rows of new
+            tokens missing for a token.
     """
     try:
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
@@ -491,11 +492,11 @@ def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, .
             f"the adapter cannot be read: {error}", code="E5036", path=directory, help="train again"
         ) from error
     expected: dict[str, tuple[int, ...]] = {}
-    within = _peft_modules(modules)
+    wrapper = _peft_modules(modules)
     for name, (*experts, outputs, inputs) in modules.items():
         ranks = rank * math.prod(experts)
-        expected[f"{PREFIX}{within[name]}.lora_A.weight"] = (ranks, inputs)
-        expected[f"{PREFIX}{within[name]}.lora_B.weight"] = (outputs, ranks)
+        expected[f"{PREFIX}{wrapper[name]}.lora_A.weight"] = (ranks, inputs)
+        expected[f"{PREFIX}{wrapper[name]}.lora_B.weight"] = (outputs, ranks)
         if dora:
             expected[f"{PREFIX}{name}.lora_magnitude_vector"] = (outputs,)
     for name, ids in (config.get("trainable_token_indices") or {}).items():
@@ -507,13 +508,13 @@ def require_complete_adapter(directory: Path, modules: Mapping[str, tuple[int, .
     if not any(problems):
         factors = {}
         for name in (name for name, shape in modules.items() if len(shape) == 3):
-            a, b = (tensors[f"{PREFIX}{within[name]}.lora_{half}.weight"] for half in "AB")
+            a, b = (tensors[f"{PREFIX}{wrapper[name]}.lora_{half}.weight"] for half in "AB")
             factors[name] = of_each(a, b, modules[name][0])
         problems += find_expert_problems(factors)
-    if found := [problem for problem in problems if problem]:
-        rest = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    if faults := [problem for problem in problems if problem]:
+        remainder = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise GateError(
-            f"the adapter is not complete: {'; '.join(found[:3])}{rest}",
+            f"the adapter is not complete: {'; '.join(faults[:3])}{remainder}",
             code="E5037",
             path=directory / WEIGHTS,
             help="do not use it; train again, and check the loss in metrics.jsonl",

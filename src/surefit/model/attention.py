@@ -1,7 +1,7 @@
-"""Which attention a model runs with, and the proof that packed documents do not read each other in it.
+"""The attention implementation of a model, and the check that packed documents do not attend to each other in it.
 
-`varlen` is SureFit's own, `torch_varlen`. `facts.attention` says, from config.json, which models cannot be packed and
-when the kernel runs; `require_packable` proves it on the model itself, before anything is learnt.
+`varlen` is SureFit's own, `torch_varlen`. `facts.attention` decides, from config.json, which models cannot be packed
+and when the kernel runs; `require_packable` checks it on the model itself, before training.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ FLASH = {
     "flash_attention_2": (import_utils.is_flash_attn_2_available, (8, 0)),
     "flash_attention_3": (import_utils.is_flash_attn_3_available, (9, 0)),
 }
-"""Name → whether its package is installed, and the oldest GPU it is for."""
+"""Name → whether its package is installed, and the oldest GPU that supports it."""
 
 
 def resolve_attention(
     requested: str, *, packed: bool, dtype: str, capability: tuple[int, int] | None, config: Mapping[str, Any]
 ) -> Attention:
-    """The attention to load a model with.
+    """Return the attention to load a model with.
 
     Args:
         requested: `speed.attention`: "auto", "torch_varlen", "sdpa", "eager", "flash_attention_2" or "…_3".
         packed: whether documents share a row.
-        dtype: what the model computes in, such as "bfloat16".
+        dtype: dtype of the computation, such as "bfloat16".
         capability: the GPU's compute capability; None on a CPU.
         config: the model's config.json.
 
     Raises:
-        ModelError: packing asked of a model that cannot be packed, or `torch_varlen` for padded batches.
-        MachineError: FlashAttention asked for where it is not installed or the GPU is too old. transformers would
-            download a kernel instead, without a word.
+        ModelError: packing is set for a model that cannot be packed, or `torch_varlen` for padded batches.
+        MachineError: FlashAttention is set where it is not installed or the GPU is too old. transformers would silently
+            download a kernel instead.
     """
     if packed and (obstacle := packing_obstacle(config)):
         raise ModelError(obstacle, code="E5038", field=FIELD, help=UNPACKED)
@@ -76,7 +76,7 @@ def resolve_attention(
     obstacle = kernel_obstacle(needs, dtype=dtype, capability=capability)
     if requested in FLASH:
         _require_flash(requested, dtype, capability)
-        if needs.sinks:  # transformers would change it for a kernel that knows them, from the hub
+        if needs.sinks:  # transformers would replace it by a kernel from the hub that supports them
             raise ModelError(
                 "the model has attention sinks", code="E5039", field="speed.attention", help="leave it at auto"
             )
@@ -114,7 +114,7 @@ def use_varlen(model: PreTrainedModel | PeftModel) -> None:
     """Set `torch_varlen` on a loaded model, in place.
 
     Raises:
-        ModelError: the model, or a part of it, has attention of its own that no setting reaches.
+        ModelError: the model, or a part of it, has attention code of its own that no setting changes.
     """
     base = _base(model)
     base.set_attn_implementation(NAME)
@@ -130,26 +130,26 @@ def use_varlen(model: PreTrainedModel | PeftModel) -> None:
 
 
 def require_packable(model: PreTrainedModel | PeftModel) -> None:
-    """Prove that documents packed into a row are read as if they were alone.
+    """Check that documents packed into a row are read as if they were alone.
 
     Two short documents run through the model once packed, with its attention, and once each alone with transformers'
-    own plain attention. Where its attention is `torch_varlen`, every layer must have asked for it, with the window of
-    its mask. The logits must agree: the norm of the difference against that of the logits (their mean over the
-    vocabulary taken off) at most 4 · √layers · ε of the dtype, or 1e-3 if that is more. A document that reads another
-    is off by about 1.
+    own plain attention. Where its attention is `torch_varlen`, every layer must have called it, with the window of its
+    mask. The logits must agree: the norm of the difference divided by the norm of the logits (their mean over the
+    vocabulary subtracted) at most 4 · √layers · ε of the dtype, or 1e-3 if that is more. The error of a document that
+    reads another is about 1.
 
     Args:
         model: loaded, `use_varlen` done. Its mode and attention are left as they are.
 
     Raises:
-        ModelError: what does not hold.
+        ModelError: the check fails; says where.
     """
     base = _base(model)
     kind = base.config.model_type
     problem = packing_obstacle(base.config.to_dict())
     if problem is None:
         try:
-            found = packing_disagreement(model)
+            disagreement = packing_disagreement(model)
         except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -160,22 +160,21 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
                 field=FIELD,
                 help=UNPACKED,
             ) from error
-        if found:
+        if disagreement:
             require_computing(model)
-        problem = f"{kind} cannot be packed: {found}" if found else None
+        problem = f"{kind} cannot be packed: {disagreement}" if disagreement else None
     if problem:
         raise ModelError(problem, code="E5044", field=FIELD, help=UNPACKED)
 
 
 def require_computing(model: PreTrainedModel | PeftModel) -> None:
-    """Run two short documents alone, with transformers' own plain attention: a model that cannot do that is not to be
-    called unpackable.
+    """Run two short documents alone, with transformers' own plain attention: a failure there is not one of packing.
 
     Raises:
-        ModelError: its forward pass fails, or gives logits that are not finite.
+        ModelError: its forward pass fails, or returns logits that are not finite.
     """
     base = _base(model)
-    chosen = base.config._attn_implementation
+    implementation = base.config._attn_implementation
     base.set_attn_implementation("eager")
     try:
         with torch.no_grad(), _evaluating(model):
@@ -190,13 +189,13 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
             help="the model cannot be run as it is: compare its config.json with that of its source",
         ) from error
     finally:
-        base.set_attn_implementation(chosen)
-    if not all(bool(torch.isfinite(each).all()) for each in logits):
+        base.set_attn_implementation(implementation)
+    if not all(bool(torch.isfinite(document_logits).all()) for document_logits in logits):
         raise explain_non_finite(model, str(base.dtype).removeprefix("torch."))
 
 
 def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """A forward pass's arguments for 1-d token ids packed into one row."""
+    """Return a forward pass's arguments for 1-d token ids packed into one row."""
     lengths = tuple(len(ids) for ids in documents)
     device = documents[0].device
     starts = F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(device, torch.int32)
@@ -212,27 +211,27 @@ def pack_ids(documents: Sequence[torch.Tensor]) -> dict[str, Any]:
 
 
 def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
-    """What does not hold of what `require_packable` asks for, in words. A plan runs it on tensors without data for the
-    memory that it takes, and for what cuBLAS opens at the first product; its answer says nothing there."""
+    """Return the condition of `require_packable` that fails, in words, or None. A plan runs it on tensors without data
+    for the memory that it needs, and for the cuBLAS workspace of the first product; its result means nothing there."""
     base = _base(model)
     config = base.config.to_dict()
-    chosen, layers = base.config._attn_implementation, attention_layers(config)
+    implementation, layers = base.config._attn_implementation, attention_layers(config)
     documents = _documents_for(base, attention_needs(config).sliding_window)
     with counting_attention() as calls, torch.no_grad(), _evaluating(model):
         packed = _logits(model, **pack_ids(documents))
         base.set_attn_implementation("eager")
         try:
-            alone = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
+            separate = torch.cat([_logits(model, input_ids=ids[None]) for ids in documents], dim=1)
         finally:
-            base.set_attn_implementation(chosen)
-    if chosen == NAME and calls.total != layers:
+            base.set_attn_implementation(implementation)
+    if implementation == NAME and calls.total != layers:
         return f"{calls.total} of its {plural(layers, 'attention layer')} can be told where documents end"
-    # Some models make the mask of windows that none of their layers has.
+    # Some models make masks for windows that none of their layers has.
     windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
-    if chosen == NAME and calls.windows != (calls.masks if windowed else set()):
+    if implementation == NAME and calls.windows != (calls.masks if windowed else set()):
         return f"its masks have the windows {sorted(calls.masks)}, its layers ask for {sorted(calls.windows)}"
-    packed, alone = (logits - logits.mean(-1, keepdim=True) for logits in (packed, alone))
-    error = float((packed - alone).norm() / alone.norm())
+    packed, separate = (logits - logits.mean(-1, keepdim=True) for logits in (packed, separate))
+    error = float((packed - separate).norm() / separate.norm())
     allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
     if error <= allowed:
         return None
@@ -251,7 +250,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _documents_for(model: PreTrainedModel, window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids of two documents, the first longer than a short window."""
+    """Return the token ids of two documents, the first longer than a short window."""
     table: Any = model.get_input_embeddings()
     longer = window + 3 if window and window <= 128 else 6
     ids = (7 + 5 * torch.arange(longer + 5, device=table.weight.device)) % len(table.weight)

@@ -1,4 +1,4 @@
-"""Activation checkpointing, three ways: recompute everything, all but attention, or with its inputs on the host."""
+"""Activation checkpointing in three ways: recompute everything, all but attention, or with its inputs on the host."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def enable_checkpointing(model: torch.nn.Module, kind: bool | Literal["selective
     """Make the decoder layers of a transformers model, with or without LoRA factors, recompute in the backward pass.
 
     Args:
-        kind: False changes nothing. True keeps only the input of each layer. "selective" keeps what attention gave as
-            well, 2 × heads × head width + 4 × heads bytes per token and layer in 16 bits, and recomputes the rest.
-            "offload" is True with each layer's input in the host's memory: on a GPU in pinned memory, copied beside
-            the computation; on a CPU, where it is already, nothing is copied.
+        kind: False changes nothing. True keeps only the input of each layer. "selective" keeps the output of attention
+            as well, 2 × heads × head width + 4 × heads bytes per token and layer in 16 bits, and recomputes the rest.
+            "offload" is True with each layer's input in the host's memory: on a GPU in pinned memory, copied beside the
+            computation; on a CPU, where it is already, nothing is copied.
 
-    Loss and gradients stay what they are without it.
+    Loss and gradients stay the same.
     """
     if kind is False:
         return
@@ -40,8 +40,8 @@ def enable_checkpointing(model: torch.nn.Module, kind: bool | Literal["selective
 
 
 def _keep_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep what attention gave, unless it drew random numbers: left out of the recomputation, it would draw none, and
-    every dropout after it would drop others than in the forward pass."""
+    """Keep the output of attention, unless it drew random numbers: skipped in the recomputation, it would draw none,
+    and every dropout after it would drop other values than in the forward pass."""
     position = _attention_operators().get(op)
     if position is None:
         return CheckpointPolicy.PREFER_RECOMPUTE
@@ -50,14 +50,14 @@ def _keep_attention(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpo
 
 
 NO_DROPOUT = 1_000
-"""The position of the argument `dropout_p` of an operator that has none."""
+"""Position of the argument `dropout_p` for an operator without it."""
 
 
 @cache
 def _attention_operators() -> dict[Any, int]:
-    """The operators that compute attention as a whole → the position of their argument `dropout_p`.
+    """Return the operators that compute attention as a whole → the position of their argument `dropout_p`.
 
-    The textbook formula, which sdpa falls back to, is no operator of its own: there nothing is kept.
+    The textbook formula, which sdpa falls back to, is not an operator of its own: there nothing is kept.
     """
     import torch.nn.attention.varlen  # registers torch_attn::_varlen_attn
 
@@ -70,24 +70,24 @@ def _attention_operators() -> dict[Any, int]:
         aten._scaled_dot_product_fused_attention_overrideable,
         torch.ops.torch_attn._varlen_attn,
     )
-    found = {}
+    positions = {}
     for packet in packets:
         names = [argument.name for argument in packet.default._schema.arguments]
-        found[packet.default] = names.index("dropout_p") if "dropout_p" in names else NO_DROPOUT
-    return found
+        positions[packet.default] = names.index("dropout_p") if "dropout_p" in names else NO_DROPOUT
+    return positions
 
 
 def _offloading(checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """`checkpoint`, with its inputs on the host until the backward pass asks for them.
+    """Wrap `checkpoint` to keep its inputs on the host until the backward pass.
 
-    Non-reentrant checkpointing takes care of everything saved inside the call itself, so these hooks see what it saves
-    for the call: the layer's arguments. Of those only the first, the hidden states, is its own; a mask, say, is the
-    same tensor in every layer.
+    Non-reentrant checkpointing handles everything saved inside the call itself, so these hooks see only the tensors
+    that it saves for the call: the layer's arguments. Only the first, the hidden states, differs from layer to layer; a
+    mask, say, is the same tensor in every layer.
     """
 
     def offloaded(function: Callable[..., Any], hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        chosen = id(hidden)  # a hook that held the tensor itself would keep it on the device
-        with saved_tensors_hooks(lambda tensor: to_host(tensor) if id(tensor) == chosen else tensor, _unpack):
+        hidden_id = id(hidden)  # a hook with a reference to the tensor itself would keep it on the device
+        with saved_tensors_hooks(lambda tensor: to_host(tensor) if id(tensor) == hidden_id else tensor, _unpack):
             return checkpoint(function, hidden, *args, **kwargs)
 
     return offloaded
@@ -98,21 +98,21 @@ def _unpack(kept: Any) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> Any:
-    """Let go of a tensor's memory on its device: what comes back is not a tensor, and `to_device` takes it.
+    """Release a tensor's memory on its device; return an object that `to_device` turns back into the tensor.
 
-    The plan puts functions of its own in the place of these two, since its device is not real.
+    The plan replaces these two functions by its own, since its device is not real.
     """
     return OffloadedTensor(tensor) if tensor.is_cuda else HostTensor(tensor)
 
 
 def to_device(kept: Any) -> torch.Tensor:
-    """The tensor that `to_host` was given, with the same bits."""
+    """Return the tensor that `to_host` moved, with the same bits."""
     tensor: torch.Tensor = kept.tensor()
     return tensor
 
 
 class HostTensor:
-    """A tensor that is on the host anyway."""
+    """Holder of a tensor that is on the host already."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -122,11 +122,11 @@ class HostTensor:
 
 
 class OffloadedTensor:
-    """The copy of a CUDA tensor in pinned memory. Both copies run on a stream of their own, beside the computation.
+    """Copy of a CUDA tensor in pinned memory. Both copies run on a separate stream, beside the computation.
 
-    The backward pass asks for the layers from last to first. So whoever is asked for begins to fetch the one that was
-    offloaded just before it, which is there by the time the layer between them has been recomputed: at most two are on
-    the device at once.
+    The backward pass reads the layers from last to first. So reading one begins to fetch the one that was offloaded
+    just before it, which is there by the time the layer between them has been recomputed: at most two are on the device
+    at once.
     """
 
     _newest: weakref.ref[OffloadedTensor] | None = None
@@ -138,24 +138,25 @@ class OffloadedTensor:
         self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
         with self._beside():
             self._host.copy_(tensor, non_blocking=True)
-        # Its memory is given to nobody before the copy is done.
+        # Keeps the allocator from reusing its memory before the copy is done.
         tensor.record_stream(_stream(self._device))
 
     def tensor(self) -> torch.Tensor:
-        """On its device again, ready for the current stream; it is the caller's, and a second call copies again."""
+        """Return the tensor on its device, ready for the current stream; it is the caller's, and a second call copies
+        again."""
         self.fetch()
         fetched, self._fetched = self._fetched, None
         assert fetched is not None
         torch.cuda.current_stream(self._device).wait_stream(_stream(self._device))
-        before = self._before() if self._before is not None else None
-        if before is not None:
-            before.fetch()
+        previous = self._before() if self._before is not None else None
+        if previous is not None:
+            previous.fetch()
         return fetched
 
     def fetch(self) -> None:
-        """Begin to copy it back, if nobody has."""
+        """Begin to copy the tensor back, if that has not begun."""
         if self._fetched is None:
-            # Made on the current stream, where it is used and freed; the copy waits for who had the memory before.
+            # Made on the current stream, where it is used and freed; the copy waits for earlier uses of the memory.
             self._fetched = torch.empty_like(self._host, device=self._device)
             with self._beside():
                 self._fetched.copy_(self._host, non_blocking=True)
@@ -163,7 +164,7 @@ class OffloadedTensor:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """On the copying stream, once the current one has done what it was asked for so far."""
+        """Run the block on the copying stream, after all work submitted to the current one so far."""
         stream = _stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -172,5 +173,5 @@ class OffloadedTensor:
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream that copies to and from a device."""
+    """Return the stream that copies to and from a device."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -21,7 +21,7 @@ row or several; torch's own limit is 8."""
 
 
 def compile_layers(model: PreTrainedModel | PeftModel) -> int:
-    """Compile the forward of every decoder layer, in place; returns how many there are.
+    """Compile the forward of every decoder layer, in place; return how many there are.
 
     Nothing is compiled before the first call, which takes seconds to minutes. All sizes that may change are symbolic
     from the start, so that another length runs the same code. Call it after the adapter is added and fused and after
@@ -49,7 +49,7 @@ def compile_layers(model: PreTrainedModel | PeftModel) -> int:
 
 
 def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The layers that transformers checkpoints one by one, in their order."""
+    """Return the layers that transformers checkpoints one by one, in their order."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -68,7 +68,7 @@ def _require_compiler(device: str) -> None:
 
 
 def _c() -> bool:
-    """Triton compiles its launchers with whichever of these it finds."""
+    """Return whether there is a C compiler: Triton compiles its launchers with any of these."""
     return any(shutil.which(name) for name in ("cc", "gcc", "clang"))
 
 

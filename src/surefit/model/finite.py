@@ -1,4 +1,4 @@
-"""Weights and logits that are not finite: named as what they are, before anything else is blamed for them."""
+"""Weights and logits that are not finite: reported as such, before another cause is reported for their effects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FIELD, DTYPE = "model.name_or_path", "model.dtype"
 
 
 def explain_non_finite(model: torch.nn.Module, dtype: str) -> ModelError:
-    """Return the reason why a model computes NaN or infinity: values of its weights, or of what it makes of them.
+    """Return the reason why a model computes NaN or infinity: values of its weights, or overflow in the computation.
 
     Args:
         model: loaded; every weight is read once.
-        dtype: what it computes in, such as "float16".
+        dtype: dtype of the computation, such as "float16".
     """
-    found = list(_not_finite(model))
-    if not found:
+    faults = list(_not_finite(model))
+    if not faults:
         return ModelError(
             f"the logits are not finite, though all weights are: values overflow {dtype}",
             code="E5352",
@@ -29,10 +29,10 @@ def explain_non_finite(model: torch.nn.Module, dtype: str) -> ModelError:
             if dtype == "float16"
             else "compare the model with its source: config.json may not belong to the weights",
         )
-    name, nan, infinite, total = found[0]
-    more = f"; {plural(len(found) - 1, 'more tensor')} likewise" if len(found) > 1 else ""
+    name, nan, infinite, total = faults[0]
+    more = f"; {plural(len(faults) - 1, 'more tensor')} likewise" if len(faults) > 1 else ""
     problem = f"{nan + infinite:,} of {total:,} values of {name} are not finite ({nan:,} NaN, {infinite:,} infinite)"
-    overflows = dtype == "float16" and not any(each[1] for each in found)
+    overflows = dtype == "float16" and not any(fault[1] for fault in faults)
     return ModelError(
         problem + more,
         code="E5353",
@@ -46,11 +46,11 @@ def explain_non_finite(model: torch.nn.Module, dtype: str) -> ModelError:
 def _not_finite(model: torch.nn.Module) -> Iterator[tuple[str, int, int, int]]:
     """Yield (name, NaN values, infinite values, values) of each weight, or scale of quantized weights, that has any."""
     for name, tensor in _weights_and_scales(model):
-        # Of a tensor that is shared out between processes, this one's part.
+        # For a tensor sharded between processes, the local shard.
         values = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if not values.is_floating_point():
             continue
-        values = values.float() if values.itemsize == 1 else values  # of float8, isfinite knows nothing
+        values = values.float() if values.itemsize == 1 else values  # isfinite does not support float8
         if bool(torch.isfinite(values).all()):
             continue
         nan, infinite = (int(count) for count in (torch.isnan(values).sum(), torch.isinf(values).sum()))
@@ -58,10 +58,10 @@ def _not_finite(model: torch.nn.Module) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _weights_and_scales(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter, and what its numbers are multiplied by where they are quantized."""
+    """Yield every parameter, and the scales of those that are quantized."""
     for name, parameter in model.named_parameters():
         yield name, parameter
-        state = getattr(parameter, "quant_state", None)  # of bitsandbytes; its scales are quantized in turn
+        state = getattr(parameter, "quant_state", None)  # bitsandbytes'; its scales are quantized in turn
         if state is not None:
             nested = [state.state2.absmax, state.offset] if state.nested else []
             yield from ((f"{name} (scale)", scale) for scale in (state.absmax, *nested))

@@ -4,8 +4,8 @@ PEFT computes `W x + s · B (A x)` as three products, a multiplication and an ad
 `B (A x)` is added into `W x` by the product itself (GEMM's own `alpha` and `beta`), and projections that read the same
 input share one product with their `A`s joined and one gradient of that input.
 
-It changes the class of PEFT's own layers and nothing else: saving, merging, switching the adapter off and every case
-that is not plain LoRA stay PEFT's.
+Only the class of PEFT's own layers changes: saving, merging, disabling the adapter and every case that is not plain
+LoRA stay PEFT's.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from surefit.model.lora_products import add_lora_outputs, backward_through_lora_
 from surefit.model.quantize import Float8Linear, frozen_matrix, is_four_bit, linear_products
 
 SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-"""Names of siblings that read the same tensor. A guess: each call checks that it is so."""
+"""Names of siblings that read the same tensor. A guess, which each call checks."""
 
 
 def fuse_lora(model: PeftModel) -> int:
-    """Let the plain LoRA layers of `model` compute in fewer passes, in place; returns how many do.
+    """Let the plain LoRA layers of `model` compute in fewer passes, in place; return how many do.
 
     A layer is plain where it has one active adapter without bias, DoRA or another variant, over a frozen `nn.Linear`,
     `Float8Linear` or bitsandbytes' `Linear4bit`. `unfused_layers` names the others. Siblings in `SAME_INPUT` become a
@@ -47,7 +47,7 @@ def fuse_lora(model: PeftModel) -> int:
 
 
 def unfused_layers(model: PeftModel) -> dict[str, str]:
-    """The LoRA layers that are not fused: dotted name → why."""
+    """Return the LoRA layers that are not fused: dotted name → reason."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     return {name: _obstacle(layer) or "not fused" for name, layer in layers.items() if not is_fused(layer)}
 
@@ -59,9 +59,9 @@ def is_fused(module: object) -> bool:
 class _Products(torch.autograd.Function):
     """Wᵢ x + bᵢ + sᵢ Bᵢ Aᵢ x for projections i of the same x.
 
-    Kept for the backward pass: x, the A x (rank numbers per row and projection: less to read than x, from which they
-    could be had again) and, with dropout, its mask of a byte per number of x. Nothing of the size of the output.
-    Quantised weights are dequantised again for the backward pass, one at a time.
+    Saved for the backward pass: x, the A x (rank numbers per row and projection: less to read than x, from which they
+    could be recomputed) and, with dropout, its mask of a byte per number of x. Nothing of the size of the output.
+    Quantized weights are dequantized again for the backward pass, one at a time.
     """
 
     @staticmethod
@@ -73,7 +73,8 @@ class _Products(torch.autograd.Function):
         drop: float,
         *factors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """x: (rows, inputs). factors: A₁ (r₁, inputs), B₁ (outputs₁, r₁), A₂, … Returns (rows, outputsᵢ) each."""
+        """Compute the projections of x (rows, inputs), each (rows, outputsᵢ). factors: A₁ (r₁, inputs), B₁ (outputs₁,
+        r₁), A₂, …"""
         a, b = factors[::2], factors[1::2]
         dropped, mask = torch.native_dropout(x, drop, True) if drop else (x, None)
         low = dropped @ stack_lora_a(a).T
@@ -99,7 +100,8 @@ def _backward(
     low: torch.Tensor,
     factors: Sequence[torch.Tensor],
 ) -> tuple[torch.Tensor | None, list[torch.Tensor | None]]:
-    """From the projections' gradients to that of x, where it needs one, and those of A₁, B₁, A₂, …"""
+    """Return the gradient of x, where it needs one, and the gradients of A₁, B₁, A₂, …, from the projections'
+    gradients."""
     a, b = factors[::2], factors[1::2]
     d_low, d_b = backward_through_lora_b(grads, low, a, b, ctx.scalings)
     d_a = torch.split(d_low.T @ _masked(x, mask, ctx.drop), [len(factor) for factor in a])
@@ -117,7 +119,7 @@ def _backward(
 class _Gated(torch.autograd.Function):
     """silu(g) · u, where g and u are two projections of the same x, without dropout.
 
-    Kept: x, the A x, and what the bases made of x; g and u themselves are never written (`kernel_ops.swiglu`).
+    Saved: x, the A x, and the bases' outputs; g and u themselves are never written (`kernel_ops.swiglu`).
     """
 
     @staticmethod
@@ -128,7 +130,8 @@ class _Gated(torch.autograd.Function):
         scalings: Sequence[float],
         *factors: torch.Tensor,
     ) -> torch.Tensor:
-        """x: (rows, inputs). factors: A and B of the gate, A and B of up. Returns (rows, outputs)."""
+        """Compute the gated product of x (rows, inputs): (rows, outputs). factors: A and B of the gate, A and B of
+        up."""
         low = x @ stack_lora_a(factors[::2]).T
         gate, up = (product() for product in linear_products(bases, x))
         ctx.save_for_backward(x, low, gate, up, *factors)
@@ -145,8 +148,9 @@ class _Gated(torch.autograd.Function):
 
 
 def gated_mlp(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-    """silu(gate(x)) · up(x) in one kernel, LoRA's part included, for x (…, inputs); None where `swiglu` of the two
-    projections must do: what is not plain, or drops from its input, or is compiled, which fuses what it can itself."""
+    """Return silu(gate(x)) · up(x) from one kernel, LoRA included, for x (…, inputs); None where `swiglu` of the two
+    projections is needed: layers that are not plain, or have dropout, or are compiled, since the compiler fuses them
+    itself."""
     layers: list[Any] = [gate, up]
     if torch.compiler.is_compiling() or not all(is_fused(layer) and _plain_for(layer, x) for layer in layers):
         return None
@@ -159,48 +163,48 @@ def gated_mlp(gate: torch.nn.Module, up: torch.nn.Module, x: torch.Tensor) -> to
 
 
 def _masked(tensor: torch.Tensor, mask: torch.Tensor | None, drop: float) -> torch.Tensor:
-    """What dropout with this mask makes of `tensor`: its backward pass is the same product."""
+    """Return `tensor` after dropout with this mask: its backward pass is the same product."""
     return tensor if mask is None else torch.ops.aten.native_dropout_backward(tensor, mask, 1 / (1 - drop))
 
 
 def _run(layers: Sequence[Any], x: torch.Tensor) -> list[torch.Tensor]:
-    """The outputs of plain layers, each (…, outputs), for x (…, inputs)."""
+    """Return the outputs of plain layers, each (…, outputs), for x (…, inputs)."""
     rows, bases = x.reshape(-1, x.shape[-1]), [layer.base_layer for layer in layers]
     a, b, scalings = zip(*map(_factors, layers), strict=True)
     if not torch.compiler.is_compiling():
         factors = [factor for pair in zip(a, b, strict=True) for factor in pair]
-        found = _Products.apply(rows, bases, scalings, _drop(layers[0]), *factors)  # type: ignore[no-untyped-call]
+        outputs = _Products.apply(rows, bases, scalings, _drop(layers[0]), *factors)  # type: ignore[no-untyped-call]
     elif all(type(base) is torch.nn.Linear for base in bases):
         # Not `_Products`: traced by torch 2.11 its gradients come out as zeros, without an error (2.13's are right).
         drop = _drop(layers[0])
         dropped = torch.nn.functional.dropout(rows, drop) if drop else None
         weights, biases = [base.weight for base in bases], [base.bias for base in bases]
-        found = lora_linear_products(rows, dropped, weights, biases, list(a), list(b), list(scalings))[:-1]
+        outputs = lora_linear_products(rows, dropped, weights, biases, list(a), list(b), list(scalings))[:-1]
     else:
-        found = [_compilable_forward(layer, rows) for layer in layers]
-    return [output.view(*x.shape[:-1], output.shape[-1]) for output in found]
+        outputs = [_compilable_forward(layer, rows) for layer in layers]
+    return [output.view(*x.shape[:-1], output.shape[-1]) for output in outputs]
 
 
 def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Its A, its B, and what their product is scaled with."""
+    """Return a layer's A, its B, and the scaling of their product."""
     name = layer.active_adapters[0]
     return layer.lora_A[name].weight, layer.lora_B[name].weight, float(layer.scaling[name])
 
 
 def _compilable_forward(layer: Any, rows: torch.Tensor) -> torch.Tensor:
-    """The same sum over a quantised base, in operators that torch.compile differentiates and fuses itself."""
+    """Return the same sum over a quantized base, in operators that torch.compile differentiates and fuses itself."""
     a, b, scaling = _factors(layer)
     low = torch.nn.functional.linear(layer.lora_dropout[layer.active_adapters[0]](rows), a)
     return torch.addmm(layer.base_layer(rows), low, b.T, alpha=scaling)
 
 
 class _Group:
-    """Projections that read the same tensor: the first to be called computes all, the others take their result.
+    """Projections that read the same tensor: the first that is called computes all, the others take their result.
 
-    A result is handed out once, to a call with the very tensor it was computed from, unchanged since, in the same
-    gradient mode and with unchanged factors. A member called with another tensor while its result lies ready shows that
-    these projections do not read the same input, and so do results that nobody fetched, twice in a row (once can be an
-    exception in between): from then on each computes for itself. Results left by an exception are held until the next
+    A result is returned once, to a call with the very tensor it was computed from, unchanged since, in the same
+    gradient mode and with unchanged factors. A member called with another tensor while its result is ready shows that
+    these projections do not read the same input, and so do results not fetched twice in a row (once can be an exception
+    in between): from then on each projection computes its own. Results left by an exception are held until the next
     call.
     """
 
@@ -216,7 +220,7 @@ class _Group:
         self._ready: dict[torch.nn.Module, torch.Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without results: they belong to one forward pass (copies and pickles of the model)."""
+        """Return the state without results, which belong to one forward pass (copies and pickles of the model)."""
         return {"members": self.members, "apart": self.apart}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -224,8 +228,8 @@ class _Group:
         self.apart = state["apart"]
 
     def output(self, member: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """What `member`, plain for this x, makes of it."""
-        if self.apart or not all(_plain_for(other, x) and not _drop(other) for other in self.members):
+        """Return the output of `member`, plain for this x."""
+        if self.apart or not all(_plain_for(sibling, x) and not _drop(sibling) for sibling in self.members):
             return _run([member], x)[0]
         key = self._state(x)
         if x is self._x and key == self._key and member in self._ready:
@@ -248,9 +252,9 @@ class _Group:
         return result
 
     def _state(self, x: torch.Tensor) -> tuple[Any, ...]:
-        """All that a result depends on beside x itself.
+        """Return everything that a result depends on besides x itself.
 
-        The compiler follows no versions: in a model that it compiles, x must not change in place between siblings.
+        The compiler does not track versions: in a compiled model, x must not change in place between siblings.
         """
         if torch.compiler.is_compiling():
             return (torch.is_grad_enabled(),)
@@ -272,8 +276,8 @@ def _group(members: list[Any]) -> None:
 
 
 def disable_projection_groups(model: torch.nn.Module) -> None:
-    """Have each projection compute for itself. The compiler leaves a checkpoint alone, eager and without a word,
-    in which a module remembers anything (torch 2.13: no side effects in `torch.utils.checkpoint`)."""
+    """Let each projection compute its own output. The compiler silently leaves a checkpoint eager in which a module
+    changes its state (torch 2.13: no side effects in `torch.utils.checkpoint`)."""
     for module in model.modules():
         group: _Group | None = getattr(module, "fused_group", None)
         if group is not None:
@@ -281,7 +285,7 @@ def disable_projection_groups(model: torch.nn.Module) -> None:
 
 
 def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor | None:
-    """The output, or None where PEFT must compute it."""
+    """Return the output, or None where PEFT must compute it."""
     if not _plain_for(layer, x):
         return None
     group: _Group | None = getattr(layer, "fused_group", None)
@@ -298,7 +302,7 @@ class FusedLinear(PeftLinear):
 
 @functools.cache
 def _four_bit_class() -> type[torch.nn.Module]:
-    """`FusedLinear4bit`, made when it is first asked for: its base exists only where bitsandbytes is installed."""
+    """Return `FusedLinear4bit`, made on first use: its base exists only where bitsandbytes is installed."""
     from peft.tuners.lora.bnb import Linear4bit as PeftLinear4bit
 
     class FusedLinear4bit(PeftLinear4bit):
@@ -327,7 +331,7 @@ def _fused_class(kind: type) -> type[torch.nn.Module] | None:
 
 
 def _obstacle(layer: Any) -> str | None:
-    """Why this LoRA layer is not plain as it is now, if it is not."""
+    """Return why this LoRA layer is not plain at present, or None."""
     adapters = layer.active_adapters if isinstance(layer, LoraLayer) else []
     if len(adapters) != 1 or adapters[0] not in getattr(layer, "lora_A", {}):
         return "it has not one active adapter"
@@ -345,7 +349,7 @@ _DROPOUTS = (torch.nn.Identity, torch.nn.Dropout)
 
 
 def _plain_for(layer: Any, x: torch.Tensor) -> bool:
-    """Whether the fused form computes what PEFT would for this input, now."""
+    """Return whether the fused form computes PEFT's result for this input, at present."""
     if layer.disable_adapters or layer.merged or _obstacle(layer) is not None:
         return False
     name, base = layer.active_adapters[0], layer.base_layer
@@ -356,6 +360,6 @@ def _plain_for(layer: Any, x: torch.Tensor) -> bool:
 
 
 def _drop(layer: Any) -> float:
-    """The probability with which dropout takes a number away, now."""
+    """Return the current dropout probability."""
     dropout = layer.lora_dropout[layer.active_adapters[0]]
     return float(dropout.p) if isinstance(dropout, torch.nn.Dropout) and dropout.training else 0.0

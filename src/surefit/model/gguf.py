@@ -1,6 +1,6 @@
-"""A GGUF file made into a model directory that can be fine-tuned: dequantised once, kept in the cache.
+"""The conversion of a GGUF file into a model directory that can be fine-tuned: dequantized once, kept in the cache.
 
-The weights are written in float32. A value of a quantised block is scale × number + minimum, computed in float32: in
+The weights are written in float32. A value of a quantized block is scale × number + minimum, computed in float32: in
 float32 it is kept bit for bit, in bfloat16 or float16 it would be rounded once more, by up to 0.4 or 0.05 % of itself.
 """
 
@@ -48,19 +48,19 @@ from surefit.model.compat import watched_gguf_tensors, without_deepspeed
 FLOAT32 = 4
 TOLD_SECONDS = 5.0
 _one_thread = threading.Lock()
-"""A process holds the lock of a directory as a whole."""
+"""Lock between threads, since a directory's lock belongs to a whole process."""
 BESIDE_WEIGHTS = 64 * 2**20
-"""Room for the tokenizer and the rest, at most."""
+"""Most bytes of the tokenizer and the other files."""
 
 
 def convert_gguf(source: GgufSource) -> Path:
-    """The model directory of a GGUF file; made where it is not there yet, whole or not at all.
+    """Return the model directory of a GGUF file, converted atomically where it does not exist yet.
 
-    Processes that want the same one at the same time wait for the one that makes it.
+    Processes that need the same directory at the same time wait for the one that converts it.
 
     Raises:
         MachineError: the file's package or the reader is not installed, or the cache cannot be written or is full.
-        ModelError: the file is damaged, is not the one it has to be, or holds what cannot be converted.
+        ModelError: the file is damaged, has another hash than expected, or holds something that cannot be converted.
     """
     try:
         with _one_thread:
@@ -94,7 +94,7 @@ def _convert(source: GgufSource) -> Path:
 
 
 def _require_this_file(source: GgufSource, file: Path) -> None:
-    """Of a packaged model: that the package holds what it is known to hold."""
+    """Check that the file of a packaged model has the known hash."""
     packaged = source.packaged
     if packaged is not None and file_sha256(file) != packaged.sha256:
         raise ModelError(
@@ -121,12 +121,12 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
         f"converting {header.path.name} ({size}, {header.quantization}) to float32, once; later runs use the result"
     )
     with directory_atomic(directory) as temporary, tempfile.TemporaryDirectory() as folder, disk_errors():
-        # Under a name that transformers takes for a GGUF file, whatever it is called.
-        named = Path(folder) / "model.gguf"
-        named.symlink_to(header.path.resolve())
+        # A link with a name that transformers recognizes as a GGUF file, whatever the file's own name.
+        link = Path(folder) / "model.gguf"
+        link.symlink_to(header.path.resolve())
         try:
             _tokenizer(header).save_pretrained(temporary)
-            _write_weights(named, header, config, temporary)
+            _write_weights(link, header, config, temporary)
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
                 f"cannot be converted: {' '.join(str(error).split())[:300]}", code="E5049", path=header.path,
@@ -144,7 +144,7 @@ def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], direc
         )  # fmt: skip
     model, report = loaded
     _require_complete(model, report, header)
-    # What it keeps of the quantisation says that it cannot be saved, nor trained.
+    # Its remaining quantization attributes would prevent saving and training.
     model.hf_quantizer, model.is_quantized = None, False
     for name in ("quantization_method", "_is_quantized"):
         model.__dict__.pop(name, None)
@@ -161,7 +161,7 @@ def _write_weights(file: Path, header: GgufHeader, config: dict[str, Any], direc
 
 
 class _ProgressReporter:
-    """A line now and then, told of each tensor."""
+    """Callback for each tensor that writes a progress line at intervals."""
 
     def __init__(self, header: GgufHeader) -> None:
         self.of, self.last = len(header.tensors), float("inf")
@@ -174,20 +174,21 @@ class _ProgressReporter:
 
 
 def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:
-    """Every tensor of the file in the model, and nothing else: transformers leaves out what it does not know."""
+    """Check that every tensor of the file is in the model, and nothing else: transformers skips tensors that it does
+    not know."""
     lacking = sorted({*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])})
     parameters = sum(parameter.numel() for parameter in model.parameters())
     elements = sum(tensor.elements for tensor in header.tensors.values())
     infinite = [name for name, tensor in model.named_parameters() if not bool(torch.isfinite(tensor).all())]
     if lacking or parameters != elements or infinite:
-        what = (
+        problem = (
             f"{len(lacking)} weights are not in the file or of another shape: {', '.join(lacking[:3])}"
             if lacking
             else f"{infinite[0]} has values that are not finite"
             if infinite
             else f"the file holds {elements:,} numbers, the model {parameters:,}"
         )
-        raise ModelError(what, code="E5050", path=header.path, help="take another file of the model")
+        raise ModelError(problem, code="E5050", path=header.path, help="take another file of the model")
 
 
 def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
@@ -203,7 +204,7 @@ def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:
 
 
 def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
-    """The file that makes the directory believed, written last."""
+    """Write the manifest, which marks the directory as complete, last."""
     files = {
         file.name: {
             "bytes": file.stat().st_size,
@@ -221,6 +222,6 @@ def _write_manifest(directory: Path, header: GgufHeader, sha256: str) -> None:
         "name": header.metadata.get("general.name"),
         "license": header.metadata.get("general.license"),
     }
-    by = {"surefit": __version__, **{name: metadata.version(name) for name in ("transformers", READER)}}
-    manifest = {"converter": CONVERTER, "source": source, "dtype": "float32", "by": by, "files": files}
+    versions = {"surefit": __version__, **{name: metadata.version(name) for name in ("transformers", READER)}}
+    manifest = {"converter": CONVERTER, "source": source, "dtype": "float32", "by": versions, "files": files}
     write_json(directory / MANIFEST, manifest)

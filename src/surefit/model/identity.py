@@ -1,8 +1,8 @@
-"""Which model exactly: hashes that tie an adapter to its base and a saved model to what was trained.
+"""The identity of models: hashes that tie an adapter to its base and a saved model to the trained weights.
 
 Training writes `surefit.json` (`write_record`) beside the weights it saves, merging reads it: an adapter of another
-base, or weights that changed on their way to the disk, are then refused by name instead of producing a model that
-runs and answers nonsense.
+base, or weights that changed on their way to the disk, then raise an error that names them instead of producing a model
+that runs and answers nonsense.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from surefit.model.tokenizer import model_path
 
 RECORD = "surefit.json"
 IDENTIFYING = ("*.safetensors", "tokenizer.json", "tokenizer.model")
-"""Beside config.json: other weights are another model, and so are the same weights under another vocabulary. The chat
-template and the generation config are not part of it."""
+"""Identifying files besides config.json: other weights are another model, and so are the same weights under another
+vocabulary. The chat template and the generation config are not part of it."""
 
 
 def base_directory(section: ModelSection) -> Path:
-    """Where the base model's files lie on this machine, once it has been loaded.
+    """Return the directory of the base model's files on this machine, once it has been loaded.
 
     Raises:
         ModelError: a hub model that is not in the cache.
     """
-    place = Path(model_path(section.name_or_path, section.revision))
-    if place.is_dir():
-        return place
+    path = Path(model_path(section.name_or_path, section.revision))
+    if path.is_dir():
+        return path
     snapshot = cached_snapshot(section.name_or_path, section.revision)
     if snapshot is None:
         raise ModelError(
@@ -48,8 +48,8 @@ def base_directory(section: ModelSection) -> Path:
 
 
 def base_identity(directory: Path) -> str:
-    """The sha256 of a model directory: of config.json without the fields that name the library that wrote it, of the
-    weight files and of the vocabulary, each under its file name. About a second per GB.
+    """Return the sha256 of a model directory: of config.json without the fields that name the library that wrote it, of
+    the weight files and of the vocabulary, each under its file name. About a second per GB.
 
     Raises:
         ModelError: there is no readable config.json.
@@ -69,7 +69,7 @@ def base_identity(directory: Path) -> str:
 
 
 def adapter_identity(directory: Path) -> str:
-    """The sha256 of an adapter directory: its config and its weights."""
+    """Return the sha256 of an adapter directory: its config and its weights."""
     return _named_sha256("", sorted(directory.glob("adapter_*")))
 
 
@@ -86,7 +86,7 @@ def _named_sha256(text: str, files: Sequence[Path]) -> str:
 
 
 def tensor_sha256(tensor: torch.Tensor) -> str:
-    """The sha256 of a tensor's dtype, shape and bytes."""
+    """Return the sha256 of a tensor's dtype, shape and bytes."""
     data = tensor.detach().cpu().contiguous().reshape(-1)
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(data.view(torch.uint8).numpy().data)
@@ -94,7 +94,7 @@ def tensor_sha256(tensor: torch.Tensor) -> str:
 
 
 def named_tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
-    """The sha256 of named tensors, in the order of their names."""
+    """Return the sha256 of named tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name} {tensor_sha256(tensors[name])}\n".encode())
@@ -102,14 +102,14 @@ def named_tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def base_record(section: ModelSection) -> dict[str, Any]:
-    """The base as an adapter's record and a certificate name it: `name`, `sha256`, and of one that was made from a GGUF
-    file, `gguf`: that file's name and hash, and what was made of it."""
+    """Return the base's entry in an adapter's record and in a certificate: `name`, `sha256`, and for a base converted
+    from a GGUF file, `gguf`: that file's name and hash, and the details of the conversion."""
     directory = base_directory(section)
     return {"name": section.name_or_path, "sha256": base_identity(directory), **origin_entry(directory)}
 
 
 def origin_entry(directory: Path) -> dict[str, Any]:
-    """`gguf` of such a record; empty where the directory was not made from a GGUF file."""
+    """Return the `gguf` part of such an entry; empty where the directory was not converted from a GGUF file."""
     origin = gguf_provenance(directory)
     return {"gguf": origin} if origin else {}
 
@@ -120,7 +120,7 @@ def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, t
     Args:
         directory: adapter/ or model/.
         section: the base model; its files are hashed.
-        tensors: what was trained, from the live model, under the names it has in the file: PEFT's
+        tensors: the trained tensors of the live model, under their names in the file: PEFT's
             `get_peft_model_state_dict(model)` for an adapter, `model.state_dict()` for a whole model.
     """
     record = {"surefit": __version__, "base": base_record(section), "weights_sha256": named_tensors_sha256(tensors)}
@@ -128,7 +128,7 @@ def write_record(directory: Path, section: ModelSection, tensors: Mapping[str, t
 
 
 def describe_base(base: Mapping[str, Any]) -> str:
-    """A record's base for a message: of a GGUF file its own name and the hash of the file too."""
+    """Return a record's base in words: for a GGUF file also its own name and hash."""
     gguf = base.get("gguf")
     if not gguf or not isinstance(gguf.get("sha256"), str):
         return str(base["name"])
@@ -136,10 +136,10 @@ def describe_base(base: Mapping[str, Any]) -> str:
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """What `write_record` wrote.
+    """Return the record that `write_record` wrote.
 
     Raises:
-        GateError: it is missing or damaged: nothing says which base the weights belong to.
+        GateError: it is missing or damaged, so the base of the weights is unknown.
     """
     try:
         record = read_json_file(directory / RECORD)

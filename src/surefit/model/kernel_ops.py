@@ -1,12 +1,12 @@
 """The operators that have a fused kernel: on a GPU Liger's or our own, elsewhere the same arithmetic in PyTorch.
 
-Which of the two runs is decided here and nowhere else, by the device of the first argument. The forms in PyTorch are
-the reference that the kernels are tested against. Operators of `torch.library`, so the compiler and a plan see each as
-one call, with its arguments and its results.
+The device of the first argument decides which of the two runs, and only here. The forms in PyTorch are the reference
+that the kernels are tested against. Operators of `torch.library`, so the compiler and a plan see each as one call, with
+its arguments and its results.
 
-RMS norm and rope are Liger's (github.com/linkedin/Liger-Kernel); its SwiGLU writes the gradients over what the forward
-pass has kept, which an operator that may be called twice must not. `triton_swiglu` has our own, for that and because
-Liger has none that adds LoRA's part.
+RMS norm and rope are Liger's (github.com/linkedin/Liger-Kernel); its SwiGLU overwrites the forward pass's saved tensors
+with the gradients, which is not possible in an operator that may be called twice. `triton_swiglu` has our own, for that
+and because Liger has none that adds LoRA's part.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _fused(x: torch.Tensor) -> bool:
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float, whole: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(offset + weight) · x / √(mean(x²) + eps), computed in float32.
+    """Compute (offset + weight) · x / √(mean(x²) + eps), in float32.
 
     Args:
         x: (…, n), of the weight's dtype.
         weight: (n).
-        whole: the product with the weight is taken in float32 as well (Gemma), not after rounding to x's dtype (Llama).
+        whole: compute the product with the weight in float32 as well (Gemma), not after rounding to x's dtype (Llama).
 
     Returns:
         (…, n), and for the backward pass the 1 / √… of each row, float32.
@@ -68,7 +68,7 @@ def _rms_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, offset: float, whole: bool,
     trained: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The gradients of x and, where it is `trained`, of the weight; else an empty tensor in its place."""
+    """Return the gradients of x and, where it is `trained`, of the weight; else an empty tensor in its place."""
     if _fused(x):
         from liger_kernel.ops.rms_norm import rms_norm_backward
         from liger_kernel.ops.utils import calculate_settings
@@ -94,7 +94,7 @@ def _(
 
 
 def _casting(whole: bool) -> int:
-    """Liger's name for where it rounds: 0 is Llama's way, 1 Gemma's (`_str_to_casting_mode`)."""
+    """Return Liger's number for the place where it rounds: 0 is Llama's way, 1 Gemma's (`_str_to_casting_mode`)."""
     return 1 if whole else 0
 
 
@@ -102,7 +102,7 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, to
     x, weight, _, offset, whole = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.offset, ctx.whole = offset, whole
-    ctx.set_materialize_grads(False)  # else a row of zeros for the gradient of the scales is made each time
+    ctx.set_materialize_grads(False)  # else a row of zeros is made each time for the gradient of the scales
 
 
 def _norm_gradients(ctx: Any, dy: torch.Tensor | None, _: Any) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ rms_norm.register_autograd(_norm_gradients, setup_context=_keep_norm)
 def rope(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, back: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys, rotated by their positions; `back`: the other way round, as their gradients are.
+    """Rotate queries and keys by their positions; `back`: in the opposite direction, for their gradients.
 
     Args:
         q: (batch, heads, tokens, width); k: the same with its own number of heads.
@@ -138,17 +138,19 @@ def rope(
         from liger_kernel.ops.rope import rope_backward, rope_forward
 
         # Liger rotates in place.
-        q, k = (each.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for each in (q, k))
+        q, k = (
+            states.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2) for states in (q, k)
+        )
         rotated = rope_backward(q, k, cos, sin) if back else rope_forward(q, k, cos, sin)
         return rotated[0], rotated[1]
     cos, sin = cos[:, None], (-sin if back else sin)[:, None]
-    q, k = (each * cos + _half_turned(each) * sin for each in (q, k))
+    q, k = (states * cos + _half_turned(states) * sin for states in (q, k))
     return _by_tokens(q), _by_tokens(k)
 
 
 @rope.register_fake
 def _(q: Any, k: Any, cos: Any, sin: Any, back: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(each.new_empty(each.transpose(1, 2).shape).transpose(1, 2) for each in (q, k))
+    return tuple(states.new_empty(states.transpose(1, 2).shape).transpose(1, 2) for states in (q, k))
 
 
 def _half_turned(x: torch.Tensor) -> torch.Tensor:
@@ -184,8 +186,8 @@ def swiglu(
     b: list[torch.Tensor],
     scalings: list[float],
 ) -> torch.Tensor:
-    """silu(g) · u, where g and u are gate and up, each with its LoRA's part added: s · low Bᵀ, for which nothing of the
-    size of g is written. Sums and products in float32.
+    """Compute silu(g) · u, where g and u are gate and up, each with its LoRA part added: s · low Bᵀ, for which nothing
+    of the size of g is written. Sums and products in float32.
 
     Autograd differentiates it without factors; with them `fused_lora` does.
 
@@ -221,7 +223,7 @@ def swiglu_backward(
     b: list[torch.Tensor],
     scalings: list[float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of `swiglu`'s g and u, which are those of gate and up; g and u are computed once more."""
+    """Return the gradients of `swiglu`'s g and u, which are the gradients of gate and up; g and u are recomputed."""
     if _fused(gate):
         from surefit.model import triton_swiglu
 
@@ -240,13 +242,13 @@ def _(dy: Any, gate: Any, up: Any, low: Any, b: Any, scalings: Any) -> tuple[tor
 def _with_factors(
     gate: torch.Tensor, up: torch.Tensor, low: torch.Tensor | None, b: list[torch.Tensor], scalings: list[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.promote_types(gate.dtype, torch.float32)
-    g, u = gate.to(wide), up.to(wide)
+    compute_dtype = torch.promote_types(gate.dtype, torch.float32)
+    g, u = gate.to(compute_dtype), up.to(compute_dtype)
     if low is None:
         return g, u
-    parts = torch.split(low.to(wide), [factor.shape[1] for factor in b], dim=1)
+    parts = torch.split(low.to(compute_dtype), [factor.shape[1] for factor in b], dim=1)
     g, u = (
-        base + scaling * (part @ factor.to(wide).T)
+        base + scaling * (part @ factor.to(compute_dtype).T)
         for base, part, factor, scaling in zip((g, u), parts, b, scalings, strict=True)
     )
     return g, u

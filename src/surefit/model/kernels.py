@@ -1,6 +1,6 @@
-"""Fused kernels for the parts of a model that they fit, found by what these compute and not by what they are called.
+"""Fused kernels for the matching parts of a model, found by their computation and not by their name.
 
-A norm, an MLP or a rotation is tried on a few random numbers: where it gives what the kernel's own formula gives, its
+A norm, an MLP or a rotation is tried on a few random numbers: where its result matches the kernel's own formula, its
 class is changed to one whose forward pass calls `kernel_ops` for tensors on a GPU; everything else stays as it is.
 """
 
@@ -29,15 +29,15 @@ from surefit.model.quantize import Float8Linear
 from surefit.model.sdpa import on_gpu
 
 MOST_UNEQUAL = 0.02
-"""The share of 16-bit results that may differ from the formula's by their rounding; where the weight is multiplied
-before instead of after rounding, a third do."""
+"""Share of 16-bit results that may differ from the formula's by their rounding; where the weight is multiplied before
+instead of after rounding, a third do."""
 WIDTHS = (24, 40)
-"""Of the MLP that is tried: what goes in, and what is in it."""
+"""Input and inner width of the MLP that is tried."""
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RmsNormSpec(NamedTuple):
-    """(offset + weight) · x / √(mean(x²) + eps); `whole` as in `kernel_ops.rms_norm`."""
+    """Parameters of (offset + weight) · x / √(mean(x²) + eps); `whole` as in `kernel_ops.rms_norm`."""
 
     eps: float
     offset: float
@@ -53,7 +53,7 @@ class GatedMlpNames(NamedTuple):
 
 
 class FusedModuleCounts(NamedTuple):
-    """How many modules have got a kernel."""
+    """Numbers of modules that use a kernel."""
 
     norms: int
     mlps: int
@@ -61,7 +61,8 @@ class FusedModuleCounts(NamedTuple):
 
 
 def require_kernels() -> None:
-    """
+    """Raise if the packages of the fused kernels are not installed.
+
     Raises:
         MachineError: Liger or Triton is not installed.
     """
@@ -75,13 +76,13 @@ def require_kernels() -> None:
 
 
 def use_kernels(model: torch.nn.Module) -> FusedModuleCounts:
-    """Give every part of `model` that a kernel fits that kernel, in place; names and weights stay as they are.
+    """Let every part of `model` that a kernel matches use that kernel, in place; names and weights stay as they are.
 
-    Call it after the adapter is added and fused, and before what goes around forward passes. On a CPU the model goes on
-    computing what it did.
+    Call it after the adapter is added and fused, and before forward passes are wrapped. On a CPU the model computes as
+    before.
     """
     counts = dict.fromkeys(FusedModuleCounts._fields, 0)
-    with _disable_current_modes():  # of a plan: what is tried here is no part of a run
+    with _disable_current_modes():  # a plan's modes: the trials here are no part of a run
         for module in model.modules():
             if isinstance(module, Float8Linear):
                 module.one_pass = True
@@ -89,19 +90,19 @@ def use_kernels(model: torch.nn.Module) -> FusedModuleCounts:
                 continue
             kind: Any = type(module)
             if (norm := find_rms_norm(module)) is not None:
-                module.surefit_norm, module.__class__, found = norm, _norm_class(kind), "norms"  # type: ignore[assignment]
+                module.surefit_norm, module.__class__, counter = norm, _norm_class(kind), "norms"  # type: ignore[assignment]
             elif (gates := find_gated_mlp(module)) is not None:
-                module.surefit_gates, module.__class__, found = gates, _mlp_class(kind), "mlps"  # type: ignore[assignment]
+                module.surefit_gates, module.__class__, counter = gates, _mlp_class(kind), "mlps"  # type: ignore[assignment]
             elif (name := find_rope_function(kind)) is not None:
-                module.__class__, found = _attention_class(kind, name), "rotations"
+                module.__class__, counter = _attention_class(kind, name), "rotations"
             else:
                 continue
-            counts[found] += 1
+            counts[counter] += 1
     return FusedModuleCounts(**counts)
 
 
 def find_rms_norm(module: torch.nn.Module) -> RmsNormSpec | None:
-    """The RMS norm that a module computes, if it is one with a vector of weights and a number for eps."""
+    """Return the RMS norm that a module computes, if it is one with a vector of weights and a number for eps."""
     weight = module._parameters.get("weight")
     numbers = [value for value in vars(module).values() if type(value) is float]
     if weight is None or weight.ndim != 1 or len(module._parameters) > 1 or module._modules or len(numbers) != 1:
@@ -116,24 +117,24 @@ def find_rms_norm(module: torch.nn.Module) -> RmsNormSpec | None:
 
 
 def _same_norm(probe: torch.nn.Module, form: RmsNormSpec, dtype: torch.dtype, generator: torch.Generator) -> bool:
-    """Whether it gives the form's numbers, of rows so small that eps counts as well."""
+    """Return whether a module computes the form's numbers, for rows so small that eps counts as well."""
     x = torch.randn(8, 256, generator=generator) * torch.logspace(-4, 1, 8)[:, None]
     weight = torch.nn.Parameter(torch.randn(256, generator=generator).to(dtype), requires_grad=False)
     probe._parameters = {"weight": weight}
-    found = _answer(type(probe).forward, probe, x.to(dtype))
+    result = _answer(type(probe).forward, probe, x.to(dtype))
     expected = rms_norm(x.to(dtype), weight, *form)[0]
-    if found is None or found.dtype != dtype or found.shape != expected.shape:
+    if result is None or result.dtype != dtype or result.shape != expected.shape:
         return False
     if dtype == torch.float32:
-        return torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
-    return bool((found != expected).float().mean() < MOST_UNEQUAL)
+        return torch.allclose(result, expected, rtol=1e-5, atol=1e-6)
+    return bool((result != expected).float().mean() < MOST_UNEQUAL)
 
 
 def find_gated_mlp(module: torch.nn.Module) -> GatedMlpNames | None:
-    """The linear layers of a gated MLP with silu, if the module is one and has no other weights."""
+    """Return the linear layers of a gated MLP with silu, if the module is one and has no other weights."""
     linears = {name: child for name, child in module._modules.items() if _is_linear(child)}
-    others = [child for name, child in module._modules.items() if name not in linears and child is not None]
-    if len(linears) != 3 or module._parameters or any(True for child in others for _ in child.parameters()):
+    other_children = [child for name, child in module._modules.items() if name not in linears and child is not None]
+    if len(linears) != 3 or module._parameters or any(True for child in other_children for _ in child.parameters()):
         return None
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, WIDTHS[0], generator=generator)
@@ -146,10 +147,10 @@ def find_gated_mlp(module: torch.nn.Module) -> GatedMlpNames | None:
             weights[name] = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
         probe = copy.copy(module)
         probe._modules = {**module._modules, **{name: _linear(weight) for name, weight in weights.items()}}
-        found = _answer(type(probe).forward, probe, x)
+        result = _answer(type(probe).forward, probe, x)
         gate_w, up_w, down_w = weights.values()
         expected = linear(silu(linear(x, gate_w)) * linear(x, up_w), down_w)
-        if found is not None and found.shape == x.shape and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        if result is not None and result.shape == x.shape and torch.allclose(result, expected, rtol=1e-4, atol=1e-5):
             return GatedMlpNames(*names)
     return None
 
@@ -171,25 +172,25 @@ def _linear(weight: torch.Tensor) -> torch.nn.Linear:
 
 @cache
 def find_rope_function(kind: type[torch.nn.Module]) -> str | None:
-    """The global name by which the forward pass of a class calls rope on its queries and keys, if it does."""
+    """Return the global name by which the forward pass of a class calls rope on its queries and keys, if it does."""
     forward = kind.forward
     if not isinstance(forward, types.FunctionType):
         return None
-    named = ((name, forward.__globals__.get(name)) for name in forward.__code__.co_names)
-    return next((name for name, value in named if isinstance(value, types.FunctionType) and _rotates(value)), None)
+    candidates = ((name, forward.__globals__.get(name)) for name in forward.__code__.co_names)
+    return next((name for name, value in candidates if isinstance(value, types.FunctionType) and _rotates(value)), None)
 
 
 @cache
 def _rotates(function: types.FunctionType) -> bool:
-    """Whether function(q, k, cos, sin) turns pairs of numbers, the one half a head away from the other."""
+    """Return whether function(q, k, cos, sin) rotates pairs of numbers, half a head apart."""
     if function.__code__.co_varnames[:4] != ("q", "k", "cos", "sin"):
         return False
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (4, 2))
     angle = torch.randn(2, 5, 4, generator=generator).repeat(1, 1, 2)
-    found = _answer(function, q, k, angle.cos(), angle.sin())
+    result = _answer(function, q, k, angle.cos(), angle.sin())
     expected = rope(q, k, angle.cos(), angle.sin(), False)
-    return isinstance(found, tuple) and list(map(_same, found, expected)) == [True, True]
+    return isinstance(result, tuple) and list(map(_same, result, expected)) == [True, True]
 
 
 def _same(found: Any, expected: torch.Tensor) -> bool:
@@ -197,7 +198,7 @@ def _same(found: Any, expected: torch.Tensor) -> bool:
 
 
 def _answer(function: Callable[..., Any], *args: Any) -> Any:
-    """What a function of somebody else's makes of these; None where it fails, for it may want other arguments."""
+    """Return the result of an unknown function with these arguments; None where it fails, since it may need others."""
     with suppress(Exception), torch.no_grad():
         return function(*args)
     return None
@@ -227,16 +228,17 @@ def _mlp_class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 @cache
 def _attention_class(kind: type[torch.nn.Module], name: str) -> type[torch.nn.Module]:
-    """The same code, in which one global name means the kernel: the module that it is from stays as it is."""
+    """Return a class with the same code, in which one global name refers to the kernel: the original module stays as it
+    is."""
     plain: Any = kind.forward
-    turn = plain.__globals__[name]
+    original_rope = plain.__globals__[name]
 
     def rotate(
         q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         alike = q.dtype == k.dtype == cos.dtype and cos.ndim == 3 and cos.shape[-1] == q.shape[-1] == k.shape[-1]
         if args or kwargs or not alike or not on_gpu(q) or q.dtype not in TYPES:
-            return turn(q, k, cos, sin, *args, **kwargs)
+            return original_rope(q, k, cos, sin, *args, **kwargs)
         return rope(q, k, cos, sin, False)
 
     names = {**plain.__globals__, name: rotate}
@@ -246,10 +248,10 @@ def _attention_class(kind: type[torch.nn.Module], name: str) -> type[torch.nn.Mo
 
 
 def _with_forward(kind: type[torch.nn.Module], forward: Any) -> type[torch.nn.Module]:
-    """A class that is called what its base is: other packages go by that name."""
-    own = {
+    """Return a subclass with its base's name: other packages rely on that name."""
+    attributes = {
         "forward": functools.wraps(kind.forward)(forward),
         "__module__": kind.__module__,
         "__qualname__": kind.__qualname__,
     }
-    return type(kind.__name__, (kind,), own)
+    return type(kind.__name__, (kind,), attributes)

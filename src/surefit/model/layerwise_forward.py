@@ -1,7 +1,7 @@
 """A model that reads its weights from its files while it runs: memory for its largest layer instead of for all.
 
-It answers as the model in memory does, bit for bit, and as slowly as the disk is: for reading a few rows once, not for
-generating text.
+It computes the outputs of the model in memory, bit for bit, at the speed of the disk: for a forward pass over a few
+rows, not for generating text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from surefit.model.tokenizer import NewTokens, Resized, new_tokens
 from surefit.model.vocabulary import vocabulary_modules
 
 NUDGED_AT_ONCE = 2**22
-"""Numbers: 40 MiB of copies."""
+"""Numbers that are perturbed at once: 40 MiB of copies."""
 
 
 class WeightFiles:
@@ -49,10 +49,10 @@ class WeightFiles:
         self._grown: dict[str, NewTokens | Resized] = {}
         self.files = {file: list(read_header(file)) for file in weight_files(directory)}
         self._place = {name: file for file, names in self.files.items() for name in names}
-        for name, place in read_weight_index(directory).items():
-            if place != getattr(self._place.get(name), "name", None):
+        for name, file_name in read_weight_index(directory).items():
+            if file_name != getattr(self._place.get(name), "name", None):
                 raise ModelError(
-                    f"{name} is not in {place}, where the index says it is",
+                    f"{name} is not in {file_name}, where the index says it is",
                     code="E5066",
                     path=directory / INDEX,
                     help="files were exchanged or cut short: fetch or write the model again",
@@ -63,25 +63,27 @@ class WeightFiles:
 
     @property
     def names(self) -> set[str]:
-        """All tensors' names."""
+        """Names of all tensors."""
         return set(self._place)
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor as it is in its file, on the CPU: a view of the mapped file, so not to be written into."""
+        """Return the tensor as it is in its file, on the CPU: a view of the mapped file, which must not be written
+        to."""
         with safe_open(self._place[name], framework="pt") as tensors:
             tensor: torch.Tensor = tensors.get_tensor(name)
         return self._grown[name].into(tensor) if name in self._grown else tensor
 
     def grow(self, names: Collection[str], new: NewTokens | Resized) -> None:
-        """From here on these tensors are read with the rows of new tokens, as `model.vocabulary.grow` makes them."""
+        """Read these tensors with the rows of new tokens from now on, as `model.vocabulary.grow` makes them."""
         self._grown |= dict.fromkeys(names, new)
 
 
 def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized | None = None) -> PreTrainedModel:
-    """The model of a directory's config.json with parameters on meta and real buffers, in evaluation mode.
+    """Return the model of a directory's config.json with parameters on the meta device and real buffers, in evaluation
+    mode.
 
     Args:
-        new: tokens for which it has rows beyond those of config.json.
+        new: tokens with rows beyond those of config.json.
 
     Raises:
         ModelError: transformers builds no causal language model from it.
@@ -106,34 +108,34 @@ def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized
 
 
 def names_in_files(model: PreTrainedModel, weights: WeightFiles) -> dict[str, str]:
-    """Parameter name → its name in the files, which may have the decoder's prefix or lack it, or be one that
-    transformers gives up while it loads.
+    """Return parameter name → its name in the files, which may have the decoder's prefix or lack it, or be one that
+    transformers renames while it loads.
 
-    Parameters that share their weight with one in the files go by its name. What is in no file under either name is
-    left out: transformers makes it of several tensors while it loads.
+    Parameters that share their weight with one in the files map to its name. A parameter in no file under either name
+    is left out: transformers builds it from several tensors while it loads.
     """
     prefix = f"{model.base_model_prefix}."
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     by_identity: dict[int, str] = {}
     parameters = list(model.named_parameters(remove_duplicate=False))
     for name, parameter in parameters:
         for candidate in (name, name.removeprefix(prefix), prefix + name):
             if candidate in weights:
-                found[name] = by_identity[id(parameter)] = candidate
+                names[name] = by_identity[id(parameter)] = candidate
                 break
-    if len(found) < len(parameters):
+    if len(names) < len(parameters):
         identities = dict(parameters)
-        for name, stored in renamed_in_files(model, weights.names - set(found.values())).items():
-            found.setdefault(name, stored)
+        for name, stored in renamed_in_files(model, weights.names - set(names.values())).items():
+            names.setdefault(name, stored)
             by_identity.setdefault(id(identities[name]), stored)
     for name, parameter in parameters:
-        if name not in found and id(parameter) in by_identity:
-            found[name] = by_identity[id(parameter)]
-    return found
+        if name not in names and id(parameter) in by_identity:
+            names[name] = by_identity[id(parameter)]
+    return names
 
 
 def cast(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of the files in the type that loading the model gives it."""
+    """Return a tensor of the files in the dtype that loading the model gives it."""
     kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
     if not tensor.is_floating_point() or any(part in kept for part in name.split(".")):
         return tensor
@@ -141,10 +143,10 @@ def cast(model: PreTrainedModel, name: str, tensor: torch.Tensor, dtype: torch.d
 
 
 class LayerwiseModel:
-    """A model that has its weights only while it runs, one decoder layer at a time.
+    """A model that holds its weights only while it runs, one decoder layer at a time.
 
     Attributes:
-        model: to be wrapped by PEFT or called; its parameters are hollow, its buffers real.
+        model: the model to wrap with PEFT or to call; its parameters are stubs, its buffers real.
         weights: its files. names: parameter → tensor in them.
     """
 
@@ -158,11 +160,11 @@ class LayerwiseModel:
         if new is not None:
             matrices = {id(module.weight) for module in vocabulary_modules(self.model)}
             parameters = self.model.named_parameters()
-            self.weights.grow([self.names[name] for name, one in parameters if id(one) in matrices], new)
+            self.weights.grow([self.names[name] for name, parameter in parameters if id(parameter) in matrices], new)
         self.device = device
         stub_parameters(self.model, device)
         parameters = self.model.named_parameters(remove_duplicate=False)
-        # By the parameters themselves: of one that was let go, another may get the id.
+        # Keyed by the parameters themselves: the id of a deleted one may be reused.
         self._stored = {parameter: self.names[name] for name, parameter in parameters if name in self.names}
         for name, buffer in self.model.named_buffers():
             if name in self.weights:
@@ -170,19 +172,20 @@ class LayerwiseModel:
             buffer.data = buffer.data.to(device)
 
     def why_not(self) -> str | None:
-        """Why this model cannot run from its files; None where it can."""
+        """Return why this model cannot run from its files; None where it can."""
         missing = [name for name, _ in self.model.named_parameters() if name not in self.names]
         return f"{len(missing)} weights, {missing[0]} among them, are in its files in another form" if missing else None
 
     def with_adapter(self, directory: Path, whole: Collection[str] = (), name: str = "default") -> PeftModel:
-        """The model with a saved adapter beside its weights, in evaluation mode; the factors in the base's dtype.
+        """Return the model with a saved adapter beside its weights, in evaluation mode; the factors in the base's
+        dtype.
 
         Args:
-            whole: parameters that PEFT reads or writes while it loads the adapter; from here on they are real.
-            name: by which PEFT knows the adapter.
+            whole: parameters that PEFT reads or writes while it loads the adapter; from then on they are real.
+            name: PEFT's name of the adapter.
         """
-        real = {id(self.model.get_parameter(name)) for name in whole}
-        self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in real])
+        whole_ids = {id(self.model.get_parameter(name)) for name in whole}
+        self._fill([slot for module in self.model.modules() for slot in _slots(module) if id(slot[2]) in whole_ids])
         with adapter_errors(directory):
             adapted = PeftModel.from_pretrained(
                 self.model, str(directory), name, config=config_to_load(directory), autocast_adapter_dtype=False
@@ -193,27 +196,27 @@ class LayerwiseModel:
 
     @contextlib.contextmanager
     def running(self, model: torch.nn.Module, nudge: float = 0.0) -> Iterator[None]:
-        """Let every decoder layer, and every module outside of them, have its weights while it runs and no longer.
+        """Give every decoder layer, and every module outside of them, its weights only while it runs.
 
         Args:
             model: `self.model`, or a PEFT model around it, whose factors are real.
-            nudge: a share of itself by which each weight is moved, up or down: `perturb_weights`.
+            nudge: share of itself by which each weight is changed, up or down: `perturb_weights`.
         """
         hooks = []
         layers = decoder_layers(model)
-        inside = {id(module) for layer in layers for module in layer.modules()}
-        outside = [module for module in model.modules() if id(module) not in inside]
+        layer_module_ids = {id(module) for layer in layers for module in layer.modules()}
+        other_modules = [module for module in model.modules() if id(module) not in layer_module_ids]
         # PEFT's layers read the weight of the layer they wrap outside of its forward pass: DoRA does, for its norms.
-        wrapped = {
-            module: module.get_submodule("base_layer") for module in outside if isinstance(module, BaseTunerLayer)
+        base_layer_of = {
+            module: module.get_submodule("base_layer") for module in other_modules if isinstance(module, BaseTunerLayer)
         }
-        held = set(wrapped.values())
-        alone = [
-            (module, [module, wrapped[module]] if module in wrapped else [module])
-            for module in outside
-            if module not in held
+        base_layers = set(base_layer_of.values())
+        units = [
+            (module, [module, base_layer_of[module]] if module in base_layer_of else [module])
+            for module in other_modules
+            if module not in base_layers
         ]
-        for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *alone]:
+        for unit, modules in [*((layer, list(layer.modules())) for layer in layers), *units]:
             slots = [slot for module in modules for slot in _slots(module) if slot[2] in self._stored]
             if slots:
                 hooks.append(unit.register_forward_pre_hook(functools.partial(self._fill, slots, nudge)))
@@ -235,8 +238,8 @@ class LayerwiseModel:
 
 
 def config_to_load(directory: Path) -> PeftConfig:
-    """The settings of a saved adapter, without the initialisation of its factors: MiCA's decomposes every weight, for
-    values that the file's then replace."""
+    """Return the settings of a saved adapter, without the initialization of its factors: MiCA's decomposes every
+    weight, for values that the file's then replace."""
     config: Any = PeftConfig.from_pretrained(str(directory))
     if config.init_lora_weights == "mica":
         config.init_lora_weights = False
@@ -249,37 +252,37 @@ def perturb_weights(tensor: torch.Tensor, share: float, name: str) -> None:
     factors = signs.mul_(share).add_(1).to(tensor.device)
     flat = tensor.view(-1)
     for start in range(0, len(flat), NUDGED_AT_ONCE):
-        part = flat[start : start + NUDGED_AT_ONCE]
-        part.copy_(part.float().mul_(factors[: len(part)]))
+        chunk = flat[start : start + NUDGED_AT_ONCE]
+        chunk.copy_(chunk.float().mul_(factors[: len(chunk)]))
 
 
 @functools.cache
 def _signs() -> torch.Tensor:
-    """The same for every tensor but for where they begin: drawing as many as there are weights would take longer than
-    the forward pass."""
-    drawn = torch.empty(NUDGED_AT_ONCE).random_(0, 2, generator=torch.Generator().manual_seed(0))
-    return drawn.mul_(2).sub_(1)
+    """Return random signs, shared by every tensor from different starts: drawing one for every weight would take longer
+    than the forward pass."""
+    bits = torch.empty(NUDGED_AT_ONCE).random_(0, 2, generator=torch.Generator().manual_seed(0))
+    return bits.mul_(2).sub_(1)
 
 
 def stub_parameters(model: torch.nn.Module, device: str, only_meta: bool = False) -> None:
-    """Give every parameter, or every one on meta, one number in place of all, in place: PEFT, unlike meta, takes that
-    for a real weight."""
-    made: dict[int, torch.nn.Parameter] = {}
+    """Replace every parameter, or every one on the meta device, by one number expanded to its shape, in place: PEFT,
+    unlike with meta, treats that as a real weight."""
+    stubs: dict[int, torch.nn.Parameter] = {}
     zeros: dict[torch.dtype, torch.Tensor] = {}
     for module in model.modules():
         for attribute, parameter in list(module.named_parameters(recurse=False)):
             if only_meta and not parameter.is_meta:
                 continue
-            if id(parameter) not in made:
+            if id(parameter) not in stubs:
                 if parameter.dtype not in zeros:
                     zeros[parameter.dtype] = torch.zeros((), dtype=parameter.dtype, device=device)
-                one = zeros[parameter.dtype].expand(parameter.shape)
-                made[id(parameter)] = torch.nn.Parameter(one, requires_grad=False)
-            setattr(module, attribute, made[id(parameter)])
+                stub = zeros[parameter.dtype].expand(parameter.shape)
+                stubs[id(parameter)] = torch.nn.Parameter(stub, requires_grad=False)
+            setattr(module, attribute, stubs[id(parameter)])
 
 
 Slot = tuple[torch.nn.Module, str, torch.nn.Parameter]
-"""(module, attribute, the hollow parameter)."""
+"""(module, attribute, the stub parameter)."""
 
 
 def _slots(module: torch.nn.Module) -> list[Slot]:

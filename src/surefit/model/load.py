@@ -1,6 +1,6 @@
-"""Base models, loaded whole or refused with the reason.
+"""Base models, loaded whole or rejected with the reason.
 
-transformers loads what it can: weights that a checkpoint lacks are drawn at random with a warning, and a run then
+transformers loads as much as it can: weights that a checkpoint lacks are drawn at random with a warning, and a run then
 "works". Here they are an error.
 """
 
@@ -33,29 +33,28 @@ from surefit.model.tokenizer import explain_loading_errors, model_path, new_toke
 from surefit.model.vocabulary import resize_vocabulary
 
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""How a model that also takes images wants them prepared."""
+"""Files with the image preprocessing of a model that also accepts images."""
 
 
 def fetch_model(section: ModelSection) -> Path:
-    """The directory of a model's files: its own, or the one in the cache, with every file fetched into it.
+    """Return the directory of a model's files: its own, or the one in the cache, with every file fetched into it.
 
     Raises:
-        ModelError: no such directory, or the hub does not give it.
+        ModelError: no such directory, or the hub does not serve it.
     """
-    place = Path(model_path(section.name_or_path, section.revision))
-    if place.is_dir():
-        return place
-    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja", *(["*.py"] if section.trust_remote_code else [])]
+    path = Path(model_path(section.name_or_path, section.revision))
+    if path.is_dir():
+        return path
+    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", *(["*.py"] if section.trust_remote_code else [])]
     with explain_loading_errors(section, "model"):
-        return Path(snapshot_download(section.name_or_path, revision=section.revision, allow_patterns=wanted))
+        return Path(snapshot_download(section.name_or_path, revision=section.revision, allow_patterns=patterns))
 
 
 def load_model(
     section: ModelSection, hardware: HardwareLike, device: str | None = None, placed: Mapping[str, int] | None = None
 ) -> PreTrainedModel:
-    """The base model with every weight from its files, and the rows of the config's new tokens, in evaluation mode, on
-    the device. On a CPU this process has
-    the threads for it from then on (facts/threads.py).
+    """Return the base model with every weight from its files, and the rows of the config's new tokens, in evaluation
+    mode, on the device. On a CPU this also sets the process's thread count for the model (facts/threads.py).
 
     Attention is torch's `scaled_dot_product_attention` wherever the model supports it; transformers falls back to its
     own code for those that do not (a softcap inside the attention, attention sinks).
@@ -63,15 +62,15 @@ def load_model(
     Args:
         section: its `dtype` decided.
         hardware: `kind` is "cpu" or "cuda".
-        device: another place than that device: "cpu" for a model of which it gets a part only.
+        device: another device than that: "cpu" for a model of which the device gets only a part.
         placed: which GPU holds which module, where one does not hold all (model/layers.py).
 
     Raises:
         ModelError: no weights, some missing, of other shapes or damaged; a gated or unknown hub id; an architecture
             this transformers does not know.
-        MachineError: no GPU where one was asked for, or the model does not fit it.
+        MachineError: the config requires a GPU and there is none, or the model does not fit it.
     """
-    place = model_path(section.name_or_path, section.revision)
+    path = model_path(section.name_or_path, section.revision)
     if hardware.kind == "cuda" and not torch.cuda.is_available():
         raise MachineError(
             "this build of torch finds no GPU",
@@ -81,29 +80,29 @@ def load_model(
         )
     if hardware.kind == "cuda":
         start_cuda()
-    if Path(place).is_dir():
-        _require_files(Path(place))
-        read_model_config(Path(place))
+    if Path(path).is_dir():
+        _require_files(Path(path))
+        read_model_config(Path(path))
     dtype, device = getattr(torch, section.dtype), device or hardware.kind
     options: dict[str, Any] = {} if placed is None else {"device_map": dict(placed)}
     if section.quantization == "nf4":
-        # Only what quantises needs a device at this point: the others are read on the CPU and moved as a whole.
+        # Only quantization needs a device at this point: other models are read on the CPU and moved as a whole.
         options = {
             "quantization_config": quantization_config(dtype, build_meta_model(section)),
             "device_map": {"": device},
         }
-    warmed = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
-    with explain_loading_errors(section, "model"), _on_the_device(section), warmed:
+    warmup = without_allocator_warmup() if section.quantization == "nf4" else contextlib.nullcontext()
+    with explain_loading_errors(section, "model"), _on_the_device(section), warmup:
         origin: Any = {"revision": section.revision, "trust_remote_code": section.trust_remote_code}
-        config = AutoConfig.from_pretrained(place, **origin)
-        if hasattr(config, "vision_config") and not Path(place).is_dir():  # nothing else fetches them
-            snapshot_download(place, revision=section.revision, allow_patterns=list(PROCESSOR))
+        config = AutoConfig.from_pretrained(path, **origin)
+        if hasattr(config, "vision_config") and not Path(path).is_dir():  # nothing else fetches them
+            snapshot_download(path, revision=section.revision, allow_patterns=list(PROCESSOR))
         loaded: Any = auto_class(config).from_pretrained(
-            place,
+            path,
             **origin,
             dtype=dtype,
             use_safetensors=True,
-            # Reported by us, in one message with the missing ones, instead of raised by transformers without the names.
+            # Reported here, in one message with the missing ones, instead of raised by transformers without the names.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **options,
@@ -117,26 +116,26 @@ def load_model(
     if hardware.kind == "cpu":
         torch.set_num_threads(_threads_for(model))
     with _on_the_device(section):
-        there = model if placed is not None else model.to(device)  # type: ignore[arg-type]
-    return there.eval()  # type: ignore[no-any-return]
+        moved = model if placed is not None else model.to(device)  # type: ignore[arg-type]
+    return moved.eval()  # type: ignore[no-any-return]
 
 
 def build_meta_model(section: ModelSection) -> PreTrainedModel:
-    """The model without its weights."""
-    place = model_path(section.name_or_path, section.revision)
+    """Return the model without its weights, on the meta device."""
+    path = model_path(section.name_or_path, section.revision)
     remote = section.trust_remote_code
     problem = "transformers builds no model from its config.json"
-    with library_errors(place, ModelError, problem, "it takes a causal language model"):
-        config = AutoConfig.from_pretrained(place, revision=section.revision, trust_remote_code=remote)
+    with library_errors(path, ModelError, problem, "it takes a causal language model"):
+        config = AutoConfig.from_pretrained(path, revision=section.revision, trust_remote_code=remote)
     with torch.device("meta"):
-        made = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
-    assert isinstance(made, PreTrainedModel)
-    return made
+        model = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 def _threads_for(model: PreTrainedModel) -> int:
-    _, _, _, here = env.distributed_env()
-    return cpu_threads(model.num_parameters(), cpu_count(), here, env.threads_asked())
+    _, _, _, local_processes = env.distributed_env()
+    return cpu_threads(model.num_parameters(), cpu_count(), local_processes, env.threads_asked())
 
 
 @contextlib.contextmanager
@@ -155,7 +154,7 @@ def _on_the_device(section: ModelSection) -> Iterator[None]:
 
 
 def _require_files(directory: Path) -> None:
-    """Say what a local model lacks before transformers does in its own words."""
+    """Raise where a local model lacks files, before transformers raises its own error."""
     pickled = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if not (directory / "config.json").is_file():
         problem, advice = "has no config.json", "name the directory of a model as `save_pretrained` writes it"
@@ -171,7 +170,7 @@ def _require_files(directory: Path) -> None:
 
 
 def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
-    """Refuse a model of which transformers drew weights at random."""
+    """Raise where transformers drew weights at random."""
     if missing := sorted(report["missing_keys"]):
         raise ModelError(
             f"{len(missing)} weights are not in the model's files: {_some(missing)}",
@@ -194,5 +193,5 @@ def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
 
 
 def _some(names: list[str], limit: int = 3) -> str:
-    rest = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    remainder = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {remainder} more" if remainder > 0 else "")

@@ -1,8 +1,8 @@
 """The matrix products of fused LoRA, and the operator in which torch.compile runs them.
 
-The compiler writes a result of its own for every `addmm_` that it sees, and reads the term it adds to from another
-tensor: a copy of each projection's output, forward, and of each gradient of x, backward. Within an operator it sees
-nothing, so the products add in place there as they do without it.
+The compiler writes a new result for every `addmm_` that it traces, and reads the term it adds to from another tensor: a
+copy of each projection's output, forward, and of each gradient of x, backward. It does not trace into an operator, so
+the products add in place there as they do without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Tensors = Sequence[torch.Tensor]
 def add_lora_outputs(
     bases: Sequence[Callable[[], torch.Tensor]], low: torch.Tensor, a: Tensors, b: Tensors, scalings: Sequence[float]
 ) -> list[torch.Tensor]:
-    """What each base gives, (rows, outputsᵢ), with its sᵢ Bᵢ Aᵢ x added in place; `low` (rows, ranks) has the A x."""
+    """Return each base's output, (rows, outputsᵢ), with its sᵢ Bᵢ Aᵢ x added in place; `low` (rows, ranks) has the A
+    x."""
     return [
         base().addmm_(part, up.T, alpha=scaling)
         for base, part, up, scaling in zip(bases, split_lora_a_outputs(low, a), b, scalings, strict=True)
@@ -29,7 +30,7 @@ def add_lora_outputs(
 def backward_through_lora_b(
     grads: Sequence[torch.Tensor | None], low: torch.Tensor, a: Tensors, b: Tensors, scalings: Sequence[float]
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The gradient of `low`, and of each B; a projection without a gradient has zeros, and None."""
+    """Return the gradient of `low`, and of each B; for a projection without a gradient zeros, and None."""
     d_low, d_b = [], []
     for dy, up, part, scaling in zip(grads, b, split_lora_a_outputs(low, a), scalings, strict=True):
         d_low.append(torch.zeros_like(part) if dy is None else (dy @ up).mul_(scaling))
@@ -38,7 +39,7 @@ def backward_through_lora_b(
 
 
 def split_lora_a_outputs(low: torch.Tensor, a: Tensors) -> tuple[torch.Tensor, ...]:
-    """The columns of A x that belong to each projection."""
+    """Return the columns of A x that belong to each projection."""
     return torch.split(low, [len(factor) for factor in a], dim=1)
 
 
@@ -61,12 +62,12 @@ def lora_linear_products(
     b: Tensors,
     scalings: Sequence[float],
 ) -> list[torch.Tensor]:
-    """Wᵢ x + bᵢ + sᵢ Bᵢ Aᵢ x for frozen projections i of the same x (rows, inputs): (rows, outputsᵢ) each.
+    """Compute Wᵢ x + bᵢ + sᵢ Bᵢ Aᵢ x for frozen projections i of the same x (rows, inputs): (rows, outputsᵢ) each.
 
-    Last comes `low` (rows, ranks), the A x, for the backward pass alone.
+    The last result is `low` (rows, ranks), the A x, only for the backward pass.
 
     Args:
-        dropped: what dropout has made of x, for the factors; None where nothing is dropped.
+        dropped: x after dropout, for the factors; None without dropout.
         weights: Wᵢ (outputsᵢ, inputs), and biases (outputsᵢ): neither gets a gradient.
         a: Aᵢ (rankᵢ, inputs).
         b: Bᵢ (outputsᵢ, rankᵢ).
@@ -99,25 +100,26 @@ def _gradients(
     scalings: Sequence[float],
     through: bool,
 ) -> list[torch.Tensor]:
-    """The gradients of each B and of all A (ranks, inputs); `through`: of x, and of `dropped` where there is one."""
+    """Return the gradients of each B and of all A (ranks, inputs); `through`: of x, and of `dropped` where there is
+    one."""
     d_low, d_b = backward_through_lora_b(grads, low, a, b, scalings)
-    found = [*(gradient for gradient in d_b if gradient is not None), d_low.T @ (x if dropped is None else dropped)]
+    gradients = [*(gradient for gradient in d_b if gradient is not None), d_low.T @ (x if dropped is None else dropped)]
     if through:
         d_dropped = d_low @ stack_lora_a(a)
-        # Where x itself went through the factors, all is added up in one tensor.
+        # Where x itself went through the factors, everything is summed in one tensor.
         dx = grads[0] @ weights[0] if dropped is not None else d_dropped.addmm_(grads[0], weights[0])
         for dy, weight in zip(grads[1:], weights[1:], strict=True):
             dx.addmm_(dy, weight)
-        found += [dx] if dropped is None else [dx, d_dropped]
-    return found
+        gradients += [dx] if dropped is None else [dx, d_dropped]
+    return gradients
 
 
 @_gradients.register_fake
 def _(
     grads: Any, x: Any, dropped: Any, low: Any, weights: Any, a: Any, b: Any, scalings: Any, through: bool
 ) -> list[torch.Tensor]:
-    of_x = [torch.empty_like(each) for each in (x, dropped) if each is not None] if through else []
-    return [*(factor.new_empty(factor.shape) for factor in b), x.new_empty(low.shape[1], x.shape[1]), *of_x]
+    input_gradients = [torch.empty_like(tensor) for tensor in (x, dropped) if tensor is not None] if through else []
+    return [*(factor.new_empty(factor.shape) for factor in b), x.new_empty(low.shape[1], x.shape[1]), *input_gradients]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
@@ -128,13 +130,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None
 
 
 def _backward(ctx: Any, grads: list[torch.Tensor]) -> tuple[Any, ...]:
-    x, dropped, low, *rest = ctx.saved_tensors
+    x, dropped, low, *matrices = ctx.saved_tensors
     count = len(ctx.scalings)
-    weights, a, b = rest[:count], rest[count : 2 * count], rest[2 * count :]
-    found = _gradients(grads[:-1], x, dropped, low, weights, a, b, ctx.scalings, ctx.through)
-    d_b, d_a, of_x = found[:count], found[count], [*found[count + 1 :], None, None]
-    d_dropped = None if dropped is None else of_x[1]
-    return of_x[0], d_dropped, [None] * count, ctx.no_biases, [*d_a.split([len(f) for f in a])], d_b, None
+    weights, a, b = matrices[:count], matrices[count : 2 * count], matrices[2 * count :]
+    gradients = _gradients(grads[:-1], x, dropped, low, weights, a, b, ctx.scalings, ctx.through)
+    d_b, d_a, input_gradients = gradients[:count], gradients[count], [*gradients[count + 1 :], None, None]
+    d_dropped = None if dropped is None else input_gradients[1]
+    return input_gradients[0], d_dropped, [None] * count, ctx.no_biases, [*d_a.split([len(f) for f in a])], d_b, None
 
 
 lora_linear_products.register_autograd(_backward, setup_context=_keep)

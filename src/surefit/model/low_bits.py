@@ -1,6 +1,6 @@
-"""A model that is published in FP8 or MXFP4 made into a plain one: dequantised once, kept in the cache.
+"""The conversion of a model published in FP8 or MXFP4 into a plain one: dequantized once, kept in the cache.
 
-Each weight is scale × number, computed in float32 and rounded once to the type of the model. For MXFP4 in bfloat16
+Each weight is scale × number, computed in float32 and rounded once to the dtype of the model. For MXFP4 in bfloat16
 nothing is rounded: both factors are powers of two, or have two bits.
 """
 
@@ -30,20 +30,20 @@ from surefit.facts.safetensors import INDEX, TensorHeader, read_header, read_wei
 FIELD = "model.name_or_path"
 ROOM = "set SUREFIT_CACHE to a directory that you may write to, with room for the dequantised model"
 FILE_BYTES = 4 * 2**30
-"""Of one file that is written, and of the memory that takes."""
+"""Most bytes of one written file, and so of the memory for writing it."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of FP4 by their lower three bits; the fourth is the sign (OCP Microscaling Formats 1.0, section 5.3.3)."""
 TYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _one_thread = threading.Lock()
-"""A process holds the lock of a directory as a whole."""
+"""Lock between threads, since a directory's lock belongs to a whole process."""
 
 
 def dequantized_directory(directory: Path) -> Path:
-    """The directory itself; of a model stored in FP8 or MXFP4 its dequantised copy, made where it is not there yet,
-    whole or not at all.
+    """Return the directory itself, or for a model stored in FP8 or MXFP4 its dequantized copy, made atomically where it
+    does not exist yet.
 
     Raises:
-        ModelError: the model's files are damaged, or hold what cannot be dequantised.
+        ModelError: the model's files are damaged, or hold something that cannot be dequantized.
         MachineError: the cache cannot be written, or is full.
     """
     if not (directory / "config.json").is_file():
@@ -68,7 +68,7 @@ def dequantized_directory(directory: Path) -> Path:
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether a copy has all its weights and its config.json; one from which somebody deleted files is made again."""
+    """Return whether a copy has all its weights and its config.json; a copy with deleted files is made again."""
     try:
         return (target / "config.json").is_file() and read_weights(target) is not None
     except ModelError:
@@ -76,7 +76,7 @@ def _is_whole(target: Path) -> bool:
 
 
 def _make_room(target: Path) -> None:
-    """Remove what a killed process left, and the copies that were made before the model's files were changed."""
+    """Remove the leftovers of a killed process, and copies that were made before the model's files changed."""
     remove_leftovers(target.parent)
     for stale in target.parent.iterdir():
         if stale.is_dir():
@@ -86,7 +86,7 @@ def _make_room(target: Path) -> None:
 
 def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored: LowBitFormat, target: Path) -> None:
     headers = {file: read_header(file) for file in files}
-    tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
+    tensors = {name: tensor for file_tensors in headers.values() for name, tensor in file_tensors.items()}
     if problem := low_bits.dequantization_obstacle(config, tensors):
         raise ModelError(
             f"its {stored.method} weights cannot be dequantised: {problem}", code="E5062",
@@ -112,14 +112,18 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
         written: dict[str, str] = {}
         for number, names in enumerate(_groups(plain), 1):
             name = f"model-{number:05d}.safetensors"
-            save_file({each: reading.read(each) for each in names}, temporary / name, metadata={"format": "pt"})
+            save_file(
+                {tensor_name: reading.read(tensor_name) for tensor_name in names},
+                temporary / name,
+                metadata={"format": "pt"},
+            )
             written |= dict.fromkeys(names, name)
         write_json(temporary / INDEX, {"metadata": {"total_size": needed}, "weight_map": written})
     emit_progress_line(f"dequantised in {duration_text(time.monotonic() - started)}; kept in {target}")
 
 
 def _groups(tensors: Mapping[str, TensorHeader]) -> list[list[str]]:
-    """The names of the tensors of each file."""
+    """Return the names of the tensors of each file to write."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, tensor in sorted(tensors.items()):
@@ -132,15 +136,15 @@ def _groups(tensors: Mapping[str, TensorHeader]) -> list[list[str]]:
 
 
 class _Reading:
-    """The tensors of the files, dequantised one at a time."""
+    """Reader of the files' tensors, dequantized one at a time."""
 
     def __init__(self, headers: Mapping[Path, Mapping[str, TensorHeader]], stored: LowBitFormat) -> None:
         self.stored = stored
         self.place = {name: file for file, names in headers.items() for name in names}
-        self.tensors = {name: tensor for of_file in headers.values() for name, tensor in of_file.items()}
+        self.tensors = {name: tensor for file_tensors in headers.values() for name, tensor in file_tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        """The weight with this name, as `dequantized_headers` describes it."""
+        """Return the weight with this name, as `dequantized_headers` describes it."""
         dtype = TYPES[self.stored.dtype]
         if name not in self.tensors:
             return from_mxfp4(self._stored(f"{name}_blocks"), self._stored(f"{name}_scales"), dtype)
@@ -159,12 +163,12 @@ class _Reading:
 def from_fp8(
     weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int] | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """W (…, outputs, inputs) = weight · scale, each block of weights by its own; the last may be cut off.
+    """Return W (…, outputs, inputs) = weight · scale, each block of weights with its own; the last may be partial.
 
     Args:
         weight: float8_e4m3fn.
         scales: one number, (…, outputs, 1), or one number per block: (…, ⌈outputs / rows⌉, ⌈inputs / columns⌉).
-        block: (rows, columns) of such a block.
+        block: (rows, columns) of a block.
     """
     scales = scales.float()
     if scales.numel() > 1 and scales.shape != (*weight.shape[:-1], 1):
@@ -177,15 +181,16 @@ def from_fp8(
 
 
 def from_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """W (experts, inputs, outputs) of packed blocks (experts, outputs, n, 16) and scales (experts, outputs, n), uint8.
+    """Return W (experts, inputs, outputs) of packed blocks (experts, outputs, n, 16) and scales (experts, outputs, n),
+    uint8.
 
     A byte holds two weights, the earlier in its lower half; inputs = 32 n.
     """
     values = torch.tensor([*E2M1, *(-value for value in E2M1)])
     experts, outputs, groups, _ = blocks.shape
     weights = torch.empty(experts, low_bits.PER_SCALE * groups, outputs, dtype=dtype)
-    for expert, packed, exponent in zip(weights, blocks, scales, strict=True):  # float32 takes eight times the bytes
+    for expert, packed, exponent in zip(weights, blocks, scales, strict=True):  # float32 needs eight times the bytes
         numbers = torch.stack([values[(packed & 15).long()], values[(packed >> 4).long()]], dim=-1).flatten(-2)
-        whole = torch.ldexp(numbers, exponent.int().sub_(127).unsqueeze(-1)).flatten(-2)
-        expert.copy_(whole.transpose(-1, -2))
+        scaled = torch.ldexp(numbers, exponent.int().sub_(127).unsqueeze(-1)).flatten(-2)
+        expert.copy_(scaled.transpose(-1, -2))
     return weights

@@ -1,7 +1,7 @@
-"""A language model that was loaded alone, put back into the model with images that its checkpoint holds.
+"""The return of a language model that was loaded alone into the multimodal model of its checkpoint.
 
-transformers gives of some checkpoints (Llama 4, Qwen3.5) the language model alone. What is saved of it has to be the
-whole checkpoint again: every other weight bit for bit as it was, and the config of the whole.
+From some checkpoints (Llama 4, Qwen3.5) transformers loads only the language model. It has to be saved as the whole
+checkpoint again: every other weight bit for bit as it was, and the config of the whole.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ WITH_IMAGES: Any = AutoModelForImageTextToText
 
 
 def multimodal_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | None:
-    """The config of a checkpoint of which a model was loaded alone, with that model's config in its place; None where
-    the model is all that the checkpoint holds.
+    """Return the config of the checkpoint that a language model was loaded from, with the model's own config in its
+    place; None where the model is the whole checkpoint.
 
     Args:
-        part: the model's own; as it is now, with the vocabulary that it has grown to.
+        part: the model's own config, at present, with its grown vocabulary.
         base: the checkpoint.
     """
     if not (base / "config.json").is_file() or read_model_config(base).get("model_type") == part.model_type:
@@ -39,11 +39,11 @@ def multimodal_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | 
     config: Any = _config_of(base)
     if config is None:
         return None
-    place = next((name for name in config.sub_configs if type(getattr(config, name)) is type(part)), None)
-    if place is None:
+    section = next((name for name in config.sub_configs if type(getattr(config, name)) is type(part)), None)
+    if section is None:
         return None
-    setattr(config, place, copy.deepcopy(part))
-    if hasattr(config, "quantization_config"):  # what is saved is not quantised
+    setattr(config, section, copy.deepcopy(part))
+    if hasattr(config, "quantization_config"):  # the saved model is not quantized
         del config.quantization_config
     config.tie_word_embeddings = part.tie_word_embeddings
     config.dtype = part.dtype
@@ -51,8 +51,8 @@ def multimodal_config(part: PreTrainedConfig, base: Path) -> PreTrainedConfig | 
 
 
 def renaming_to_multimodal(directory: Path) -> Callable[[str], str] | None:
-    """How what is in a language model that is loaded alone is called in the whole model; None where the whole is
-    loaded.
+    """Return the function from a tensor's name in a language model that is loaded alone to its name in the whole model;
+    None where the whole is loaded.
 
     Args:
         directory: a checkpoint.
@@ -68,14 +68,15 @@ def renaming_to_multimodal(directory: Path) -> Callable[[str], str] | None:
 
 
 def _config_of(directory: Path) -> PreTrainedConfig | None:
-    """A checkpoint's config; None where its code is its own, which transformers has no class with images for."""
-    known = read_model_config(directory).get("model_type") in CONFIG_MAPPING
-    return AutoConfig.from_pretrained(directory) if known else None
+    """Return a checkpoint's config; None where its code is its own, for which transformers has no class with images."""
+    is_known = read_model_config(directory).get("model_type") in CONFIG_MAPPING
+    return AutoConfig.from_pretrained(directory) if is_known else None
 
 
 def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], str]:
-    """Name in `part` → name in `whole`, which has `part` in it, or its decoder beside the same head."""
-    decoder, inner = next(each for each in part.named_children() if isinstance(each[1], PreTrainedModel))
+    """Return the function from a name in `part` to the name in `whole`, which contains `part`, or its decoder beside
+    the same head."""
+    decoder, inner = next(child for child in part.named_children() if isinstance(child[1], PreTrainedModel))
     for prefix, module in whole.named_modules():
         if isinstance(part, type(module)):
             return lambda name: f"{prefix}.{name}"
@@ -85,10 +86,10 @@ def _renaming(part: PreTrainedModel, whole: PreTrainedModel) -> Callable[[str], 
 
 
 class MultimodalWrapper:
-    """The whole model that `part` belongs to, without weights, and what of its checkpoint `part` does not hold.
+    """The whole model that `part` belongs to, without weights, and the tensors of its checkpoint outside `part`.
 
     Raises:
-        ModelError: the checkpoint's files do not have all of the rest, or have it in another form.
+        ModelError: the checkpoint's files lack some of the other tensors, or have them in another form.
     """
 
     def __init__(self, part: PreTrainedModel, config: PreTrainedConfig, base: Path) -> None:
@@ -103,7 +104,7 @@ class MultimodalWrapper:
         stored = {name: name for name in state if name in self._weights} | names_in_files(self.model, self._weights)
         self._rest = {name: stored.get(name) for name in state if name not in self._names.values()}
         unknown = sorted(set(self._names.values()) - state.keys())
-        if missing := unknown + sorted(name for name, place in self._rest.items() if place is None):
+        if missing := unknown + sorted(name for name, file_name in self._rest.items() if file_name is None):
             raise ModelError(
                 f"the untrained part cannot be saved unchanged: {missing[0]} is not in the checkpoint's files",
                 code="E5078",
@@ -111,17 +112,22 @@ class MultimodalWrapper:
                 help="train an adapter, or save the base anew with save_pretrained of this version of transformers",
             )
         skipped = getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()
-        self._rest |= {name: name for name in self._weights.names if any(re.search(each, name) for each in skipped)}
+        self._rest |= {
+            name: name for name in self._weights.names if any(re.search(pattern, name) for pattern in skipped)
+        }
 
     def state(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The whole model's tensors: these of the part, and the rest from the checkpoint, in the type it has there."""
+        """Return the whole model's tensors: these of the part, and the others from the checkpoint, in their dtype
+        there."""
         trained = {self._names[name]: tensor for name, tensor in tensors.items()}
-        return trained | {name: self._weights.read(place) for name, place in self._rest.items() if place is not None}
+        return trained | {
+            name: self._weights.read(file_name) for name, file_name in self._rest.items() if file_name is not None
+        }
 
     def changed_in(self, directory: Path) -> list[str]:
-        """The tensors beside the part that a saved model lacks, or does not have bit for bit."""
+        """Return the tensors beside the part that a saved model lacks, or does not have bit for bit."""
         saved = WeightFiles(directory)
-        kept = {name for name in self._rest.values() if name is not None}
+        names = {name for name in self._rest.values() if name is not None}
         return sorted(
-            name for name in kept if name not in saved or not torch.equal(saved.read(name), self._weights.read(name))
+            name for name in names if name not in saved or not torch.equal(saved.read(name), self._weights.read(name))
         )

@@ -1,7 +1,8 @@
 """NEFTune: noise on the input embeddings while training (Jain et al. 2023, arXiv 2310.05914).
 
-To every number of an embedded document of L tokens and width d, uniform noise from −1 to 1 is added, times
-`alpha / √(L·d)`. That makes the noise of a whole document about as long a vector (`alpha / √3`) whatever its length.
+To every number of an embedded document of L tokens and width d, uniform noise from −1 to 1 is added, times `alpha /
+√(L·d)`. So the noise of a whole document is a vector of about the same length (`alpha / √3`) whatever its number of
+tokens.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ Length = int | torch.Tensor
 
 
 class Neftune:
-    """Adds the noise to what `model.get_input_embeddings()` returns, in training mode, until `remove` is called.
+    """Noise on the output of `model.get_input_embeddings()`, in training mode, until `remove` is called.
 
-    L is what the authors' own code counts: the tokens of the row's document, padding left out. A packed row holds
+    L is counted as in the authors' own code: the tokens of the row's document, padding left out. A packed row holds
     several documents, each with its own L; `position_ids` restart at 0 where one begins. So a document gets the same
-    strength of noise padded or packed. (The batch's whole width, which other implementations take for L, would make the
-    noise depend on what else is in the batch, and of a packed row almost nothing.)
+    strength of noise padded or packed. (The batch's whole width, which other implementations use as L, would make the
+    noise depend on the rest of the batch, and nearly vanish in a packed row.)
 
-    The random numbers come from torch's own generator of the device: whoever seeds it before each step can resume.
+    The random numbers come from torch's own generator of the device: a run that seeds it before each step can resume.
 
     Args:
         model: a transformers model, with or without a PEFT adapter around it.
@@ -35,19 +36,21 @@ class Neftune:
         self.alpha = alpha
         self._lengths: Length | None = None
         embeddings = model.get_input_embeddings()  # type: ignore[operator]
-        # Every module around the embeddings looks: which of them is called, and with what, is up to model and caller.
-        around = [module for module in model.modules() if module is not embeddings and embeddings in module.modules()]
-        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in around]
+        # Every module around the embeddings has a hook: model and caller decide which is called with which arguments.
+        surrounding = [
+            module for module in model.modules() if module is not embeddings and embeddings in module.modules()
+        ]
+        self._handles = [module.register_forward_pre_hook(self._look, with_kwargs=True) for module in surrounding]
         self._handles.append(embeddings.register_forward_hook(self._add))
 
     def remove(self) -> None:
-        """Take the noise off the model."""
+        """Remove the noise from the model."""
         for handle in self._handles:
             handle.remove()
 
     def _look(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = _named(module.forward, args) | kwargs
-        lengths = document_lengths(given)
+        arguments = _named(module.forward, args) | kwargs
+        lengths = document_lengths(arguments)
         if lengths is not None:
             self._lengths = lengths
 
@@ -59,21 +62,21 @@ class Neftune:
 
 
 def noise(embedded: torch.Tensor, lengths: Length, alpha: float) -> torch.Tensor:
-    """Uniform noise for (rows, length, width) embeddings, in their type.
+    """Return uniform noise for (rows, length, width) embeddings, in their dtype.
 
     Args:
-        lengths: of the document that each token belongs to, broadcastable to (rows, length), or one for all.
+        lengths: tokens of each token's document, broadcastable to (rows, length), or one number for all.
         alpha: see `Neftune`.
     """
-    drawn = torch.empty_like(embedded).uniform_(-1, 1)
+    values = torch.empty_like(embedded).uniform_(-1, 1)
     if isinstance(lengths, int):
-        return drawn * (alpha / math.sqrt(lengths * embedded.shape[-1]))
+        return values * (alpha / math.sqrt(lengths * embedded.shape[-1]))
     strength = alpha * (lengths.to(embedded.device) * embedded.shape[-1]).float().rsqrt()
-    return drawn * strength.unsqueeze(-1).to(embedded.dtype)
+    return values * strength.unsqueeze(-1).to(embedded.dtype)
 
 
 def document_lengths(given: Mapping[str, Any]) -> torch.Tensor | None:
-    """The tokens of the document of each token, from a model's arguments; None where they do not say.
+    """Return the tokens of the document of each token, from a model's arguments; None where they lack this.
 
     >>> document_lengths({"attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])}).tolist()
     [[3], [1]]
@@ -85,7 +88,7 @@ def document_lengths(given: Mapping[str, Any]) -> torch.Tensor | None:
             first token of each document.
 
     Returns:
-        int64, (rows, 1) or (rows, length). Found without reading a value: nothing waits for the device.
+        int64, (rows, 1) or (rows, length). Computed without reading a value: nothing waits for the device.
     """
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:
@@ -98,5 +101,5 @@ def document_lengths(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _named(forward: Callable[..., Any], args: tuple[Any, ...]) -> dict[str, Any]:
-    """Arguments given by place, by their names."""
+    """Return positional arguments by their names."""
     return dict(zip(inspect.signature(forward).parameters, args, strict=False)) if args else {}

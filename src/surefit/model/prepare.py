@@ -1,7 +1,7 @@
-"""From a loaded model to one that is ready to train: every switch of the config, in the one order that works.
+"""Preparation of a loaded model for training: every option of the config, in the one order that works.
 
-The adapter comes first: what follows changes its layers too. Attention is proven on plain layers before anything is
-fused. Tiles and compiled code go around the forward pass that is there by then, so they come last.
+The adapter comes first: the later steps change its layers too. Attention is checked on plain layers before anything is
+fused. Tiles and compiled code wrap the forward pass that exists by then, so they come last.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from surefit.model.tokenizer import new_tokens
 def prepare_for_training(
     model: PreTrainedModel, config: Config, hardware: HardwareLike
 ) -> tuple[PreTrainedModel | PeftModel, list[str]]:
-    """Do what the sections adapter, speed and train ask of the model itself, in place.
+    """Apply the options of the sections adapter, speed and train to the model, in place.
 
     Args:
-        model: as `load_model` gives it, quantised or not.
+        model: from `load_model`, quantized or not.
         config: nothing in it is "auto".
         hardware: the device that the model is on.
 
     Returns:
-        The model with its adapter, or whole; and sentences about what a user may want to know.
+        The model with its adapter, or whole; and notes for the user.
 
     Raises:
-        ConfigError, ModelError, MachineError: a switch that this model or this machine cannot do.
+        ConfigError, ModelError, MachineError: an option that this model or this machine does not support.
     """
     train, speed = config.train, config.speed
     notes: list[str] = []
@@ -71,50 +71,51 @@ def prepare_for_training(
 
 
 def _set_attention(model: PreTrainedModel | PeftModel, config: Config, hardware: HardwareLike) -> list[str]:
-    """For padded batches what `load_model` chose stays, unless something else is asked for."""
+    """Set the attention implementation; for padded batches `load_model`'s choice stays, unless the config sets
+    another."""
     base, packed = unwrap_base_model(model), config.data.packing is True
-    chosen = attention.resolve_attention(
+    implementation = attention.resolve_attention(
         config.speed.attention,
         packed=packed,
         dtype=config.model.dtype,
         capability=torch.cuda.get_device_capability() if hardware.kind == "cuda" else None,
         config=base.config.to_dict(),
     )
-    if chosen.name == attention.NAME:
+    if implementation.name == attention.NAME:
         attention.use_varlen(model)
-    elif packed or chosen.name != "sdpa":
-        base.set_attn_implementation(chosen.name)
+    elif packed or implementation.name != "sdpa":
+        base.set_attn_implementation(implementation.name)
     if not packed:
         return []
     attention.require_packable(model)
-    return [f"packed, attention {chosen.name}: {chosen.reason}"]
+    return [f"packed, attention {implementation.name}: {implementation.reason}"]
 
 
 def _fuse(model: PeftModel) -> list[str]:
     fuse_lora(model)
-    left = unfused_layers(model)
-    if not left:
+    unfused = unfused_layers(model)
+    if not unfused:
         return []
-    name, why = next(iter(left.items()))
-    return [f"{plural(len(left), 'LoRA layer')} computed by PEFT, not fused: {name}, {why}"]
+    name, why = next(iter(unfused.items()))
+    return [f"{plural(len(unfused), 'LoRA layer')} computed by PEFT, not fused: {name}, {why}"]
 
 
 def _use_kernels(model: torch.nn.Module, hardware: HardwareLike) -> list[str]:
     if hardware.kind != "cuda":
         return ["fused kernels are a GPU's: on a CPU the model computes as without them"]
     require_kernels()
-    found = use_kernels(model)
-    return [f"fused kernels for {plural(found.norms, 'norm')}, {plural(found.mlps, 'MLP')} and the rope of "
-            f"{plural(found.rotations, 'layer')}"]  # fmt: skip
+    counts = use_kernels(model)
+    return [f"fused kernels for {plural(counts.norms, 'norm')}, {plural(counts.mlps, 'MLP')} and the rope of "
+            f"{plural(counts.rotations, 'layer')}"]  # fmt: skip
 
 
 @contextmanager
 def reads_padding(model: torch.nn.Module) -> Iterator[None]:
-    """Let a model that was prepared for packed batches read padded ones inside, as generation needs it."""
+    """Let a model that was prepared for packed batches read padded ones in this block, as generation requires."""
     base = unwrap_base_model(model)
     config: Any = base.config
-    before = config._attn_implementation
-    if before == attention.NAME:
+    outer = config._attn_implementation
+    if outer == attention.NAME:
         plain = attention.resolve_attention(
             "auto", packed=False, dtype=str(base.dtype).removeprefix("torch."), capability=None, config=config.to_dict()
         )
@@ -122,12 +123,12 @@ def reads_padding(model: torch.nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        if before == attention.NAME:
-            base.set_attn_implementation(before)
+        if outer == attention.NAME:
+            base.set_attn_implementation(outer)
 
 
 def unwrap_base_model(model: torch.nn.Module) -> PreTrainedModel:
-    """The transformers model inside an adapter, or the model itself."""
+    """Return the transformers model inside an adapter, or the model itself."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
     return base

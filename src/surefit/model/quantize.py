@@ -2,7 +2,7 @@
 
 NF4 (Dettmers et al. 2023, QLoRA): 4 bits per weight and a scale per 64 of them, the scales themselves in 8 bits: 4.127
 bits per weight. FP8: 8 bits per weight (1 sign, 4 exponent, 3 mantissa) and a float32 scale per output. Embeddings and
-the output head stay as they are, routers and layers for images or sound, and the adapter's factors.
+the output head are not quantized, nor routers, layers for images or sound, and the adapter's factors.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from surefit.model.float8_ops import FP8, FP8_MAX, TINY
 
 FIELD = "model.quantization"
 BLOCK, BLOCKS = 64, 256
-"""Weights per NF4 scale, and scales per scale of the scales: what bitsandbytes does unless told otherwise."""
+"""Weights per NF4 scale, and scales per scale of the scales: bitsandbytes' defaults."""
 
 
 def quantization_config(dtype: torch.dtype, model: PreTrainedModel) -> BitsAndBytesConfig:
-    """What `from_pretrained` is given as `quantization_config` for NF4.
+    """Return the `quantization_config` of `from_pretrained` for NF4.
 
     Args:
-        dtype: of everything that is not quantised, and of the arithmetic.
-        model: the one that is loaded, without its weights.
+        dtype: of everything that is not quantized, and of the arithmetic.
+        model: the model to load, without its weights.
 
     Raises:
         MachineError: nf4 without bitsandbytes or accelerate.
     """
     _require_bitsandbytes()
-    chosen = {id(layer) for _, _, layer in _layers(model)}
-    others = [name for name, layer in model.named_modules() if _is_matrix(layer) and id(layer) not in chosen]
+    quantized = {id(layer) for _, _, layer in _layers(model)}
+    skipped = [name for name, layer in model.named_modules() if _is_matrix(layer) and id(layer) not in quantized]
     return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        # A pattern: a plain name would leave out all that begin or end with it.
-        llm_int8_skip_modules=[f"(?:{'|'.join(map(re.escape, others))})$"],
+        # A pattern: a plain name would skip all modules that begin or end with it.
+        llm_int8_skip_modules=[f"(?:{'|'.join(map(re.escape, skipped))})$"],
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
@@ -56,10 +56,10 @@ def quantization_config(dtype: torch.dtype, model: PreTrainedModel) -> BitsAndBy
 
 
 def finish_loading(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """What is to be done with a model that transformers has loaded with `quantization_config`, in place.
+    """Finish a model that transformers has loaded with `quantization_config`, in place.
 
     Args:
-        kind: `model.quantization`. fp8: the model is quantised here, on whatever device it is.
+        kind: `model.quantization`. fp8: the model is quantized here, on its device.
     """
     if kind == "nf4":
         keep_four_bit_layout(model)
@@ -70,14 +70,14 @@ def finish_loading(model: PreTrainedModel, kind: str) -> PreTrainedModel:
 
 
 def quantize_meta(model: PreTrainedModel, kind: str) -> PreTrainedModel:
-    """Give a model on the meta device the layers it would have after loading with this quantisation, in place.
+    """Give a model on the meta device the layers it would have after loading with this quantization, in place.
 
-    Every tensor has the size and type it has on a real device. Those of NF4's quantisation state are neither parameters
-    nor buffers: `hidden_tensors` finds them. PEFT must be told that the model is 4-bit, as loading does
-    (`model.is_loaded_in_4bit`), which this sets.
+    Every tensor has the size and dtype it has on a real device. The tensors of NF4's quantization state are neither
+    parameters nor buffers: `hidden_tensors` finds them. This also sets `model.is_loaded_in_4bit`, as loading does,
+    because PEFT reads it.
 
     Args:
-        model: on meta, without an adapter.
+        model: on the meta device, without an adapter.
         kind: none, nf4 or fp8.
 
     Raises:
@@ -92,7 +92,7 @@ def quantize_meta(model: PreTrainedModel, kind: str) -> PreTrainedModel:
 
 
 def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, object, str, torch.Tensor]]:
-    """The tensors of NF4's quantisation states, which no module lists: (module's name, owner, attribute, tensor).
+    """Yield the tensors of NF4's quantization states, which no module lists: (module's name, owner, attribute, tensor).
 
     `setattr(owner, attribute, other)` replaces one. A module with n weights has uint8 absmax (n/64), float32 code (16)
     and offset (), and, of the scales' own state, float32 absmax (n/64/256) and code (256).
@@ -107,12 +107,12 @@ def hidden_tensors(model: torch.nn.Module) -> Iterator[tuple[str, object, str, t
 
 
 def is_four_bit(layer: torch.nn.Module) -> bool:
-    """Whether the layer is a bitsandbytes' `Linear4bit` that holds quantised weights."""
+    """Return whether the layer is a bitsandbytes `Linear4bit` that holds quantized weights."""
     return getattr(getattr(layer, "weight", None), "quant_state", None) is not None
 
 
 def frozen_matrix(layer: torch.nn.Linear) -> torch.Tensor:
-    """The weights (outputs, inputs) a linear layer computes with: its own, or dequantised for this call."""
+    """Return the weights (outputs, inputs) a linear layer computes with: its own, or dequantized for this call."""
     if isinstance(layer, Float8Linear):
         return layer.dequantized()
     if is_four_bit(layer):
@@ -124,18 +124,18 @@ def frozen_matrix(layer: torch.nn.Linear) -> torch.Tensor:
 
 
 def quantized_layers(model: PreTrainedModel) -> list[str]:
-    """The dotted names of the layers that `model.quantization` stores in fewer bits."""
-    chosen = {id(layer) for _, _, layer in _layers(model)}
-    return [name for name, module in model.named_modules() if id(module) in chosen]
+    """Return the dotted names of the layers that `model.quantization` stores in fewer bits."""
+    quantized = {id(layer) for _, _, layer in _layers(model)}
+    return [name for name, module in model.named_modules() if id(module) in quantized]
 
 
 @torch.no_grad()
 def quantization_round_trip(kind: str, weight: torch.Tensor) -> torch.Tensor:
-    """The weights (outputs, inputs) that a layer with these computes with once it is quantised, in the same type.
+    """Return the weights (outputs, inputs) that a layer computes with after quantization, in the same dtype.
 
     Args:
         kind: nf4 or fp8.
-        weight: on the device of training: another one may round a tie otherwise.
+        weight: on the device of training: another may round a tie differently.
 
     Raises:
         MachineError: nf4 without bitsandbytes.
@@ -154,14 +154,14 @@ class Float8Linear(torch.nn.Linear):
     W ≈ scale · Q, so that the largest weight of each row is 448, the largest float8: a weight is off by at most 2⁻⁴ of
     itself, or 2⁻¹⁰ · scale where it is below 2⁻⁶ · scale. On a GPU with float8 arithmetic (compute capability 8.9) and
     bfloat16 inputs whose sizes are multiples of 16, each input row is scaled to float8 as well and the product is
-    taken in float8; elsewhere W is dequantised for the product. The gradient of the input always uses dequantised
+    computed in float8; elsewhere W is dequantized for the product. The gradient of the input always uses dequantized
     weights.
 
     Attributes:
         weight: (outputs, inputs) float8_e4m3fn.
         scale: (outputs, 1) float32.
-        compute_dtype: what `dequantized` gives: the type the weights had.
-        one_pass: whether float8 is made and read by our kernels (`kernels.use_kernels`), with the same numbers.
+        compute_dtype: dtype of `dequantized`: the original weights' dtype.
+        one_pass: whether our kernels convert to and from float8 (`kernels.use_kernels`), with the same numbers.
     """
 
     scale: torch.Tensor
@@ -182,21 +182,21 @@ class Float8Linear(torch.nn.Linear):
     @classmethod
     @torch.no_grad()
     def of(cls, layer: torch.nn.Linear) -> Float8Linear:
-        """The quantised form of a linear layer, on its device."""
+        """Return the quantized form of a linear layer, on its device."""
         weight, scale = to_float8(layer.weight)
         return cls(weight, scale, layer.bias, layer.weight.dtype)
 
     def dequantized(self) -> torch.Tensor:
-        """The weights, in `compute_dtype`, each rounded once."""
-        made = float8_ops.dequantize_weights_fused if self.one_pass else float8_ops.dequantize_weights
-        return made(self.weight, self.scale, self.compute_dtype)
+        """Return the weights, in `compute_dtype`, each rounded once."""
+        dequantize = float8_ops.dequantize_weights_fused if self.one_pass else float8_ops.dequantize_weights
+        return dequantize(self.weight, self.scale, self.compute_dtype)
 
     def rows_of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`float8_ops.quantize_rows` of x (rows, inputs)."""
+        """Return `float8_ops.quantize_rows` of x (rows, inputs)."""
         return (float8_ops.quantize_rows_fused if self.one_pass else float8_ops.quantize_rows)(x)
 
     def product_of(self, rows: torch.Tensor, row_scale: torch.Tensor) -> torch.Tensor:
-        """x Wᵀ + b in float8, (rows, outputs) in `compute_dtype`, of x as `rows_of` gives it."""
+        """Return x Wᵀ + b computed in float8, (rows, outputs) in `compute_dtype`, for x from `rows_of`."""
         return torch._scaled_mm(rows, self.weight.T, row_scale, self.scale.T, self.bias, out_dtype=self.compute_dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,8 @@ class Float8Linear(torch.nn.Linear):
         return out
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Float8Linear:
-        """Moves to other devices, but not to other types: `.to(dtype)` would take Q for W and round the scale."""
+        """Move the layer to other devices, but not to other dtypes: `.to(dtype)` would take Q for W and round the
+        scale."""
         kept = {id(self.weight), id(self.scale)}
 
         def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -217,7 +218,7 @@ class Float8Linear(torch.nn.Linear):
 
 
 class _Float8Product(torch.autograd.Function):
-    """x Wᵀ + b, keeping nothing: W is dequantised again for the gradient of x."""
+    """x Wᵀ + b, saving nothing: W is dequantized again for the gradient of x."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: Float8Linear) -> torch.Tensor:
@@ -234,7 +235,7 @@ class _Float8Product(torch.autograd.Function):
 
 
 def to_float8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(Q, scale) with tensor ≈ scale · Q: (rows, columns) float8_e4m3fn, and (rows, 1) float32."""
+    """Return (Q, scale) with tensor ≈ scale · Q: (rows, columns) float8_e4m3fn, and (rows, 1) float32."""
     values = tensor.float()
     scale = (values.abs().amax(dim=1, keepdim=True) / FP8_MAX).clamp_(min=TINY)
     # Division rounds, so a row's largest value can come out above 448, where the conversion gives NaN.
@@ -242,9 +243,10 @@ def to_float8(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def linear_products(layers: Sequence[torch.nn.Linear], x: torch.Tensor) -> list[Callable[[], torch.Tensor]]:
-    """What gives the output (rows, outputs) of each frozen layer for the same x (rows, inputs), outside autograd.
+    """Return functions that compute the output (rows, outputs) of each frozen layer for the same x (rows, inputs),
+    outside autograd.
 
-    Those that multiply in float8 share the rows, quantised once.
+    Layers that multiply in float8 share the rows, quantized once.
     """
     in_float8 = [layer for layer in layers if isinstance(layer, Float8Linear) and _multiplies_float8(x, layer)]
     rows = in_float8[0].rows_of(x) if in_float8 else ()
@@ -258,34 +260,35 @@ def _multiplies_float8(x: torch.Tensor, layer: Float8Linear) -> bool:
 
 
 def _layers(model: PreTrainedModel) -> list[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """The linear layers to quantise, as (parent, attribute, layer): all but the output head, what is tied to it, and
-    what facts/all_linear.py leaves out. A class of a model's own may compute something else with its weight."""
+    """Return the linear layers to quantize, as (parent, attribute, layer): all but the output head, layers tied to it,
+    and those that facts/all_linear.py leaves out. A class of a model's own may compute something else with its
+    weight."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     shared = {id(model.get_input_embeddings().weight), id(getattr(head, "weight", None))}
     return [
         (parent, name, layer)
-        for place, parent in model.named_modules()
+        for prefix, parent in model.named_modules()
         for name, layer in parent.named_children()
         if type(layer) is torch.nn.Linear and layer is not head and id(layer.weight) not in shared
-        if is_quantizable(f"{place}.{name}") and not _kept_precise(model, f"{place}.{name}")
+        if is_quantizable(f"{prefix}.{name}") and not _kept_precise(model, f"{prefix}.{name}")
     ]
 
 
 def _kept_precise(model: PreTrainedModel, name: str) -> bool:
-    """Whether the model's class wants a layer of this dotted name in more bits than the others."""
+    """Return whether the model's class keeps a layer of this dotted name in more bits than the others."""
     kept = (*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ()))
-    return any(re.search(rf"(^|\.)(?:{each})($|\.)", name) for each in kept)
+    return any(re.search(rf"(^|\.)(?:{pattern})($|\.)", name) for pattern in kept)
 
 
 def _is_matrix(layer: torch.nn.Module) -> bool:
-    """Whether transformers would quantise it."""
+    """Return whether transformers would quantize the layer."""
     return isinstance(layer, torch.nn.Linear | Conv1D)
 
 
 def _four_bit_on_meta(layer: torch.nn.Linear) -> torch.nn.Module:
     import bitsandbytes
 
-    library: Any = bitsandbytes  # only half of it is typed
+    library: Any = bitsandbytes  # only partly typed
     quant_state = library.functional.QuantState
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -304,14 +307,16 @@ def _four_bit_on_meta(layer: torch.nn.Linear) -> torch.nn.Module:
         offset=empty(),
         state2=quant_state(empty(math.ceil(scales / BLOCKS)), code=empty(256), blocksize=BLOCKS, dtype=torch.float32),
     )
-    made = library.nn.Linear4bit(
+    four_bit = library.nn.Linear4bit(
         layer.in_features, layer.out_features, bias=False, compute_dtype=dtype, quant_type="nf4", device="meta"
     )
     packed = empty((weights + 1) // 2, 1, dtype=torch.uint8)
-    made.weight = library.nn.Params4bit(packed, quant_state=state, quant_type="nf4", bnb_quantized=True, module=made)
-    made.quant_state = state
-    made.bias = layer.bias
-    return made  # type: ignore[no-any-return]
+    four_bit.weight = library.nn.Params4bit(
+        packed, quant_state=state, quant_type="nf4", bnb_quantized=True, module=four_bit
+    )
+    four_bit.quant_state = state
+    four_bit.bias = layer.bias
+    return four_bit  # type: ignore[no-any-return]
 
 
 def _require_bitsandbytes() -> None:

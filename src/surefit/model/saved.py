@@ -1,4 +1,4 @@
-"""What a run has saved, opened again the way it was trained."""
+"""Loading the models, adapters and tokenizer that a run has saved, with the settings of its training."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from surefit.model.vocabulary import resize_vocabulary
 def load_run_tokenizer(
     section: ModelSection, run: RunDir, asked: ModelSection | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model that a run has trained, or is training; `asked` where its template has other switches
-    for answers.
+    """Return the tokenizer of the model that a run has trained, or is training; with `asked`'s settings where its
+    template has other values for generation.
 
     Raises:
-        ModelError: its chat template is another than the one that training saved beside the weights: the file was
-            edited since, or the base model came with a new one.
+        ModelError: its chat template differs from the one that training saved beside the weights: the file was edited
+            since, or the base model has a new one.
     """
     tokenizer = load_tokenizer(section)
     for directory in (run.adapter, run.model):
@@ -47,9 +47,9 @@ def load_run_tokenizer(
 
 
 def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -> PreTrainedModel:
-    """A whole model from a run's model/ or merged/, in the dtype and on the device of the base model.
+    """Load a whole model from a run's model/ or merged/, in the dtype and on the device of the base model.
 
-    It is not quantised: what was merged beside a quantised base would lose the merge to rounding.
+    It is not quantized: a model merged from a quantized base would lose the merge to rounding.
 
     Raises:
         ModelError: weights are missing or damaged.
@@ -59,7 +59,7 @@ def load_saved(section: ModelSection, directory: Path, hardware: HardwareLike) -
 
 
 def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike) -> PeftModel:
-    """A freshly loaded base model with a run's adapter beside its weights, in evaluation mode.
+    """Load a base model with a run's adapter beside its weights, in evaluation mode.
 
     The factors keep the dtype of the base, as in training (see `add_adapter`).
 
@@ -71,7 +71,7 @@ def load_adapted(section: ModelSection, directory: Path, hardware: HardwareLike)
 
 
 def load_resized(section: ModelSection, hardware: HardwareLike, resized: Resized | None) -> PreTrainedModel:
-    """A freshly loaded base model, its vocabulary resized where that is asked for."""
+    """Load a base model, with its vocabulary resized unless `resized` is None."""
     base = load_for_generation(section, hardware)
     if resized is not None:
         resize_vocabulary(base, resized)
@@ -79,7 +79,7 @@ def load_resized(section: ModelSection, hardware: HardwareLike, resized: Resized
 
 
 def with_adapter(base: PreTrainedModel, directory: Path) -> PeftModel:
-    """A loaded base model with an adapter beside its weights, in evaluation mode; see `load_adapted`."""
+    """Return a loaded base model with an adapter beside its weights, in evaluation mode; see `load_adapted`."""
     with adapter_errors(directory):
         adapted = PeftModel.from_pretrained(
             base, str(directory), config=config_to_load(directory), autocast_adapter_dtype=False

@@ -1,8 +1,8 @@
-"""What the installed PyTorch can do on this machine, by trying it.
+"""A trial of the features of the installed PyTorch on this machine.
 
-`surefit doctor` runs this file as a script, in a process that may crash or hang. It must not import SureFit, which the
-interpreter need not have. Each line of its output is one JSON object, written at once: {"try": name} before an attempt
-and {"name", "ok", "detail"} after it, so that an attempt without a result is the one that the process died of.
+`surefit doctor` runs this file as a script, in a process that may crash or hang. It must not import SureFit, which may
+be missing from the interpreter. Each line of its output is one JSON object, written at once: {"try": name} before an
+attempt and {"name", "ok", "detail"} after it, so that an attempt without a result is the one that the process died of.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 TOLERANCE = 0.05
-"""Between an attention in bfloat16 and the textbook formula in float32, on values of about 1."""
+"""Largest difference between an attention in bfloat16 and the textbook formula in float32, on values of about 1."""
 SHAPE = (2, 4, 128, 64)
-"""Rows, heads, tokens and head width of the attention that is tried."""
+"""Rows, heads, tokens and head dimension of the attention that is tried."""
 
 
 def main() -> None:
-    """Try everything, the cheapest and most telling first."""
+    """Try everything, the cheapest and most informative first."""
     if not attempt("torch", describe_torch_build):
         return
     for name, action in (
@@ -41,7 +41,7 @@ def attempt(name: str, action: Callable[[], Any]) -> bool:
     try:
         detail, ok = action(), True
     except Exception as error:
-        # Whatever it is, it is the fact that was asked for.
+        # Any error is a valid result of the attempt.
         lines = str(error).strip().splitlines() or [""]
         detail, ok = f"{type(error).__name__}: {lines[0]}"[:200], False
     print_record({"name": name, "ok": ok, "detail": detail})
@@ -54,7 +54,7 @@ def print_record(record: dict[str, Any]) -> None:
 
 
 def describe_torch_build() -> dict[str, Any]:
-    """Version and build, and whether there is a GPU for it."""
+    """Return version and build, and whether there is a GPU for it."""
     import torch
 
     return {
@@ -72,12 +72,12 @@ def device() -> str:
 
 
 def gpu_kernels() -> tuple[str, ...]:
-    """The kernels behind sdpa that are worth knowing one by one."""
+    """Return the kernels behind sdpa that are tried one by one."""
     return ("flash", "cudnn", "efficient") if device() == "cuda" else ()
 
 
 def inputs() -> tuple[Any, Any, Any]:
-    """Query, key and value, each of `SHAPE`, in bfloat16."""
+    """Return query, key and value, each of `SHAPE`, in bfloat16."""
     import torch
 
     torch.manual_seed(0)
@@ -86,7 +86,7 @@ def inputs() -> tuple[Any, Any, Any]:
 
 
 def against_reference(found: Any, query: Any, key: Any, value: Any) -> str:
-    """Hold a causal attention's result, of `SHAPE`, against softmax(QKᵀ/√d)V in float32."""
+    """Compare a causal attention's result, of `SHAPE`, with softmax(QKᵀ/√d)V in float32."""
     import torch
 
     scores = query.float() @ key.float().transpose(-1, -2) / SHAPE[-1] ** 0.5
@@ -99,7 +99,7 @@ def against_reference(found: Any, query: Any, key: Any, value: Any) -> str:
 
 
 def sdpa(kernel: str | None = None) -> str:
-    """torch's own attention; on a GPU also one kernel of it."""
+    """Try torch's own attention; on a GPU also one kernel of it."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -107,14 +107,14 @@ def sdpa(kernel: str | None = None) -> str:
     query, key, value = inputs()
     names = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
     if kernel is None:
-        torch.backends.cuda.enable_cudnn_sdp(False)  # as a run has it (model/sdpa.py); cuDNN's own try is further down
+        torch.backends.cuda.enable_cudnn_sdp(False)  # as in a run (model/sdpa.py); cuDNN is tried by itself below
         return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
     with sdpa_kernel(getattr(SDPBackend, names[kernel])):
         return against_reference(scaled_dot_product_attention(query, key, value, is_causal=True), query, key, value)
 
 
 def flex() -> str:
-    """Attention with a mask in Python; uncompiled here, which takes a second and not twenty."""
+    """Try attention with a mask in Python; uncompiled here, which takes one second instead of twenty."""
     import warnings
 
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -124,12 +124,12 @@ def flex() -> str:
     mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, tokens, tokens, device=device())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = flex_attention(query, key, value, block_mask=mask)
-    return against_reference(found, query, key, value) + ", uncompiled"
+        result = flex_attention(query, key, value, block_mask=mask)
+    return against_reference(result, query, key, value) + ", uncompiled"
 
 
 def varlen() -> str:
-    """torch's attention over packed documents; GPUs only."""
+    """Try torch's attention over packed documents; GPUs only."""
     if device() == "cpu":
         return "not for CPUs"
     import torch
@@ -137,25 +137,25 @@ def varlen() -> str:
 
     query, key, value = inputs()
     rows, heads, tokens, width = SHAPE
-    q, k, v = (each.transpose(1, 2).reshape(rows * tokens, heads, width) for each in (query, key, value))
+    q, k, v = (states.transpose(1, 2).reshape(rows * tokens, heads, width) for states in (query, key, value))
     ends = torch.arange(0, rows * tokens + 1, tokens, dtype=torch.int32, device="cuda")
-    found = varlen_attn(q, k, v, ends, ends, tokens, tokens, window_size=(-1, 0))
-    assert isinstance(found, torch.Tensor)
-    return against_reference(found.reshape(rows, tokens, heads, width).transpose(1, 2), query, key, value)
+    result = varlen_attn(q, k, v, ends, ends, tokens, tokens, window_size=(-1, 0))
+    assert isinstance(result, torch.Tensor)
+    return against_reference(result.reshape(rows, tokens, heads, width).transpose(1, 2), query, key, value)
 
 
 def flash_attn() -> str:
-    """The package of that name, where it is installed; GPUs only."""
+    """Try the package of that name, where it is installed; GPUs only."""
     if device() == "cpu":
         return "not for CPUs"
     module = importlib.import_module("flash_attn")
     query, key, value = inputs()
-    turned = [each.transpose(1, 2) for each in (query, key, value)]
-    return against_reference(module.flash_attn_func(*turned, causal=True).transpose(1, 2), query, key, value)
+    transposed = [states.transpose(1, 2) for states in (query, key, value)]
+    return against_reference(module.flash_attn_func(*transposed, causal=True).transpose(1, 2), query, key, value)
 
 
 def nccl() -> str:
-    """Collectives between GPUs."""
+    """Try collectives between GPUs."""
     import torch.distributed as dist
 
     if device() == "cpu":
@@ -166,7 +166,7 @@ def nccl() -> str:
 
 
 def collective(backend: str, where: str) -> str:
-    """One all-reduce in a group of this process alone: the library loads, and finds a network interface."""
+    """Run one all-reduce in a group of this process alone: the library loads, and finds a network interface."""
     import torch
     import torch.distributed as dist
     from torch._C._distributed_c10d import HashStore

@@ -1,7 +1,7 @@
-"""Tokenizers, loaded whole or refused with the reason, without torch: a worker that only tokenises starts sooner and
-takes less memory.
+"""Tokenizers, loaded whole or rejected with the reason, without torch: a process that only tokenizes starts sooner and
+needs less memory.
 
-A GGUF file is the exception: the model directory that it is converted into is written by torch.
+A GGUF file is the exception: torch writes the model directory that it is converted into.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ ADDED = "model.add_tokens"
 
 
 def model_path(name_or_path: str, revision: str | None = None) -> str:
-    """What `from_pretrained` is given: a directory as it is, `surefit/nano` as the packaged directory, of a GGUF file
-    the directory that it is converted into, of a model in FP8 or MXFP4 its dequantised copy, or a hub id.
+    """Return the path or id for `from_pretrained`: a directory as it is, `surefit/nano` as the packaged directory, for
+    a GGUF file the directory that it is converted into, for a model in FP8 or MXFP4 its dequantized copy, or a hub id.
 
     Args:
-        name_or_path: of a hub id that is stored in FP8 or MXFP4 the files have to be in the Hugging Face cache.
+        name_or_path: the model; the files of a hub id stored in FP8 or MXFP4 have to be in the Hugging Face cache.
         revision: of a hub id.
 
     Raises:
-        ModelError: a path that is not there or no model, or one that cannot be dequantised.
-        MachineError: a GGUF file needs a package, or there is no room in the cache.
+        ModelError: a path that does not exist or holds no model, or one that cannot be dequantized.
+        MachineError: a GGUF file needs a package, or the disk of the cache is full.
     """
-    place = tokenizer_path(name_or_path)
-    directory = Path(place) if Path(place).is_dir() else cached_snapshot(place, revision)
+    path = tokenizer_path(name_or_path)
+    directory = Path(path) if Path(path).is_dir() else cached_snapshot(path, revision)
     if (
         directory is None
         or not (directory / "config.json").is_file()
         or detect_low_bit_format(read_model_config(directory)) is None
     ):
-        return place
+        return path
     from surefit.model.low_bits import dequantized_directory
 
     plain = dequantized_directory(directory)
-    return place if plain == directory else str(plain)
+    return path if plain == directory else str(plain)
 
 
 def tokenizer_path(name_or_path: str) -> str:
-    """As `model_path`, with a model in FP8 or MXFP4 where it is: a tokenizer needs no weights.
+    """Return the path as `model_path` does, but a model in FP8 or MXFP4 unconverted: a tokenizer needs no weights.
 
     Raises:
         ModelError, MachineError: as `model_path`.
@@ -99,10 +99,10 @@ def tokenizer_path(name_or_path: str) -> str:
 
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with the tokens that the config adds.
+    """Return the model's tokenizer, with the tokens that the config adds.
 
     Raises:
-        ModelError: there is none, it is damaged, or the hub does not give it.
+        ModelError: there is none, it is damaged, or the hub does not serve it.
     """
     tokenizer = _own_tokenizer(section)
     add_to_tokenizer(tokenizer, section.add_tokens)
@@ -113,7 +113,7 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
 
 
 def new_tokens(section: ModelSection) -> NewTokens | None:
-    """The tokens of the config that the model's own tokenizer does not know; None where there are none."""
+    """Return the tokens of the config that the model's own tokenizer lacks; None where there are none."""
     return add_to_tokenizer(_own_tokenizer(section), section.add_tokens) if section.add_tokens else None
 
 
@@ -121,60 +121,60 @@ def tokens_with_rows(section: ModelSection, place: str, rows: int) -> int:
     """Count the tokens of another tokenizer for a model, all of which should have rows in its vocabulary.
 
     The tokenizers of some models have more tokens than rows (Gemma 3 1B's has a mark for images); where the model's own
-    has as many as the other one, those beyond its rows do not count.
+    has at least the tokens of the other one, those beyond its rows do not count.
 
     Args:
         place: the directory or id of the other tokenizer.
-        rows: of the model's vocabulary.
+        rows: rows of the model's vocabulary.
     """
     count = len(_own_tokenizer(section.model_copy(update={"name_or_path": place})))
     if count <= rows:
         return count
     try:
-        own = len(_own_tokenizer(section))
+        model_count = len(_own_tokenizer(section))
     except ModelError:  # a base without a tokenizer is merged with the adapter's
         return count
-    return rows if own >= count else count
+    return rows if model_count >= count else count
 
 
 def _own_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase:
-    place = tokenizer_path(section.name_or_path)
-    if Path(place).is_dir():
-        require_sound_tokenizer(Path(place))
-    with catch_tokenizer_panics(place), explain_loading_errors(section, "tokenizer"):
+    path = tokenizer_path(section.name_or_path)
+    if Path(path).is_dir():
+        require_sound_tokenizer(Path(path))
+    with catch_tokenizer_panics(path), explain_loading_errors(section, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(
-            place, revision=section.revision, trust_remote_code=section.trust_remote_code
+            path, revision=section.revision, trust_remote_code=section.trust_remote_code
         )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    if (downloaded := cached_snapshot(place, section.revision)) is not None:
+    if (downloaded := cached_snapshot(path, section.revision)) is not None:
         require_sound_tokenizer(downloaded)
-    require_quick_template(tokenizer.chat_template, place)
+    require_quick_template(tokenizer.chat_template, path)
     return tokenizer
 
 
 def with_template_kwargs(
     tokenizer: PreTrainedTokenizerBase, switches: Mapping[str, bool | int | str]
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer, its chat template's switches set to other values than the template's own."""
+    """Return the tokenizer with its chat template's variables set to other values than the template's own."""
     template: Any = tokenizer.chat_template
     if not switches or not template:
         return tokenizer
-    own = copy.copy(tokenizer)
-    named = isinstance(template, dict)  # several templates by name
+    copied = copy.copy(tokenizer)
+    by_name = isinstance(template, dict)  # several templates by name
     changed = {
-        name: bake_template_defaults(text, switches) for name, text in (template if named else {"": template}).items()
+        name: bake_template_defaults(text, switches) for name, text in (template if by_name else {"": template}).items()
     }
-    own.chat_template = changed if named else changed[""]
-    return own
+    copied.chat_template = changed if by_name else changed[""]
+    return copied
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """Tokens that a tokenizer has been given.
+    """Tokens that were added to a tokenizer.
 
     Attributes:
         first: the id of the first; the others follow.
-        pieces: for each, the ids of what its text was cut into before.
+        pieces: for each, the ids that its text was tokenized into before.
     """
 
     first: int
@@ -185,12 +185,12 @@ class NewTokens:
         return list(range(self.first, self.first + len(self.pieces)))
 
     def size(self, rows: int) -> int:
-        """The rows of a matrix that had `rows`: some models have more of them than tokens."""
+        """Return the new number of rows of a matrix that had `rows`: some models have more of them than tokens."""
         return max(rows, self.first + len(self.pieces))
 
     def into(self, old: torch.Tensor) -> torch.Tensor:
-        """The matrix (vocabulary, width) with the new tokens' rows in it; a copy. Means are taken in float32. What lies
-        between the old rows and the new ones belongs to no text: it gets the mean of all."""
+        """Return the matrix (vocabulary, width) with the new tokens' rows in it; a copy. Means are computed in float32.
+        Rows between the old ones and the new ones belong to no text: they get the mean of all."""
         rows = old.new_empty((self.size(len(old)), *old.shape[1:]))
         rows[: len(old)] = old
         if self.first > len(old):
@@ -202,20 +202,20 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class Resized:
-    """A vocabulary of another size than the base's files have, whose rows an adapter brings along.
+    """A vocabulary of another size than in the base's files, whose rows are in the adapter.
 
     Attributes:
-        rows: of the embedding and the head.
+        rows: rows of the embedding and the head.
     """
 
     rows: int
 
     def size(self, _: int) -> int:
-        """The rows of a matrix, whatever it had."""
+        """Return the new number of rows of a matrix, which does not depend on the old one."""
         return self.rows
 
     def into(self, old: torch.Tensor) -> torch.Tensor:
-        """The matrix (vocabulary, width) cut, or with the mean of its rows behind them; a copy."""
+        """Return the matrix (vocabulary, width) truncated, or extended by the mean of its rows; a copy."""
         rows = old.new_empty((self.rows, *old.shape[1:]))
         kept = min(self.rows, len(old))
         rows[:kept], rows[kept:] = old[:kept], old.float().mean(0).to(old.dtype)
@@ -223,21 +223,21 @@ class Resized:
 
 
 def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> NewTokens | None:
-    """Teach a tokenizer, in place, those of the tokens that it does not know; None where it knows all.
+    """Add the tokens that a tokenizer lacks, in place; return None where it has all.
 
-    They are ordinary tokens: matched in the text exactly as they are written, and not left out of answers.
+    They are ordinary tokens: matched in the text exactly as they are written, and not removed from decoded text.
 
     Raises:
-        ConfigError: it puts them somewhere else than behind all others, one after the other.
+        ConfigError: their ids do not follow all others, one after the other.
     """
-    known: dict[str, int] = tokenizer.get_vocab()
-    new = [token for token in tokens if token not in known]
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    new = [token for token in tokens if token not in vocabulary]
     if not new:
         return None
     pieces = tokenizer(new, add_special_tokens=False).input_ids
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
     ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
-    if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(known.values()):
+    if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(vocabulary.values()):
         raise ConfigError(
             "this tokenizer does not put new tokens behind all others",
             code="E5071",
@@ -252,17 +252,18 @@ def explain_loading_errors(section: ModelSection, what: str) -> Iterator[None]:
     """Turn the libraries' errors about files and the hub into ours."""
     try:
         yield
-    except Exception as error:  # each file makes the libraries raise something else (core/reading.py)
+    except Exception as error:  # the exception type depends on the file (core/reading.py)
         if isinstance(error, SureFitError) or is_out_of_memory(error):
             raise
         problem, advice = _explain(error, section, what)
-        place = model_path(section.name_or_path, section.revision)
-        path = _damaged_file(place) if isinstance(error, SafetensorError) else section.name_or_path
+        model_directory = model_path(section.name_or_path, section.revision)
+        path = _damaged_file(model_directory) if isinstance(error, SafetensorError) else section.name_or_path
         raise ModelError(problem, code="E5072", path=path, field=FIELD, help=advice) from error
 
 
 def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, str]:
-    """(problem, help) for an error; transformers wraps the hub's errors in its own, so look through the causes."""
+    """Return (problem, help) for an error; transformers wraps the hub's errors in its own, so the causes are
+    searched."""
     causes = _causes(error)
     for kind, problem, advice in _HUB_ERRORS:
         if any(isinstance(cause, kind) for cause in causes):
@@ -290,7 +291,7 @@ _TOKEN = (
 
 
 def _hub_denied_status(causes: Sequence[BaseException]) -> int | None:
-    """401 or 403, where that is what the hub said."""
+    """Return 401 or 403, where the hub answered so."""
     statuses = [getattr(getattr(cause, "response", None), "status_code", None) for cause in causes]
     return next((status for status in statuses if status in (401, 403)), None)
 
@@ -336,7 +337,7 @@ def _damaged_file(place: str) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = [error]
-    while (cause := found[-1].__cause__ or found[-1].__context__) is not None:
-        found.append(cause)
-    return found
+    chain: list[BaseException] = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    return chain

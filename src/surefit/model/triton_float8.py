@@ -1,4 +1,4 @@
-"""Float8 in one pass: rows to it, and weights from it. Triton's source, and what starts it.
+"""Float8 in one pass: rows to it, and weights from it. Triton's source, and its launchers.
 
 Only imported where Triton is installed; `float8_ops` has the operators, and the same arithmetic in PyTorch.
 """
@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 
 BLOCK, WARPS = 1024, 4
-"""Weights that a block of threads makes, and its warps."""
+"""Weights that a block of threads computes, and its warps."""
 MOST_NUMBERS_PER_THREAD = 32
 TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 @triton.jit
 def rows_kernel(q, scale, x, width, BLOCK: tl.constexpr):
-    """One row per program, held in registers between its two uses."""
+    """Quantize one row per program, held in registers between its two uses."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < width
@@ -29,8 +29,8 @@ def rows_kernel(q, scale, x, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def weights_kernel(w, q, scale, width, BLOCK: tl.constexpr):
-    """q as bytes: Ampere has no float8. Its bits 7 places further left are a float16 that is 256 times smaller, one too
-    small to be normal included."""
+    """Dequantize q read as bytes, since Ampere has no float8: its bits, shifted left by 7 places, are a float16 that is
+    256 times smaller, subnormal numbers included."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < width
@@ -41,7 +41,7 @@ def weights_kernel(w, q, scale, width, BLOCK: tl.constexpr):
 
 
 def launch_rows_kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`float8_ops.fused_rows`."""
+    """Compute `float8_ops.quantize_rows_fused` on a GPU."""
     x = x.contiguous()
     count, width = x.shape
     q, scale = torch.empty_like(x, dtype=torch.float8_e4m3fn), x.new_empty(count, 1, dtype=torch.float32)
@@ -51,7 +51,7 @@ def launch_rows_kernel(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def launch_weights_kernel(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`float8_ops.fused_weights`."""
+    """Compute `float8_ops.dequantize_weights_fused` on a GPU."""
     w = torch.empty_like(q, dtype=dtype)
     count, width = q.shape
     weights_kernel[(count, triton.cdiv(width, BLOCK))](
@@ -61,5 +61,5 @@ def launch_weights_kernel(q: torch.Tensor, scale: torch.Tensor, dtype: torch.dty
 
 
 def num_warps_for_block(block: int) -> int:
-    """Of a program that holds a row of so many numbers."""
+    """Return the warps of a program that holds a row of `block` numbers."""
     return min(32, max(4, block // (32 * MOST_NUMBERS_PER_THREAD)))

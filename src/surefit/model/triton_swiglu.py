@@ -1,8 +1,8 @@
-"""silu(g + s A_g B_g) · (u + s A_u B_u), in one pass over g and u: Triton's source, and what starts it.
+"""silu(g + s A_g B_g) · (u + s A_u B_u), in one pass over g and u: Triton's source, and its launcher.
 
 LoRA's part is never written: a block of the output reads its rows of `low` (the A x) and its columns of B, a few
-numbers beside those of g and u. The backward pass computes g and u once more from what the products left, so that
-nothing but these is kept.
+numbers beside those of g and u. The backward pass recomputes g and u from the saved products, so that nothing else is
+kept.
 
 Only imported where Triton is installed; `kernel_ops` has the operators, and the same arithmetic in PyTorch.
 """
@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 
 ROWS, COLUMNS, WARPS = 64, 64, 8
-"""A block: 64 tokens × 64 numbers of the MLP, by eight warps. Of five shapes this needs the fewest registers and reads
-the least of A x and B beside g and u (docs/LOG.md); which is fastest only a GPU can say."""
+"""Shape of a block: 64 tokens × 64 numbers of the MLP, by eight warps. Of five shapes this needs the fewest registers
+and reads the least of A x and B beside g and u (docs/LOG.md); the fastest can only be measured on a GPU."""
 LEAST_STEP, MOST_STEP = 16, 64
-"""Of the ranks that are multiplied at a time: tensor cores take 16 at least."""
+"""Least and most ranks that are multiplied at a time: tensor cores need at least 16."""
 
 
 @triton.jit
 def _added(base, low, low_width, b, rank, scaling, rows, columns, row_mask, column_mask, STEP: tl.constexpr):
-    """base + s · low Bᵀ for one block, in float32."""
+    """Return base + s · low Bᵀ for one block, in float32."""
     total = tl.zeros(base.shape, dtype=tl.float32)
     for start in range(0, rank, STEP):
         ranks = start + tl.arange(0, STEP)
@@ -40,7 +40,8 @@ def _inputs(
     gate, up, low, gate_b, up_b, gate_rank, up_rank, gate_scaling, up_scaling, count, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """g and u of this program's block, in float32; where the block lies, and what of it there is. STEP 0: no LoRA."""
+    """Return g and u of this program's block, in float32, the block's offsets, and the mask of those that exist. STEP
+    0: no LoRA."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     row_mask, column_mask = rows < count, columns < width
@@ -82,7 +83,7 @@ def backward_kernel(
 def forward(
     gate: torch.Tensor, up: torch.Tensor, low: torch.Tensor | None, b: list[torch.Tensor], scalings: list[float]
 ) -> torch.Tensor:
-    """`kernel_ops.swiglu`, with its arguments."""
+    """Compute `kernel_ops.swiglu`, with its arguments."""
     gate, up = gate.contiguous(), up.contiguous()
     y = torch.empty_like(gate)
     _start(forward_kernel, [y], [gate, up], low, b, scalings)
@@ -97,7 +98,7 @@ def backward(
     b: list[torch.Tensor],
     scalings: list[float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`kernel_ops.swiglu_backward`, with its arguments."""
+    """Compute `kernel_ops.swiglu_backward`, with its arguments."""
     gate, up = gate.contiguous(), up.contiguous()
     d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
     _start(backward_kernel, [d_gate, d_up], [dy.contiguous(), gate, up], low, b, scalings)
@@ -105,7 +106,7 @@ def backward(
 
 
 def rank_block_size(ranks: list[int]) -> int:
-    """How many ranks the kernels multiply at a time; 0 without factors."""
+    """Return how many ranks the kernels multiply at a time; 0 without factors."""
     return min(MOST_STEP, max(LEAST_STEP, *(triton.next_power_of_2(rank) for rank in ranks))) if ranks else 0
 
 
@@ -120,7 +121,7 @@ def _start(
     gate = read[-1]
     width = gate.shape[-1]
     count, ranks = gate.numel() // width, [factor.shape[1] for factor in b]
-    # Without factors nothing of them is read: any tensor and any number will do.
+    # Without factors these arguments are not read: any tensor and any number will do.
     factors = [low.contiguous(), *(factor.contiguous() for factor in b)] if low is not None else [gate] * 3
     kernel[(triton.cdiv(count, ROWS), triton.cdiv(width, COLUMNS))](
         *written, *read, *factors, *(ranks or (0, 0)), *(scalings or (0.0, 0.0)), count, width,

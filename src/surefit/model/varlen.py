@@ -1,14 +1,14 @@
-"""`torch_varlen`: attention over documents that lie one after the other in a row, with nothing but torch.
+"""`torch_varlen`: attention over documents concatenated in a row, with torch alone.
 
 Registered with transformers under that name, together with its mask function (an attention without one would have its
-padding dropped, silently). A document's tokens read that document alone:
+padding dropped, silently). A document's tokens attend to that document alone:
 
-- on a GPU that has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all; sinks are
+- where the GPU has it, in one kernel over the whole row, `torch.nn.attention.varlen`, with no mask at all; sinks are
   added to its result;
 - everywhere else exactly, one document at a time: `scaled_dot_product_attention`, or the textbook formula where a model
-  has sinks, or a softcap, which no kernel of torch's knows.
+  has sinks, or a softcap, which none of torch's kernels supports.
 
-Where several processes share the tokens of a row, `share_keys_across_processes` says which of them this one has
+Where several processes share the tokens of a row, `share_keys_across_processes` gives the part of this one
 (parallel/context_parallel.py).
 """
 
@@ -34,23 +34,23 @@ from surefit.facts.attention import KERNEL_CAPABILITY, KERNEL_DTYPES, KERNEL_WID
 from surefit.model.sdpa import capability_of, must_repeat_kv_heads
 
 NAME = "torch_varlen"
-"""Its name in transformers. It must not contain "flash", at which transformers looks for a package."""
+"""Name of this attention in transformers. It must not contain "flash", for which transformers requires a package."""
 UNPACKED = "set data.packing: false, and speed.attention: sdpa"
 _DTYPES = tuple(getattr(torch, name) for name in KERNEL_DTYPES)
 _GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""torch 2.11's kernel takes fewer key heads than query heads without being told."""
+"""Keyword for grouped-query attention; torch 2.11's kernel supports fewer key heads than query heads without it."""
 CachedT = TypeVar("CachedT")
 
 
 class Formula(NamedTuple):
-    """What is computed: softmax(softcap · tanh(q kᵀ · scale / softcap)) v.
+    """Parameters of the attention softmax(softcap · tanh(q kᵀ · scale / softcap)) v.
 
     Attributes:
-        scale: of the logits; None is 1 / √width.
-        window: how many tokens back a token sees, itself included; None: all of its document.
-        softcap: None: the logits are as they are.
+        scale: factor of the logits; None is 1 / √width.
+        window: number of tokens back that a token attends to, itself included; None: all of its document.
+        softcap: cap of the logits; None: they are as they are.
         sinks: (heads,) a logit beside those of the keys, without a value.
-        dropout: the share of the weights that is dropped.
+        dropout: the share of the attention weights that is dropped.
     """
 
     scale: float | None
@@ -61,11 +61,11 @@ class Formula(NamedTuple):
 
 
 class PackedDocuments(NamedTuple):
-    """Where the documents of a row lie.
+    """Positions of the documents in a packed row.
 
     Attributes:
         starts: (documents + 1,) int32 on the tensors' device: the first token of each, and the end of the last.
-        lengths: tokens of each, where they are known without asking the device.
+        lengths: tokens of each, where they are known without reading from the device.
         longest: tokens of the longest.
     """
 
@@ -76,12 +76,12 @@ class PackedDocuments(NamedTuple):
 
 @dataclass
 class AttentionCallCounts:
-    """What `counting_attention` saw.
+    """Counts of `counting_attention`.
 
     Attributes:
-        kernel, exact: how many layers used the kernel, and attention one document at a time.
-        windows: the sliding windows that layers asked for.
-        masks: those that the model's own masks have.
+        kernel, exact: number of layers that used the kernel, and attention one document at a time.
+        windows: the sliding windows of the layers.
+        masks: the sliding windows of the model's own masks.
     """
 
     kernel: int = 0
@@ -101,12 +101,12 @@ class AttentionCallCounts:
 
 @dataclass(frozen=True)
 class ContextShard:
-    """The part of a packed row that this process has, where several share the row.
+    """The part of a packed row in this process, where several share the row.
 
     Attributes:
-        queries: the pieces of documents that it has, one after the other.
-        keys: what each piece reads: its document, from the first token to the piece's last.
-        order: int64 on the tensors' device: where each token of `keys` lies in what `gather` gives.
+        queries: this process's pieces of documents, one after the other.
+        keys: the keys of each piece: its document, from the first token to the piece's last.
+        order: int64 on the tensors' device: position of each token of `keys` in the result of `gather`.
         gather: keys or values (length, heads, width) of this process → those of all, one process after the other.
     """
 
@@ -116,7 +116,8 @@ class ContextShard:
     gather: Callable[[torch.Tensor], torch.Tensor]
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Keys or values (1, heads, length, width) of this process's tokens → those of `keys`, laid out alike."""
+        """Gather keys or values (1, heads, length, width) of this process's tokens into those of `keys`, in the same
+        layout."""
         return self.gather(tensor[0].transpose(0, 1)).index_select(0, self.order).transpose(0, 1)[None]
 
 
@@ -137,9 +138,10 @@ def counting_attention() -> Iterator[AttentionCallCounts]:
 
 @contextmanager
 def share_keys_across_processes(share: ContextShard) -> Iterator[None]:
-    """Let every layer inside read the keys of all processes; around the backward pass too, which may recompute layers.
+    """Let every layer in this block read the keys of all processes; around the backward pass too, which may recompute
+    layers.
 
-    Not a context variable: on a GPU, layers are recomputed in a thread of autograd's own.
+    Not a context variable: on a GPU, layers are recomputed in one of autograd's threads.
     """
     global _share
     outer, _share = _share, share
@@ -167,43 +169,43 @@ def varlen_attention(
     document_lengths: tuple[int, ...] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each document; transformers' attention interface.
+    """Compute causal attention within each document; transformers' attention interface.
 
     Args:
         query: (batch, heads, length, width); key and value may have fewer heads.
-        attention_mask: must be None: `varlen_mask` gives no other.
-        sliding_window: how many tokens back a token sees, itself included.
+        attention_mask: must be None, the result of `varlen_mask`.
+        sliding_window: number of tokens back that a token attends to, itself included.
         s_aux: (heads,) attention sinks: a logit beside those of the keys, without a value.
-        position_ids: where `cu_seq_lens_q` does not come with the batch, a document starts where these do not count on.
-            Rows are documents where neither comes.
-        cu_seq_lens_q, max_length_q: transformers' names for the borders of packed documents.
-        document_lengths: the same on the host: without it, attention one document at a time asks the device, once per
-            batch.
+        position_ids: without `cu_seq_lens_q` in the batch, a document starts where these do not increase by one.
+            Without either, each row is a document.
+        cu_seq_lens_q, max_length_q: transformers' names for the boundaries of packed documents.
+        document_lengths: the same on the host: without it, attention one document at a time reads from the device, once
+            per batch.
 
     Returns:
         (batch, length, heads, width of the values), and no weights.
 
     Raises:
-        ModelError: attention that this is not: with a mask, not causal, with a bias.
+        ModelError: attention that is not supported: with a mask, not causal, with a bias.
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if attention_mask is not None or not causal or others.get("position_bias") is not None:
-        what = "a mask of its own" if attention_mask is not None else "a bias" if causal else "both directions"
+        feature = "a mask of its own" if attention_mask is not None else "a bias" if causal else "both directions"
         raise ModelError(
-            f"{type(module).__name__} attends with {what}, which {NAME} does not do", code="E5073", help=UNPACKED
+            f"{type(module).__name__} attends with {feature}, which {NAME} does not do", code="E5073", help=UNPACKED
         )
     formula = Formula(scaling, sliding_window or None, softcap or None, s_aux, dropout)
     kernel = _kernel_takes(query, key, value, formula)
     if _calls is not None:
         _calls.note(kernel, formula.window)
-    if query.shape[2] != key.shape[2]:  # a token is generated: each row goes on after the keys in its cache
+    if query.shape[2] != key.shape[2]:  # a token is generated: each row continues after the keys in its cache
         return _exact(query, key, value, formula).transpose(1, 2), None
     if _share is not None:
         return _context_parallel_attention(query, key, value, formula, kernel), None
     documents = _documents(query, position_ids, cu_seq_lens_q, max_length_q, document_lengths)
     if kernel:
-        places = documents or _rows(query)
-        return _varlen(query, key, value, places, places, formula), None
+        spans = documents or _rows(query)
+        return _varlen(query, key, value, spans, spans, formula), None
     if documents is None:
         return _exact(query, key, value, formula).transpose(1, 2), None
     return _exact_per_document(query, key, value, documents, documents, formula), None
@@ -220,10 +222,10 @@ def varlen_mask(
     use_vmap: bool = False,
     **others: Any,
 ) -> None:
-    """The mask that `torch_varlen` needs: none; transformers' mask interface.
+    """Return None, the mask of `torch_varlen`; transformers' mask interface.
 
     Raises:
-        ModelError: the batch is padded, or the model lays something over its mask.
+        ModelError: the batch is padded, or the model modifies its mask.
     """
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ModelError(
@@ -242,7 +244,7 @@ AttentionInterface.register(NAME, varlen_attention)
 AttentionMaskInterface.register(NAME, varlen_mask)
 
 
-# -- where the documents lie ------------------------------------------------------------------------------------------
+# -- the documents' positions -----------------------------------------------------------------------------------------
 
 
 def _documents(
@@ -252,7 +254,7 @@ def _documents(
     longest: int | None,
     lengths: tuple[int, ...] | None,
 ) -> PackedDocuments | None:
-    """The documents of the flattened batch; None where each row is one."""
+    """Return the documents of the flattened batch; None where each row is one."""
     if starts is None:
         if positions is None:
             return None
@@ -273,7 +275,8 @@ def _rows(query: torch.Tensor) -> PackedDocuments:
 
 
 def _starts(positions: torch.Tensor, query: torch.Tensor) -> torch.Tensor | None:
-    """Where documents start, by positions that do not count on: transformers' own rule. None: at every row alone."""
+    """Return the starts of documents, where positions do not increase by one: transformers' own rule. None: only at
+    every row's start."""
     batch, _, length, _ = query.shape
     rows = (positions[0] if positions.dim() == 3 else positions).expand(batch, length)
     first = torch.ones_like(rows, dtype=torch.bool)
@@ -293,16 +296,17 @@ _memory: dict[int, tuple[Any, int, Any]] = {}
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _remember(tensor: torch.Tensor, find: Callable[[], CachedT]) -> CachedT:
-    """What `find` gives for this tensor: found once per batch and not once per layer, for it waits on the GPU."""
+    """Return the cached result of `find` for this tensor: computed once per batch and not once per layer, because it
+    waits for the GPU."""
     version = 0 if tensor.is_inference() else tensor._version
-    known = _memory.get(id(tensor))
-    if known is not None and known[0]() is tensor and known[1] == version:
-        return known[2]  # type: ignore[no-any-return]
-    answer = find()
-    for number in [number for number, (alive, _, _) in _memory.items() if alive() is None]:
+    entry = _memory.get(id(tensor))
+    if entry is not None and entry[0]() is tensor and entry[1] == version:
+        return entry[2]  # type: ignore[no-any-return]
+    result = find()
+    for number in [number for number, (reference, _, _) in _memory.items() if reference() is None]:
         del _memory[number]
-    _memory[id(tensor)] = (weakref.ref(tensor), version, answer)
-    return answer
+    _memory[id(tensor)] = (weakref.ref(tensor), version, result)
+    return result
 
 
 # -- the arithmetic ---------------------------------------------------------------------------------------------------
@@ -314,7 +318,8 @@ def _kernel_takes(
     value: torch.Tensor,
     formula: Formula,
 ) -> bool:
-    """`facts.attention.kernel_obstacle` of the tensors themselves."""
+    """Return whether the kernel supports these tensors: `facts.attention.kernel_obstacle` for the tensors
+    themselves."""
     width = query.shape[-1]
     if formula.dropout or formula.softcap or query.shape[2] != key.shape[2]:
         return False
@@ -326,11 +331,11 @@ def _kernel_takes(
     return capability is not None and capability >= KERNEL_CAPABILITY
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # it talks to other processes
+@torch.compiler.disable  # type: ignore[untyped-decorator] # it communicates with other processes
 def _context_parallel_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula, kernel: bool
 ) -> torch.Tensor:
-    """This process's queries against the keys of all: (1, length, heads, width)."""
+    """Compute attention of this process's queries to the keys of all: (1, length, heads, width)."""
     assert _share is not None
     key, value = _share.read(key), _share.read(value)
     attend = _varlen if kernel else _exact_per_document
@@ -345,34 +350,35 @@ def _varlen(
     read: PackedDocuments,
     formula: Formula,
 ) -> torch.Tensor:
-    """One kernel over all documents: (batch, length, heads, width).
+    """Run one kernel over all documents: (batch, length, heads, width).
 
     Args:
-        documents: where their queries lie; read: where their keys do, the last query at the last key.
+        documents: positions of their queries; read: positions of their keys, the last query at the last key.
     """
     batch, heads, length, width = query.shape
-    wide = value.shape[-1]
-    if wide < width:  # multi-head latent attention: the kernel wants values as wide as keys
-        value = F.pad(value, (0, width - wide))
+    value_width = value.shape[-1]
+    if value_width < width:  # multi-head latent attention: the kernel needs values as wide as keys
+        value = F.pad(value, (0, width - value_width))
     q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-    back = (-1, 0) if formula.window is None else (formula.window - 1, 0)
-    borders = (documents.starts, read.starts, documents.longest, read.longest)
+    window = (-1, 0) if formula.window is None else (formula.window - 1, 0)
+    boundaries = (documents.starts, read.starts, documents.longest, read.longest)
     if formula.sinks is None:
         gqa = _GQA if key.shape[1] != heads else {}
-        result = varlen_attn(q, k, v, *borders, scale=formula.scale, window_size=back, **gqa)
+        result = varlen_attn(q, k, v, *boundaries, scale=formula.scale, window_size=window, **gqa)
     else:
-        result = _WithSinks.apply(q, k, v, formula.sinks, *borders, formula.scale, back)  # type: ignore[no-untyped-call]
+        result = _WithSinks.apply(q, k, v, formula.sinks, *boundaries, formula.scale, window)  # type: ignore[no-untyped-call]
     assert isinstance(result, torch.Tensor)
-    return result.view(batch, length, heads, width)[..., :wide]
+    return result.view(batch, length, heads, width)[..., :value_width]
 
 
 class _WithSinks(torch.autograd.Function):
-    """`varlen_attn` with a logit beside those of the keys: (q, k, v, sinks, borders …) → (tokens, heads, width).
+    """`varlen_attn` with a logit beside those of the keys: (q, k, v, sinks, boundaries …) → (tokens, heads, width).
 
-    FlashAttention 2 takes no sinks (github.com/Dao-AILab/flash-attention/issues/1797), but gives l, the logarithm of
-    the sum of each row's exponentials. With a sink s it is l' = log(exp l + exp s), and the result exp(l - l') of what
-    it was. The backward pass makes the weights anew as exp(logit - l), and takes the product of the result and its
-    gradient from theirs: given l' and the result with the sink, it gives the gradients with the sink.
+    FlashAttention 2 does not support sinks (github.com/Dao-AILab/flash-attention/issues/1797), but returns l, the
+    logarithm of the sum of each row's exponentials. With a sink s it is l' = log(exp l + exp s), and the result is
+    multiplied by exp(l - l'). The backward pass recomputes the weights as exp(logit - l), and subtracts the product of
+    the result and its gradient from their gradients: given l' and the result with the sink, it computes the gradients
+    with the sink.
     """
 
     @staticmethod
@@ -390,15 +396,15 @@ class _WithSinks(torch.autograd.Function):
         back: tuple[int, int],
     ) -> torch.Tensor:
         gqa = _GQA if k.shape[1] != q.shape[1] else {}
-        borders = (starts, starts_read, longest, longest_read)
+        boundaries = (starts, starts_read, longest, longest_read)
         plain, sums = varlen_attn(
-            q, k, v, *borders, return_aux=AuxRequest(lse=True), scale=scale, window_size=back, **gqa
+            q, k, v, *boundaries, return_aux=AuxRequest(lse=True), scale=scale, window_size=back, **gqa
         )
         assert sums.shape == (q.shape[1], len(q)), "a row per head, though the docstring has it the other way round"
-        whole = torch.logaddexp(sums, sinks.to(sums.dtype)[:, None])
+        sums_with_sink = torch.logaddexp(sums, sinks.to(sums.dtype)[:, None])
         result = torch.empty_like(plain)
-        torch.mul(plain, (sums - whole).exp_().t()[..., None], out=result)
-        ctx.save_for_backward(q, k, v, sinks, starts, starts_read, result, whole)
+        torch.mul(plain, (sums - sums_with_sink).exp_().t()[..., None], out=result)
+        ctx.save_for_backward(q, k, v, sinks, starts, starts_read, result, sums_with_sink)
         ctx.places = longest, longest_read, back == (-1, 0)
         ctx.formula = {"scale": scale, "window_size": list(back)}
         return result
@@ -406,17 +412,27 @@ class _WithSinks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, sinks, starts, starts_read, result, whole = ctx.saved_tensors
-        dropped = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random numbers of no dropout
+        q, k, v, sinks, starts, starts_read, result, sums_with_sink = ctx.saved_tensors
+        random_state = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the random state, unused without dropout
         gradients = torch.ops.torch_attn._varlen_attn_backward(
-            gradient.contiguous(), q, k, v, result, whole, starts, starts_read, *ctx.places, dropped, **ctx.formula
+            gradient.contiguous(),
+            q,
+            k,
+            v,
+            result,
+            sums_with_sink,
+            starts,
+            starts_read,
+            *ctx.places,
+            random_state,
+            **ctx.formula,
         )
-        of_sinks = None
+        sinks_gradient = None
         if ctx.needs_input_grad[3]:
-            share = (sinks.to(whole.dtype)[:, None] - whole).exp_()
-            moved = (gradient * result).sum(-1, dtype=whole.dtype)
-            of_sinks = -(share * moved.t()).sum(1).to(sinks.dtype)
-        return *gradients, of_sinks, *6 * (None,)
+            share = (sinks.to(sums_with_sink.dtype)[:, None] - sums_with_sink).exp_()
+            products = (gradient * result).sum(-1, dtype=sums_with_sink.dtype)
+            sinks_gradient = -(share * products.t()).sum(1).to(sinks.dtype)
+        return *gradients, sinks_gradient, *6 * (None,)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # it would be compiled again for every batch's lengths
@@ -428,37 +444,37 @@ def _exact_per_document(
     read: PackedDocuments,
     formula: Formula,
 ) -> torch.Tensor:
-    """`_exact`, one document of the flattened batch at a time; as `_varlen`."""
+    """Compute `_exact`, one document of the flattened batch at a time; arguments and result as in `_varlen`."""
     batch, heads, length, _ = query.shape
-    lengths, lengths_read = (list(places.lengths or _lengths(places.starts)) for places in (documents, read))
+    lengths, lengths_read = (list(spans.lengths or _lengths(spans.starts)) for spans in (documents, read))
     if sum(lengths) != batch * length:
         raise ModelError(
             f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}", code="E5076"
         )
     flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
-    cuts = (lengths, lengths_read, lengths_read)
-    parts = zip(*(torch.split(tensor, cut, dim=2) for tensor, cut in zip(flat, cuts, strict=True)), strict=True)
+    sizes = (lengths, lengths_read, lengths_read)
+    parts = zip(*(torch.split(tensor, size, dim=2) for tensor, size in zip(flat, sizes, strict=True)), strict=True)
     results = [_exact(q, k, v, formula).transpose(1, 2) for q, k, v in parts]
     return torch.cat(results, dim=1).view(batch, length, heads, -1)
 
 
 def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula: Formula) -> torch.Tensor:
-    """Causal attention of whole rows, the last query at the last key: (batch, heads, queries, width)."""
+    """Compute causal attention of whole rows, the last query at the last key: (batch, heads, queries, width)."""
     queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
     textbook = formula.softcap is not None or formula.sinks is not None
     plain = not textbook and queries == keys and (formula.window is None or formula.window >= keys)
     shared = groups > 1 and plain and query.dtype in _DTYPES and not must_repeat_kv_heads(key, value)
     if groups > 1 and not shared:  # for these, sdpa would choose its slowest code, which holds all the logits
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    seen = None if plain else _visible(queries, keys, formula.window, query.device)
+    visible = None if plain else _visible(queries, keys, formula.window, query.device)
     if textbook:
-        assert seen is not None
-        return _textbook(query, key, value, seen, formula)
+        assert visible is not None
+        return _textbook(query, key, value, visible, formula)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
-        attn_mask=seen,
+        attn_mask=visible,
         dropout_p=formula.dropout,
         is_causal=plain,
         scale=formula.scale,
@@ -469,20 +485,20 @@ def _exact(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, formula:
 def _textbook(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor, formula: Formula
 ) -> torch.Tensor:
-    """The formula, as it is written; a sink's share of the softmax goes nowhere."""
+    """Compute the formula as it is written; a sink's share of the softmax has no value."""
     scale = formula.scale if formula.scale is not None else 1 / math.sqrt(query.shape[-1])
     logits = (query @ key.transpose(2, 3) * scale).float()
     if formula.softcap is not None:
         logits = torch.tanh(logits / formula.softcap) * formula.softcap
     logits = logits.masked_fill(~seen, float("-inf"))
     if formula.sinks is not None:
-        beside = formula.sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
-        logits = torch.cat([logits, beside], dim=-1)
+        sink_logits = formula.sinks.float().view(1, -1, 1, 1).expand(*logits.shape[:3], 1)
+        logits = torch.cat([logits, sink_logits], dim=-1)
     weights = logits.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
     return F.dropout(weights, formula.dropout) @ value
 
 
 def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """(queries, keys) bool: what each query sees, the last query standing at the last key."""
-    seen = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
-    return seen if window is None else seen.triu_(keys - queries - window + 1)
+    """Return a (queries, keys) bool mask of the keys that each query attends to, the last query at the last key."""
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(keys - queries)
+    return visible if window is None else visible.triu_(keys - queries - window + 1)

@@ -1,4 +1,5 @@
-"""Plan: what a run needs before it is started: estimates (forecast), put together (document), searched (search)."""
+"""Plan: the needs of a run before it is started: estimates (`planner`), the plan.json built from them (`build_plan`),
+and the search (`search`)."""
 
 from surefit import callable_as_stage
 

@@ -1,7 +1,7 @@
-"""A model of PyTorch's caching allocator: what a trace of allocations reserves on a GPU.
+"""A model of PyTorch's caching allocator: the memory that a trace of allocations reserves on a GPU.
 
-What `nvidia-smi` shows and what runs out is not the memory of the live tensors but that of the segments the allocator
-took from the driver to hold them. It rounds, splits, merges and never gives back on its own; this file does the same.
+`nvidia-smi` shows, and the GPU runs out of, not the memory of the live tensors but the segments that the allocator took
+from the driver to hold them. It rounds, splits, merges and never gives back on its own; this file does the same.
 
 Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch 2.11 to 2.13 (https://github.com/pytorch/pytorch). One stream; no
 settings but `expandable_segments`.
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from surefit.core.units import MIB
 
 ROUNDING = 512
-"""Every block is a multiple of this many bytes (kMinBlockSize)."""
+"""Unit in bytes of which every block is a multiple (kMinBlockSize)."""
 SMALL = MIB
-"""Up to here an allocation is served from the small pool (kSmallSize)."""
+"""Largest allocation served from the small pool (kSmallSize)."""
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
-"""What a large allocation under `OWN_SEGMENT` takes from the driver (kLargeBuffer)."""
+"""Segment that the driver gives for a large allocation under `OWN_SEGMENT` (kLargeBuffer)."""
 OWN_SEGMENT = 10 * MIB
-"""From here on an allocation gets a segment of its own size (kMinLargeAlloc), a multiple of `SMALL_SEGMENT`."""
+"""Smallest allocation with a segment of its own size (kMinLargeAlloc), a multiple of `SMALL_SEGMENT`."""
 
 
 SPACE = LARGE_SEGMENT << 36
-"""Addresses that an expandable segment may grow into: more than is ever asked for. torch sets aside 9/8 of the GPU's
+"""Addresses that an expandable segment may grow into: more than is ever requested. torch sets aside 9/8 of the GPU's
 memory, and begins another segment once that is used up."""
 
 
@@ -40,7 +40,7 @@ class _Pool:
 
 
 class _Block:
-    """A stretch of a segment, in use or free, with memory (`mapped`) or without, linked to its neighbours."""
+    """A stretch of a segment, in use or free, with memory (`mapped`) or without, linked to its neighbors."""
 
     __slots__ = ("address", "following", "free", "mapped", "pool", "preceding", "segment", "size")
 
@@ -56,22 +56,22 @@ class _Block:
 
     @property
     def reach(self) -> int:
-        """Its size with the stretch without memory behind it: what it can grow to."""
-        after = self.following
-        return self.size + (after.size if after is not None and not after.mapped else 0)
+        """Size that the block can grow to: its own with the stretch without memory behind it."""
+        next_block = self.following
+        return self.size + (next_block.size if next_block is not None and not next_block.mapped else 0)
 
     def __lt__(self, other: _Block) -> bool:
         return self.address < other.address
 
     def cut(self, size: int) -> _Block:
-        """Keep so many bytes; the rest becomes the block after it, which belongs to no list yet."""
-        rest = _Block(self.address + size, self.size - size, self.pool, self.segment)
-        rest.mapped = self.mapped
-        rest.preceding, rest.following = self, self.following
+        """Keep `size` bytes; the remainder becomes the block after it, which is in no list yet."""
+        remainder = _Block(self.address + size, self.size - size, self.pool, self.segment)
+        remainder.mapped = self.mapped
+        remainder.preceding, remainder.following = self, self.following
         if self.following is not None:
-            self.following.preceding = rest
-        self.following, self.size = rest, size
-        return rest
+            self.following.preceding = remainder
+        self.following, self.size = remainder, size
+        return remainder
 
 
 @dataclass
@@ -85,7 +85,7 @@ class AllocatorTotals:
 
 
 class CachingAllocator:
-    """Allocate and free by size; `totals` says what that took.
+    """Caching allocator that allocates and frees by size; `totals` counts the memory.
 
     Args:
         expandable: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`: one segment per pool that grows by pages.
@@ -104,7 +104,7 @@ class CachingAllocator:
                 self._list(space)
 
     def allocate(self, size: int) -> _Block:
-        """A block of at least `size` bytes: the smallest free one that fits, else new memory from the driver."""
+        """Return a block of at least `size` bytes: the smallest free one that fits, else new memory from the driver."""
         size = max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
         pool = self._small if size <= SMALL else self._large
         block = self._take(pool, size) or self._grow(pool, size)
@@ -115,13 +115,13 @@ class CachingAllocator:
         return block
 
     def release(self, block: _Block) -> None:
-        """Free a block, merging it with free neighbours."""
+        """Free a block, merging it with free neighbors."""
         self.totals.allocated -= block.size
         self._list(self._join(block))
 
     def empty_cache(self) -> None:
-        """Give what holds nothing back to the driver, as `torch.cuda.empty_cache()` does: whole segments, of expandable
-        ones whole pages."""
+        """Return unused memory to the driver, as `torch.cuda.empty_cache()` does: whole segments, of expandable ones
+        whole pages."""
         for pool in (self._small, self._large):
             for _, _, block in list(pool.free):
                 if self.expandable:
@@ -131,26 +131,26 @@ class CachingAllocator:
                     self.totals.reserved -= self._segments.pop(block.segment)
 
     def _take(self, pool: _Pool, size: int) -> _Block | None:
-        """The smallest free block that fits (`get_free_block`), where one that can grow counts as what it can grow to:
-        the end of an expandable segment is taken only if no other fits."""
-        at = bisect.bisect_left(pool.free, (size, -1))
-        if at == len(pool.free):
+        """Remove and return the smallest free block that fits (`get_free_block`), where a block that can grow counts
+        with the size it can grow to: the end of an expandable segment is used only if no other fits."""
+        index = bisect.bisect_left(pool.free, (size, -1))
+        if index == len(pool.free):
             return None
-        while at + 1 < len(pool.free) and pool.free[at + 1][2].reach < pool.free[at][2].reach:
-            at += 1
-        return pool.free.pop(at)[2]
+        while index + 1 < len(pool.free) and pool.free[index + 1][2].reach < pool.free[index][2].reach:
+            index += 1
+        return pool.free.pop(index)[2]
 
     def _grow(self, pool: _Pool, size: int) -> _Block:
         if self.expandable:
             return self._extend(pool, size)
         if size <= SMALL:
-            wanted = SMALL_SEGMENT
+            segment_size = SMALL_SEGMENT
         else:
-            wanted = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
-        block = _Block(self._next_address, wanted, pool, segment=self._next_address)
-        self._segments[block.segment] = wanted
-        self._next_address += wanted
-        self._reserve(wanted)
+            segment_size = LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // SMALL_SEGMENT) * SMALL_SEGMENT
+        block = _Block(self._next_address, segment_size, pool, segment=self._next_address)
+        self._segments[block.segment] = segment_size
+        self._next_address += segment_size
+        self._reserve(segment_size)
         return block
 
     def _reserve(self, size: int) -> None:
@@ -158,7 +158,8 @@ class CachingAllocator:
         self.totals.peak_reserved = max(self.totals.peak_reserved, self.totals.reserved)
 
     def _extend(self, pool: _Pool, size: int) -> _Block:
-        """Free memory and what lies behind it without memory, mapped page by page (`try_allocate_expandable_block`)."""
+        """Join free memory and the stretch without memory behind it, mapped page by page
+        (`try_allocate_expandable_block`)."""
         block = self._room(pool, size)
         if not block.mapped:
             block = self._map(block, size)
@@ -169,8 +170,8 @@ class CachingAllocator:
         return block
 
     def _room(self, pool: _Pool, size: int) -> _Block:
-        """The lowest stretch of free and unmapped blocks of this size that begins with or just before one without
-        memory (`find_expandable_block`)."""
+        """Return the lowest stretch of free and unmapped blocks of this size that begins with or just before one
+        without memory (`find_expandable_block`)."""
         for unmapped in pool.unmapped:
             before = unmapped.preceding
             start = before if before is not None and before.free else unmapped
@@ -182,8 +183,8 @@ class CachingAllocator:
         raise AssertionError("more than an expandable segment can hold")
 
     def _map(self, block: _Block, size: int) -> _Block:
-        """Give the beginning of a stretch whole pages of memory for `size` bytes, as far as it goes; the free block
-        that this makes with its neighbours."""
+        """Map whole pages of memory for `size` bytes at the beginning of a stretch, as far as it goes, and return the
+        free block that results with its neighbors."""
         self._unlist(block)
         pages = min(-(-size // block.pool.page) * block.pool.page, block.size)
         if pages < block.size:
@@ -209,23 +210,23 @@ class CachingAllocator:
         self._list(self._join(block))
 
     def _split(self, block: _Block, size: int) -> None:
-        rest = block.size - size
-        if rest < ROUNDING or (block.pool is self._large and not self.expandable and rest <= SMALL):
+        remainder = block.size - size
+        if remainder < ROUNDING or (block.pool is self._large and not self.expandable and remainder <= SMALL):
             return
         self._list(block.cut(size))
 
     def _join(self, block: _Block) -> _Block:
-        before, after = block.preceding, block.following
-        if before is not None and before.free and before.mapped == block.mapped:
-            self._unlist(before)
-            block = self._absorb(before)
-        if after is not None and after.free and after.mapped == block.mapped:
-            self._unlist(after)
+        previous_block, next_block = block.preceding, block.following
+        if previous_block is not None and previous_block.free and previous_block.mapped == block.mapped:
+            self._unlist(previous_block)
+            block = self._absorb(previous_block)
+        if next_block is not None and next_block.free and next_block.mapped == block.mapped:
+            self._unlist(next_block)
             block = self._absorb(block)
         return block
 
     def _list(self, block: _Block) -> _Block:
-        """Among the free ones."""
+        """Add a block to the free ones."""
         block.free = True
         if block.mapped:
             bisect.insort(block.pool.free, block.key)
@@ -241,11 +242,11 @@ class CachingAllocator:
         block.free = False
 
     def _absorb(self, block: _Block) -> _Block:
-        """`block` with the one after it."""
-        taken = block.following
-        assert taken is not None
-        block.size += taken.size
-        block.following = taken.following
-        if taken.following is not None:
-            taken.following.preceding = block
+        """Merge the block after `block` into it."""
+        absorbed = block.following
+        assert absorbed is not None
+        block.size += absorbed.size
+        block.following = absorbed.following
+        if absorbed.following is not None:
+            absorbed.following.preceding = block
         return block

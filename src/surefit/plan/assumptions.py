@@ -1,4 +1,4 @@
-"""What a plan takes for granted of a machine that cannot be looked at: one with a GPU that is not here. Torch-free."""
+"""Assumptions of a plan about a machine that cannot be inspected: one with a GPU that is not here. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from surefit.facts.hardware import HardwareFacts
 
 @dataclass(frozen=True)
 class Assumption:
-    """A package on the other machine.
+    """An assumption about a package on the other machine.
 
     Attributes:
-        package: its name, as pip takes it.
-        installed: what is assumed. False is the case that needs more memory and time.
-        why: what it decides, and how to plan the other case.
+        package: its name for pip.
+        installed: the assumption. False is the case that needs more memory and time.
+        why: the effect, and how to plan the other case.
     """
 
     package: str
@@ -28,7 +28,7 @@ class Assumption:
 
 
 def list_assumptions(resolved: ResolvedConfig, hardware: HardwareFacts) -> Iterator[Assumption]:
-    """Yield what is assumed of the machine with the GPU; nothing where it is this one."""
+    """Yield the assumptions about the machine with the GPU; none where it is this one."""
     if not hardware.is_another_machine:
         return
     config = resolved.config

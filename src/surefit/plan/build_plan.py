@@ -1,6 +1,7 @@
-"""What plan.json holds: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the time.
+"""The content of plan.json: terms that arithmetic knows, the memory by simulation or closed form, the verdict, the
+time.
 
-Arithmetic alone can say that a run does not fit, and never that it does: `left_out` names what is not counted. Torch is
+Arithmetic alone can show that a run does not fit, never that it fits: `left_out` lists what is not counted. Torch is
 imported only where something is simulated; `quick` leaves that out. docs/reference/plan-json.md explains the keys.
 """
 
@@ -65,11 +66,11 @@ def build_plan(
     planner: Planner | None = None,
     scored: EvalPromptFacts | None = None,
 ) -> dict[str, Any]:
-    """The content of plan.json.
+    """Return the content of plan.json.
 
     `memory_total_bytes` is the fullest moment of a training step, not the sum of all terms: the logits are gone when
-    the optimizer updates. Each memory term says in `moment` when it is held. Totals are None where the model's size is
-    not known; `does_not_fit` lists, in words, what exceeds this device or disk.
+    the optimizer updates. The `moment` of a memory term is the time at which it is held. Totals are None where the
+    model's size is not known; `does_not_fit` lists, in words, what exceeds this device or disk.
 
     Args:
         resolved: the config without "auto".
@@ -78,8 +79,8 @@ def build_plan(
         rows: training rows, None where they are not counted yet.
         quick: arithmetic only.
         lengths: what is known about the rows' lengths.
-        planner: one that may have simulated this already.
-        scored: what the model will be asked; without it there is no time of scoring.
+        planner: estimates for the model, possibly with simulations in its cache.
+        scored: facts about the prompts of the evaluation; without them there is no time of scoring.
 
     Raises:
         MachineError, ConfigError: no plan can be made for these inputs.
@@ -89,14 +90,14 @@ def build_plan(
     memory, disk = memory_terms(resolved, model, hardware.compute_capability), disk_terms(resolved, model)
     if disk and (download := download_term(model, hardware, Path(resolved.config.output_dir))):
         disk.append(download)
-    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
+    trainable = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
     train = resolved.config.train
-    estimate, why_not = _estimate(planner, resolved, hardware, quick)
+    estimate, not_simulated = _estimate(planner, resolved, hardware, quick)
     time = None if quick else _time(planner, resolved, hardware, rows)
-    unasked = scored is not None and scored.nothing_to_score
-    answers = None if unasked else _generation_entry(resolved, model, hardware, planner, scored)
+    no_prompts = scored is not None and scored.nothing_to_score
+    generation = None if no_prompts else _generation_entry(resolved, model, hardware, planner, scored)
     scoring = None
-    if time and scored and not unasked:
+    if time and scored and not no_prompts:
         scoring = build_scoring_plan(resolved, model, hardware, scored, planner.typical(resolved))
     return {
         "surefit": __version__,
@@ -107,11 +108,11 @@ def build_plan(
             "source": hardware.source,
             "figure": hardware.figure,
         },
-        "assumptions": [asdict(assumed) for assumed in list_assumptions(resolved, hardware)],
+        "assumptions": [asdict(assumption) for assumption in list_assumptions(resolved, hardware)],
         "model": {
             "name": model.name,
             "parameters": model.parameters,
-            "trainable": part.parameters if part else None,
+            "trainable": trainable.parameters if trainable else None,
             "architecture": model.architecture,
             "source": model.source,
         },
@@ -120,9 +121,11 @@ def build_plan(
         "left_out": [
             *_unknown(resolved, model, hardware, memory, estimate),
             *_unknown_disk(model, hardware, disk),
-            *_missing_simulation_notes(estimate, None if quick else why_not),
+            *_missing_simulation_notes(estimate, None if quick else not_simulated),
             *_rows_left_out(planner.lengths),
-            *_unplanned_notes(resolved, time, quick, unasked or answers is not None, unasked or scoring is not None),
+            *_unplanned_notes(
+                resolved, time, quick, no_prompts or generation is not None, no_prompts or scoring is not None
+            ),
         ],
         "disk": [_entry(term) for term in disk],
         "disk_total_bytes": fullest_moment_bytes(disk) if disk else None,
@@ -138,7 +141,7 @@ def build_plan(
         "does_not_fit": [*_too_much_memory(memory, estimate, hardware), *_too_much_disk(disk, hardware)],
         "estimate": estimate,
         "time": time,
-        "answering": answers,
+        "answering": generation,
         "scoring": scoring,
         "host": build_host_plan(resolved, model, hardware, planner.length(resolved)),
         "ranks": summarize_ranks(resolved, model, hardware, planner.typical(resolved)),
@@ -152,17 +155,18 @@ def _entry(term: MemoryTerm) -> dict[str, Any]:
 def _estimate(
     planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, quick: bool
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The estimate, None where there is neither a simulation nor a closed form; and why there is no simulation."""
+    """Return the estimate, None where there is neither a simulation nor a closed form, and the reason why there is no
+    simulation."""
     why = "asked to be quick" if quick else planner.too_long(resolved)
-    found: dict[str, Any] = {}
+    simulation: dict[str, Any] = {}
     if why is None:
         try:
             simulated = estimates_from_simulation(planner.memory(resolved, hardware), hardware, resolved)
-            found = _simulated_entry(simulated.memory)
+            simulation = _simulated_entry(simulated.memory)
             needed, training = simulated.whole, simulated.training
-            found["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
-            found["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
-            found["keeps_freed_memory"] = simulated.kept
+            simulation["first_step"] = {"low_bytes": simulated.first_step.low, "high_bytes": simulated.first_step.high}
+            simulation["disagreement"] = _disagreement(planner, resolved, hardware, simulated.memory)
+            simulation["keeps_freed_memory"] = simulated.kept
         except Exception as error:  # a model's own code may do anything with tensors that hold no data
             why = _one_line_error(error)
     if why is not None:
@@ -170,7 +174,7 @@ def _estimate(
         if closed is None:
             return None, why
         needed = training = closed
-        found = {
+        simulation = {
             "peak_bytes": closed.bytes, "phases": [], "peak": None, "layers_simulated": None, "disagreement": None,
             "keeps_freed_memory": False, "first_step": None,
         }  # fmt: skip
@@ -186,7 +190,7 @@ def _estimate(
         "longest_row": planner.lengths.longest,
         "lengths_known": planner.lengths.known,
         "held_out_length": planner.eval_length(resolved),
-        **found,
+        **simulation,
         "low_bytes": needed.low,
         "high_bytes": needed.high,
         "training": {"likely_bytes": training.likely, "low_bytes": training.low, "high_bytes": training.high},
@@ -201,7 +205,7 @@ def _estimate(
 
 
 def _one_line_error(error: Exception) -> str:
-    """An error in one line."""
+    """Return an error in one line."""
     if isinstance(error, SureFitError):
         return error.message
     first = next((f": {line[:200]}" for line in str(error).splitlines() if line.strip()), "")
@@ -209,14 +213,14 @@ def _one_line_error(error: Exception) -> str:
 
 
 def _setting(resolved: ResolvedConfig) -> str:
-    """What decides the memory beside the batch, in words."""
+    """Return, in words, the settings besides the batch that decide the memory."""
     config = resolved.config
     kind = "DoRA" if config.lora.use_dora else "LoRA"
-    what = f"{kind} r {config.lora.r}" if config.train.method == "lora" else "all weights"
+    trained = f"{kind} r {config.lora.r}" if config.train.method == "lora" else "all weights"
     dtype: str = config.model.dtype
     if config.model.quantization != "none":
         dtype += f" over {config.model.quantization}"
-    words = [f"{what} in {dtype}", "packed" if config.data.packing is True else "padded"]
+    words = [f"{trained} in {dtype}", "packed" if config.data.packing is True else "padded"]
     words += [] if config.train.optim == "adamw_torch" else [config.train.optim]
     words += [] if config.speed.chunked_loss else ["all logits held"]
     words += ["MLPs in tiles"] if config.speed.tiled_mlp is True else []
@@ -224,7 +228,7 @@ def _setting(resolved: ResolvedConfig) -> str:
 
 
 def closed_form_disagreement(closed: int, simulated: int, limit: float = 0.03) -> str | None:
-    """A sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
+    """Return a sentence where the closed form and the simulation, in bytes, differ by more than `limit`; else None."""
     error = closed / simulated - 1
     if abs(error) <= limit:
         return None
@@ -237,7 +241,8 @@ def closed_form_disagreement(closed: int, simulated: int, limit: float = 0.03) -
 def _disagreement(
     planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts, memory: SimulatedMemory
 ) -> str | None:
-    """A sentence where closed form and simulation differ by more than they should. The closed form is a GPU's."""
+    """Return a sentence where closed form and simulation differ by more than they should; None on a CPU, since the
+    closed form is for GPUs."""
     closed = planner.closed_form(resolved, hardware) if hardware.kind == "cuda" else None
     training = max(phase.allocated for phase in memory.phases if phase.name != "merge")
     return closed_form_disagreement(closed.bytes, training) if closed else None
@@ -267,11 +272,11 @@ def _simulated_entry(memory: SimulatedMemory) -> dict[str, Any]:
 
 
 def _names(memory: SimulatedMemory) -> Iterator[str]:
-    """The phases' names; merging is a process of its own, which loads a second time."""
-    seen: set[str] = set()
+    """Yield the phases' names; merging is a process of its own, which loads a second time."""
+    earlier_names: set[str] = set()
     for phase in memory.phases:
-        yield f"merge: {phase.name}" if phase.name in seen else phase.name
-        seen.add(phase.name)
+        yield f"merge: {phase.name}" if phase.name in earlier_names else phase.name
+        earlier_names.add(phase.name)
 
 
 def _time(
@@ -304,29 +309,32 @@ def _generation_entry(
     planner: Planner,
     scored: EvalPromptFacts | None,
 ) -> dict[str, Any] | None:
-    """What scoring takes at most, in a process of its own and beside training; and a batch that fits where this one may
-    not."""
-    config, usual = resolved.config, planner.length(resolved)
-    longest = scored.longest(usual) if scored else usual
-    found = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
-    if found is None:
+    """Return the most memory that generation for scoring needs, in its own process and beside training, and a batch
+    that fits where this one may not."""
+    config, length = resolved.config, planner.length(resolved)
+    longest = scored.longest(length) if scored else length
+    generation = estimate_generation_memory(config, model, hardware.kind, longest, hardware.compute_capability)
+    if generation is None:
         return None
-    room = generation_room_bytes(found, config, hardware)
-    fits = room is None or found.bytes <= room
-    fewer = None if fits or room is None else largest_fitting_eval_batch(config, model, hardware, room, longest)
+    room = generation_room_bytes(generation, config, hardware)
+    fits = room is None or generation.bytes <= room
+    smaller_batch = None if fits or room is None else largest_fitting_eval_batch(config, model, hardware, room, longest)
     beside = None
     if config.evaluate.in_training:
-        held_out = (scored.held_out.longest if scored else None) or usual
+        held_out = (scored.held_out.longest if scored else None) or length
         weights, kept = held_by_training(memory_terms(resolved, model, hardware.compute_capability))
-        asked = estimate_generation_memory(config, model, hardware.kind, held_out, hardware.compute_capability)
-        beside = None if asked is None or weights is None else asked.bytes - asked.weights + weights + kept
-    return asdict(found) | {"bytes": found.bytes, "fewer": fewer, "in_training_bytes": beside}
+        in_training = estimate_generation_memory(config, model, hardware.kind, held_out, hardware.compute_capability)
+        beside = (
+            None if in_training is None or weights is None else in_training.bytes - in_training.weights + weights + kept
+        )
+    return asdict(generation) | {"bytes": generation.bytes, "fewer": smaller_batch, "in_training_bytes": beside}
 
 
 def _too_much_memory(
     terms: Sequence[MemoryTerm], estimate: dict[str, Any] | None, hardware: HardwareFacts
 ) -> Iterator[str]:
-    """What the estimate says; without one, what the terms alone exceed."""
+    """Yield a sentence where the estimate does not fit or, without an estimate, where the known terms alone exceed the
+    memory."""
     if hardware.memory_bytes is None:
         return
     if estimate is None and fullest_moment_bytes(terms) > hardware.memory_bytes:
@@ -346,8 +354,8 @@ def _too_much_memory(
 def _too_much_disk(terms: Sequence[MemoryTerm], hardware: HardwareFacts) -> Iterator[str]:
     free = hardware.disk_free_bytes
     if free is not None and fullest_moment_bytes(terms) > free:
-        said = " (hardware.disk)" if hardware.disk_source == "config" else ""
-        yield f"disk: {bytes_text(fullest_moment_bytes(terms))} are written, and {bytes_text(free)} are free{said}"
+        origin = " (hardware.disk)" if hardware.disk_source == "config" else ""
+        yield f"disk: {bytes_text(fullest_moment_bytes(terms))} are written, and {bytes_text(free)} are free{origin}"
 
 
 def _unknown(
@@ -357,7 +365,7 @@ def _unknown(
     memory: Sequence[MemoryTerm],
     estimate: dict[str, Any] | None,
 ) -> Iterator[str]:
-    """What is not in the memory, what comes before the run, and what of the machine it leaves idle."""
+    """Yield what is not in the memory total, what comes before the run, and the GPUs of the machine that stay idle."""
     config = resolved.config
     if not memory:
         yield f"all memory and disk terms: the size of {model.name} is not known on this machine"
@@ -374,7 +382,7 @@ def _unknown(
 
 
 def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[MemoryTerm]) -> Iterator[str]:
-    """A download to another disk, and whose free space is not known."""
+    """Yield a download to another disk, and a note where the free disk space is not known."""
     elsewhere = not any(term.term == "base model" for term in disk)
     if model.source in ("catalogue", "hub") and model.weight_bytes and elsewhere:
         yield f"the download of the base model into the Hugging Face cache, {bytes_text(model.weight_bytes)}"
@@ -383,18 +391,18 @@ def _unknown_disk(model: ModelFacts, hardware: HardwareFacts, disk: Sequence[Mem
 
 
 def _missing_simulation_notes(estimate: dict[str, Any] | None, why: str | None) -> Iterator[str]:
-    """That the memory is not simulated, what stands in its place, and why."""
+    """Yield a note that the memory is not simulated, with what stands in its place, and why."""
     if why:
         instead = "is the closed form's" if estimate else "holds only the terms that arithmetic knows"
         yield f"the simulation: {why}; the memory here {instead}"
 
 
 LEFT_OUT_SHARE = 0.01
-"""The smallest share of rows that is reported."""
+"""Smallest share of left-out rows that is reported."""
 
 
 def _rows_left_out(lengths: ExampleLengths) -> Iterator[str]:
-    """Yield a line where rows will be left out: the number of steps does not count that."""
+    """Yield a line where rows will be left out: the number of steps does not account for that."""
     if lengths.left_out >= LEFT_OUT_SHARE:
         yield (
             f"the rows that are longer than data.max_length, about {100 * lengths.left_out:.0f} %: they are left out "
@@ -409,7 +417,7 @@ def _unplanned_notes(
     answered: bool,
     scored: bool,
 ) -> Iterator[str]:
-    """What was not timed, and what no plan counts."""
+    """Yield what was not timed, and what no plan counts."""
     if time is None:
         yield "time" if quick else "time: how fast this device is, is not known; `surefit calibrate` measures it"
     else:

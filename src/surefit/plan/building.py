@@ -1,4 +1,4 @@
-"""The model to train, made without data, and its micro batches: what the simulated step is given."""
+"""The inputs of the simulated step: the model to train, built without data, and its micro batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from surefit.plan.trace import HOST, Recorder
 
 
 def build_model(setting: StepConfig, device: str) -> torch.nn.Module:
-    """The model to train, its adapter included, on "meta" or, with random weights, on a real device.
+    """Return the model to train, its adapter included, on "meta" or, with random weights, on a real device.
 
     Raises:
         ModelError: transformers builds no causal language model from this config.
@@ -59,7 +59,7 @@ def _attention(setting: StepConfig) -> str | None:
 
 
 def apply_training_options(model: Any, setting: StepConfig) -> None:
-    """What a run switches on before its first step."""
+    """Apply the options that a run switches on before its first step."""
     if setting.fused_lora:
         fuse_lora(model)
     if setting.kernels:
@@ -72,7 +72,8 @@ def apply_training_options(model: Any, setting: StepConfig) -> None:
 
 
 def _let_dora_dequantize(model: torch.nn.Module) -> None:
-    """PEFT knows a 4-bit weight by its class, which one without data has not; a layer with `W_q` it asks instead."""
+    """Let PEFT's DoRA dequantize 4-bit weights without data: it recognizes a real one by its class, and calls
+    `dequantize` on a layer with `W_q`."""
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and is_four_bit(layer):
             layer.W_q, layer.dequantize = True, functools.partial(frozen_matrix, layer)  # type: ignore[assignment]
@@ -81,23 +82,23 @@ def _let_dora_dequantize(model: torch.nn.Module) -> None:
 def materialize_parameters(
     model: torch.nn.Module, recorder: Recorder, weights: bool = True, quantises: bool = False
 ) -> None:
-    """Give every parameter and buffer a fake storage as large as its own; shared ones stay shared. Without `weights`
-    those that are not trained stay as they are. `quantises`: 4-bit weights are made on the device, one after the other
-    in the order of their names, from 16 bits, as transformers loads them there."""
-    made: dict[int, torch.Tensor] = {}
+    """Give every parameter and buffer a fake storage of its own size; shared ones stay shared. Without `weights` the
+    frozen ones stay as they are. `quantises`: 4-bit weights are made on the device, one after the other in the order of
+    their names, from 16 bits, as transformers loads them there."""
+    fakes: dict[int, torch.Tensor] = {}
     storages: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             storage = tensor.untyped_storage()
-            # A tensor may be a part of a larger one, all of which it keeps alive.
+            # A tensor may be a view of a larger one, and keeps its whole storage alive.
             if storage._cdata not in storages:
                 elements = storage.nbytes() // tensor.element_size()
                 storages[storage._cdata] = torch.empty(elements, dtype=tensor.dtype, device="cpu")
-            made[id(tensor)] = storages[storage._cdata].as_strided(
+            fakes[id(tensor)] = storages[storage._cdata].as_strided(
                 tensor.shape, tensor.stride(), tensor.storage_offset()
             )
-        return made[id(tensor)]
+        return fakes[id(tensor)]
 
     parameters: dict[int, torch.nn.Parameter] = {}
 
@@ -106,7 +107,7 @@ def materialize_parameters(
             return fake(tensor)
         if id(tensor) not in parameters:
             parameters[id(tensor)] = new = torch.nn.Parameter(fake(tensor), tensor.requires_grad)
-            if hasattr(tensor, "quant_state"):  # bitsandbytes computes with whatever has one
+            if hasattr(tensor, "quant_state"):  # bitsandbytes computes with any tensor that has this attribute
                 new.quant_state = tensor.quant_state  # type: ignore[attr-defined]
         return parameters[id(tensor)]
 
@@ -114,11 +115,11 @@ def materialize_parameters(
     for trained in (False, True):
         modules = list(model.named_modules())
         if quantises:
-            modules.sort(key=lambda named: _natural_sort_key(named[0]))
+            modules.sort(key=lambda item: _natural_sort_key(item[0]))
         for name, module in modules:
             four_bit = not trained and "weight" in module._parameters and is_four_bit(module)
             with recorder.inside(name):
-                whole = _unquantized_weight(module) if four_bit and quantises else None
+                unquantized = _unquantized_weight(module) if four_bit and quantises else None
                 for store in (module._parameters, module._buffers):
                     for key, tensor in store.items():
                         if tensor is None or (isinstance(tensor, torch.nn.Parameter) and not weights | trained):
@@ -126,35 +127,35 @@ def materialize_parameters(
                         if tensor.requires_grad == trained:
                             store[key] = fake_parameter(tensor)
                 if four_bit:
-                    scales = _scales(whole) if whole is not None else None
+                    scales = _scales(unquantized) if unquantized is not None else None
                     for _, owner, attribute, tensor in list(hidden_tensors(module)):
                         setattr(owner, attribute, fake(tensor))
                     del scales
-                del whole
+                del unquantized
 
 
 def _natural_sort_key(name: str) -> list[tuple[bool, int, str]]:
-    """The key that transformers sorts weights by before it loads them (`dot_natural_key`)."""
+    """Return the key that transformers sorts weights by before it loads them (`dot_natural_key`)."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
 
 
 def _unquantized_weight(layer: Any) -> torch.Tensor:
-    """A 4-bit layer's weights as they are read."""
+    """Return a 4-bit layer's weights in the dtype they are read in."""
     state = layer.weight.quant_state
     return torch.empty(tuple(state.shape), dtype=state.dtype, device="cpu")
 
 
 def _scales(weight: torch.Tensor) -> list[torch.Tensor]:
-    """What bitsandbytes makes of them besides what stays (`functional.quantize_4bit`): the scales of every 64 in
-    float32, and these less their mean."""
+    """Return the temporaries of bitsandbytes' quantization (`functional.quantize_4bit`) besides its result: the scales
+    of every 64 weights in float32, and these minus their mean."""
     return [torch.empty(weight.numel() // BLOCK, dtype=torch.float32, device="cpu") for _ in range(2)]
 
 
 def build_micro_batch(setting: StepConfig, recorder: Recorder) -> Mapping[str, Any]:
-    """A micro batch as data/tokens/collate.py makes it, of token 1; where some rows are padded, the last one's last
-    place.
+    """Return a micro batch as data/tokens/collate.py makes it, of token 1; where some rows are padded, only the last
+    position of the last row is padding.
 
-    On a GPU it lies in the host's memory, and what is moved there exists while it is used.
+    For a GPU it is in the host's memory, and its copies on the device exist while they are used.
     """
     with torch.device(HOST if setting.cuda else "cpu"):
         batch = _packed(setting) if setting.packed else _padded(setting)
@@ -173,9 +174,11 @@ def _packed(setting: StepConfig) -> dict[str, Any]:
     ids = torch.ones((1, setting.tokens), dtype=torch.long)
     positions = torch.arange(setting.length).repeat(setting.rows)[None]
     ends = torch.arange(0, setting.tokens + 1, setting.length, dtype=torch.int32)
-    borders = {f"cu_seq_lens_{side}": ends for side in "qk"} | {f"max_length_{side}": setting.length for side in "qk"}
-    batch = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids), **borders}
-    # Borders without values cannot be read back.
+    boundaries = {f"cu_seq_lens_{side}": ends for side in "qk"} | {
+        f"max_length_{side}": setting.length for side in "qk"
+    }
+    batch = {"input_ids": ids, "position_ids": positions, "labels": torch.ones_like(ids), **boundaries}
+    # Boundaries in tensors without data cannot be read back.
     return batch | {"document_lengths": (setting.length,) * setting.rows} | _supervision(setting)
 
 
@@ -189,15 +192,15 @@ def _tag_batch(batch: dict[str, Any], recorder: Recorder) -> dict[str, Any]:
 
 
 class _OnHost(Mapping[str, Any]):
-    """A micro batch whose tensors are on the device from when its items are asked for, which is when they are moved;
-    by its keys it has what a step reads of it on the host."""
+    """A micro batch in host memory: `items()` moves its tensors to the device; access by key returns the host tensors
+    that a step reads."""
 
     def __init__(self, host: dict[str, Any], recorder: Recorder) -> None:
         self._host = host
         self._recorder = recorder
 
     def __getitem__(self, key: str) -> Any:
-        if key == "attention_mask":  # a step only counts what is in it, and nobody knows that here
+        if key == "attention_mask":  # a step only counts its values, which a fake tensor lacks
             raise KeyError(key)
         return self._host[key]
 

@@ -1,4 +1,4 @@
-"""Measuring a device in under two minutes: products, attention, copies, the cost of a launch, what CUDA itself takes.
+"""Measurement of a device in under two minutes: products, attention, copies, the cost of a launch, CUDA's own memory.
 
 Written for CUDA and for CPUs alike, and so far run on CPUs only: no figure of a GPU has been measured with it yet.
 """
@@ -27,7 +27,7 @@ from surefit.plan.trace import Recorder
 
 Progress = Callable[[str], None]
 TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Rows of the products: a micro batch of that many tokens, through square layers of these widths."""
+"""Rows of the products: a micro batch of this many tokens, through square layers of these widths."""
 WIDTHS = {"cpu": (64, 128, 256, 512, 1024, 2048), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192, 16384)}
 COPIES = {"cpu": (1, 8, 64), "cuda": (1, 8, 64, 512, 2048)}
 """MiB of the tensor that is copied."""
@@ -35,29 +35,29 @@ DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat
 SPREAD = 0.02
 """Standard deviation of the numbers multiplied: zeros would cost a GPU less power, and so run faster."""
 MEASURE_SECONDS = 0.5
-"""For each figure, in this many trials."""
+"""Seconds for each figure, divided over `TRIALS` trials."""
 TRIALS = 5
 SLOWEST_SECONDS = 1.5
-"""Wider layers are left out once one product takes this long."""
+"""Seconds of one product after which wider layers are left out."""
 LENGTHS = {"cpu": (128, 512), "cuda": (512, 2048, 8192)}
 HEADS = {"cpu": 2, "cuda": 16}
-"""Attention: TOKENS in examples of these lengths."""
+"""Attention heads: attention runs over TOKENS in examples of `LENGTHS` tokens."""
 BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cpu": "FLASH_ATTENTION"}
-"""What torch calls the kernels whose rates training needs."""
+"""torch's names of the attention kernels whose rates training needs."""
 TINY_LAYERS, TINY_WIDTH = 8, 8
-"""Of the model that launches are measured with: transformers' own, for its Python is most of what runs. Plain layers of
-torch took two thirds of its time per kernel."""
+"""Size of the model that launches are measured with: transformers' own, since its Python is most of the running code.
+Plain layers of torch took two thirds of its time per kernel."""
 
 
 def calibrate_device(progress: Progress = lambda text: None, measure_seconds: float | None = None) -> DeviceProfile:
     """Measure the first GPU that PyTorch sees, or else this CPU with the threads PyTorch uses.
 
     Args:
-        progress: told what is measured.
-        measure_seconds: that each figure is measured for; MEASURE_SECONDS by default.
+        progress: called with the name of each measurement.
+        measure_seconds: seconds to measure each figure for; MEASURE_SECONDS by default.
     """
     start = time.perf_counter()
-    each = measure_seconds or MEASURE_SECONDS
+    seconds_per_figure = measure_seconds or MEASURE_SECONDS
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     used_before = _driver_used_bytes() if kind == "cuda" else None
     context = _context_bytes(used_before) if kind == "cuda" else None
@@ -65,15 +65,15 @@ def calibrate_device(progress: Progress = lambda text: None, measure_seconds: fl
     matmul = {}
     for dtype in DTYPES[kind]:
         progress(f"matrix products in {dtype}")
-        matmul[dtype] = _products(kind, getattr(torch, dtype), each)
+        matmul[dtype] = _products(kind, getattr(torch, dtype), seconds_per_figure)
     attention = {}
     for kernel, dtype in _attention_kernels(kind):
         progress(f"attention: {kernel} in {dtype}")
-        attention.update(_attention(kind, kernel, dtype, each))
+        attention.update(_attention(kind, kernel, dtype, seconds_per_figure))
     progress("copies")
-    copy = [_copy(kind, mib * MIB, each) for mib in COPIES[kind]]
+    copy = [_copy(kind, mib * MIB, seconds_per_figure) for mib in COPIES[kind]]
     progress("launches")
-    launch = _launch_seconds(kind, each)
+    launch = _launch_seconds(kind, seconds_per_figure)
     return DeviceProfile(
         device=torch.cuda.get_device_name() if kind == "cuda" else cpu_name(torch.get_num_threads()),
         kind=kind,
@@ -92,7 +92,7 @@ def calibrate_device(progress: Progress = lambda text: None, measure_seconds: fl
 
 
 def _products(kind: str, dtype: torch.dtype, measure_seconds: float) -> list[tuple[float, float]]:
-    """(FLOP, FLOP/s) of TOKENS × width times width × width."""
+    """Return (FLOP, FLOP/s) of TOKENS × width times width × width."""
     curve = []
     for width in WIDTHS[kind]:
         x = (torch.randn(TOKENS[kind], width, device=kind) * SPREAD).to(dtype)
@@ -106,7 +106,7 @@ def _products(kind: str, dtype: torch.dtype, measure_seconds: float) -> list[tup
 
 
 def _attention_kernels(kind: str) -> list[tuple[str, str]]:
-    """(kernel, type) that run on this device and are not switched off."""
+    """Return the (kernel, dtype) pairs that run on this device and are not switched off."""
     if kind == "cpu":
         return [("cpu", dtype) for dtype in DTYPES["cpu"]]
     capability = torch.cuda.get_device_capability()
@@ -115,8 +115,9 @@ def _attention_kernels(kind: str) -> list[tuple[str, str]]:
 
 
 def _attention(kind: str, kernel: str, dtype: str, measure_seconds: float) -> dict[str, list[tuple[float, float]]]:
-    """(FLOP, FLOP/s) over the examples' lengths, forward and backward, causal and without a mask. The FLOP are those
-    that `plan.operations` counts: of TOKENS in rows of a length, 2 × products × TOKENS × length × heads × width / 2."""
+    """Return (FLOP, FLOP/s) over the examples' lengths, forward and backward, causal and without a mask. The FLOP are
+    counted as in `plan.operations`: for TOKENS in rows of a length, 2 × products × TOKENS × length × heads × width /
+    2."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for width, length in itertools.product(HEADS_WIDE, LENGTHS[kind]):
         shape = (TOKENS[kind] // length, HEADS[kind], length, width)
@@ -127,16 +128,16 @@ def _attention(kind: str, kernel: str, dtype: str, measure_seconds: float) -> di
         with sdpa_kernel(getattr(SDPBackend, BACKENDS[kernel])):
             run = partial(scaled_dot_product_attention, query, key, value, is_causal=True)
             out = run()
-            back = partial(torch.autograd.grad, out, (query, key, value), torch.randn_like(out), retain_graph=True)
-            for work, products in ((torch.no_grad()(run), FORWARD_PRODUCTS), (back, BACKWARD_PRODUCTS)):
-                name = attention_key(kernel, work is back, width, dtype)
+            backward = partial(torch.autograd.grad, out, (query, key, value), torch.randn_like(out), retain_graph=True)
+            for work, products in ((torch.no_grad()(run), FORWARD_PRODUCTS), (backward, BACKWARD_PRODUCTS)):
+                name = attention_key(kernel, work is backward, width, dtype)
                 seconds = _seconds(work, kind, measure_seconds)
                 curves.setdefault(name, []).append((products * flops, products * flops / seconds))
     return curves
 
 
 def _copy(kind: str, size: int, measure_seconds: float) -> tuple[float, float]:
-    """(bytes, bytes/s), what is read and what is written counted both, as `operations.Operation` does."""
+    """Return (bytes, bytes/s) of a copy, with reads and writes both counted, as `operations.Operation` does."""
     source = torch.randn(size // 4, device=kind)
     target = torch.empty_like(source)
     seconds = _seconds(lambda: target.copy_(source), kind, measure_seconds)
@@ -144,7 +145,8 @@ def _copy(kind: str, size: int, measure_seconds: float) -> tuple[float, float]:
 
 
 def _launch_seconds(kind: str, measure_seconds: float) -> float:
-    """Per kernel of a Llama so small that its arithmetic is nothing: transformers' Python, autograd and the launch."""
+    """Return the seconds per kernel of a Llama so small that its arithmetic is negligible: transformers' Python,
+    autograd and the launch."""
     shape = LlamaConfig(
         vocab_size=TINY_WIDTH, hidden_size=TINY_WIDTH, intermediate_size=TINY_WIDTH, num_hidden_layers=TINY_LAYERS,
         num_attention_heads=1, num_key_value_heads=1, use_cache=False,
@@ -166,7 +168,8 @@ def _launch_seconds(kind: str, measure_seconds: float) -> float:
 
 
 def _seconds(work: Callable[[], object], kind: str, measure_seconds: float) -> float:
-    """Of one call: the fastest trial of many calls each, after a warm-up; what disturbs can only make it slower."""
+    """Return the seconds of one call: the fastest trial of many calls each, after a warm-up; a disturbance can only
+    slow it down."""
     work()
     once = _time_calls(work, 1, kind)
     calls = max(1, int(measure_seconds / TRIALS / max(once, 1e-7)))
@@ -188,18 +191,19 @@ def _synchronize(kind: str) -> None:
 
 
 def _driver_used_bytes() -> int | None:
-    """What the driver says is in use on the first GPU, before this process touches it."""
+    """Return the bytes in use on the first GPU according to the driver, before this process touches it."""
     with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        answer = subprocess.run(
+        result = subprocess.run(
             [which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
-        return int(answer.stdout.splitlines()[0]) * MIB
+        return int(result.stdout.splitlines()[0]) * MIB
     return None
 
 
 def _context_bytes(used_before: int | None) -> int | None:
-    """What a context with PyTorch's kernels takes of the card; right only while nothing else starts or ends on it."""
+    """Return the device bytes of a context with PyTorch's kernels; right only while nothing else starts or ends on the
+    GPU."""
     if used_before is None:
         return None
     torch.zeros(1, device="cuda").add_(1)
@@ -208,7 +212,7 @@ def _context_bytes(used_before: int | None) -> int | None:
 
 
 def _workspace_bytes() -> int:
-    """What cuBLAS keeps of PyTorch's memory from its first product on."""
+    """Return the bytes that cuBLAS keeps of PyTorch's memory from its first product on."""
     x = torch.randn(512, 512, device="cuda", dtype=torch.float16)
     before = torch.cuda.memory_allocated()
     result = torch.mm(x, x)

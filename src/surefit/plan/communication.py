@@ -1,7 +1,7 @@
-"""What the processes of a run send each other in a step, and what that makes of its time. Torch-free.
+"""The communication between the processes of a run in a step, and its effect on the step's time. Torch-free.
 
-Bytes are those that one GPU sends and receives in each direction, by the usual ring: of a tensor of S bytes among N,
-a gather or a scattered sum moves (N - 1) / N × S, a sum that all get moves twice that.
+Bytes are those that one GPU sends and receives in each direction, by the usual ring: for a tensor of S bytes among N,
+an all-gather or a reduce-scatter moves (N - 1) / N × S, an all-reduce twice that.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepCommunication:
-    """What one GPU sends and receives in an optimizer step.
+    """Bytes that one GPU sends and receives in an optimizer step.
 
     Attributes:
-        bytes: in each direction.
-        what: in words.
+        bytes: bytes in each direction.
+        what: the contents, in words.
         bandwidth: bytes per second that are reached; None where the link is not known.
-        source: of the bandwidth.
-        across: bytes of them that go between machines, where the others stay inside.
-        waited: bytes of them beside which nothing is computed; none of those `across`.
+        source: origin of the bandwidth.
+        across: the bytes that go between machines, where the others stay inside.
+        waited: the bytes during which nothing is computed; none of them in `across`.
     """
 
     bytes: int
@@ -59,7 +59,7 @@ class StepCommunication:
 def estimate_step_communication(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
 ) -> StepCommunication | None:
-    """None for one process, and where the model's layers are not known.
+    """Return the communication of a step; None for one process, and where the model's layers are not known.
 
     Args:
         length: tokens of every example.
@@ -67,22 +67,27 @@ def estimate_step_communication(
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1 or model.parameters is None or not model.linear_modules:
         return None
-    size, what = _communication_bytes(resolved, model, sharing, length)
-    keys = 0
+    size, contents = _communication_bytes(resolved, model, sharing, length)
+    key_values = 0
     if sharing.mode == "fsdp" and sharing.tokens > 1:
-        keys, what = _key_value_bytes(resolved, model, sharing, length), f"{what}; keys and values of every layer"
-        size += keys
+        key_values, contents = (
+            _key_value_bytes(resolved, model, sharing, length),
+            f"{contents}; keys and values of every layer",
+        )
+        size += key_values
     inside, link = sharing.size <= sharing.each, link_of(hardware.name)
     across = _replica_gradient_bytes(resolved, model, sharing, length) if sharing.processes > sharing.each else 0
     if link is None and inside:
-        return StepCommunication(size, what, None, "how fast these devices exchange tensors is not known", waited=keys)
+        return StepCommunication(
+            size, contents, None, "how fast these devices exchange tensors is not known", waited=key_values
+        )
     if inside:
         assert link is not None
-        return StepCommunication(size + across, what, REACHED * link.bandwidth, link.source, across, keys)
-    if keys and link and sharing.tokens <= sharing.each:
-        return StepCommunication(size, what, REACHED * link.bandwidth, link.source, size - keys, keys)
+        return StepCommunication(size + across, contents, REACHED * link.bandwidth, link.source, across, key_values)
+    if key_values and link and sharing.tokens <= sharing.each:
+        return StepCommunication(size, contents, REACHED * link.bandwidth, link.source, size - key_values, key_values)
     return StepCommunication(
-        size, what, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=keys
+        size, contents, REACHED * NETWORK, "200 Gb/s for each GPU between the machines, assumed", waited=key_values
     )
 
 
@@ -91,42 +96,51 @@ def _communication_bytes(
 ) -> tuple[int, str]:
     config, count = resolved.config, sharing.size
     number = DTYPE_BYTES[config.model.dtype]
-    every = list(list_parameters(model, config.adapter))
-    trained = sum(math.prod(tensor.shape) for tensor in every if tensor.trained)
-    whole = sum(math.prod(tensor.shape) for tensor in every)
+    parameters = list(list_parameters(model, config.adapter))
+    trained = sum(math.prod(tensor.shape) for tensor in parameters if tensor.trained)
+    total = sum(math.prod(tensor.shape) for tensor in parameters)
     shape = usual_shape(resolved, length)
     micro, tokens = shape.micro_batches, shape.tokens
-    part, share = (sharing.processes - 1) / sharing.processes, (count - 1) / count
-    # Whatever is recomputed gathers, and sums, what it needs once more.
+    all_ranks_share, share = (sharing.processes - 1) / sharing.processes, (count - 1) / count
+    # The recomputed forward pass gathers and sums again.
     passes = 3 if config.train.gradient_checkpointing else 2
     state = number * model.hidden_size * tokens
     groups = sharing.processes // count
     between_groups = 2 * (groups - 1) / groups * number * trained / count
-    too = ", and gradients between the groups" if groups > 1 else ""
+    gradients_note = ", and gradients between the groups" if groups > 1 else ""
     match sharing.mode:
         case "ddp":
-            return round(2 * part * number * trained), "the sum of all gradients"
+            return round(2 * all_ranks_share * number * trained), "the sum of all gradients"
         case "fsdp":
-            each = 2 * share * number * whole + share * FLOAT32 * trained
-            return round(micro * each), "weights gathered twice and gradients added up, for each micro batch"
+            micro_batch_bytes = 2 * share * number * total + share * FLOAT32 * trained
+            return round(
+                micro * micro_batch_bytes
+            ), "weights gathered twice and gradients added up, for each micro batch"
         case "zero2":
-            return round(part * number * trained * (2 * micro + 1)), "gradients for each micro batch, and new weights"
+            return round(
+                all_ranks_share * number * trained * (2 * micro + 1)
+            ), "gradients for each micro batch, and new weights"
         case "zero3":
-            each = 2 * part * number * whole + 2 * part * number * trained
-            return round(micro * each), "weights gathered twice and gradients added up, for each micro batch"
+            micro_batch_bytes = 2 * all_ranks_share * number * total + 2 * all_ranks_share * number * trained
+            return round(
+                micro * micro_batch_bytes
+            ), "weights gathered twice and gradients added up, for each micro batch"
         case "tp":
-            within = micro * 2 * share * 2 * model.num_layers * passes * state
-            return round(within + between_groups), f"two hidden states per layer, each way{too}"
+            hidden_state_bytes = micro * 2 * share * 2 * model.num_layers * passes * state
+            return round(hidden_state_bytes + between_groups), f"two hidden states per layer, each way{gradients_note}"
         case "cp":
-            between = _key_value_bytes(resolved, model, sharing, length)
-            return round(between + 2 * part * number * trained), "keys and values of every layer, and all gradients"
+            key_value_bytes = _key_value_bytes(resolved, model, sharing, length)
+            return round(
+                key_value_bytes + 2 * all_ranks_share * number * trained
+            ), "keys and values of every layer, and all gradients"
         case "pp":
-            return round(2 * micro * state + between_groups), f"hidden states and their gradients{too}"
+            return round(2 * micro * state + between_groups), f"hidden states and their gradients{gradients_note}"
     raise AssertionError(f"what processes exchange under {sharing.mode} is not said here")
 
 
 def _key_value_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> int:
-    """Keys and values of those that share the tokens of an example: forward, recomputed, and their gradients back."""
+    """Return the bytes of keys and values between the processes that share the tokens of an example: forward,
+    recomputed, and their gradients back."""
     config, shape = resolved.config, usual_shape(resolved, length)
     passes = 3 if config.train.gradient_checkpointing else 2
     share = (sharing.tokens - 1) / sharing.tokens
@@ -135,7 +149,7 @@ def _key_value_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: Shard
 
 
 def _replica_gradient_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> int:
-    """Sums of gradients between machines that each have everything."""
+    """Return the bytes of gradient sums between machines that each hold a replica of the model."""
     replicas = sharing.processes // sharing.size
     if replicas == 1 or sharing.mode != "fsdp":
         return 0
@@ -149,50 +163,51 @@ def _replica_gradient_bytes(resolved: ResolvedConfig, model: ModelFacts, sharing
 def distributed_step_time(
     step: StepTime, resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
 ) -> StepTime:
-    """The time of a step that several processes share, from that of one with everything.
+    """Return the time of a step that several processes share, from the time of one process with everything.
 
-    The arithmetic divides; where micro batches do not, some processes wait; a pipeline waits at its ends. Expected is
-    that what a mode exchanges while it computes (`Mode.overlaps`) hides behind the arithmetic, but for the keys and
-    values of shared tokens; at most, nothing does and only half the rate is reached; at least, everything does.
+    The arithmetic is divided; where micro batches do not divide evenly, some processes wait; a pipeline waits at its
+    ends. In the expected time, communication that a mode overlaps with computation (`Mode.overlaps`) hides behind the
+    arithmetic, but for the keys and values of shared tokens; at most, nothing hides and only half the rate is reached;
+    at least, everything hides.
     """
     sharing = sharing_of(resolved.config)
     if sharing is None or sharing.processes == 1:
         return step
-    divided = _slowest(resolved, model, sharing, length) / sharing.processes
-    found = estimate_step_communication(resolved, model, hardware, length)
-    moved = (found.seconds if found else None) or 0.0
-    computed = step.seconds * divided
-    waited = moved
-    if found is not None and MODES[sharing.mode].overlaps:
-        waited = found.waited_seconds + max(0.0, moved - found.waited_seconds - computed)
-    seconds = computed + waited
+    time_share = _slowest(resolved, model, sharing, length) / sharing.processes
+    communication = estimate_step_communication(resolved, model, hardware, length)
+    transfer_seconds = (communication.seconds if communication else None) or 0.0
+    computed = step.seconds * time_share
+    waiting = transfer_seconds
+    if communication is not None and MODES[sharing.mode].overlaps:
+        waiting = communication.waited_seconds + max(0.0, transfer_seconds - communication.waited_seconds - computed)
+    seconds = computed + waiting
     return replace(
         step,
         seconds=seconds,
-        low=step.low * divided,
-        high=step.high * divided + 2 * moved,
+        low=step.low * time_share,
+        high=step.high * time_share + 2 * transfer_seconds,
         mfu=step.mfu * step.seconds / (sharing.processes * seconds),
         tokens_per_second=step.tokens_per_second * step.seconds / seconds,
-        evaluation_tokens_per_second=step.evaluation_tokens_per_second / divided,
-        limit="exchange between GPUs" if waited > computed else step.limit,
+        evaluation_tokens_per_second=step.evaluation_tokens_per_second / time_share,
+        limit="exchange between GPUs" if waiting > computed else step.limit,
     )
 
 
 def _slowest(resolved: ResolvedConfig, model: ModelFacts, sharing: ShardingLayout, length: int) -> float:
-    """How much longer the slowest process works than the mean."""
+    """Return how much longer the slowest process works than the mean, as a ratio."""
     config = resolved.config
     rows = usual_shape(resolved, length).rows
-    whole = config.train.global_batch_size / rows
+    micro_batches = config.train.global_batch_size / rows
     groups = sharing.data_ranks
-    # Packed, whole examples are all that does not divide.
-    most = (
-        rows * math.ceil(math.ceil(whole) / groups)
+    # With packing, processes share whole examples, not micro batches.
+    most_examples = (
+        rows * math.ceil(math.ceil(micro_batches) / groups)
         if config.data.packing is not True
         else examples_per_data_rank(config)
     )
-    uneven = most * groups / config.train.global_batch_size if groups > 1 else 1.0
+    uneven = most_examples * groups / config.train.global_batch_size if groups > 1 else 1.0
     if sharing.mode != "pp":
         return uneven
-    parts = pipeline_stages(model, sharing.size)
-    waiting = (whole + sharing.size - 1) / whole
-    return waiting * max(map(len, parts)) * sharing.size / model.num_layers
+    stages = pipeline_stages(model, sharing.size)
+    waiting = (micro_batches + sharing.size - 1) / micro_batches
+    return waiting * max(map(len, stages)) * sharing.size / model.num_layers

@@ -1,4 +1,4 @@
-"""What a run on a CPU holds beside its step: arithmetic, for the closed form and the simulation. Torch-free."""
+"""The memory of a run on a CPU besides its step: arithmetic, for the closed form and the simulation. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from surefit.facts.model import DTYPE_BYTES, ModelFacts
 from surefit.facts.sharding import sharing_of
 
 KERNELS = 64 * MIB
-"""Of oneDNN, compiled; by benchmarks/plan_real.py's bfloat16 case with 1,024 kept and with 4."""
+"""Bytes of oneDNN's compiled kernels, from benchmarks/plan_real.py's bfloat16 case with 1,024 kept and with 4."""
 UPDATED = ("optimizer", "masters")
 
 
 def cpu_overhead_bytes(resolved: ResolvedConfig, model: ModelFacts, budget: StepMemory) -> int:
-    """The checkpoint's copy, where a step has it beside it, what stays of the files, and what products take."""
+    """Return the bytes of the checkpoint's copy, where a step runs beside it, of the mapped weight files, and of
+    oneDNN's scratch memory."""
     copied = snapshot_bytes(resolved, model, budget) if saves_before_last_step(resolved) else 0
     return mapped_file_bytes(resolved, model) + onednn_scratch_bytes(resolved, model) + copied
 
 
 def snapshot_bytes(resolved: ResolvedConfig, model: ModelFacts, budget: StepMemory) -> int:
-    """What `checkpoint.snapshot` keeps for the next checkpoint: what is trained, and the optimizer's tensors."""
-    part = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
-    assert part is not None, "there is a budget"
+    """Return the bytes that `checkpoint.snapshot` keeps for the next checkpoint: the trained weights, and the
+    optimizer's tensors."""
+    trainable = count_trainable_parameters(model, resolved.config.adapter, resolved.config.model.dtype)
+    assert trainable is not None, "there is a budget"
     updated = sum(term.bytes for term in budget.terms if term.term in UPDATED and term.moment == "always")
     sharing = sharing_of(resolved.config)
     parts = sharing.size if sharing is not None and MODES[sharing.mode].sharded else 1
-    return part.parameters * part.bytes_each // parts + updated
+    return trainable.parameters * trainable.bytes_each // parts + updated
 
 
 def mapped_file_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
-    """Return what was read of the files and stays in memory beside the copies made of it, while any tensor is still the
-    file's: embeddings and norms are taken as they are. Of a base that is quantized these are the matrices, of a mixture
-    the experts that lie one by one in the files and are read into stacks. In another type all are copies, and the
-    file goes."""
+    """Return the bytes of the weight files that stay in memory beside the copies made from them, as long as any tensor
+    still uses the file: embeddings and norms are used as they are. In a quantized base these bytes are the matrices, in
+    a mixture of experts the experts that are stored one by one in the files and are read into stacks. In another dtype
+    all tensors are copies, and the file is released."""
     config = resolved.config.model
     if model.dtype != config.dtype:
         return 0
@@ -46,9 +48,9 @@ def mapped_file_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
 
 
 def onednn_scratch_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
-    """What oneDNN takes beside a step whose products are in 16 bits: the weights of the one at work, in its own layout,
-    and the kernels that it has compiled, one for each shape (ONEDNN_PRIMITIVE_CACHE_CAPACITY: 1,024 of them). Products
-    in float32 are MKL's, and pack little.
+    """Return the bytes that oneDNN needs beside a step whose products are in 16 bits: the weights of the product at
+    work, in its own layout, and the kernels that it has compiled, one for each shape (ONEDNN_PRIMITIVE_CACHE_CAPACITY:
+    1,024 of them). Products in float32 are MKL's, and pack little.
 
     Worked example, SmolLM2-135M: the output head's 49,152 × 576 × 2 bytes and 64 MiB are 123.7 MB. Measured on a
     processor with AMX: 0.19 GB more than the tensors, of which the kernels 0.06 (docs/LOG.md, 2026-11-23).
@@ -60,6 +62,6 @@ def onednn_scratch_bytes(resolved: ResolvedConfig, model: ModelFacts) -> int:
 
 
 def saves_before_last_step(resolved: ResolvedConfig) -> bool:
-    """Whether a checkpoint is made before the last step."""
-    every = resolved.config.checkpoint.save_steps
-    return not isinstance(every, int) or resolved.total_steps is None or every < resolved.total_steps
+    """Return whether a checkpoint is made before the last step."""
+    save_steps = resolved.config.checkpoint.save_steps
+    return not isinstance(save_steps, int) or resolved.total_steps is None or save_steps < resolved.total_steps

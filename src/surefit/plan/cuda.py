@@ -1,5 +1,5 @@
-"""What a GPU runs where a CPU runs something else: attention kernels, copies to the host, and the memory that kernels
-use inside."""
+"""Replacements for CPU operators that differ on a GPU: attention kernels, copies to the host, and the memory that
+kernels use inside."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FLOAT32 = 4
 FLOAT8_CAPABILITY = (8, 9)
 PAGED = 100_000
 MULTIPROCESSORS = 148
-"""Of a B200, which has the most."""
+"""Streaming multiprocessors of a B200, the GPU with the most."""
 ALIGNMENT = 8
-"""Numbers, of a row of the mask (`mem_eff_alignment`) and of a head."""
+"""Alignment of a row of the mask (`mem_eff_alignment`) and of a head dimension, in numbers."""
 
 
 @contextmanager
 def emulate_cuda_operators(capability: Capability) -> Iterator[None]:
-    """Let attention, dropout and what is moved to the host record what a GPU would do."""
+    """Patch attention, dropout and copies to the host so that the recorder sees the allocations of a GPU."""
     functional = torch.nn.functional
     attention = partial(_attention, capability=capability)
     with ExitStack() as stack:
@@ -43,8 +43,8 @@ def emulate_cuda_operators(capability: Capability) -> Iterator[None]:
 
 
 class _OffloadedFakeTensor:
-    """What `model.checkpointing.Offloaded` is on a GPU: a tensor without memory there until somebody asks for it, when
-    the one offloaded before it is fetched as well."""
+    """Stand-in for `model.checkpointing.Offloaded` on a GPU: a tensor without memory there until it is read, when the
+    one offloaded before it is fetched as well."""
 
     _newest: weakref.ref[_OffloadedFakeTensor] | None = None
 
@@ -61,9 +61,9 @@ class _OffloadedFakeTensor:
         self.fetch()
         fetched, self._fetched = self._fetched, None
         assert fetched is not None
-        before = self._before() if self._before is not None else None
-        if before is not None:
-            before.fetch()
+        previous = self._before() if self._before is not None else None
+        if previous is not None:
+            previous.fetch()
         return fetched
 
 
@@ -72,14 +72,14 @@ def _multiplies_float8(x: torch.Tensor, layer: torch.nn.Linear) -> bool:
 
 
 def page_optimizer_states(optimizer: Any, recorder: Recorder) -> None:
-    """Let a paged optimizer of bitsandbytes keep its moments where a GPU's driver does: on the host, until the GPU
-    needs them. Parameters of fewer than 100,000 numbers are not paged (`get_state_buffer`)."""
+    """Place the moments of bitsandbytes' paged optimizers as a GPU's driver does: on the host, until the GPU needs
+    them. Parameters of fewer than 100,000 numbers are not paged (`get_state_buffer`)."""
 
     def buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        made = torch.zeros_like(parameter, dtype=dtype)
+        state = torch.zeros_like(parameter, dtype=dtype)
         if parameter.numel() >= PAGED:
-            recorder.tag([made], HOST)
-        return made
+            recorder.tag([state], HOST)
+        return state
 
     for inner in optimizer.inner:
         if getattr(inner, "is_paged", False):
@@ -87,7 +87,7 @@ def page_optimizer_states(optimizer: Any, recorder: Recorder) -> None:
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """One kernel, whose mask has a byte per number; a CPU keeps a mask of the input's type."""
+    """Apply dropout in one kernel, whose mask has a byte per number; a CPU keeps a mask of the input's dtype."""
     if not training or p == 0.0:
         return input
     dropped: torch.Tensor = torch.native_dropout(input, p, True)[0]
@@ -106,7 +106,8 @@ def _attention(
     *,
     capability: Capability,
 ) -> torch.Tensor:
-    """The kernel that `facts.sdpa` names, as attention.cpp calls it (aten/src/ATen/native/transformers)."""
+    """Run the attention kernel that `facts.sdpa` selects, as attention.cpp calls it
+    (aten/src/ATen/native/transformers)."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     call = AttentionCall(
         capability,
@@ -128,10 +129,10 @@ def _attention(
         )[0]
         return flash[..., : query.shape[-1]]
     if kernel == "math":
-        whole: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        math: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )[0]
-        return whole
+        return math
     bias = _bias(attn_mask, query) if attn_mask is not None else None
     efficient: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, differentiated, dropout_p, is_causal, scale=scale
@@ -140,17 +141,17 @@ def _attention(
 
 
 def _pad_head_dim(tensor: torch.Tensor) -> torch.Tensor:
-    """With heads of a multiple of 8, which the flash kernel wants (`pad_last_dim`)."""
+    """Pad the head dimension to a multiple of 8, which the flash kernel needs (`pad_last_dim`)."""
     missing = -tensor.shape[-1] % ALIGNMENT
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask as the kernel takes it (`convert_boolean_attn_mask`, `preprocess_mask` in attention.cpp): numbers in the
-    query's type, rows that start at a multiple of 8 numbers."""
+    """Return a mask in the form the kernel needs (`convert_boolean_attn_mask`, `preprocess_mask` in attention.cpp):
+    numbers in the query's dtype, rows that start at a multiple of 8 numbers."""
     if mask.dtype == torch.bool:
-        zero, never = (torch.full((), value, dtype=query.dtype) for value in (0.0, float("-inf")))
-        mask = torch.where(mask, zero, never)
+        zero, minus_infinity = (torch.full((), value, dtype=query.dtype) for value in (0.0, float("-inf")))
+        mask = torch.where(mask, zero, minus_infinity)
     if any(stride % ALIGNMENT for stride in mask.stride()[:-1]) or mask.stride(-1) != 1:
         length = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, ALIGNMENT - length % ALIGNMENT))[..., :length]
@@ -158,25 +159,27 @@ def _bias(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _safe_softmax(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """attention.cpp: the softmax, and where it is of minus infinity alone, before the two become the result."""
+    """Return the temporaries of attention.cpp's safe softmax: the softmax, and a mask of the rows that are minus
+    infinity throughout, before the two become the result."""
     return [args[0].numel() * args[0].element_size(), args[0].numel()]
 
 
 def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """flash_api.cpp, mha_bwd: softmax's row sums and dq's accumulator in float32; dk and dv per query head where
-    several share one."""
+    """Return the temporaries of flash_api.cpp, mha_bwd: softmax's row sums and dq's accumulator in float32; dk and dv
+    per query head where several share one."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
-    rounded, wide = _round_up(length, 128), _round_up(width, 32)
-    sizes = [batch * heads * rounded * FLOAT32, batch * heads * rounded * wide * FLOAT32]
+    rounded_length, rounded_width = _round_up(length, 128), _round_up(width, 32)
+    sizes = [batch * heads * rounded_length * FLOAT32, batch * heads * rounded_length * rounded_width * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [batch * key.shape[2] * heads * width * key.element_size()]
     return sizes
 
 
 def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """mem_eff_attention/kernel_backward.h, Params::workspace_size: in 16 bits dq, dk and dv are summed in float32
-    tiles of 64 × 64 (some GPUs use larger tiles and keep dk and dv in registers); and one number per query row."""
+    """Return the temporaries of mem_eff_attention/kernel_backward.h, Params::workspace_size: in 16 bits dq, dk and dv
+    are summed in float32 tiles of 64 × 64 (some GPUs use larger tiles and keep dk and dv in registers); and one number
+    per query row."""
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
     sizes = [batch * heads * length * FLOAT32]
@@ -191,10 +194,11 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def _varlen_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """flash_api.cpp, mha_varlen_bwd: as `_flash_backward`, but rounded up by 128 rows per document."""
-    query, key, borders = args[1], args[2], args[6]
+    """Return the temporaries of flash_api.cpp, mha_varlen_bwd: as `_flash_backward`, but rounded up by 128 rows per
+    document."""
+    query, key, boundaries = args[1], args[2], args[6]
     tokens, heads, width = query.shape
-    rounded = tokens + 128 * (borders.numel() - 1)
+    rounded = tokens + 128 * (boundaries.numel() - 1)
     sizes = [heads * rounded * FLOAT32, heads * rounded * _round_up(width, 32) * FLOAT32]
     if key.shape[1] != heads:
         sizes += 2 * [key.shape[0] * heads * width * key.element_size()]
@@ -202,17 +206,17 @@ def _varlen_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]
 
 
 def _four_bit_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """bitsandbytes 0.50, backends/cuda/ops.py, `_dequant_linear_fallback`: the scales in float32, before and after
-    their offset, and the weights. It does so from 1,537 rows on, and below wherever a table of GPUs says that it is
-    faster than a product without: that is taken to be everywhere."""
+    """Return the temporaries of bitsandbytes 0.50, backends/cuda/ops.py, `_dequant_linear_fallback`: the scales in
+    float32, before and after their offset, and the weights. It runs from 1,537 rows on, and below that where a table of
+    GPUs lists it as faster than a product without it: here assumed for every GPU."""
     inputs, shape, scales = args[0], args[2], kwargs.get("absmax_8bit")
     nested = 2 * [scales.numel() * FLOAT32] if scales is not None else []
     return [*nested, shape[0] * shape[1] * inputs.element_size()]
 
 
 def _norm_backward(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """liger_kernel/ops/rms_norm.py: where the weight is trained, a float32 row of its gradient for each
-    multiprocessor."""
+    """Return the temporaries of liger_kernel/ops/rms_norm.py: where the weight is trained, a float32 row of its
+    gradient for each multiprocessor."""
     weight, trained = args[2], args[6]
     return [MULTIPROCESSORS * weight.numel() * FLOAT32] if trained else []
 
@@ -228,11 +232,12 @@ HIDDEN_TEMPORARIES: dict[str, HiddenTemporaries] = {
 """Operator → the temporaries inside its CUDA kernel, which no dispatch mode sees."""
 
 MATMULS = frozenset({"mm", "addmm", "addmm_", "bmm", "baddbmm", "gemm_4bit", "_scaled_mm"})
-"""Operators that cuBLAS runs."""
+"""Operators that run in cuBLAS."""
 
 
 def cublas_thread_workspace_bytes(capability: tuple[int, int]) -> int:
-    """What PyTorch gives cuBLAS to work in, once per thread that calls it: the forward pass's and autograd's.
+    """Return the bytes of the cuBLAS workspace that PyTorch allocates once per thread: the forward pass's and
+    autograd's.
 
     CUDAContext's `getChosenWorkspaceSize` (aten/src/ATen/cuda/CublasHandlePool.cpp): 32 MiB from Hopper on, else the
     `:4096:2:16:8` of cuBLAS's own documentation.
@@ -244,11 +249,12 @@ CONTEXT = {
     (8, 6): 256 * MIB,  # RTX 3090, PyTorch 2.7 with CUDA 12.8: github.com/invoke-ai/InvokeAI/issues/9413
     (8, 9): 426 * MIB,  # RTX 6000 Ada, PyTorch 2.10 with CUDA 13.0: github.com/unslothai/unsloth-zoo/pull/1053
 }
-"""Compute capability → what nvidia-smi shows of a process that has a CUDA context and nothing else."""
+"""Compute capability → memory that nvidia-smi shows for a process that has only a CUDA context."""
 OTHER_CONTEXT = 512 * MIB
-"""Where nobody published one with a recent CUDA: the middle of the 256 to 768 MiB of `plan.memory_interval`."""
+"""Assumed context where no measurement with a recent CUDA is published: the middle of the 256 to 768 MiB of
+`plan.memory_interval`."""
 
 
 def cuda_context_bytes(capability: tuple[int, int]) -> int:
-    """What the CUDA context takes of the device beside the allocator's segments, before kernels are loaded."""
+    """Return the bytes of the CUDA context on the device beside the allocator's segments, before kernels are loaded."""
     return CONTEXT.get(capability, OTHER_CONTEXT)

@@ -1,12 +1,13 @@
-"""The trace of a deep model from that of a shallow one, by repeating what one of its middle layers does.
+"""The trace of a deep model from the trace of a shallow one, by repeating the events of one of its middle layers.
 
-All layers of a decoder ask the allocator for the same blocks in the same order; only the first and the last differ from
-the others. So a model of `SHALLOW` layers is run, and wherever its trace goes through the layers one after another
-(forward, backward, update, the clearing of gradients), the part of the middle layer is inserted as often as layers are
-missing. A tensor that one layer makes and its neighbour frees keeps that relation. The result is a trace like any
-other: it can be replayed, so reserved memory is not extrapolated but found.
+All layers of a decoder request the same blocks from the allocator in the same order; only the first and the last differ
+from the others. So a model of `SHALLOW` layers is run, and wherever its trace goes through the layers one after another
+(forward, backward, update, the clearing of gradients), the part of the middle layer is inserted once for each missing
+layer. A tensor that one layer makes and its neighbor frees keeps that relation. The result is a trace like any other:
+it can be replayed, so reserved memory is not extrapolated but computed.
 
-What depends on the number of layers in one piece is left as it is: the stacked norms of clipping, a few hundred bytes.
+A storage whose size depends on the number of layers is left as it is: the stacked norms of clipping, a few hundred
+bytes.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from itertools import groupby, pairwise
 from surefit.plan.trace import Trace
 
 SHALLOW = 5
-"""Layers to run: the first and the last are special, and the middle one's neighbours must be like it."""
+"""Layers to run: the first and the last are special, and the middle one's neighbors must be like it."""
 MIDDLE = SHALLOW // 2
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 def layer_of(module: str) -> int | None:
-    """The first number in a module's dotted name.
+    """Return the first number in a module's dotted name.
 
     >>> layer_of("model.layers.3.mlp.experts.7"), layer_of("lm_head")
     (3, None)
     """
-    found = _NUMBER.search(module)
-    return int(found[1]) if found else None
+    match = _NUMBER.search(module)
+    return int(match[1]) if match else None
 
 
 @dataclass
 class _Block:
-    """Successive events that belong to one layer; `layer` is None where they belong to none."""
+    """Successive events of one layer; `layer` is None where they belong to none."""
 
     layer: int | None
     phase: int
@@ -48,7 +49,8 @@ class _Block:
 
 
 def extrapolate_trace(trace: Trace, layers: int) -> Trace | None:
-    """The trace of `layers` like layers, from that of `SHALLOW`; None where its layers turn out not to be alike."""
+    """Return the trace of `layers` like layers, from a trace of `SHALLOW`; None where its layers turn out not to be
+    alike."""
     blocks = _blocks(trace)
     next_twin = _match_neighboring_layers(trace, blocks)
     if next_twin is None:
@@ -57,19 +59,19 @@ def extrapolate_trace(trace: Trace, layers: int) -> Trace | None:
 
 
 def _blocks(trace: Trace) -> list[_Block]:
-    """Cut the events where another layer's allocation, or another phase, begins.
+    """Split the events where another layer's allocation, or another phase, begins.
 
-    What is freed belongs to the layer that runs, except where one sweep frees something of every layer.
+    A freed allocation belongs to the layer that runs, except where one sweep frees something of every layer.
     """
     layers = [layer_of(allocation.module) for allocation in trace.allocations]
     blocks: list[_Block] = []
     for phase, ((_, start), (_, end)) in enumerate(pairwise([*trace.phases, ("", len(trace.events))])):
         blocks.append(_Block(None, phase))
-        for made, group in groupby(trace.events[start:end], key=lambda event: event > 0):
+        for is_made, group in groupby(trace.events[start:end], key=lambda event: event > 0):
             events = list(group)
-            sweep = not made and set(range(SHALLOW)) <= {layers[-event - 1] for event in events}
+            sweep = not is_made and set(range(SHALLOW)) <= {layers[-event - 1] for event in events}
             for event in events:
-                layer = layers[abs(event) - 1] if made or sweep else None
+                layer = layers[abs(event) - 1] if is_made or sweep else None
                 if layer is not None and layer != blocks[-1].layer:
                     blocks.append(_Block(layer, phase))
                 blocks[-1].events.append(event)
@@ -77,9 +79,9 @@ def _blocks(trace: Trace) -> list[_Block]:
 
 
 def _match_neighboring_layers(trace: Trace, blocks: list[_Block]) -> dict[int, int] | None:
-    """Allocation of a layer next to the middle or the middle itself → the same one of the following layer.
+    """Return the allocation of a layer next to the middle or the middle itself → the same one of the following layer.
 
-    None where a layer of those three asks for something that its neighbour does not ask for.
+    None where one of those three layers makes an allocation that its neighbor does not make.
     """
     following: dict[int, int] = {}
     for a, b in pairwise(blocks):
@@ -88,16 +90,16 @@ def _match_neighboring_layers(trace: Trace, blocks: list[_Block]) -> dict[int, i
         low, high = (a, b) if a.layer < b.layer else (b, a)
         if low.layer not in (MIDDLE - 1, MIDDLE):
             continue
-        ours, theirs = low.made, high.made
-        sizes = [[trace.allocations[number - 1].bytes for number in side] for side in (ours, theirs)]
+        low_numbers, high_numbers = low.made, high.made
+        sizes = [[trace.allocations[number - 1].bytes for number in side] for side in (low_numbers, high_numbers)]
         if sizes[0] != sizes[1]:
             return None
-        following |= dict(zip(ours, theirs, strict=True))
+        following |= dict(zip(low_numbers, high_numbers, strict=True))
     return following
 
 
 class _TraceExtrapolator:
-    """Copies a trace block by block, the middle layer's as often as it takes."""
+    """Copier of a trace block by block, with the middle layer's blocks repeated for the missing layers."""
 
     def __init__(self, trace: Trace, blocks: list[_Block], following: dict[int, int], layers: int) -> None:
         self.old, self.new, self.more = trace, Trace(), layers - SHALLOW
@@ -121,7 +123,8 @@ class _TraceExtrapolator:
         return self.new if self._same_lifetimes() else None
 
     def _order(self) -> Iterator[tuple[_Block, int | None]]:
-        """Every block with the number its layer has in the deep model: copies go between the middle and the next."""
+        """Yield every block with the number of its layer in the deep model: copies go between the middle and the
+        next."""
         copies = range(MIDDLE + 1, MIDDLE + 1 + self.more)
         before: _Block | None = None
         for block in self.blocks:
@@ -139,7 +142,7 @@ class _TraceExtrapolator:
     def _make(self, number: int, layer: int | None) -> None:
         allocation = self.old.allocations[number - 1]
         if layer is not None and layer_of(allocation.module) is not None:
-            module = _NUMBER.sub(lambda found: found[0].replace(found[1], str(layer)), allocation.module, count=1)
+            module = _NUMBER.sub(lambda match: match[0].replace(match[1], str(layer)), allocation.module, count=1)
             allocation = replace(allocation, module=module)
         self.new.allocations.append(allocation)
         new = len(self.new.allocations)
@@ -149,13 +152,13 @@ class _TraceExtrapolator:
             self.new.tags[new] = self.old.tags[number]
 
     def _free(self, number: int, running: int | None, deep: int | None) -> bool:
-        """Free what the running layer frees, or its neighbour's likewise; False where there is no such thing."""
+        """Free the allocation of the running layer, or of its neighbor; False where there is no such allocation."""
         owner = self.layer[number]
         if owner is None or running is None or deep is None or abs(owner - running) > 1:
             new = self.made.get((number, self._deep(owner)))
         else:
-            wanted = deep + owner - running
-            new = self.made.get((self._like(number, owner, wanted), wanted))
+            target_layer = deep + owner - running
+            new = self.made.get((self._like(number, owner, target_layer), target_layer))
         if new is None or new in self.freed:
             return False
         self.freed.add(new)
@@ -163,7 +166,7 @@ class _TraceExtrapolator:
         return True
 
     def _like(self, number: int, owner: int, wanted: int) -> int:
-        """The allocation of the shallow model that stands for `number` in another layer of the deep one."""
+        """Return the allocation of the shallow model that stands for `number` in another layer of the deep one."""
         source = min(wanted, max(MIDDLE, wanted - self.more))
         while owner < source:
             number, owner = self.following.get(number, 0), owner + 1
@@ -172,6 +175,6 @@ class _TraceExtrapolator:
         return number
 
     def _same_lifetimes(self) -> bool:
-        """Whether everything that the shallow model freed is freed in every layer, and nothing else."""
+        """Return whether everything that the shallow model freed is freed in every layer, and nothing else."""
         freed = {-event for event in self.old.events if event < 0}
         return all((number in freed) == (new in self.freed) for (number, _), new in self.made.items())

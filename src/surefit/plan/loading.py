@@ -1,4 +1,4 @@
-"""Importing the heavy libraries, and simulating with them, in less time."""
+"""Faster imports of the heavy libraries, and faster simulations with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from unittest.mock import patch
 
 
 def import_libraries() -> None:
-    """Import what a simulation runs, in two thirds of the time."""
-    # Whatever is wrong with one of them, whoever needs it says so.
+    """Import the libraries of a simulation, in two thirds of the time."""
+    # An error of an import is reported where the library is used.
     with suppress(Exception):
         _import_bitsandbytes()
     with suppress(Exception):
@@ -21,20 +21,19 @@ def import_libraries() -> None:
 
 
 def _import_transformers() -> None:
-    """Import it without reading all its models' files twice (0.3 s; transformers 5.23 keeps what it has read under two
-    spellings of the folder's name), and without SciPy, which only its losses of object detection use (0.4 s). Can go
-    when transformers does that itself.
-    """
+    """Import transformers without reading all its models' files twice (0.3 s; transformers 5.23 keeps what it has read
+    under two spellings of the folder's name), and without SciPy, which only its losses of object detection use (0.4 s).
+    Can go when transformers does that itself."""
     if "transformers" in sys.modules:
         return
     from transformers import utils
     from transformers.utils import import_utils
 
-    read = import_utils.create_import_structure_from_path
+    read_structure = import_utils.create_import_structure_from_path
 
     def read_once(path: str) -> Any:
         folder = Path(path)
-        return read(folder.parent if folder.is_file() else folder)
+        return read_structure(folder.parent if folder.is_file() else folder)
 
     with patch.object(import_utils, "create_import_structure_from_path", read_once):
         import transformers.models
@@ -43,10 +42,10 @@ def _import_transformers() -> None:
 
 
 def _import_bitsandbytes() -> None:
-    """Import it, where it is installed, without PyTorch's compiler.
+    """Import bitsandbytes, where it is installed, without PyTorch's compiler.
 
     It calls `torch.compile` on functions of its CPU backend (bitsandbytes 0.50, backends/default/ops.py), which imports
-    the compiler: 0.7 s of every import of PEFT. Here they are compiled when they are first called. Can go when
+    the compiler: 0.7 s of every import of PEFT. Here the functions are compiled when they are first called. Can go when
     bitsandbytes does that itself.
     """
     if "bitsandbytes" in sys.modules:
@@ -55,11 +54,11 @@ def _import_bitsandbytes() -> None:
 
     compiler = torch.compile
 
-    def later(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    def compile_lazily(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
         if function is None:
-            return partial(later, **options)
+            return partial(compile_lazily, **options)
         compiled = cache(partial(compiler, function, **options))
         return wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
 
-    with patch.object(torch, "compile", later):
+    with patch.object(torch, "compile", compile_lazily):
         import bitsandbytes  # noqa: F401

@@ -1,11 +1,12 @@
-"""A model of glibc's malloc as SureFit sets it (`core.malloc`): what a trace of allocations makes resident on a CPU.
+"""A model of glibc's malloc as SureFit configures it (`core.malloc`): the memory that a trace of allocations makes
+resident on a CPU.
 
-A block is looked for among the free ones of the heap, the smallest that fits first, then at the heap's end. Only where
-there is none does its size decide: from the threshold on it is a mapping of its own, which is gone when it is freed,
-below the heap grows. What is free inside of the heap stays resident; what is free at its end is given back.
+A block is searched for among the free ones of the heap, the smallest that fits first, then at the heap's end. Only
+where there is none does its size decide: from the threshold on it is a mapping of its own, which is gone when it is
+freed, below it the heap grows. Free memory inside the heap stays resident; free memory at its end is given back.
 
-Source: malloc/malloc.c of glibc 2.36 (`_int_malloc`, `sysmalloc`, `_int_free`, `systrim`). One thread; every page that
-was asked for counts as touched, and what Python itself puts between the tensors is not there.
+Source: malloc/malloc.c of glibc 2.36 (`_int_malloc`, `sysmalloc`, `_int_free`, `systrim`). One thread; every requested
+page counts as touched, and Python's own allocations between the tensors are not modeled.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from surefit.core.units import KIB
 
 PAGE = 4 * KIB
 ALIGNMENT = 64
-"""Of a tensor's storage (`c10::alloc_cpu`)."""
+"""Alignment of a tensor's storage in bytes (`c10::alloc_cpu`)."""
 HEADER = 16
 TOP_PAD = 128 * KIB
-"""What the heap grows by beyond what is asked for, and keeps when it is cut (`DEFAULT_TOP_PAD`)."""
+"""Bytes that the heap grows by beyond a request, and keeps when it is trimmed (`DEFAULT_TOP_PAD`)."""
 
 Block = tuple[int, int]
 """(address, size) in the heap; a mapping has the address -1."""
@@ -28,7 +29,7 @@ MAPPED = -1
 
 
 class Malloc:
-    """Allocate and free by size.
+    """Malloc that allocates and frees by size.
 
     Args:
         threshold: bytes from which on a block may be a mapping of its own.
@@ -36,10 +37,10 @@ class Malloc:
 
     Attributes:
         resident: bytes that the process has of the system now.
-        peak: the most it had; whoever measures a phase sets it back.
+        peak: maximum of `resident`; reset by the caller that measures a phase.
 
     Example: of three blocks of half a MiB, then 3 MiB, the first three are in the heap and the last is a mapping. Freed
-    in order, the heap keeps the hole between what is left, and the mapping goes.
+    in order, the heap keeps the hole between the remaining blocks, and the mapping goes.
 
     >>> malloc = Malloc(threshold=1 << 20)
     >>> first, second, third = [malloc.allocate(1 << 19) for _ in range(3)]
@@ -60,7 +61,7 @@ class Malloc:
         self._top = self._end = 0
 
     def allocate(self, size: int) -> Block:
-        """A block of at least `size` bytes."""
+        """Return a block of at least `size` bytes."""
         needed = -(-(size + HEADER) // ALIGNMENT) * ALIGNMENT
         block = self._from_free(needed) or self._from_top(needed)
         if block is None and size >= self.threshold:
@@ -73,17 +74,17 @@ class Malloc:
         return block
 
     def release(self, block: Block) -> None:
-        """Free a block: a mapping is gone, another is joined with its free neighbours."""
+        """Free a block: a mapping is gone, another is joined with its free neighbors."""
         address, size = block
         if address == MAPPED:
             self._take(-size)
             return
-        if before := self._ends.get(address):
-            self._unlist(address - before, before)
-            address, size = address - before, size + before
-        if after := self._starts.get(address + size):
-            self._unlist(address + size, after)
-            size += after
+        if size_before := self._ends.get(address):
+            self._unlist(address - size_before, size_before)
+            address, size = address - size_before, size + size_before
+        if size_after := self._starts.get(address + size):
+            self._unlist(address + size, size_after)
+            size += size_after
         if address + size != self._top:
             self._list(address, size)
             return
@@ -94,10 +95,10 @@ class Malloc:
             self._end = kept
 
     def _from_free(self, needed: int) -> Block | None:
-        at = bisect.bisect_left(self._by_size, (needed, -1))
-        if at == len(self._by_size):
+        index = bisect.bisect_left(self._by_size, (needed, -1))
+        if index == len(self._by_size):
             return None
-        size, address = self._by_size[at]
+        size, address = self._by_size[index]
         self._unlist(address, size)
         if size - needed < ALIGNMENT:
             return address, size

@@ -1,4 +1,4 @@
-"""Whether a run fits a device: an interval around the estimate, and a verdict only outside it. Torch-free.
+"""The verdict whether a run fits a device: an interval around the estimate, and an answer only outside it. Torch-free.
 
 Worked example, a simulation that reserves 60 GiB on an A100 of 79.25 GiB: 60 × 0.97 + 0.25 = 58.45 GiB at least and
 60 × 1.03 + 0.75 = 62.55 GiB at most, so it fits. At 77 GiB the interval is 74.94 to 80.06 GiB: too close to call.
@@ -28,7 +28,7 @@ EstimateMethod = Literal["simulation", "closed form"]
 Verdict = Literal["fits", "does not fit", "too close to call", "unknown"]
 
 MARGIN: dict[EstimateMethod, float] = {"simulation": 0.03, "closed form": 0.06}
-"""How far an estimate may be off, as a share of it. The closed form may differ from the simulation by another 3 %."""
+"""Relative error of an estimate, by method. The closed form may differ from the simulation by another 3 %."""
 LONG = 16_384
 FRAGMENTATION, ROUGH_FRAGMENTATION, TILED_FRAGMENTATION, KEPT_FRAGMENTATION, FUSED_FRAGMENTATION = (
     0.55,
@@ -37,46 +37,48 @@ FRAGMENTATION, ROUGH_FRAGMENTATION, TILED_FRAGMENTATION, KEPT_FRAGMENTATION, FUS
     0.16,
     0.18,
 )
-"""What the closed form adds to its upper end: this share of all that is not always held. The first where layers are
-recomputed or a micro batch has more than `LONG` tokens: what a layer keeps is cut out of the large blocks that its MLP
-has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of float8 ones or
-the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in tiles, the
-last two where nothing is recomputed, without fused kernels and with them. How much is left over depends on the order
+"""Shares that the closed form adds to its upper end, of all memory that is not always held. The first where layers are
+recomputed or a micro batch has more than `LONG` tokens: the tensors that a layer keeps are split off the large blocks
+that its MLP has just freed, and the next MLP finds no whole one. The second where, beside that, weights are made of
+float8 ones or the gradients of all weights are summed over micro batches, the third for long micro batches with MLPs in
+tiles, the last two where nothing is recomputed, without fused kernels and with them. The remainders depend on the order
 and the sizes, which only a simulation has: up to 53, 65, 32, 15.1 and 17.1 % in benchmarks/plan_closed_form.py's runs
 and 93 others (docs/plan-method.md)."""
 MIN_FRAGMENTATION = 0.10
-"""The least of it where layers are recomputed, of everything: 9 % where nearly all is always held."""
+"""Smallest fragmentation where layers are recomputed, as a share of the whole estimate: 9 % where nearly all is always
+held."""
 WHOLE_LOGITS = 0.40
-"""The same for a loss that is not computed in chunks, of everything: 13 % and 32 % in two runs of
-benchmarks/plan_closed_form.py."""
+"""Smallest fragmentation with a loss that is not computed in chunks, as a share of the whole estimate: 13 % and 32 % in
+two runs of benchmarks/plan_closed_form.py."""
 KEPT_ABOVE = 0.30
-"""What the same holds more at most where malloc keeps what is freed (`core.malloc`): up to 22 % in the families of
-benchmarks/plan_real.py, and no simulation of malloc has it."""
+"""Largest error upwards of the same estimate where malloc keeps freed memory (`core.malloc`): up to 22 % in the
+families of benchmarks/plan_real.py, and no simulation of malloc shows it."""
 CPU_MARGIN: dict[EstimateMethod, float] = {"simulation": 0.05, "closed form": 0.10}
-"""The same on a CPU, of what malloc holds: `benchmarks/plan_real.py` is where it comes from (docs/plan-method.md)."""
+"""Relative error of an estimate of malloc's memory on a CPU, by method, from `benchmarks/plan_real.py`
+(docs/plan-method.md)."""
 CONTEXT = (256 * MIB, 768 * MIB)
-"""What the CUDA context and the libraries' kernels take on the card, beside PyTorch's own memory: about 300 MiB with
-the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by GPU
-(issues/28113)."""
+"""Least and most bytes of the CUDA context and the libraries' kernels on the GPU, beside PyTorch's own memory: about
+300 MiB with the lazy loading of CUDA 11.7 and later (github.com/pytorch/pytorch/issues/107667), 200 to over 700 MiB by
+GPU (issues/28113)."""
 COMMUNICATOR = (256 * MIB, 1126 * MIB)
-"""What NCCL takes on the card for the communicator of all processes, its first connection included: 544 MB between two
-and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100 (issues/1685), less
-over PCIe, whose channels are fewer (issues/986). Not yet measured here."""
+"""Least and most bytes of NCCL on the GPU for the communicator of all processes, its first connection included: 544 MB
+between two and 688 MB among four A100 over NVLink (github.com/NVIDIA/nccl/issues/964), 1.06 GB on eight H100
+(issues/1685), less over PCIe, whose channels are fewer (issues/986). Not yet measured here."""
 FURTHER_COMMUNICATOR = (0, 688 * MIB)
-"""For each further group that exchanges anything (issues/864: 1.6 GB with one, 6 GB with several): those that share
-layers, or the tokens of an example, beside the group of all."""
+"""Least and most bytes for each further group that communicates (issues/864: 1.6 GB with one, 6 GB with several):
+processes that share layers, or the tokens of an example, beside the group of all."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that the device must have.
+    """Bytes that the device must have, as an interval.
 
     Attributes:
         bytes: PyTorch's own memory, as estimated.
         likely, low, high: with everything else on the device: in between, at least and at most.
-        how: what the estimate is by.
-        margin, above: how far it may be off, as a share: too high, and too low.
-        beside: what else is on the device, in words.
+        how: the method of the estimate.
+        margin, above: possible relative error: too high, and too low.
+        beside: the other memory on the device, in words.
     """
 
     bytes: int
@@ -90,7 +92,7 @@ class MemoryEstimate:
 
     @property
     def spread(self) -> str:
-        """The estimate's share of the interval, in words."""
+        """Method of the estimate and its relative error, in words."""
         if self.above == self.margin:
             return f"{self.how} ± {self.margin:.0%}"
         return f"{self.how} - {self.margin:.0%} + {self.above:.0%}, because freed memory fragments"
@@ -109,35 +111,35 @@ def build_memory_estimate(
     """Return the interval around an estimate, on a "cuda" or a "cpu" device; with several processes, of one of them.
 
     Args:
-        estimate: bytes.
-        kind: of the device.
-        how: what the estimate is by.
+        estimate: bytes of PyTorch's own memory.
+        kind: kind of the device.
+        how: the method of the estimate.
         sharing: how several processes share the run.
-        pieces: what fragmentation may add on a GPU that the estimate does not know, as a share.
-        kept: on a CPU malloc keeps what is freed.
-        process: on a CPU what the process takes at least and at most, and how that is known.
+        pieces: share that fragmentation may add on a GPU beyond the estimate.
+        kept: whether, on a CPU, malloc keeps freed memory.
+        process: on a CPU the least and most bytes of the process itself, and how they are known.
     """
     cpu = kind == "cpu"
     margin, (least, most) = (CPU_MARGIN[how], process[:2]) if cpu else (MARGIN[how], CONTEXT)
-    what = f"the process itself, {process[2]}" if cpu else "the CUDA context"
+    components = f"the process itself, {process[2]}" if cpu else "the CUDA context"
     if sharing is not None and sharing.processes > 1 and not cpu:
         further = int(sharing.mode in ("cp", "pp") or sharing.tokens > 1)
         least += COMMUNICATOR[0] + further * FURTHER_COMMUNICATOR[0]
         most += COMMUNICATOR[1] + further * FURTHER_COMMUNICATOR[1]
-        what += " and NCCL"
+        components += " and NCCL"
     above = max(margin, (KEPT_ABOVE if kept else 0.0) if cpu else pieces)
     low, high = round(estimate * (1 - margin)) + least, round(estimate * (1 + above)) + most
-    beside = f"{least // MIB} to {most // MIB} MiB for {what}"
+    beside = f"{least // MIB} to {most // MIB} MiB for {components}"
     return MemoryEstimate(estimate, estimate + (least + most) // 2, low, high, how, margin, above, beside)
 
 
 def closed_form_estimate(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int | None = None
 ) -> MemoryEstimate | None:
-    """The need by the closed form; None for a model whose activations it does not know.
+    """Return the memory by the closed form; None for a model whose activations it does not know.
 
     Args:
-        length: tokens of the longest row; `data.max_length` if not given.
+        length: tokens of the longest row; None: `data.max_length`.
     """
     budget = peak_bytes(resolved, model, length, capability=hardware.compute_capability)
     if budget is None:
@@ -150,7 +152,7 @@ def closed_form_estimate(
 
 
 def _fragmentation_share(budget: StepMemory, resolved: ResolvedConfig, tokens: int) -> float:
-    """What fragmentation may add to a closed form, as a share of it."""
+    """Return the share that fragmentation may add to a closed form."""
     config = resolved.config
     long = tokens // config.parallel.cp > LONG
     recomputed = config.train.gradient_checkpointing is not False
@@ -167,13 +169,14 @@ def _fragmentation_share(budget: StepMemory, resolved: ResolvedConfig, tokens: i
             if config.speed.kernels is True
             else KEPT_FRAGMENTATION
         )
-    held = sum(term.bytes for term in budget.terms if term.moment == "always")
-    whole = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
-    return max(whole, MIN_FRAGMENTATION if recomputed else 0.0, share * (1 - held / budget.allocated))
+    always_held = sum(term.bytes for term in budget.terms if term.moment == "always")
+    floor = 0.0 if config.speed.chunked_loss else WHOLE_LOGITS
+    return max(floor, MIN_FRAGMENTATION if recomputed else 0.0, share * (1 - always_held / budget.allocated))
 
 
 def judge_fit(needed: MemoryEstimate, capacity: int | None) -> Verdict:
-    """What can be said: "fits" only where even the upper end does, "does not fit" only where not even the lower."""
+    """Return the verdict: "fits" only where even the upper end fits, "does not fit" only where not even the lower end
+    does."""
     if capacity is None:
         return "unknown"
     if needed.high <= capacity:
@@ -182,20 +185,21 @@ def judge_fit(needed: MemoryEstimate, capacity: int | None) -> Verdict:
 
 
 def closed_form_upper_bound(model: ModelFacts, hardware: HardwareFacts) -> Callable[[Config, int], int | None]:
-    """(config, micro batches per step) → the upper end of the closed form's interval; None where there is none.
+    """Return a function (config, micro batches per step) → the upper end of the closed form's interval, or None where
+    there is none.
 
-    `config.resolve` takes it, to decide what fits.
+    `config.resolve` uses it to decide what fits.
     """
 
     def needed(config: Config, micro_batches: int) -> int | None:
-        found = closed_form_estimate(ResolvedConfig(config, {}, micro_batches, None), model, hardware)
-        return found.high if found else None
+        estimate = closed_form_estimate(ResolvedConfig(config, {}, micro_batches, None), model, hardware)
+        return estimate.high if estimate else None
 
     return needed
 
 
 def require_plannable(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> None:
-    """Refuse what no plan can be made for.
+    """Raise where no plan can be made.
 
     Raises:
         MachineError: a device without memory.

@@ -1,8 +1,8 @@
-"""What merging takes of a device: the steps of `merge.merge` on tensors without data.
+"""The device memory of merging: the steps of `merge.merge` on tensors without data.
 
 The weights of a LoRA's base come from its files: on a GPU one matrix at a time to fold the factors in and to check the
-result, then one layer at a time to read `PROMPTS` held-out rows. Only a base that is quantised, and a model all of
-whose weights were trained, is held whole.
+result, then one layer at a time to read `PROMPTS` held-out rows. Only a quantized base, and a model all of whose
+weights were trained, is held whole.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from surefit.plan.step_config import StepConfig
 from surefit.plan.trace import Recorder
 
 COMPARED = 4
-"""Answers that the certificate compares, in the host's memory: the base's, the adapter's, the merged model's, and that
-with every weight nudged."""
+"""Number of logits that the certificate compares, in the host's memory: the base's, the adapter's, the merged model's,
+and the logits with every weight nudged."""
 
 
 def merge_reads_files(setting: StepConfig) -> bool:
-    """Whether the models that are compared run from their files."""
+    """Return whether the models that are compared run from their files."""
     return setting.adapter is not None and setting.quantization == "none"
 
 
 def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -> None:
-    """What `merge.merge` does on its device, real or fake; the caller records.
+    """Run the steps of `merge.merge` on its device, real or fake; the caller records.
 
-    What nudges weights holds less than what the logits do, and is left out.
+    Nudging the weights needs less memory than the logits, and is left out.
 
     Args:
-        model: with its adapter; its other weights are on meta if `merge_reads_files`, and made here while they are
-            needed.
+        model: with its adapter; its other weights are on the meta device if `merge_reads_files`, and made here while
+            they are needed.
     """
     model.eval()
     recorder.start("merge")
@@ -59,7 +59,8 @@ def run_merge(model: torch.nn.Module, setting: StepConfig, recorder: Recorder) -
 
 
 def _fold(model: PeftModel, setting: StepConfig, recorder: Recorder) -> None:
-    """On a CPU what is merged stays until its file is written; that may be the whole model's."""
+    """Fold the adapter into each matrix. On a CPU a merged matrix stays until its file is written, which may hold the
+    whole model."""
     dtype = getattr(torch, setting.dtype)
     adapted = lora_modules(model)
     assert setting.adapter is not None
@@ -78,7 +79,7 @@ def _fold(model: PeftModel, setting: StepConfig, recorder: Recorder) -> None:
 
 
 def _merge_one_matrix(shape: torch.Size, dtype: torch.dtype, adapter: LoraSection) -> None:
-    """One matrix is merged, and then made again and compared with what was written."""
+    """Merge one matrix, then make it again and compare it with the written one."""
     *experts, outputs, inputs = shape
     lengths = torch.empty(outputs, device="cpu") if adapter.use_dora else None
     a = torch.empty(*experts, adapter.r, inputs, device="cpu")
@@ -90,14 +91,15 @@ def _merge_one_matrix(shape: torch.Size, dtype: torch.dtype, adapter: LoraSectio
 
 
 def _forward_compared_rows(model: torch.nn.Module, setting: StepConfig) -> None:
-    """Each row that is read has as many tokens as its share of all allows; rows differ, so they are padded."""
+    """Run the forward pass over the compared rows, each with its largest share of `TOKENS_READ`; real rows differ in
+    length, so they are padded."""
     rows = [[0] * min(setting.length, TOKENS_READ)] * PROMPTS
-    answers = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
-    del answers
+    logits = [read_logits(model, rows, "cpu") for _ in range(1 if setting.cuda else COMPARED)]
+    del logits
 
 
 class _WithoutFiles(LayerwiseModel):
-    """A model whose weights, in place of being read, are made without data."""
+    """A model whose weights are made without data instead of being read."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         stored = [name for name, parameter in model.named_parameters() if parameter.is_meta]

@@ -1,4 +1,4 @@
-"""Estimates of memory and time for one model: simulated, or calculated where that would take minutes.
+"""Estimates of memory and time for one model: simulated, or calculated where simulation would take minutes.
 
 Torch is imported only where something is simulated.
 """
@@ -34,23 +34,24 @@ if TYPE_CHECKING:
     from surefit.plan.time import RunTime, StepTime
 
 MOST_TILES = 16
-"""Of a micro batch, up to which a step is simulated."""
+"""Largest number of tiles of a micro batch with which a step is simulated."""
 
 
 @dataclass(frozen=True)
 class ExampleLengths:
-    """Tokens of the examples, as far as they are known.
+    """Lengths of the examples in tokens, as far as they are known.
 
     Attributes:
-        longest: what memory is planned for; None: `data.max_length`.
-        mean: what time is planned for; None: the longest.
-        source: where that is from, in words.
-        known: "all" where `longest` is of all rows, "sample" of some, the largest among them, "none" where nothing is
-            known and rows are taken to be as long as they may be.
+        longest: the length that memory is planned for; None: `data.max_length`.
+        mean: the length that time is planned for; None: the longest.
+        source: the origin of these lengths, in words.
+        known: "all" where `longest` is of all rows, "sample" where it is of some, the largest among them, "none" where
+            nothing is known and rows are assumed to be as long as they may be.
         supervised: the share of all tokens that the loss counts; for time, not for memory.
-        shortest: of the rows that were tokenized; None where it is not known.
+        shortest: the shortest of the rows that were tokenized; None where it is not known.
         left_out: the share of the rows that is longer than `data.max_length` and left out of training.
-        held_out: the longest row of a file of held-out rows; None where they are of the same rows, or not known.
+        held_out: the longest row of a file of held-out rows; None where they are split from the training rows, or not
+            known.
     """
 
     longest: int | None = None
@@ -65,7 +66,7 @@ class ExampleLengths:
 
 @dataclass
 class Planner:
-    """Estimates for one model."""
+    """Estimates of memory and time for one model."""
 
     model: ModelFacts
     lengths: ExampleLengths = ExampleLengths()
@@ -74,26 +75,26 @@ class Planner:
         self._pace = StepTimeCache(self.model)
 
     def length(self, resolved: ResolvedConfig) -> int:
-        """Tokens of the longest row that is trained on."""
-        allowed = resolved.config.data.max_length
-        return min(allowed, self.lengths.longest or allowed)
+        """Return the tokens of the longest training row."""
+        max_length = resolved.config.data.max_length
+        return min(max_length, self.lengths.longest or max_length)
 
     def eval_length(self, resolved: ResolvedConfig) -> int | None:
-        """Tokens of the longest held-out row, where it is longer than those that are trained on."""
+        """Return the tokens of the longest held-out row, or None where it is not longer than the training rows."""
         held_out = min(resolved.config.data.max_length, self.lengths.held_out or 0)
         return held_out if held_out > self.length(resolved) else None
 
     def closed_form(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate | None:
-        """The need by arithmetic, in a fraction of a millisecond, as if training had rows as long as the longest
-        held-out one; None where the model's layers are not known."""
+        """Return the memory by arithmetic, in a fraction of a millisecond, as if training had rows as long as the
+        longest held-out one; None where the model's layers are not known."""
         return closed_form_estimate(resolved, self.model, hardware, self.eval_length(resolved) or self.length(resolved))
 
     def too_long(self, resolved: ResolvedConfig) -> str | None:
-        """Why a step is calculated and not simulated: every tile would be, for minutes, DeepSpeed reads
-        the values of tensors, and a deep pipeline's stages are not alike."""
+        """Return why a step is calculated and not simulated, or None: simulating many tiles takes minutes, DeepSpeed
+        reads the values of tensors, and a deep pipeline's stages are not alike."""
         sharing = sharing_of(resolved.config)
-        if sharing is not None and (why := simulation_obstacle(sharing, self.model)):
-            return why
+        if sharing is not None and (obstacle := simulation_obstacle(sharing, self.model)):
+            return obstacle
         tokens = micro_batch_shape(resolved, self.length(resolved)).tokens // resolved.config.parallel.cp
         tiles = -(-tokens // TILE) if resolved.config.speed.tiled_mlp is True else 1
         if not has_closed_form(self.model) or tiles <= MOST_TILES:
@@ -101,10 +102,10 @@ class Planner:
         return f"{tokens:,} tokens in {tiles} tiles would take minutes"
 
     def memory(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> SimulatedMemory:
-        """The memory by simulation, in seconds.
+        """Return the memory by simulation, which takes seconds.
 
         Raises:
-            Exception: whatever the model's own code raises on tensors without data.
+            Exception: any error of the model's own code on tensors without data.
         """
         with pause_gc():
             import_libraries()
@@ -113,7 +114,7 @@ class Planner:
 
             length, eval_length = self.length(resolved), self.eval_length(resolved)
             setting = build_step_config(resolved, self.model, hardware, length=length, eval_length=eval_length)
-            # The third micro batch of a step needs what the second did: the gradients are there already.
+            # The third micro batch of a step needs the same memory as the second: the gradients exist by then.
             setting = replace(setting, micro_batches=min(2, setting.micro_batches))
             if setting.sharing is not None and setting.sharing.mode == "pp":
                 rank = fullest_stage(resolved, self.model, self.length(resolved))
@@ -121,18 +122,19 @@ class Planner:
             return simulate_memory_cached(setting.known)
 
     def simulated(self, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate:
-        """The need by simulation, or where that would take minutes by arithmetic."""
+        """Return the memory by simulation, or by arithmetic where a simulation would take minutes."""
         if self.too_long(resolved) and (closed := self.closed_form(resolved, hardware)):
             return closed
         return estimates_from_simulation(self.memory(resolved, hardware), hardware, resolved).whole
 
     def typical(self, resolved: ResolvedConfig) -> int:
-        """Tokens of the rows that time is planned for: the mean, as if rows were padded to nothing longer."""
+        """Return the tokens of the rows that time is planned for: the mean, as if rows were not padded beyond it."""
         longest = self.length(resolved)
         return min(longest, math.ceil(self.lengths.mean or longest))
 
     def step(self, resolved: ResolvedConfig, hardware: HardwareFacts, *, near: bool = False) -> StepTime | None:
-        """The time of an optimizer step; see `StepTimeCache.step` and `exchange.shared_step` (several processes)."""
+        """Return the time of an optimizer step; see `StepTimeCache.step` and, for several processes,
+        `communication.distributed_step_time`."""
         length = self.typical(resolved)
         rows = usual_shape(resolved, length).rows
         step = self._pace.step(
@@ -141,7 +143,7 @@ class Planner:
         return distributed_step_time(step, resolved, self.model, hardware, length) if step else None
 
     def run(self, resolved: ResolvedConfig, step: StepTime, rows: int | None) -> RunTime | None:
-        """The time of the whole run; None where the number of steps is not known.
+        """Return the time of the whole run; None where the number of steps is not known.
 
         Args:
             resolved: the config without "auto".
@@ -153,9 +155,9 @@ class Planner:
         if resolved.total_steps is None:
             return None
         config, length = resolved.config, self.typical(resolved)
-        every, between = config.checkpoint.save_steps, config.train.eval_steps
-        assert isinstance(every, int)
-        saves = count_due_steps(resolved.total_steps, every)
+        save_steps, eval_steps = config.checkpoint.save_steps, config.train.eval_steps
+        assert isinstance(save_steps, int)
+        saves = count_due_steps(resolved.total_steps, save_steps)
         share = config.data.share or 0.0
         checkpoints = [term.bytes for term in disk_terms(resolved, self.model) if term.term == "checkpoints"]
         return run_time(
@@ -163,7 +165,9 @@ class Planner:
             resolved.total_steps,
             tokens_per_step=config.train.global_batch_size * length,
             weight_bytes=self.model.weight_bytes or 0,
-            evaluations=0 if config.data.holds_nothing_out else count_due_steps(resolved.total_steps, every, between),
+            evaluations=0
+            if config.data.holds_nothing_out
+            else count_due_steps(resolved.total_steps, save_steps, eval_steps),
             evaluation_tokens=share * (rows or 0) * length,
             saves=saves,
             save_bytes=sum(checkpoints) // copies_at_once(resolved),
@@ -171,20 +175,21 @@ class Planner:
 
 
 def pytorch_peak_bytes(memory: SimulatedMemory) -> int:
-    """Bytes that PyTorch holds of the device: what malloc has of the system, or on a GPU the allocator's segments."""
+    """Return the bytes that PyTorch holds of the device: malloc's resident memory, or on a GPU the allocator's
+    segments."""
     return max(memory.allocated, memory.reserved)
 
 
 @dataclass(frozen=True)
 class MemoryEstimates:
-    """What a simulated run needs.
+    """Memory intervals of a simulated run.
 
     Attributes:
-        memory: with the phases as this run's malloc has them.
-        whole: of the fullest process, the one that merges among them.
-        training: of the process that trains.
-        first_step: of that up to its first step, which a dry pass runs.
-        kept: on a CPU malloc keeps what is freed: the process is planned to stay small.
+        memory: the simulation, with the phases under this run's malloc settings.
+        whole: interval of the fullest process, including the one that merges.
+        training: interval of the process that trains.
+        first_step: interval of that process up to its first step, which a dry pass runs.
+        kept: whether malloc keeps freed memory, on a CPU where the process is planned to stay small.
     """
 
     memory: SimulatedMemory
@@ -197,7 +202,7 @@ class MemoryEstimates:
 def estimates_from_simulation(
     memory: SimulatedMemory, hardware: HardwareFacts, resolved: ResolvedConfig
 ) -> MemoryEstimates:
-    """Return the intervals around a simulation; on a CPU beside what this process was measured to take."""
+    """Return the intervals around a simulation; on a CPU beside the measured memory of this process."""
     sharing = sharing_of(resolved.config)
     if resolved.total_steps == 1:  # no second step, which has the optimizer's state from its beginning
         memory = replace(memory, phases=_one_step(memory.phases), kept=_one_step(memory.kept))
@@ -209,9 +214,9 @@ def estimates_from_simulation(
     )
     if memory.kept:
         small = replace(memory, phases=memory.kept)
-        found = MemoryEstimates(small, *_estimate_each_process(small, partial(around, kept=True)), kept=True)
-        if found.training.high <= SMALL:
-            return found
+        estimates = MemoryEstimates(small, *_estimate_each_process(small, partial(around, kept=True)), kept=True)
+        if estimates.training.high <= SMALL:
+            return estimates
     return MemoryEstimates(memory, *_estimate_each_process(memory, around))
 
 
@@ -226,17 +231,18 @@ def _one_step(phases: tuple[PhasePeak, ...]) -> tuple[PhasePeak, ...]:
 
 
 def _first_step(memory: SimulatedMemory) -> int:
-    """Bytes up to the first step."""
+    """Return the peak bytes up to the first step."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name in ("load", "first step"))
 
 
 def memory_per_process(resolved: ResolvedConfig, hardware: HardwareFacts) -> int | None:
-    """What one process has: a GPU of its own, or its part of the RAM that all of a machine's share on a CPU."""
+    """Return the bytes that one process has: a GPU of its own, or on a CPU its part of the RAM that all processes of a
+    machine share."""
     if hardware.memory_bytes is None or hardware.kind != "cpu":
         return hardware.memory_bytes
     return hardware.memory_bytes // max(1, count_processes(resolved.config) // resolved.config.hardware.nodes)
 
 
 def training_peak_bytes(memory: SimulatedMemory) -> int:
-    """The same of the process that trains; merging is one of its own."""
+    """Return the bytes that PyTorch holds of the device in the process that trains; merging has its own process."""
     return max(max(phase.allocated, phase.reserved) for phase in memory.phases if phase.name != "merge")

@@ -11,11 +11,11 @@ from surefit.core.units import bytes_text
 
 LEFT, BAR, GAP = 110, 26, 12
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-"""Okabe and Ito's colours, told apart with any colour vision."""
+"""Okabe and Ito's colors, distinguishable with any color vision."""
 
 
 def plan_svg(planned: dict[str, Any]) -> str:
-    """The picture.
+    """Return the plan as an SVG.
 
     Args:
         planned: the content of plan.json, simulated.
@@ -23,32 +23,32 @@ def plan_svg(planned: dict[str, Any]) -> str:
     estimate, device = planned["estimate"], planned["device"]
     phases, peak = estimate["phases"], estimate["peak"]
     capacity = device["memory_bytes"]
-    most = max([*(phase["reserved_bytes"] for phase in phases), capacity or 0])
-    scale = (WIDTH - LEFT - 20) / most
+    largest = max([*(phase["reserved_bytes"] for phase in phases), capacity or 0])
+    scale = (WIDTH - LEFT - 20) / largest
     height = 96 + (len(phases) + 1) * (BAR + GAP) + 20 * len(peak["terms"])
     lines = [*_phases(phases, scale), *_terms(peak["terms"], scale, 64 + len(phases) * (BAR + GAP))]
     if capacity is not None:
         lines += _limit(LEFT + capacity * scale, 64 + (len(phases) + 1) * (BAR + GAP), bytes_text(capacity))
     ranks = planned["ranks"]
-    where = device["name"] if ranks is None else f"one of {ranks['processes']} × {device['name']}, {ranks['which']}"
-    title = f"{planned['model']['name']} on {where}: {estimate['verdict']}"
+    devices = device["name"] if ranks is None else f"one of {ranks['processes']} × {device['name']}, {ranks['which']}"
+    title = f"{planned['model']['name']} on {devices}: {estimate['verdict']}"
     return document(title, height, lines)
 
 
 def _phases(phases: list[dict[str, Any]], scale: float) -> Iterator[str]:
-    """Per phase what the allocator holds, and in it what is in tensors."""
+    """Yield, per phase, the bar of the allocator's memory, and in it the bar of the tensors."""
     for row, phase in enumerate(phases):
         y = 48 + row * (BAR + GAP)
-        held, used = phase["reserved_bytes"], phase["allocated_bytes"]
+        reserved, allocated = phase["reserved_bytes"], phase["allocated_bytes"]
         yield f'<text x="{LEFT - 8}" y="{y + 17}" text-anchor="end">{escape(phase["name"])}</text>'
-        yield _bar(LEFT, y, held * scale, "#c8d6e0")
-        yield _bar(LEFT, y, used * scale, PALETTE[0])
-        text = f"{bytes_text(used)} in tensors, {bytes_text(held)} held"
+        yield _bar(LEFT, y, reserved * scale, "#c8d6e0")
+        yield _bar(LEFT, y, allocated * scale, PALETTE[0])
+        text = f"{bytes_text(allocated)} in tensors, {bytes_text(reserved)} held"
         yield f'<text x="{LEFT + 6}" y="{y + 17}" stroke="#ffffff" stroke-width="3" paint-order="stroke">{text}</text>'
 
 
 def _terms(terms: list[dict[str, Any]], scale: float, top: float) -> Iterator[str]:
-    """The fullest moment as one bar, and a line that names each part."""
+    """Yield the fullest moment as one bar, and a line that names each part."""
     yield f'<text x="{LEFT - 8}" y="{top + 17}" text-anchor="end">fullest moment</text>'
     x = float(LEFT)
     for number, term in enumerate(terms):

@@ -1,9 +1,10 @@
-"""What a run on a CPU takes of RAM beside its tensors: the process itself, measured in the one that plans. Torch-free.
+"""The RAM that a run on a CPU needs besides its tensors: the process itself, measured in the process that plans.
+Torch-free.
 
 `surefit train` plans in the process that trains, and `surefit plan` imports the same libraries for its simulation, so
-what either has when the simulation is done is what a step will find there. Which libraries are installed decides it:
-transformers, PEFT and PyTorch import some of the others. A program that plans through the Python interface has data of
-its own, which a run that it starts with `surefit.train` will have beside it, and another process will not.
+the resident memory of either after the simulation is what a step will find there. It depends on the installed
+libraries: transformers, PEFT and PyTorch import some of the others. A program that plans through the Python interface
+has data of its own, which a run that it starts with `surefit.train` will have beside it, and another process will not.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from surefit.core.malloc import trim_heap
 from surefit.core.units import KIB, MIB, bytes_text
 
 ASSUMED = (500 * MIB, 740 * MIB)
-"""Where nothing has been imported yet, or the system does not say what a process has: 597 MiB before the weights are
-read, with torch, transformers and PEFT imported, the plan made and a tokenizer of 49,152 entries."""
+"""Least and most bytes where nothing has been imported yet, or the system does not report a process's memory: 597 MiB
+were measured before the weights are read, with torch, transformers and PEFT imported, the plan made and a tokenizer of
+49,152 entries."""
 LATER = (-30 * MIB, 130 * MIB)
-"""What a run has in the end beside that: a plan's own objects go; the rows, a tokenizer, and the pages of the libraries
-that only a step with numbers reads come."""
+"""Least and most bytes that a run adds by its end: a plan's own objects go; the rows, a tokenizer, and the pages of the
+libraries that only a step with numbers reads come."""
 
 
 _for_another_process: ContextVar[bool] = ContextVar("for_another_process", default=False)
@@ -30,7 +32,7 @@ _for_another_process: ContextVar[bool] = ContextVar("for_another_process", defau
 
 @contextmanager
 def planning_for_new_process() -> Iterator[None]:
-    """Plan for a process to come in this block: what the program that calls has in memory is not the run's."""
+    """Plan for a future process in this block: the memory of the calling program does not count."""
     token = _for_another_process.set(True)
     try:
         yield
@@ -39,7 +41,7 @@ def planning_for_new_process() -> Iterator[None]:
 
 
 def process_overhead_bytes() -> tuple[int, int, str]:
-    """Return what the process will take at least and at most, and how that is known."""
+    """Return the least and most bytes that the process will need, and how they are known."""
     resident = _resident() if "torch" in sys.modules and "peft" in sys.modules else None
     if resident is None:
         return *ASSUMED, "assumed"
@@ -49,7 +51,8 @@ def process_overhead_bytes() -> tuple[int, int, str]:
 
 
 def _resident() -> int | None:
-    """The RAM this process has now, what it could give back left out; None where the system does not say."""
+    """Return the RAM of this process in bytes, without memory that it could give back; None where the system does not
+    report it."""
     gc.collect()
     trim_heap()
     with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:

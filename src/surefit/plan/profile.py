@@ -1,4 +1,4 @@
-"""How fast a device is: measured by `surefit calibrate` and kept as JSON, or taken from its data sheet. Torch-free."""
+"""The speed of a device: measured by `surefit calibrate` and kept as JSON, or taken from its data sheet. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from surefit.facts.sdpa import Capability, share_of_products
 SpeedCurve = Sequence[tuple[float, float]]
 """(size, speed) from small to large: FLOP and FLOP/s of a product, or bytes and bytes/s of a copy."""
 HEADS_WIDE = (64, 128)
-"""Widths of a head that attention is measured with."""
+"""Head dimensions that attention is measured with."""
 
 PRODUCTS, MOVEMENT = 0.70, 0.82
-"""What training reaches of a data sheet's FLOP/s, and of its bandwidth."""
+"""Shares of a data sheet's FLOP/s, and of its bandwidth, that training reaches."""
 LAUNCH_SECONDS = 21e-6
-"""What an operator of transformers' and PEFT's own Python takes the processor. All three are fitted to the steps of 16
-published runs of Llama-3.2-3B on an L40S (`benchmarks/time_published.py`): full training, which is the optimizer's
-bytes for the most part, tells the second from the first. Runs on an A100 and an H100 agree (docs/plan-method.md)."""
+"""Processor time of an operator in transformers' and PEFT's own Python. All three are fitted to the steps of 16
+published runs of Llama-3.2-3B on an L40S (`benchmarks/time_published.py`): full training, whose bytes are mostly the
+optimizer's, separates the second from the first. Runs on an A100 and an H100 agree (docs/plan-method.md)."""
 SHEET_MARGIN = 0.20
-"""Nine in ten of those runs are within this, each predicted from the others."""
+"""Relative error that nine in ten of those runs stay within, each predicted from the others."""
 CALIBRATED_MARGIN = 0.15
-"""For a measured device; an assumption, until runs on GPUs have been compared with it."""
+"""Relative error for a measured device; an assumption, until runs on GPUs have been compared with it."""
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What `plan.time` needs of a device.
+    """Speeds of a device that `plan.time` needs.
 
     Attributes:
         matmul: FLOP/s of matrix products over FLOP, by torch's name of the type.
         copy: bytes/s, read and written together, over bytes.
         launch: seconds per kernel.
-        peak: the most FLOP/s by type, the base of MFU: the data sheet's where there is one.
-        margin: how far a prediction with them may be off, as a share of it.
-        source: where they come from, in words.
-        attention: FLOP/s over FLOP of attention's kernels that were measured, by `attention_key`.
-        capability: of a GPU, which decides what share of the fastest product attention gets where it was not measured;
-            None: all of it.
+        peak: the highest FLOP/s by type, the base of MFU: the data sheet's where there is one.
+        margin: possible error of a prediction with these rates, as a share of it.
+        source: their origin, in words.
+        attention: FLOP/s over FLOP of the measured attention kernels, by `attention_key`.
+        capability: a GPU's compute capability, which decides the share of the fastest product that attention reaches
+            where it was not measured; None: all of it.
         overlaps: whether kernels run while the next are launched, as on a GPU.
     """
 
@@ -63,34 +63,36 @@ class DeviceRates:
     overlaps: bool = True
 
     def product_speed(self, dtype: str, flops: float) -> float:
-        """FLOP/s of a product; of a type that has no rate of its own that of float32."""
+        """Return the FLOP/s of a product; float32's for a dtype without a rate of its own."""
         return interpolate_speed(self.matmul.get(dtype) or self.matmul["float32"], flops)
 
     def attention_speed(self, kernel: str, backward: bool, width: int, dtype: str, flops: float) -> float:
-        """FLOP/s of an attention kernel, measured with heads about as wide, or else a share of the products'."""
-        found = {
-            each: curve
-            for each in HEADS_WIDE
-            if (curve := self.attention.get(attention_key(kernel, backward, each, dtype)))
+        """Return the FLOP/s of an attention kernel, measured with heads about as wide, or else a share of the
+        products'."""
+        curves = {
+            measured_width: curve
+            for measured_width in HEADS_WIDE
+            if (curve := self.attention.get(attention_key(kernel, backward, measured_width, dtype)))
         }
-        if found:
-            return interpolate_speed(found[min(found, key=lambda each: abs(each - width))], flops)
+        if curves:
+            return interpolate_speed(curves[min(curves, key=lambda measured_width: abs(measured_width - width))], flops)
         share = share_of_products(kernel, self.capability, backward=backward, width=width) if self.capability else 1.0
         return share * max(speed for _, speed in self.matmul.get(dtype) or self.matmul["float32"])
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What `surefit calibrate` measured.
+    """Measurements of `surefit calibrate`.
 
     Attributes:
         device: the GPU's name, or the processor's with the number of threads.
         kind: "cuda" or "cpu".
-        threads: PyTorch used on a CPU; None for a GPU.
-        matmul, copy, launch, attention: as in `DeviceRates`; profiles of before attention was measured have none.
+        threads: number that PyTorch used on a CPU; None for a GPU.
+        matmul, copy, launch, attention: as in `DeviceRates`; older profiles, made before attention was measured, lack
+            it.
         memory_bytes: as PyTorch reports it; None for a CPU.
-        context_bytes, workspace_bytes: what the CUDA context and cuBLAS take; None for a CPU or where unknown.
-        seconds: the measurement took.
+        context_bytes, workspace_bytes: of the CUDA context and cuBLAS; None for a CPU or where unknown.
+        seconds: duration of the measurement.
     """
 
     device: str
@@ -108,27 +110,27 @@ class DeviceProfile:
     attention: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the profile atomically."""
         write_atomic(path, json.dumps(asdict(self), indent=2) + "\n")
 
     @property
     def stored_at(self) -> Path:
-        """Where SureFit keeps it, and looks for it."""
+        """Path where SureFit keeps the profile, and looks for it."""
         return profile_folder() / f"{re.sub(r'[^a-z0-9]+', '-', self.device.lower()).strip('-')}.json"
 
 
 def attention_key(kernel: str, backward: bool, width: int, dtype: str) -> str:
-    """How a profile names an attention kernel with heads of a width, such as "flash backward 64 bfloat16"."""
+    """Return a profile's name of an attention kernel with a head dimension, such as "flash backward 64 bfloat16"."""
     return f"{kernel} {'backward' if backward else 'forward'} {width} {dtype}"
 
 
 def profile_folder() -> Path:
-    """Where profiles are kept."""
+    """Return the folder of the profiles."""
     return cache_dir() / "profiles"
 
 
 def cpu_name(threads: int) -> str:
-    """This processor with a number of threads: another number is another speed."""
+    """Return the name of this processor with a number of threads: another number is another speed."""
     return f"{processor_name()}, {threads} thread{'' if threads == 1 else 's'}"
 
 
@@ -136,7 +138,7 @@ def load_profile(path: Path) -> DeviceProfile:
     """Read a profile.
 
     Raises:
-        ConfigError: it is not one.
+        ConfigError: the file is not a profile.
     """
     try:
         content = read_json_file(path)
@@ -159,10 +161,10 @@ def load_profile(path: Path) -> DeviceProfile:
 
 
 def load_stored_profile(device: GpuSpec | None = None) -> DeviceProfile | None:
-    """What was measured last of a GPU of the catalogue, or of this processor (`device` None).
+    """Return the latest profile of a GPU of the catalogue, or of this processor (`device` None).
 
     Raises:
-        ConfigError: a file among the profiles is none.
+        ConfigError: a file in the folder is not a profile.
     """
     for path in sorted(profile_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         profile = load_profile(path)
@@ -174,13 +176,14 @@ def load_stored_profile(device: GpuSpec | None = None) -> DeviceProfile | None:
 
 
 def find_device_speed(hardware: HardwareFacts) -> GpuSpec | DeviceProfile | None:
-    """What is known of the speed of a run's device; None for a CPU, or a GPU not in the catalogue, never measured."""
+    """Return what is known of the speed of a run's device; None for a CPU, or a GPU not in the catalogue, never
+    measured."""
     gpu = find_gpu(hardware.name) if hardware.kind == "cuda" else None
     return load_stored_profile(gpu) or gpu if gpu or hardware.kind == "cpu" else None
 
 
 def to_device_rates(device: GpuSpec | DeviceProfile) -> DeviceRates:
-    """The rates of a measured device, or those a data sheet promises.
+    """Return the rates of a measured device, or of a data sheet.
 
     Raises:
         MachineError: the catalogue lacks a figure of that GPU.
@@ -228,7 +231,7 @@ def _measured_rates(profile: DeviceProfile) -> DeviceRates:
 
 
 def interpolate_speed(curve: SpeedCurve, size: float) -> float:
-    """The speed at a size, between two measured ones on a line of logarithms; outside them that of the nearest.
+    """Return the speed at a size, between two measured ones on a line of logarithms; outside them the nearest one's.
 
     >>> round(interpolate_speed([(10, 1.0), (1000, 100.0)], 100), 6), interpolate_speed([(10, 1.0), (1000, 100.0)], 1)
     (10.0, 1.0)

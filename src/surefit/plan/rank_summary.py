@@ -1,4 +1,5 @@
-"""What a plan says of several processes: whose numbers it gives, how they share, what they exchange. Torch-free."""
+"""The entry `ranks` of a plan for several processes: the rank simulated, the division of the run, the communication.
+Torch-free."""
 
 from __future__ import annotations
 
@@ -16,20 +17,20 @@ from surefit.facts.tensors import LLAMA_LIKE
 from surefit.plan.communication import estimate_step_communication
 
 DEEP_PIPELINE = 8
-"""Layers up to which a pipeline is simulated: its stages are not alike, so none can be repeated."""
+"""Largest number of layers of a pipeline that is simulated: its stages are not alike, so none can be repeated."""
 
 
 def as_single_process(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The same run in one process."""
+    """Return the same run in one process."""
     if sharing_of(resolved.config) is None:
         return resolved
-    one = {"hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.dp_replicate": 1}
-    one |= {f"parallel.{name}": 1 for name in GROUPED}
-    return replace(resolved, config=with_changes(resolved.config, one))
+    changes = {"hardware.count": 1, "hardware.nodes": 1, "parallel.mode": "single", "parallel.dp_replicate": 1}
+    changes |= {f"parallel.{name}": 1 for name in GROUPED}
+    return replace(resolved, config=with_changes(resolved.config, changes))
 
 
 def simulation_obstacle(sharing: ShardingLayout, model: ModelFacts) -> str | None:
-    """Why a shared step is calculated; None where its engine runs on tensors without data."""
+    """Return why a shared step is calculated; None where its engine runs on tensors without data."""
     if MODES[sharing.mode].deepspeed:
         return "DeepSpeed reads the values of its tensors, so it cannot run without them"
     if sharing.mode == "pp" and model.num_layers > DEEP_PIPELINE:
@@ -42,7 +43,7 @@ def simulation_obstacle(sharing: ShardingLayout, model: ModelFacts) -> str | Non
 def summarize_ranks(
     resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts, length: int
 ) -> dict[str, Any] | None:
-    """`ranks` of plan.json; None for one process.
+    """Return the entry `ranks` of plan.json; None for one process.
 
     Args:
         length: tokens of the rows that time is planned for.
@@ -50,7 +51,7 @@ def summarize_ranks(
     sharing = sharing_of(resolved.config)
     if sharing is None:
         return None
-    found = estimate_step_communication(resolved, model, hardware, length)
+    communication = estimate_step_communication(resolved, model, hardware, length)
     rank = 0
     shared_tokens = f", and {MODES['cp'].holds}" if sharing.mode == "fsdp" and sharing.tokens > 1 else ""
     if sharing.mode == "pp" and model.architecture in LLAMA_LIKE:
@@ -62,15 +63,16 @@ def summarize_ranks(
         "rank": rank,
         "which": _describe_simulated_rank(sharing, model, rank),
         "held": None,
-        "exchanged_bytes_per_step": found.bytes if found else None,
-        "exchanged": found.what if found else None,
-        "exchange_seconds_per_step": found.seconds if found else None,
-        "link": found.source if found else None,
+        "exchanged_bytes_per_step": communication.bytes if communication else None,
+        "exchanged": communication.what if communication else None,
+        "exchange_seconds_per_step": communication.seconds if communication else None,
+        "link": communication.source if communication else None,
     }
     if model.architecture in LLAMA_LIKE and resolved.config.model.quantization == "none" and model.parameters:
-        mine = model_state_bytes(resolved, model, sharing, rank)
+        rank_state = model_state_bytes(resolved, model, sharing, rank)
         document["held"] = {
-            "parameters_bytes": mine.parameters, "gradients_bytes": mine.gradients, "optimizer_bytes": mine.optimizer
+            "parameters_bytes": rank_state.parameters, "gradients_bytes": rank_state.gradients,
+            "optimizer_bytes": rank_state.optimizer,
         }  # fmt: skip
     return document
 

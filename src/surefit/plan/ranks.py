@@ -1,12 +1,13 @@
-"""One process of several, simulated: the engine that `train` uses, among others that do not exist.
+"""A simulation of one process of several: the engine that `train` uses, in a world of other processes that do not
+exist.
 
-torch's "fake" process group has any number of processes in one: every collective returns at once, what it is given
-untouched, and allocates what a real one does. So DDP, `fully_shard`, cut matrices, shared tokens and the pipeline run
-as they are, on tensors without data, and what the recorder sees is what one GPU's allocator would be asked for.
-DeepSpeed reads the values of its buffers, so ZeRO is only calculated (`facts/memory_per_rank.py`).
+torch's "fake" process group has any number of processes in one: every collective returns at once, with its inputs
+unchanged, and allocates the same memory as a real one. So DDP, `fully_shard`, tensor-parallel matrices, shared tokens
+and the pipeline run as they are, on tensors without data, and the recorder sees the requests that one GPU's allocator
+would receive. DeepSpeed reads the values of its buffers, so ZeRO is only calculated (`facts/memory_per_rank.py`).
 
-What is put in the place of torch's or our own code: comparisons of the processes' weights and trial runs, which need
-data; where a shared batch's tokens lie, which is counted instead; and resized storages, which no dispatch mode sees.
+Parts of torch's or our own code are replaced: comparisons of the processes' weights and trial runs, which need data;
+the division of a shared batch's tokens, which is counted instead; and resized storages, which no dispatch mode sees.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ GATHERED, REDUCED, BUCKETS, RECEIVED = "gathered weights", "reduction", "gradien
 
 
 class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
-    """A recorder that knows shards: of a `DTensor` the part that is here counts.
+    """A recorder for sharded tensors: of a `DTensor` only the local shard counts.
 
     Attributes:
-        purpose: the tag of what is allocated now.
+        purpose: the tag of current allocations.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -52,7 +53,7 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it takes itself apart, and the operators on its parts come here
+            return NotImplemented  # DTensor unwraps itself, and the operators on its local tensors come here
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def tag(self, tensors: Any, what: str) -> None:
@@ -68,7 +69,8 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
         return number
 
     def number_is_zero(self) -> None:
-        """A pipeline reads numbers of micro batches, which are alike: the first is always there."""
+        """Read every int64 scalar as 0: a pipeline reads numbers of micro batches, which are alike, and the first is
+        always present."""
         scalar = self._scalar
         assert scalar is not None
         self._scalar = lambda dtype, op: 0 if dtype == torch.int64 else scalar(dtype, op)
@@ -82,18 +84,18 @@ class RankRecorder(Recorder):  # type: ignore[no-untyped-call]
             self.purpose = outer
 
     def on_host(self) -> None:
-        """What is allocated so far lies in the host's memory."""
+        """Tag all allocations so far as host memory."""
         self.trace.tags.update(dict.fromkeys(range(1, len(self.trace.allocations) + 1), HOST))
 
     def on_device(self, model: torch.nn.Module) -> None:
-        """What the model still holds is on the device."""
-        for held in (*model.parameters(), *model.buffers()):
-            number = self._live.get(_to_local_tensor(held).untyped_storage()._cdata)
+        """Remove the host tag from the model's current tensors, which are on the device."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            number = self._live.get(_to_local_tensor(tensor).untyped_storage()._cdata)
             if number is not None and self.trace.tags.get(number) == HOST:
                 del self.trace.tags[number]
 
     def resized(self, tensor: torch.Tensor) -> None:
-        """A storage has given its memory back, or got it again."""
+        """Record that a storage has released its memory, or got it again."""
         storage = tensor.untyped_storage()
         number = self._live.pop(storage._cdata, None)
         if number is not None:
@@ -109,10 +111,10 @@ def _to_local_tensor(tensor: torch.Tensor | None) -> Any:
 
 @contextmanager
 def fake_process_group_engine(sharing: ShardingLayout) -> Iterator[Engine]:
-    """The engine of one process of a world of others that do not exist.
+    """Yield the engine of one process in a world whose other processes do not exist.
 
     Raises:
-        MachineError: this process is connected to others that do.
+        MachineError: this process is already connected to real ones.
     """
     if dist.is_initialized():
         raise MachineError(
@@ -138,15 +140,15 @@ def _engine(sharing: ShardingLayout) -> Engine:
 
 
 def wrap_without_comparing(engine: Engine, model: torch.nn.Module, recorder: Recorder) -> torch.nn.Module:
-    """`engine.wrap`, without what compares values."""
+    """Return `engine.wrap` of a model, without the checks that compare values."""
     if engine.world.size == 1:
         return engine.wrap(model)
     assert isinstance(recorder, RankRecorder)
     if MODES[engine.name].loads_on_host:
         recorder.on_host()
     with ExitStack() as stack:
-        for owner, name, instead in _UNCOMPARED:
-            stack.enter_context(patch.object(owner, name, instead))
+        for owner, name, replacement in _UNCOMPARED:
+            stack.enter_context(patch.object(owner, name, replacement))
         if engine.name == "ddp":
             stack.enter_context(recorder.doing(BUCKETS))
         model = engine.wrap(model)
@@ -174,7 +176,8 @@ _UNCOMPARED: tuple[tuple[Any, str, Any], ...] = (
 
 
 class _Reducer:
-    """DDP's, which after the first step would agree with the others on another order of its buckets."""
+    """DDP's reducer without its bucket rebuild, which after the first step would agree with the other ranks on another
+    order."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -188,12 +191,13 @@ class _Reducer:
 
 @contextmanager
 def patch_collectives(recorder: Recorder, engine: Engine) -> Iterator[None]:
-    """While a shared step runs: what the fake group leaves out, and what the recorder would not see."""
+    """Replace, while a shared step runs, the parts that the fake group leaves out and those that the recorder would not
+    see."""
     assert isinstance(recorder, RankRecorder)
     if engine.name == "pp":
         recorder.number_is_zero()
     with ExitStack() as stack:
-        for owner, name, instead in (
+        for owner, name, replacement in (
             (ddp, "_sum", _return_bucket),
             (context_parallel, "shard_micro_batch", _fake_context_shard),
             (fsdp_param, "alloc_storage", _with_recorded_resize(fsdp_param.alloc_storage, recorder, GATHERED)),
@@ -207,12 +211,12 @@ def patch_collectives(recorder: Recorder, engine: Engine) -> Iterator[None]:
                     (fsdp_group, "foreach_reduce", REDUCED),
                     (PipelineStage, "_prepare_forward_infra", RECEIVED),
                     (PipelineStage, "_prepare_backward_infra", RECEIVED),
-                    # What shape a result has DTensor finds out by running the operator on tensors without data.
+                    # DTensor finds the shape of a result by running the operator on tensors without data.
                     (ShardingPropagator, "_propagate_tensor_meta_non_cached", HOST),
                 )
             ),
         ):
-            stack.enter_context(patch.object(owner, name, instead))
+            stack.enter_context(patch.object(owner, name, replacement))
         yield
 
 
@@ -236,9 +240,9 @@ def _with_purpose(function: Callable[..., Any], recorder: RankRecorder, purpose:
 
 
 def _return_bucket(state: Any, bucket: Any) -> Any:
-    done: Any = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 _return_bucket.__annotations__ = ddp._sum.__annotations__  # DDP compares types, not their names
@@ -247,22 +251,23 @@ _return_bucket.__annotations__ = ddp._sum.__annotations__  # DDP compares types,
 def _fake_context_shard(
     batch: Any, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
 ) -> tuple[dict[str, torch.Tensor], ContextShard]:
-    """Shard a micro batch as context parallelism does, by the lengths of its documents alone."""
+    """Return a rank's part of a micro batch as in context parallelism, from the lengths of its documents alone."""
     rows, length = batch["input_ids"].shape
     lengths = batch["document_lengths"] if "document_lengths" in tuple(batch) else (length,) * rows
     pieces = context_parallel.split_documents_across_ranks(lengths, size)
-    held = [sum(piece.last - piece.first for piece in part) for part in pieces]
-    count = 1 + max(held)
-    read = [piece.last - piece.document for piece in pieces[rank]]
-    supervised = -(-len(batch["targets"]) * held[rank] // sum(lengths))
-    ids, rows_ = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, count), (supervised,)))
+    tokens_per_rank = [sum(piece.last - piece.first for piece in ranges) for ranges in pieces]
+    count = 1 + max(tokens_per_rank)
+    key_lengths = [piece.last - piece.document for piece in pieces[rank]]
+    supervised = -(-len(batch["targets"]) * tokens_per_rank[rank] // sum(lengths))
+    ids, loss_rows = (torch.zeros(shape, dtype=torch.int64) for shape in ((1, count), (supervised,)))
     part = {
-        "input_ids": ids, "position_ids": torch.zeros_like(ids), "loss_rows": rows_, "targets": torch.zeros_like(rows_)
+        "input_ids": ids, "position_ids": torch.zeros_like(ids),
+        "loss_rows": loss_rows, "targets": torch.zeros_like(loss_rows),
     }  # fmt: skip
-    filling = count - held[rank]
-    queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling])
-    order = torch.zeros(sum(read) + filling, dtype=torch.int64)
-    return part, ContextShard(queries, _documents([*read, filling]), order, gather)
+    padding = count - tokens_per_rank[rank]
+    queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), padding])
+    order = torch.zeros(sum(key_lengths) + padding, dtype=torch.int64)
+    return part, ContextShard(queries, _documents([*key_lengths, padding]), order, gather)
 
 
 def _documents(lengths: list[int]) -> PackedDocuments:

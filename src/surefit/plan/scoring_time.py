@@ -1,10 +1,10 @@
-"""How long scoring takes: the model's real forward passes, on tensors without data, timed as training's step is.
+"""The time of scoring: the model's real forward passes, on tensors without data, timed as training's step is.
 
 A batch of answers reads its prompts at once, and then writes a token of each answer in every forward pass, until the
 last of them ends. Such a pass reads all weights and the whole KV cache whatever the batch is, so that memory bandwidth
-or, in a small model, the launches decide what it takes. Where reading a batch takes R and a pass W seconds, n batches
-take n × (R + W × t), with t tokens in the longest answer: as many as a right answer has, on average, at the least, and
-`evaluate.max_new_tokens` at most.
+or, in a small model, the kernel launches decide its time. Where reading a batch takes R and a pass W seconds, n batches
+take n × (R + W × t), with t tokens in the longest answer: at least the mean length of a right answer, and at most
+`evaluate.max_new_tokens`.
 
 Worked example, Llama-3.1-8B in bfloat16 on an H100, 16 prompts of 2,048 tokens with answers of up to 256: a pass reads
 14.96 GiB of weights and, when half of an answer is written, 16 × 2,176 × 128 KiB = 4.25 GiB of cache. transformers'
@@ -13,7 +13,7 @@ training reaches 0.82 (`plan/profile.py`), moves in 11 ms; 256 passes take 2.8 s
 21 µs to launch, a pass waits for them instead.
 
 Source: Pope et al. 2022, Efficiently Scaling Transformer Inference (arXiv 2211.05102), section 2: decoding is bound by
-memory. What a pass does is not taken from there but counted, operator by operator.
+memory. The operations of a pass are not taken from there but counted, operator by operator.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ROUNDING = 16
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Seconds if every answer is as long as a right one, and if every answer is as long as it may be."""
+    """Seconds if every answer has the length of a right one, and if every answer has the maximum length."""
 
     low: float
     high: float
@@ -60,16 +60,16 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class ScoringTime:
-    """What it takes to score one model after the other, in one process.
+    """Time of scoring the models one after the other, in one process.
 
     Attributes:
-        variants: that are scored; ways: free, with a grammar, or both.
-        answers: that are written, or prompts whose labels are ranked.
-        tokens: per answer, at the least and at most.
+        variants: the models that are scored; ways: number of decodings: free, with a grammar, or both.
+        answers: number of answers that are written, or of prompts with ranked labels.
+        tokens: least and most tokens per answer.
         loading: seconds of starting, and of reading each model's files.
         answering: seconds of all answers.
-        in_training: seconds of one checkpoint's; None where checkpoints are not scored.
-        source: where the device's rates come from.
+        in_training: seconds of one checkpoint's answers; None where checkpoints are not scored.
+        source: the origin of the device's rates.
     """
 
     variants: tuple[str, ...]
@@ -90,17 +90,17 @@ def estimate_scoring_time(
     usual: int,
     rates: DeviceRates,
 ) -> ScoringTime | None:
-    """The time of `surefit evaluate`; None where not all prompts are counted, and where a server answers.
+    """Return the time of `surefit evaluate`; None where not all prompts are counted, and where a server answers.
 
-    Each end of a span is moved outwards by what the rates may be off. Grammars, judging and programs that are run in
-    the sandbox are not counted.
+    Each end of a range is moved outwards by the error margin of the rates. Grammars, judging and programs that are run
+    in the sandbox are not counted.
 
     Args:
         resolved: the config without "auto".
         usual: tokens of a prompt where they are not known.
     """
     config = resolved.config
-    if config.evaluate.server is not None or any(each.prompts is None for each in scored.sets):
+    if config.evaluate.server is not None or any(prompts.prompts is None for prompts in scored.sets):
         return None
     variants = VARIANTS[config.train.method]
     ways = 2 if config.evaluate.constrained == "both" else 1
@@ -113,16 +113,22 @@ def estimate_scoring_time(
         adapted = variant == "adapter"
         return _seconds_of_set(config, model, base, each, scored.ranked, usual, rates, adapted=adapted)
 
-    total = sum((answers(each, variant) for each in scored.sets for variant in variants), ValueRange(0, 0)) * ways
+    total = (
+        sum((answers(prompt_set, variant) for prompt_set in scored.sets for variant in variants), ValueRange(0, 0))
+        * ways
+    )
     checkpoint = answers(scored.held_out, "adapter" if "adapter" in variants else "model")
     loads = 2  # the base, which answers with the adapter too; and the merged or fully trained model
-    prompts = sum(each.prompts or 0 for each in scored.sets)
-    tokens = [_tokens(config, model, each, scored.ranked, usual) for each in scored.sets]
+    prompt_count = sum(prompt_set.prompts or 0 for prompt_set in scored.sets)
+    answer_lengths = [_tokens(config, model, prompt_set, scored.ranked, usual) for prompt_set in scored.sets]
     return ScoringTime(
         variants,
         ways,
-        prompts * samples * len(variants) * ways,
-        ValueRange(min(each.low for each in tokens), max(each.high for each in tokens)),
+        prompt_count * samples * len(variants) * ways,
+        ValueRange(
+            min(answer_length.low for answer_length in answer_lengths),
+            max(answer_length.high for answer_length in answer_lengths),
+        ),
         START_SECONDS + loads * (model.weight_bytes or 0) / DISK_BYTES_PER_SECOND,
         total,
         checkpoint if config.evaluate.in_training else None,
@@ -141,16 +147,16 @@ def _seconds_of_set(
     *,
     adapted: bool,
 ) -> ValueRange:
-    """Seconds of a set's answers by one model in one way."""
+    """Return the seconds of a set's answers by one model in one way of decoding."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)
     prompt, tokens = _prompt(model, each, usual), _tokens(config, model, each, ranked, usual)
-    asked = (each.prompts or 0) * section.samples
-    if not asked:
+    answers = (each.prompts or 0) * section.samples
+    if not answers:
         return ValueRange(0, 0)
-    # As many batches as there are, all of the same size: the last one is smaller, and time is a line over the rows.
-    batches = -(-asked // section.batch_size)
-    rows = -(-asked // batches) * section.num_beams
+    # The real number of batches, all taken to be of one size: the last is smaller, and time is linear in the rows.
+    batches = -(-answers // section.batch_size)
+    rows = -(-answers // batches) * section.num_beams
     # Reading the prompt gives the first token. A pass is timed when half of the longest answer is written.
     low, high = (0.0, 0.0) if ranked else (max(0.0, tokens.low - 1), tokens.high - 1)
     reading, writing = _passes(base, rows, prompt, prompt + math.ceil(high / 2), adapted)
@@ -159,24 +165,25 @@ def _seconds_of_set(
 
 
 def _prompt(model: ModelFacts, each: EvalPromptSet, usual: int) -> int:
-    """Tokens that a prompt has on average, rounded up."""
+    """Return the mean tokens of a prompt, rounded up."""
     tokens = math.ceil(each.mean if each.mean is not None else min(usual, each.longest or usual))
     rounded = -(-max(1, tokens) // ROUNDING) * ROUNDING
     return min(rounded, model.max_position_embeddings or rounded)
 
 
 def _tokens(config: Config, model: ModelFacts, each: EvalPromptSet, ranked: bool, usual: int) -> ValueRange:
-    """Of an answer: as many as a right one has, and as many as there may be; a label that is ranked is one."""
+    """Return the least and most tokens of an answer: a right one's length, and the maximum; a ranked label is one
+    token."""
     if ranked:
         return ValueRange(1, 1)
-    most = config.evaluate.max_new_tokens
+    max_tokens = config.evaluate.max_new_tokens
     if model.max_position_embeddings:
-        most = max(1, min(most, model.max_position_embeddings - _prompt(model, each, usual)))
-    return ValueRange(min(most, each.answer or 1), most)
+        max_tokens = max(1, min(max_tokens, model.max_position_embeddings - _prompt(model, each, usual)))
+    return ValueRange(min(max_tokens, each.answer or 1), max_tokens)
 
 
 def _passes(base: StepConfig, rows: int, prompt: int, middle: int, adapted: bool) -> tuple[Operations, Operations]:
-    """The operators of reading prompts of so many tokens, and of writing a token behind `middle` others."""
+    """Return the operators of reading prompts of `prompt` tokens, and of writing a token after `middle` others."""
     adapter = base.adapter if adapted else None
     setting = replace(base, adapter=adapter, rows=rows, length=prompt, padded=rows > 1)
     text = f"{setting.config.to_json_string()} {replace(setting, config=None)!r} {middle}"  # type: ignore[arg-type]
@@ -184,7 +191,7 @@ def _passes(base: StepConfig, rows: int, prompt: int, middle: int, adapted: bool
 
 
 class _CacheKey:
-    """A setting by what is written in it: a PretrainedConfig has no hash."""
+    """A setting identified by its text: a PretrainedConfig has no hash."""
 
     def __init__(self, text: str, setting: StepConfig, middle: int) -> None:
         self.text, self.setting, self.middle = text, setting, middle
@@ -207,7 +214,7 @@ def _count_operations_cached(known: _CacheKey) -> tuple[Operations, Operations]:
 
 
 def _count_operations(setting: StepConfig, middle: int) -> tuple[Operations, Operations]:
-    """Of a model that is run whole."""
+    """Return the operators of a model that is run whole."""
     reading, writing = OperatorCounter({READ}), OperatorCounter({WRITE})
 
     def watch(phase: str, *call: Any) -> Any:
@@ -231,12 +238,18 @@ def _count_operations(setting: StepConfig, middle: int) -> tuple[Operations, Ope
 
 
 def _forward(model: Any, rows: int, tokens: int, seen: int, cache: Any = None) -> Any:
-    """A pass over so many tokens of each row, as `generate` asks for it, and the next one's choice; gives the cache."""
+    """Run a pass over `tokens` tokens of each row, as `generate` does, with the choice of the next one, and return the
+    cache."""
     ids = torch.ones((rows, tokens), dtype=torch.long)
     mask = torch.ones((rows, seen), dtype=torch.long)
-    places = torch.arange(seen - tokens, seen)[None].expand(rows, -1)
+    position_ids = torch.arange(seen - tokens, seen)[None].expand(rows, -1)
     out = model(
-        input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True, logits_to_keep=1
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=position_ids,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
     )
     torch.cat([ids, out.logits[:, -1].float().argmax(-1, keepdim=True)], dim=-1)
     return out.past_key_values

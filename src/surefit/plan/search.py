@@ -1,7 +1,8 @@
-"""The fastest way to run the same optimisation within a device's memory, and how far one setting can go.
+"""The search for the fastest way to run the same optimization within a device's memory, and for the largest value of
+one setting that fits.
 
-Every candidate keeps the global batch, the adapter, the lengths and the dtype: what is learnt is the same. The closed
-form judges all of them in milliseconds; the few that matter are simulated before anything is said of them.
+Every candidate keeps the global batch, the adapter, the lengths and the dtype: the model that is learned is the same.
+The closed form judges all of them in milliseconds; the few that matter are simulated before anything is reported.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ if TYPE_CHECKING:
 SolvableField = Literal["max_length", "batch", "rank", "model"]
 FIELDS: tuple[SolvableField, ...] = get_args(SolvableField)
 SIMULATED = 3
-"""How many of the fastest candidates are simulated, the fastest first, until one fits."""
+"""Number of the fastest candidates that are simulated, the fastest first, until one fits."""
 RESOLUTION = 0.01
-"""The share of a step's time below which two estimates tell nothing apart: the config then stays as it is."""
+"""Share of a step's time below which two estimates cannot be told apart: the config then stays as it is."""
 LENGTH_STEP = 64
-"""Tokens between two lengths that `find_largest` tells apart."""
+"""Tokens between two lengths that `find_largest` distinguishes."""
 LONGEST = 2**20
-"""Tokens up to which a length is looked for where the model states no context length."""
+"""Longest length that is tried, in tokens, where the model states no context length."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run it.
+    """One way to run the training.
 
     Attributes:
-        need: memory; by the closed form until it was simulated.
+        need: memory, by the closed form until it is simulated.
         step: seconds of an optimizer step; None on a device whose speed is not known.
     """
 
@@ -93,10 +94,10 @@ class Candidate:
 
     @property
     def sharing(self) -> dict[str, Any]:
-        """What of the section `parallel` says how the processes share it."""
+        """Mode of the section `parallel`, and its sizes above 1."""
         parallel = self.place.resolved.config.parallel
-        named = {name: getattr(parallel, name) for name in ("tp", "cp", "pp", "dp_replicate")}
-        return {"mode": parallel.mode} | {name: value for name, value in named.items() if value > 1}
+        sizes = {name: getattr(parallel, name) for name in ("tp", "cp", "pp", "dp_replicate")}
+        return {"mode": parallel.mode} | {name: value for name, value in sizes.items() if value > 1}
 
     @property
     def processes(self) -> int:
@@ -104,22 +105,22 @@ class Candidate:
 
     @property
     def speed(self) -> tuple[float, int, bool, int]:
-        """What candidates are sorted by, fastest first; those without a known time come last, in a likely order."""
+        """Sort key of candidates, fastest first; those without a known time come last, in a likely order."""
         seconds = self.step.seconds if self.step else math.inf
         return (seconds, RECOMPUTED.index(self.checkpointing), self.tiled, self.accumulation)
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found.
+    """Result of a search.
 
     Attributes:
         best: the fastest candidate that fits, by simulation; None where none does, and `given` where that fits and the
             fastest is not faster by more than `RESOLUTION`.
         given: the config as it was, judged in the same way.
-        considered: candidates that were judged.
-        fitting: those of them that fit by the closed form.
-        simulated: those that were simulated, in the order they were.
+        considered: number of candidates that were judged.
+        fitting: number of them that fit by the closed form.
+        simulated: the candidates that were simulated, in that order.
     """
 
     best: Candidate | None
@@ -132,15 +133,16 @@ class SearchResult:
 def enumerate_candidates(
     planner: Planner, places: Sequence[DeviceConfig], allowed: Sequence[str] = ()
 ) -> list[Candidate]:
-    """Every device × way in which several processes share the run × micro batch that divides the global batch × what is
-    recomputed × tiles × packing, and what is allowed, judged by the closed form.
+    """Return all candidates, judged by the closed form: device × way in which several processes share the run × micro
+    batch that divides the global batch × gradient checkpointing × MLP tiles × packing × what is allowed.
 
-    Examples that a config packs are not padded for a candidate: that is never faster.
+    Where a config packs its examples, no candidate pads them: that is never faster.
 
     Args:
-        planner: of the model.
+        planner: estimates for the model.
         places: devices, each with the config.
-        allowed: values of `model.quantization` and `train.optim` to try as well: what is learnt is not the same.
+        allowed: values of `model.quantization` and `train.optim` to try as well: the model that is learned is then not
+            the same.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -159,32 +161,32 @@ def enumerate_candidates(
 
 
 def _variants(place: DeviceConfig, model: ModelFacts, allowed: Sequence[str]) -> Iterator[ResolvedConfig]:
-    """The config in ways that have nothing to do with how its batch is cut."""
+    """Yield the variants of the config that do not concern how its batch is divided."""
     deepspeed = place.hardware.is_another_machine or find_spec("deepspeed") is not None
     for changed in _unshared_variants(place.resolved, model, allowed):
         yield from shared_variants(changed, model, deepspeed)
 
 
 def shared_variants(resolved: ResolvedConfig, model: ModelFacts, deepspeed: bool) -> Iterator[ResolvedConfig]:
-    """The config with each way in which its processes can share it; as it is where there is one. `deepspeed`: whether
-    its modes are among them."""
+    """Yield the config with each way in which its processes can share the run; unchanged where there is one process.
+    `deepspeed`: whether DeepSpeed's modes are among them."""
     config, count = resolved.config, count_processes(resolved.config)
     if count == 1:
         yield resolved
         return
     nodes = config.hardware.nodes
-    none = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
-    ways = [none, none | {"mode": "fsdp"}]
-    ways += [none | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
-    ways += [none | {"mode": mode} for mode in ZERO if deepspeed]
-    ways += [none | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
-    ways += [none | {"mode": "tp", "tp": count}]
-    given = config.parallel.model_dump()
-    mine = {name: given[name] for name in none}
-    if mine not in ways:
-        ways.insert(0, mine)
-    for way in ways:
-        changed = _with_sections(resolved, parallel=way)
+    unshared = {"mode": "ddp", "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1, "offload": False}
+    options = [unshared, unshared | {"mode": "fsdp"}]
+    options += [unshared | {"mode": "fsdp", "dp_replicate": nodes}] if nodes > 1 else []
+    options += [unshared | {"mode": mode} for mode in ZERO if deepspeed]
+    options += [unshared | {"mode": mode, "cp": size} for mode in ("cp", "fsdp") for size in _divisors(count)[1:]]
+    options += [unshared | {"mode": "tp", "tp": count}]
+    section = config.parallel.model_dump()
+    current = {name: section[name] for name in unshared}
+    if current not in options:
+        options.insert(0, current)
+    for option in options:
+        changed = _with_sections(resolved, parallel=option)
         if conflict_with_trait(changed.config, "fused LoRA"):
             changed = _with_sections(changed, speed={"fused_lora": False})
         if conflict_with_trait(changed.config, "fused kernels"):
@@ -196,7 +198,7 @@ def shared_variants(resolved: ResolvedConfig, model: ModelFacts, deepspeed: bool
 
 
 def _possible(resolved: ResolvedConfig, model: ModelFacts) -> bool:
-    """Whether `train` takes this way of sharing."""
+    """Return whether `train` supports this way of sharing."""
     config = resolved.config
     if conflicts(traits(config)) or sharing_obstacle(config, model):
         return False
@@ -228,13 +230,13 @@ def _unshared_variants(resolved: ResolvedConfig, model: ModelFacts, allowed: Seq
 def find_fastest(
     planner: Planner, places: Sequence[DeviceConfig], given: DeviceConfig, allowed: Sequence[str] = ()
 ) -> SearchResult:
-    """The fastest candidate that fits on any of the places.
+    """Return the fastest candidate that fits on any of the devices.
 
     Args:
-        planner: of the model.
-        places: where to look.
+        planner: estimates for the model.
+        places: devices to search, each with the config.
         given: the config as it is.
-        allowed: as `enumerate_candidates` takes it.
+        allowed: as in `enumerate_candidates`.
 
     Raises:
         ModelError: the model's layers are not known.
@@ -242,12 +244,15 @@ def find_fastest(
     """
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
-    every = enumerate_candidates(planner, places, allowed)
+    candidates = enumerate_candidates(planner, places, allowed)
     # A candidate that the closed form finds too close to call may fit by the narrower interval of a simulation.
-    hopeful = sorted((one for one in every if one.verdict != "does not fit"), key=lambda one: one.speed)
+    promising = sorted(
+        (candidate for candidate in candidates if candidate.verdict != "does not fit"),
+        key=lambda candidate: candidate.speed,
+    )
     simulated: list[Candidate] = []
     best = None
-    for candidate in hopeful:
+    for candidate in promising:
         if len(simulated) == SIMULATED and candidate.verdict != "fits":
             continue
         simulated.append(_simulate(planner, candidate))
@@ -256,22 +261,22 @@ def find_fastest(
             break
         if len(simulated) == 2 * SIMULATED:
             break
-    fitting = sum(one.verdict == "fits" for one in every)
-    mine = _simulate(planner, _estimate_candidate(planner, given))
-    if best and mine.verdict == best.verdict and given.hardware in [place.hardware for place in places]:
-        best = best if _faster(best, mine) else mine
-    return SearchResult(best, mine, len(every), fitting, tuple(simulated))
+    fitting = sum(candidate.verdict == "fits" for candidate in candidates)
+    baseline = _simulate(planner, _estimate_candidate(planner, given))
+    if best and baseline.verdict == best.verdict and given.hardware in [place.hardware for place in places]:
+        best = best if _faster(best, baseline) else baseline
+    return SearchResult(best, baseline, len(candidates), fitting, tuple(simulated))
 
 
 def _faster(one: Candidate, other: Candidate) -> bool:
-    """Whether it is, by more than the estimates may be off beside each other."""
+    """Return whether `one` is faster than `other` by more than the estimates may be off relative to each other."""
     if one.step is None or other.step is None:
         return one.speed < other.speed
     return one.step.seconds < (1 - RESOLUTION) * other.step.seconds
 
 
 def simulate_on_devices(planner: Planner, places: Sequence[DeviceConfig]) -> list[Candidate]:
-    """The config on each device as it would run there, simulated."""
+    """Return the config on each device, simulated as it would run there."""
     for place in places:
         require_plannable(place.resolved, planner.model, place.hardware)
     return [_simulate(planner, _estimate_candidate(planner, place)) for place in places]
@@ -279,15 +284,15 @@ def simulate_on_devices(planner: Planner, places: Sequence[DeviceConfig]) -> lis
 
 @dataclass(frozen=True)
 class SolveResult:
-    """How far one setting can go.
+    """The largest value of one setting that fits, and the next one.
 
     Attributes:
-        value: the largest that fits; None where not even the smallest does.
-        need: of that value, simulated.
-        beyond: the next value, and what it needs; None where `value` is the last there is.
-        beyond_need: of `beyond`, simulated.
+        value: the largest value that fits; None where not even the smallest does.
+        need: memory at `value`, simulated.
+        beyond: the next value; None where `value` is the last.
+        beyond_need: memory at `beyond`, simulated.
         limit: why there is no `beyond`.
-        simulations: how many were run.
+        simulations: number of simulations that were run.
     """
 
     field: SolvableField
@@ -300,7 +305,7 @@ class SolveResult:
 
 
 def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) -> SolveResult:
-    """The largest value of one setting that fits, everything else as it is.
+    """Return the largest value of one setting that fits, with everything else as it is.
 
     The closed form is bisected; its answer and the value one step beyond are simulated, and the answer is moved until
     the one fits and the other does not.
@@ -308,7 +313,7 @@ def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) ->
     Args:
         field: max_length (in steps of 64 tokens, up to the model's context), batch (the micro batch, a divisor of the
             global batch), rank (of the LoRA) or model (of the catalogue).
-        planner: of the model; its known lengths are not used where the length is asked for.
+        planner: estimates for the model; its known lengths are not used where `field` is the length.
         place: the device and the config.
 
     Raises:
@@ -331,32 +336,32 @@ def find_largest(field: SolvableField, planner: Planner, place: DeviceConfig) ->
             needs[index] = scale.simulated(index)
         return judge_fit(needs[index], place.hardware.memory_bytes) == "fits"
 
-    def about(index: int, ratio: float) -> bool:
+    def fits_by_estimate(index: int, ratio: float) -> bool:
         estimate = round(scale.closed_form(index).bytes * ratio)
         needed = build_memory_estimate(estimate, place.hardware.kind, "simulation", process=process)
         return judge_fit(needed, place.hardware.memory_bytes) == "fits"
 
-    first = max(0, largest_fitting_index(lambda index: about(index, 1.0), scale.count))
+    first = max(0, largest_fitting_index(lambda index: fits_by_estimate(index, 1.0), scale.count))
     fits(first)
     ratio = needs[first].bytes / scale.closed_form(first).bytes
-    found = _refine_guess(
-        fits, max(0, largest_fitting_index(lambda index: about(index, ratio), scale.count)), scale.count
+    largest = _refine_guess(
+        fits, max(0, largest_fitting_index(lambda index: fits_by_estimate(index, ratio), scale.count)), scale.count
     )
-    after = found + 1 if found + 1 < scale.count else None
+    following = largest + 1 if largest + 1 < scale.count else None
     return SolveResult(
         field,
-        scale.value(found) if found >= 0 else None,
-        needs.get(found),
-        scale.value(after) if after is not None else None,
-        needs.get(after) if after is not None else None,
-        "" if after is not None else scale.limit,
+        scale.value(largest) if largest >= 0 else None,
+        needs.get(largest),
+        scale.value(following) if following is not None else None,
+        needs.get(following) if following is not None else None,
+        "" if following is not None else scale.limit,
         len(needs),
     )
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """The values of a setting by index, from the least demanding on, and what each needs."""
+    """Values of a setting by index, the least demanding first, with functions that return the memory at each."""
 
     count: int
     value: Callable[[int], int | str]
@@ -369,7 +374,7 @@ def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scal
     resolved, hardware = place.resolved, place.hardware
     values, limit = _values(field, planner.model, resolved.config)
 
-    def at(index: int) -> tuple[Planner, ResolvedConfig]:
+    def setting_at(index: int) -> tuple[Planner, ResolvedConfig]:
         value = values[index]
         match field:
             case "max_length":
@@ -381,22 +386,22 @@ def _scale(field: SolvableField, planner: Planner, place: DeviceConfig) -> _Scal
             case "rank":
                 return planner, _with_sections(resolved, lora={"r": value})
             case "model":
-                other = with_new_tokens(model_facts(str(value)), resolved.config.model.add_tokens, None)
-                return Planner(other, planner.lengths), resolved
+                solved = with_new_tokens(model_facts(str(value)), resolved.config.model.add_tokens, None)
+                return Planner(solved, planner.lengths), resolved
 
     def closed(index: int) -> MemoryEstimate:
-        one, changed = at(index)
-        return _closed_form_or_error(one, changed, hardware)
+        index_planner, changed = setting_at(index)
+        return _closed_form_or_error(index_planner, changed, hardware)
 
     def simulated(index: int) -> MemoryEstimate:
-        one, changed = at(index)
-        return one.simulated(changed, hardware)
+        index_planner, changed = setting_at(index)
+        return index_planner.simulated(changed, hardware)
 
     return _Scale(len(values), lambda index: values[index], closed, simulated, limit)
 
 
 def _values(field: SolvableField, model: ModelFacts, config: Config) -> tuple[Sequence[int] | Sequence[str], str]:
-    """The values to look among, least demanding first, and why they end."""
+    """Return the values to search, the least demanding first, and the reason why they end."""
     match field:
         case "max_length":
             context = model.max_position_embeddings or LONGEST
@@ -417,7 +422,8 @@ def _values(field: SolvableField, model: ModelFacts, config: Config) -> tuple[Se
 
 
 def largest_fitting_index(fits: Callable[[int], bool], count: int) -> int:
-    """The largest index below `count` that fits, -1 where none does; whatever fits, all before it do."""
+    """Return the largest index below `count` that fits, or -1 where none does. Assumes that all indices before a
+    fitting one fit."""
     low, high = -1, count
     while high - low > 1:
         middle = (low + high) // 2
@@ -426,7 +432,8 @@ def largest_fitting_index(fits: Callable[[int], bool], count: int) -> int:
 
 
 def _refine_guess(fits: Callable[[int], bool], guess: int, count: int) -> int:
-    """The same, from a guess near it: steps that double until the answer is bracketed, then bisection.
+    """Return the same as `largest_fitting_index`, from a guess near it: steps that double until the answer is
+    bracketed, then bisection.
 
     >>> [_refine_guess(lambda index: index < 40, guess, 100) for guess in (0, 39, 40, 99)]
     [39, 39, 39, 39]
@@ -443,23 +450,23 @@ def _refine_guess(fits: Callable[[int], bool], guess: int, count: int) -> int:
 
 
 def _estimate_candidate(planner: Planner, place: DeviceConfig) -> Candidate:
-    """By the closed form; the time only of what may fit, and near enough to sort by."""
+    """Return a candidate by the closed form; the time only where it may fit, and exact enough to sort by."""
     needed = _closed_form_or_error(planner, place.resolved, place.hardware)
-    said = judge_fit(needed, place.hardware.memory_bytes)
-    step = None if said == "does not fit" else planner.step(place.resolved, place.hardware, near=True)
-    return Candidate(place, needed, said, step)
+    verdict = judge_fit(needed, place.hardware.memory_bytes)
+    step = None if verdict == "does not fit" else planner.step(place.resolved, place.hardware, near=True)
+    return Candidate(place, needed, verdict, step)
 
 
 def _closed_form_or_error(planner: Planner, resolved: ResolvedConfig, hardware: HardwareFacts) -> MemoryEstimate:
-    found = planner.closed_form(resolved, hardware)
-    if found is None:
+    estimate = planner.closed_form(resolved, hardware)
+    if estimate is None:
         raise ModelError(
             f"the layers of {planner.model.name} are not known, so nothing can be searched",
             code="E8009",
             field="model.name_or_path",
             help="`surefit plan CONFIG` simulates it as it is",
         )
-    return found
+    return estimate
 
 
 def _simulate(planner: Planner, candidate: Candidate) -> Candidate:
@@ -476,7 +483,7 @@ def _divisors(whole: int) -> list[int]:
 def _with_batch_settings(
     resolved: ResolvedConfig, micro: int, checkpointing: Any = None, tiled: bool | None = None
 ) -> ResolvedConfig:
-    """The same optimisation in other parts; None leaves what there is."""
+    """Return the config with the same optimization divided differently; None keeps the current setting."""
     train, speed = resolved.config.train, resolved.config.speed
     changed = _with_sections(
         resolved,

@@ -1,8 +1,9 @@
 """The memory of a training run, found by running its real step on tensors that have no data.
 
 The model is built on the meta device, its parameters become fake tensors, and `train.step.train_step` runs on them
-under a `Recorder`. What that records is what a GPU's allocator would be asked for; `plan.allocator` says what it takes.
-Nothing is downloaded, no weight is read, and a 70B model needs no more memory here than a small one.
+under a `Recorder`. Its trace holds the requests that a GPU's allocator would receive; `plan.allocator` computes the
+memory that they occupy. Nothing is downloaded, no weight is read, and a 70B model needs no more host memory here than a
+small one.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from surefit.train.step import mean_loss, train_step
 
 OnModel = Callable[[torch.nn.Module, Recorder], None]
 TRAINED = ("first step", "step", "save")
-"""What comes after loading, in this order."""
+"""Phases after loading, in order."""
 DEEP = 8
-"""A model of more layers than this is not run whole."""
+"""Largest number of layers of a model that is run whole."""
 
 
 @dataclass(frozen=True)
 class PhasePeak:
-    """The fullest moment of a phase: bytes in tensors, and bytes the allocator holds from the driver, or on a CPU from
-    the system."""
+    """The fullest moment of a phase: bytes in tensors, and bytes that the allocator holds from the driver, or on a CPU
+    from the system."""
 
     name: str
     allocated: int
@@ -63,22 +64,23 @@ class PhasePeak:
 
     @property
     def fragmentation(self) -> int:
-        """Bytes that the allocator holds and no tensor uses, when the phase ends at the latest."""
+        """Bytes that the allocator holds and no tensor uses, at the latest when the phase ends."""
         return self.reserved - self.allocated
 
 
 @dataclass(frozen=True)
 class SimulatedMemory:
-    """What a run needs on one device.
+    """Memory that a run needs on one device.
 
     Attributes:
-        phases: in the order of the run. `merge` comes with its own process, one for all ranks, and allocator.
-        terms: what the fullest moment of a step consists of, in bytes; they add up to its `allocated`. "unsplit" is
-            what the allocator gives a tensor beyond its size because the rest of the block is too small to split off.
-        peak: the operator, the module and the phase that make it the fullest.
-        layers_simulated: how many of the model's layers were run; the trace of the others repeats theirs.
+        phases: in the order of the run. `merge` is in its own process, one for all ranks, with its own allocator.
+        terms: bytes at the fullest moment of a step by their use; they add up to its `allocated`. "unsplit" is the
+            memory that the allocator gives a tensor beyond its size because the rest of the block is too small to split
+            off.
+        peak: the allocation that makes it the fullest, with its operator, module and phase.
+        layers_simulated: number of the model's layers that were run; the trace of the others repeats theirs.
         context: bytes of the CUDA context beside the allocator; 0 on a CPU.
-        kept: the phases on a CPU where malloc keeps what is freed, as in a small process (`core.malloc`); else empty.
+        kept: the phases on a CPU where malloc keeps freed memory, as in a small process (`core.malloc`); else empty.
     """
 
     phases: tuple[PhasePeak, ...]
@@ -105,13 +107,14 @@ class SimulatedMemory:
 def simulate_memory(
     setting: StepConfig, expandable: bool = False, extrapolate: bool = True, merge: bool = True
 ) -> SimulatedMemory:
-    """The memory of every phase.
+    """Return the memory of every phase.
 
     Args:
-        setting: what is trained, and on what.
+        setting: the training step, and the device.
         expandable: the allocator's `expandable_segments`.
-        extrapolate: run a few layers and repeat their trace, where the model has more than `DEEP` like ones.
-        merge: also the process that merges.
+        extrapolate: run a few layers and repeat their trace, where the model has more than `DEEP` layers that are
+            alike.
+        merge: simulate also the process that merges.
 
     Raises:
         ConfigError, ModelError: numbers that no run can have.
@@ -128,15 +131,15 @@ def simulate_memory(
         merged = [phase for phase in replay(merging) if phase.name == "merge"]
         phases, kept = [*phases, *merged], [*kept, *merged] if kept else []
     starts = dict(training.phases)
-    after = starts["save"] if setting.cuda else starts.get("eval", starts["end"])
-    tensors, at = training.peak(starts["first step"], after)
-    terms = dict(training.by_term(at, _term))
+    steps_end = starts["save"] if setting.cuda else starts.get("eval", starts["end"])
+    tensors, peak_position = training.peak(starts["first step"], steps_end)
+    terms = dict(training.by_term(peak_position, _term))
     if unsplit := max(phase.allocated for phase in phases if phase.name in ("first step", "step")) - tensors:
         terms["unsplit"] = unsplit
     return SimulatedMemory(
         tuple(phases),
         terms,
-        training.allocations[training.events[at - 1] - 1],
+        training.allocations[training.events[peak_position - 1] - 1],
         layers,
         cuda_context_bytes(setting.capability) if setting.cuda else 0,
         tuple(kept),
@@ -145,12 +148,12 @@ def simulate_memory(
 
 @lru_cache(maxsize=256)
 def simulate_memory_cached(known: CacheKey) -> SimulatedMemory:
-    """`simulate_memory`, once for settings that need the same memory."""
+    """Return `simulate_memory`, computed once for settings that need the same memory."""
     return simulate_memory(known.setting)
 
 
 def _trace(setting: StepConfig, run: Callable[[StepConfig], Trace], extrapolate: bool) -> tuple[Trace, int]:
-    """The trace of the whole model, and the layers it was taken from."""
+    """Return the trace of the whole model, and the number of layers it was recorded from."""
     if extrapolate and setting.layers > DEEP and setting.uniform:
         deep = extrapolate_trace(run(setting.with_layers(SHALLOW)), setting.layers)
         if deep is not None:
@@ -159,11 +162,11 @@ def _trace(setting: StepConfig, run: Callable[[StepConfig], Trace], extrapolate:
 
 
 def record_training(setting: StepConfig, watch: OperatorWatch | None = None) -> Trace:
-    """The allocations of loading, two steps, a checkpoint and one held-out batch; on a CPU the checkpoint comes between
-    the steps if `setting.saves_between`, because its copy stays.
+    """Return the allocations of loading, two steps, a checkpoint and one held-out batch; on a CPU the checkpoint comes
+    between the steps if `setting.saves_between`, because its copy stays.
 
-    `watch` is told of every operator. For it the first step is an update alone, from gradients of zero: the operators
-    of the second are the same.
+    `watch` is called for every operator. With it the first step is only an update, from gradients of zero: the
+    operators of the second step are the same.
     """
 
     def run(model: torch.nn.Module, recorder: Recorder, engine: Engine = SINGLE) -> None:
@@ -177,13 +180,13 @@ def record_training(setting: StepConfig, watch: OperatorWatch | None = None) -> 
         with patch_collectives(recorder, engine):
             run(model, recorder, engine)
 
-    # Outside of the tensors without data: who is who is read from real ones.
+    # Outside of the fake mode: ranks are read from real tensors.
     with fake_process_group_engine(setting.sharing) as engine:
         return _record(setting, run_shared)
 
 
 def record_merge(setting: StepConfig) -> Trace:
-    """The allocations of merge.merge, which one process runs, alone; the rows it reads differ in length."""
+    """Return the allocations of `merge.merge` alone, which one process runs; the rows it reads differ in length."""
     setting = replace(setting, packed=False, padded=True, sharing=None)
     load = partial(materialize_parameters, weights=not merge_reads_files(setting), quantises=setting.cuda)
     return _record(setting, lambda model, recorder: run_merge(model, setting, recorder), load)
@@ -207,15 +210,16 @@ def record_run(
     kind: type[Recorder] = Recorder,
     load: OnModel = materialize_parameters,
 ) -> Trace:
-    """The allocations of any code that trains a model on the meta device; its parameters are made in phase "load".
+    """Return the allocations of any code that trains a model on the meta device; its parameters are made in phase
+    "load".
 
     Args:
-        model: on meta, its adapter included.
-        run: gets the model with fake parameters, and the recorder to name phases with.
-        padded: what a look at the attention mask says.
+        model: on the meta device, its adapter included.
+        run: called with the model with fake parameters, and the recorder to name phases with.
+        padded: whether the attention mask reads as padded.
         cuda: with the operators of a GPU, of this compute capability.
-        kind: of recorder.
-        load: makes its parameters.
+        kind: class of the recorder.
+        load: makes the model's parameters.
     """
     recorder = (
         kind(_Scalar(padded), HIDDEN_TEMPORARIES, MATMULS, cublas_thread_workspace_bytes(capability))
@@ -236,13 +240,13 @@ def record_run(
         recorder.tag((tensor for *_, tensor in hidden_tensors(model)), "weights")
         run(model, recorder)
         recorder.start("end")
-    # A copy: what the model holds is freed when it is collected, and that is no part of the run.
+    # A copy: the model's tensors are freed when it is garbage collected, which is no part of the run.
     return replace(recorder.trace, events=list(recorder.trace.events)).without(HOST)
 
 
 def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
-    """Of the many chunks of a loss those that do what one before them did are not run: that takes a third of the time
-    of a simulation, and is the same event for event."""
+    """Repeat the events of the first chunk of a loss for later chunks that do the same, and do not run these: the trace
+    is the same event for event, and a simulation takes a third of its time less."""
     add_chunk = loss.add_chunk
 
     def add(
@@ -259,12 +263,12 @@ def _repeated_chunks(recorder: Recorder) -> AbstractContextManager[Any]:
 def run_training(
     model: torch.nn.Module, setting: StepConfig, recorder: Recorder, whole: bool = True, engine: Engine = SINGLE
 ) -> None:
-    """What `train.loop` does with a model on its device, real or fake; the caller records. `whole`: also the first step
-    and a checkpoint."""
-    pages = torch.empty(setting.mapped, dtype=torch.uint8)
-    recorder.tag([pages], "weight files")
-    working = torch.empty(setting.products, dtype=torch.uint8)
-    recorder.tag([working], "matrix products")
+    """Run the steps of `train.loop` with a model on its device, real or fake; the caller records. `whole`: also the
+    first step and a checkpoint."""
+    mapped_pages = torch.empty(setting.mapped, dtype=torch.uint8)
+    recorder.tag([mapped_pages], "weight files")
+    scratch = torch.empty(setting.products, dtype=torch.uint8)
+    recorder.tag([scratch], "matrix products")
     if whole and setting.cuda and setting.packed and engine.loading_device("cuda") == "cuda":
         _prove_packable(model, recorder)
     model.train()
@@ -286,8 +290,8 @@ def run_training(
         if not whole:
             _first_update(trained, optimizer)
         copies: list[torch.Tensor] = []
-        between = not setting.cuda and setting.saves_between
-        for phase in (("first step", "save", "step") if between else TRAINED) if whole else ("step",):
+        saves_between = not setting.cuda and setting.saves_between
+        for phase in (("first step", "save", "step") if saves_between else TRAINED) if whole else ("step",):
             recorder.start(phase)
             if phase == "save":
                 copies = _copy_for_checkpoint(setting, [*trained, *optimizer.tensors().values()], recorder)
@@ -305,15 +309,15 @@ def run_training(
 
 
 def _prove_packable(model: Any, recorder: Recorder) -> None:
-    """What `model.prepare` runs before packed batches are trained on: two short documents, through products that open
-    the forward pass's cuBLAS workspace. A model that it refuses has its message from there."""
+    """Run the check of `model.prepare` before training on packed batches: two short documents, through products that
+    open the forward pass's cuBLAS workspace. `model.prepare` reports a model that does not support it."""
     with recorder.naming(model), suppress(TypeError, ValueError, LookupError, AttributeError, RuntimeError):
         packing_disagreement(model)
 
 
 def _copy_for_checkpoint(setting: StepConfig, tensors: list[torch.Tensor], recorder: Recorder) -> list[torch.Tensor]:
-    """What a checkpoint takes of the device: on a GPU it is copied to the host, on a CPU `checkpoint.snapshot` keeps
-    its copy for the next."""
+    """Return the copies that a checkpoint keeps on the device: none on a GPU, where it is copied to the host; on a CPU
+    `checkpoint.snapshot` keeps its copy for the next."""
     copies = [tensor.detach().contiguous() if setting.cuda else tensor.detach().clone() for tensor in tensors]
     if setting.cuda:
         return []
@@ -322,7 +326,7 @@ def _copy_for_checkpoint(setting: StepConfig, tensors: list[torch.Tensor], recor
 
 
 def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer) -> None:
-    """What makes the optimizer's moments."""
+    """Run an update from gradients of zero, which makes the optimizer's moments."""
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -330,7 +334,8 @@ def _first_update(trained: list[torch.nn.Parameter], optimizer: MasterOptimizer)
 
 
 class _Scalar:
-    """What code reads out of a fake tensor: whether nothing is padded, whether dropout spares a module, a count."""
+    """Values that code reads out of a fake tensor: whether nothing is padded, whether dropout spares a module, a
+    count."""
 
     def __init__(self, padded: bool) -> None:
         self.padded = padded
@@ -345,7 +350,7 @@ class _Scalar:
 
 
 def _replay(trace: Trace, expandable: bool) -> list[PhasePeak]:
-    """The allocator's totals of each phase, one after the other."""
+    """Return the allocator's totals of each phase, in order."""
     allocator = CachingAllocator(expandable)
     blocks: dict[int, Any] = {}
     phases = []
@@ -361,12 +366,13 @@ def _replay(trace: Trace, expandable: bool) -> list[PhasePeak]:
 
 
 def _replay_kept(trace: Trace) -> list[PhasePeak]:
-    """The same on a CPU in a process that keeps small blocks when they are freed."""
+    """Return the totals of each phase on a CPU, in a process that keeps small blocks when they are freed."""
     return _replay_on_cpu(trace, SMALL_THRESHOLD, SMALL_TRIM)
 
 
 def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -> list[PhasePeak]:
-    """The same on a CPU, where what is freed goes back: `reserved` is the most of the phase, not of all before it."""
+    """Return the totals of each phase on a CPU, where freed memory goes back to the system: `reserved` is the maximum
+    of the phase, not of all phases up to it."""
     malloc, live = Malloc(threshold, trim), 0
     blocks: dict[int, Any] = {}
     phases = []
@@ -385,7 +391,7 @@ def _replay_on_cpu(trace: Trace, threshold: int = THRESHOLD, trim: int = TRIM) -
 
 
 def _term(number: int, allocation: Allocation) -> str:
-    """What a storage that nobody tagged is for, from where it was made."""
+    """Return the use of a storage without a tag, from the module that made it."""
     if not allocation.module or allocation.module.rpartition(".")[2] in ("lm_head", "embed_out"):
         return "loss"
     return "activations"

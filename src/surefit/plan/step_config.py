@@ -1,4 +1,4 @@
-"""What decides the memory and the time of a training step, taken from a resolved config and facts."""
+"""The settings that decide the memory and the time of a training step, taken from a resolved config and facts."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ Checkpointing = bool | Literal["selective", "offload"]
 
 @dataclass(frozen=True)
 class StepConfig:
-    """What decides the memory of a training step.
+    """Settings that decide the memory of a training step.
 
     Attributes:
         config: the model's architecture.
-        dtype: what is computed in: "float32", "bfloat16" or "float16".
-        adapter: what is trained.
-        rows: examples per micro batch; length: tokens of the longest, to which all are padded. Packed, the examples all
-            have as many.
-        padded: some are shorter, so attention needs a mask.
-        packed: the examples lie one after the other in one row.
-        micro_batches: per optimizer step. More than one keeps the gradients between them.
-        checkpointing: what is recomputed: `train.gradient_checkpointing`.
+        dtype: the dtype of the computation: "float32", "bfloat16" or "float16".
+        adapter: the LoRA settings; None: all weights are trained.
+        rows: examples per micro batch; length: tokens of the longest, to which all are padded. Packed examples are all
+            of this length.
+        padded: whether some rows are shorter, so that attention needs a mask.
+        packed: whether the examples are concatenated in one row.
+        micro_batches: micro batches per optimizer step. With more than one, the gradients are kept between them.
+        checkpointing: `train.gradient_checkpointing`.
         chunked, fused_lora, kernels, tiled_mlp: as in the config's section `speed`.
-        quantization: of the frozen weights.
+        quantization: quantization of the frozen weights.
         optimizer: `train.optim`.
         neftune: `train.neftune_noise_alpha`.
-        new_tokens: the last so many of the vocabulary, whose rows are trained beside LoRA.
+        new_tokens: number of tokens at the end of the vocabulary whose rows are trained beside LoRA.
         supervised: the share of tokens that the loss counts.
-        cuda: the operators a GPU would run; else those of a CPU.
+        cuda: run the operators of a GPU; else the CPU's.
         attention: transformers' attn_implementation; None for its own choice, as in training.
         capability: the GPU's compute capability.
         saves_between: whether there is a step after the first checkpoint.
         evaluates: whether there are held-out rows, whose loss is measured.
-        eval_shape: (rows, tokens of the longest) of a micro batch of held-out rows; None: as of those trained on.
-        mapped: bytes of the weights' files that stay in memory on a CPU beside what was made of them.
-        products: bytes that matrix products take on a CPU beside their operands.
-        sharing: which of several processes is meant, and how they share the run; None for one.
+        eval_shape: (rows, tokens of the longest) of a micro batch of held-out rows; None: as in training.
+        mapped: bytes of the weight files that stay in memory on a CPU beside the tensors made from them.
+        products: bytes of scratch memory of matrix products on a CPU, beside their operands.
+        sharing: the rank that is planned, and how the processes share the run; None for one process.
     """
 
     config: PretrainedConfig
@@ -89,12 +89,12 @@ class StepConfig:
 
     @property
     def tokens(self) -> int:
-        """Of a micro batch, padding included."""
+        """Number of tokens of a micro batch, padding included."""
         return self.rows * self.length
 
     @property
     def targets(self) -> int:
-        """Tokens of a micro batch that the loss counts; nothing comes before the first of an example."""
+        """Number of tokens of a micro batch that the loss counts; the first of an example has no prediction."""
         return max(1, math.ceil(self.supervised * self.rows * (self.length - 1)))
 
     @property
@@ -103,18 +103,18 @@ class StepConfig:
 
     @property
     def uniform(self) -> bool:
-        """Whether all layers are of one kind."""
+        """Return whether all layers are of one kind."""
         kinds = getattr(self.config.get_text_config(), "layer_types", None)
         return kinds is None or len(set(kinds)) == 1
 
     @property
     def known(self) -> CacheKey:
-        """What tells it from others, for a cache."""
-        nameless = replace(self, config=None)  # type: ignore[arg-type]
-        return CacheKey(f"{type(self.config).__name__} {self.config.to_json_string()} {nameless!r}", self)
+        """Key of these settings for a cache."""
+        without_config = replace(self, config=None)  # type: ignore[arg-type]
+        return CacheKey(f"{type(self.config).__name__} {self.config.to_json_string()} {without_config!r}", self)
 
     def with_layers(self, layers: int) -> StepConfig:
-        """The same with the first few layers alone."""
+        """Return the settings with only the first few layers."""
         config = copy.deepcopy(self.config)
         text = config.get_text_config()
         text.num_hidden_layers = layers
@@ -125,7 +125,7 @@ class StepConfig:
 
 @dataclass(frozen=True)
 class CacheKey:
-    """A setting by what is written in it: a PretrainedConfig has no hash."""
+    """A setting identified by its text: a PretrainedConfig has no hash."""
 
     text: str
     setting: StepConfig = field(compare=False)
@@ -140,19 +140,19 @@ def build_step_config(
     padded: bool | None = None,
     supervised: float = 1.0,
 ) -> StepConfig:
-    """The setting of a run.
+    """Return the step settings of a run.
 
     Args:
         resolved: the config without "auto".
-        model: facts about its base model; config.json is read again where they are from.
+        model: facts about its base model; config.json is read again from their source.
         hardware: the device.
-        length: tokens of the examples: for memory the longest's, for time the mean; None: `data.max_length`.
+        length: tokens of the examples: the longest for memory, the mean for time; None: `data.max_length`.
         eval_length: tokens of the longest held-out example, where it is longer.
         padded: whether rows of a micro batch differ in length; None: wherever there is more than one.
         supervised: the share of tokens that the loss counts.
 
     Raises:
-        ModelError: there is no config.json that transformers knows, or the weights are stored quantised.
+        ModelError: there is no config.json that transformers knows, or the weights are stored quantized.
         ConfigError: nothing can be trained with these numbers; see `require_sizes`.
     """
     config = resolved.config
@@ -181,7 +181,7 @@ def build_step_config(
         new_tokens=model.new_tokens,
         supervised=supervised,
         cuda=hardware.kind == "cuda",
-        # Every flash attention takes what torch's own does.
+        # Every flash attention uses the same memory as torch's own.
         attention="eager" if config.speed.attention == "eager" else None,
         capability=hardware.compute_capability or AMPERE,
         saves_between=saves_before_last_step(resolved),
@@ -196,11 +196,11 @@ def build_step_config(
 
 
 def load_pretrained_config(model: ModelFacts, revision: str | None = None) -> PretrainedConfig:
-    """The model's config.json as transformers reads it: from its folder, the packaged catalogue or the hub.
+    """Return the model's config.json as transformers reads it: from its folder, the packaged catalogue or the hub.
 
     Raises:
-        ModelError: it needs code of its own, is stored quantised, or is of no type that this transformers knows.
-        MachineError: only the hub has it, and the hub cannot be reached.
+        ModelError: it needs code of its own, is stored quantized, or is of no type that this transformers knows.
+        MachineError: it is only on the hub, and the hub cannot be reached.
     """
     if model.custom_code:
         raise ModelError(
@@ -227,12 +227,13 @@ def load_pretrained_config(model: ModelFacts, revision: str | None = None) -> Pr
 
 
 def _with_floats(value: Any) -> Any:
-    """transformers writes infinity, which JSON does not have, as {"__float__": "Infinity"}."""
+    """Replace {"__float__": "Infinity"}, which transformers writes for infinity because JSON lacks it, with the
+    number."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
-        return {key: _with_floats(each) for key, each in value.items()}
-    return [_with_floats(each) for each in value] if isinstance(value, list) else value
+        return {key: _with_floats(item) for key, item in value.items()}
+    return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
@@ -240,15 +241,15 @@ def _config_json(model: ModelFacts, revision: str | None) -> Mapping[str, Any]:
         return dequantized_config(read_model_config(model.path))
     if model.gguf is not None:
         return config_of(read_gguf(model.gguf))
-    known = known_model(model.name)
-    if known is not None:
-        config: Mapping[str, Any] = known["config"]
+    entry = known_model(model.name)
+    if entry is not None:
+        config: Mapping[str, Any] = entry["config"]
         return config
     return fetch(model.name, revision, known=list(catalogue())).config
 
 
 def require_sizes(setting: StepConfig) -> None:
-    """Refuse numbers that no run can have.
+    """Raise for numbers that no run can have.
 
     Raises:
         ConfigError: no rows, no tokens, no micro batch; a LoRA rank above the model's width.
@@ -263,13 +264,13 @@ def require_sizes(setting: StepConfig) -> None:
             field=FIELD,
             help="correct num_hidden_layers and hidden_size",
         )
-    for what, key, number in (
+    for description, key, number in (
         ("rows in a micro batch", "train.per_device_train_batch_size", setting.rows),
         ("tokens in a row", "data.max_length", setting.length),
         ("micro batches in a step", "train.global_batch_size", setting.micro_batches),
     ):
         if number < 1:
-            raise ConfigError(f"{number} {what}", code="E8014", field=key, help="at least 1")
+            raise ConfigError(f"{number} {description}", code="E8014", field=key, help="at least 1")
     if setting.adapter is not None and setting.adapter.r > width:
         raise ConfigError(
             f"LoRA of rank {setting.adapter.r} beside layers {width} wide has more parameters than they have",

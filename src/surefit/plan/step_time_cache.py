@@ -1,7 +1,7 @@
-"""Seconds of an optimizer step for many ways to cut its batch, from few simulations.
+"""The seconds of an optimizer step for many ways to divide its batch, from few simulations.
 
-One micro batch is simulated and timed; a step is as many of them as it accumulates, and one update. The update is told
-apart by a second simulation with two micro batches where all weights are trained; a LoRA's is too short to matter.
+One micro batch is simulated and timed; a step is the micro batches it accumulates, and one update. Where all weights
+are trained, a second simulation with two micro batches separates the update; a LoRA's is too short to matter.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 FEW, MANY = 2, 16
 """Rows of the two padded micro batches through which the time of others is interpolated: one row alone needs no mask.
-Packed ones have none, so there it is one row and many."""
+Packed ones need none, so there it is one row and many."""
 TILED = 1.15
-"""What tiles cost, about: their MLPs compute forward once more. For sorting alone."""
+"""Approximate cost factor of tiles: their MLPs compute forward once more. For sorting only."""
 MANY_TOKENS = 32_768
-"""Of a micro batch, from which on its tiles are not run."""
+"""Tokens of a micro batch beyond which its tiles are not run."""
 UPDATE_LENGTH = 16
-"""Tokens of the micro batch from which the update is told apart: it costs the same whatever the length."""
+"""Tokens of the micro batch that separates the update: its cost does not depend on the length."""
 
 
 @dataclass
 class StepTimeCache:
-    """Step times of one model; what was simulated once is not simulated again."""
+    """Step times of one model, with a cache of its simulations."""
 
     model: ModelFacts
     _counted: dict[tuple[Any, ...], tuple[Operations, Operations]] = field(default_factory=dict)
@@ -51,15 +51,16 @@ class StepTimeCache:
         rows: int | None = None,
         near: bool = False,
     ) -> StepTime | None:
-        """The time of an optimizer step with examples of `length` tokens; None where the device's speed is not known.
+        """Return the time of an optimizer step with examples of `length` tokens; None where the device's speed is not
+        known.
 
         Args:
             resolved: the config without "auto".
             hardware: the device.
             length: tokens of every example.
-            supervised: the share of them that the loss counts.
-            rows: examples of a micro batch at most: what processes that share a step put into theirs.
-            near: interpolate between micro batches of `FEW` and `MANY` rows: enough to sort candidates by.
+            supervised: the share of the tokens that the loss counts.
+            rows: most examples in a micro batch, for processes that share a step.
+            near: interpolate between micro batches of `FEW` and `MANY` rows, which is exact enough to sort candidates.
         """
         rates = device_rates_for(hardware)
         if rates is None:
@@ -84,39 +85,43 @@ class StepTimeCache:
         setting = build_step_config(resolved, self.model, hardware, length=length, supervised=supervised)
         if rows is not None and rows < setting.rows:
             setting = replace(setting, rows=rows, length=min(length, resolved.config.data.max_length))
-        # Many GPUs run the same operators, so they share what was simulated.
+        # Many GPUs run the same operators, so they share simulations.
         setting = replace(setting, micro_batches=1, capability=_oldest_equivalent_capability(setting))
-        # Packed, a step has no whole number of equal micro batches; what is left over is as good as its share.
-        parts = resolved.config.train.global_batch_size / setting.rows
-        extra = 1.0
+        # With packing, a step has no whole number of equal micro batches; the remainder counts by its share.
+        micro_batches = resolved.config.train.global_batch_size / setting.rows
+        tile_cost = 1.0
         if setting.tiled_mlp and (near or setting.tokens > MANY_TOKENS):
-            setting, extra = replace(setting, tiled_mlp=False), TILED
+            setting, tile_cost = replace(setting, tiled_mlp=False), TILED
         if near and setting.checkpointing == "offload":
             setting = replace(setting, checkpointing=True)
         micro, update = self._near(setting, rates, near), self._update(setting, rates)
-        whole = OperatorTime(overlaps=rates.overlaps).plus(micro, extra * parts).plus(update, -max(0.0, parts - 1))
-        seconds = whole.seconds
+        total = (
+            OperatorTime(overlaps=rates.overlaps)
+            .plus(micro, tile_cost * micro_batches)
+            .plus(update, -max(0.0, micro_batches - 1))
+        )
+        seconds = total.seconds
         peak = rates.peak.get(setting.dtype) or max(rates.peak.values())
         few = _few(setting)
-        like = replace(setting, rows=few) if near and setting.rows > few else setting
-        counted, evaluation = self._operations(like)
-        times = parts * setting.rows / like.rows
+        timed = replace(setting, rows=few) if near and setting.rows > few else setting
+        counted, evaluation = self._operations(timed)
+        times = micro_batches * setting.rows / timed.rows
         return StepTime(
             seconds=seconds,
             low=seconds * (1 - rates.margin),
             high=seconds * (1 + rates.margin),
             flops=round(times * _sum(counted, "flops")),
             bytes=round(times * _sum(counted, "bytes")),
-            kernels=round(parts * _sum(counted, "kernels")),
-            mfu=times * self._needed(resolved, like) / (seconds * peak),
-            tokens_per_second=parts * setting.tokens / seconds,
-            evaluation_tokens_per_second=like.tokens / roofline(evaluation, rates)[0],
-            limit=whole.limit,
+            kernels=round(micro_batches * _sum(counted, "kernels")),
+            mfu=times * self._needed(resolved, timed) / (seconds * peak),
+            tokens_per_second=micro_batches * setting.tokens / seconds,
+            evaluation_tokens_per_second=timed.tokens / roofline(evaluation, rates)[0],
+            limit=total.limit,
             source=rates.source,
         )
 
     def _near(self, setting: StepConfig, rates: DeviceRates, near: bool) -> OperatorTime:
-        """What a step of one micro batch takes, interpolated or not."""
+        """Return the time of a step of one micro batch, interpolated or not."""
         least = _few(setting)
         if not near or setting.rows <= least:
             return self._micro(setting, rates)
@@ -125,7 +130,7 @@ class StepTimeCache:
         return few.plus(many, further).plus(few, -further)
 
     def _micro(self, setting: StepConfig, rates: DeviceRates) -> OperatorTime:
-        """What a step of one micro batch takes, its update included."""
+        """Return the time of a step of one micro batch, its update included."""
         from surefit.plan.time import operator_time
 
         return operator_time(self._operations(setting)[0], rates)
@@ -136,12 +141,12 @@ class StepTimeCache:
         if setting.adapter is not None:
             return OperatorTime(overlaps=rates.overlaps)
         short = replace(setting, rows=1, length=UPDATE_LENGTH, padded=False, checkpointing=False, tiled_mlp=False)
-        one, two = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
-        return one.plus(one).plus(two, -1.0)
+        single, double = (self._micro(replace(short, micro_batches=count), rates) for count in (1, 2))
+        return single.plus(single).plus(double, -1.0)
 
     def _needed(self, resolved: ResolvedConfig, setting: StepConfig) -> float:
-        """Operations that the mathematics of a micro batch asks for, as training counts them; where there is no such
-        count for the architecture, those of its step, what is computed twice included."""
+        """Return the FLOP that the mathematics of a micro batch needs, as training counts them; where there is no such
+        count for the architecture, the FLOP of its step, recomputation included."""
         work = training_flops(self.model, resolved.config)
         if work is None:
             return _sum(self._operations(setting)[0], "flops")
@@ -165,7 +170,7 @@ def _sum(counted: Operations, what: Literal["flops", "bytes", "kernels"]) -> flo
 
 
 def device_rates_for(hardware: HardwareFacts) -> DeviceRates | None:
-    """How fast the device is: as it was measured, else as its data sheet says."""
+    """Return the rates of the device: measured, else from its data sheet."""
     from surefit.plan.profile import find_device_speed, to_device_rates
 
     device = find_device_speed(hardware)
@@ -178,5 +183,6 @@ def device_rates_for(hardware: HardwareFacts) -> DeviceRates | None:
 
 
 def _oldest_equivalent_capability(setting: StepConfig) -> tuple[int, int]:
-    """The oldest GPU that runs the same operators: float8 products begin with Ada, flash attention with Ampere."""
+    """Return the capability of the oldest GPU that runs the same operators: float8 products begin with Ada, flash
+    attention with Ampere."""
     return min(setting.capability, (8, 9) if setting.quantization == "fp8" else (8, 0))

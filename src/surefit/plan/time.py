@@ -1,9 +1,9 @@
-"""How long a training step takes, and a run, and what it costs.
+"""The time of a training step and of a run, and the run's cost.
 
-Each operator of the real step, simulated, takes as long as its arithmetic or the bytes it moves, whichever is longer
-(the roofline). A GPU works while the next kernels are launched: a step takes as long as its operators or its launches,
-whichever is longer; on a CPU, which does one after the other, as long as both. The rates are measured (`surefit
-calibrate`) or a data sheet's.
+Each operator of the real step, simulated, takes the time of its arithmetic or of the bytes it moves, whichever is
+longer (the roofline). A GPU works while the next kernels are launched: a step takes the time of its operators or of its
+launches, whichever is longer; on a CPU, which does one after the other, the sum of both. The rates are measured
+(`surefit calibrate`) or a data sheet's.
 """
 
 from __future__ import annotations
@@ -20,30 +20,31 @@ from surefit.plan.step_config import CacheKey, StepConfig
 from surefit.plan.trace import ReplayCallback
 
 SHALLOW = (2, 3)
-"""Layers of the two models whose operators are counted, to continue the line through them."""
+"""Layers of the two models whose operators are counted, to extrapolate along the line through them."""
 START_SECONDS = 15.0
-"""From the command to the first step without reading the weights: imports and the tokenizer."""
+"""Seconds from the command to the first step without reading the weights: imports and the tokenizer."""
 DISK_BYTES_PER_SECOND = 500e6
-"""A disk that is not named: reading weights and writing checkpoints."""
+"""Assumed speed of an unspecified disk: reading weights and writing checkpoints."""
 LOADING_TOKENS_PER_SECOND = 2e6
-"""Tokenised rows put together into batches in the training process (measured: docs/plan-method.md)."""
+"""Tokens per second at which the training process collates tokenized rows into batches (measured:
+docs/plan-method.md)."""
 
 Limit = Literal["arithmetic", "memory bandwidth", "kernel launches", "data loading", "exchange between GPUs"]
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One optimizer step.
+    """Time of one optimizer step.
 
     Attributes:
-        seconds: expected; low, high: the interval that the known error of the method gives.
+        seconds: the expected time; low, high: the interval from the known error of the method.
         flops: floating-point operations of matrix products, recomputed ones included.
-        bytes: read and written by all operators; kernels: launched.
-        mfu: share of the device's peak that the operations would take without recomputation (model FLOPs utilisation).
+        bytes: bytes read and written by all operators; kernels: number of kernel launches.
+        mfu: share of the device's peak that the operations would reach without recomputation (model FLOPs utilization).
         tokens_per_second: padding included.
-        evaluation_tokens_per_second: of a forward pass alone.
-        limit: what takes the largest part of the time.
-        source: where the rates come from.
+        evaluation_tokens_per_second: speed of a forward pass alone.
+        limit: the resource that accounts for the largest part of the time.
+        source: the origin of the rates.
     """
 
     seconds: float
@@ -61,12 +62,12 @@ class StepTime:
 
 @dataclass(frozen=True)
 class RunTime:
-    """A whole run.
+    """Time of a whole run.
 
     Attributes:
         parts: seconds of start, steps, loading, evaluations and saves; they add up to `seconds`.
         low, high: the interval; only the steps and evaluations have one.
-        limit: of the steps.
+        limit: the limit of the steps.
     """
 
     seconds: float
@@ -76,7 +77,7 @@ class RunTime:
     limit: Limit
 
     def cost(self, price: float, devices: int = 1) -> tuple[float, float, float]:
-        """(expected, low, high) in the currency of `price`, which is per device and hour.
+        """Return (expected, low, high) in the currency of `price`, which is per device and hour.
 
         Raises:
             ConfigError: a negative price.
@@ -102,15 +103,15 @@ def run_time(
     disk: float = DISK_BYTES_PER_SECOND,
     loading: float = LOADING_TOKENS_PER_SECOND,
 ) -> RunTime:
-    """The time of a run, from the command to the trained adapter.
+    """Return the time of a run, from the command to the trained adapter.
 
     Args:
-        step: of a step of usual length.
+        step: time of a step of usual length.
         steps: optimizer steps.
-        tokens_per_step: padding included; what the data loader puts together between two steps.
-        weight_bytes: read from the disk before the first step.
-        evaluations: held-out losses; evaluation_tokens: in each, padding included.
-        saves: checkpoints; save_bytes: of each.
+        tokens_per_step: tokens that the data loader collates between two steps, padding included.
+        weight_bytes: bytes read from the disk before the first step.
+        evaluations: number of held-out losses; evaluation_tokens: in each, padding included.
+        saves: number of checkpoints; save_bytes: of each.
         disk: bytes per second; loading: tokens per second.
     """
     parts = {
@@ -133,17 +134,17 @@ def run_time(
 
 
 def count_step_operations(setting: StepConfig) -> tuple[Operations, Operations]:
-    """The operators of one optimizer step, and of one held-out micro batch. Known settings are answered at once."""
+    """Return the operators of one optimizer step, and of one held-out micro batch. Results are cached."""
     return _operations(setting.known)
 
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """Where the time of operators goes, in seconds.
+    """Time of operators by its cause, in seconds.
 
     Attributes:
-        arithmetic, movement: of those that one or the other limits.
-        launches: of all their kernels.
+        arithmetic, movement: time of the operators limited by one or the other.
+        launches: time to launch all their kernels.
         overlaps: whether the device works while kernels are launched.
     """
 
@@ -153,14 +154,14 @@ class OperatorTime:
     overlaps: bool = True
 
     def plus(self, other: OperatorTime, times: float = 1.0) -> OperatorTime:
-        """With so many times the other as well; never less than nothing of anything."""
+        """Return the sum with `times` × the other; no part below zero."""
         parts = ("arithmetic", "movement", "launches")
-        added = {name: max(0.0, getattr(self, name) + times * getattr(other, name)) for name in parts}
-        return replace(self, **added)
+        sums = {name: max(0.0, getattr(self, name) + times * getattr(other, name)) for name in parts}
+        return replace(self, **sums)
 
     @property
     def seconds(self) -> float:
-        """From the first launch to the end of the last kernel.
+        """Seconds from the first launch to the end of the last kernel.
 
         1,000 kernels of 21 µs each to launch, and 15 ms of work: 21 ms on a GPU, which waits for them, and with 30 ms
         of work 30 ms. On a CPU 36 and 51 ms.
@@ -170,14 +171,14 @@ class OperatorTime:
 
     @property
     def limit(self) -> Limit:
-        """What takes the largest part, and on a GPU whether that waits for launches."""
+        """Resource that accounts for the largest part of the time; on a GPU launches only where it waits for them."""
         work: Limit = "arithmetic" if self.arithmetic > self.movement else "memory bandwidth"
         largest = self.arithmetic + self.movement if self.overlaps else max(self.arithmetic, self.movement)
         return "kernel launches" if self.launches > largest else work
 
 
 def operator_time(counted: Operations, rates: DeviceRates) -> OperatorTime:
-    """Where the time of these operators goes, one after the other."""
+    """Return the time of these operators by its cause, one after the other."""
     arithmetic = movement = launches = 0.0
     for operation, times in counted.items():
         computed, moved = (
@@ -193,13 +194,13 @@ def operator_time(counted: Operations, rates: DeviceRates) -> OperatorTime:
 
 
 def roofline(counted: Operations, rates: DeviceRates) -> tuple[float, Limit]:
-    """(seconds, what takes most of them) of these operators, one after the other."""
-    found = operator_time(counted, rates)
-    return found.seconds, found.limit
+    """Return (seconds, the limit of most of them) of these operators, one after the other."""
+    total = operator_time(counted, rates)
+    return total.seconds, total.limit
 
 
 def _arithmetic(operation: Operation, rates: DeviceRates) -> float:
-    """Seconds of the matrix products, or of attention's, which has rates of its own."""
+    """Return the seconds of the matrix products, or of attention's, which has rates of its own."""
     if not operation.flops:
         return 0.0
     if operation.attention:
@@ -211,12 +212,13 @@ def _arithmetic(operation: Operation, rates: DeviceRates) -> float:
 
 @lru_cache(maxsize=256)
 def _operations(known: CacheKey) -> tuple[Operations, Operations]:
-    """Of many micro batches one and two are run: every further one costs what the second does."""
+    """Return the operators of a step and of an evaluation: of many micro batches only one and two are run, since every
+    further one costs the same as the second."""
     setting = known.setting
     if setting.micro_batches <= 2:
         return _all_layers(setting)
-    (one, _), (two, evaluation) = (_all_layers(replace(setting, micro_batches=count)) for count in (1, 2))
-    return extrapolate_operations(one, two, setting.micro_batches - 2), evaluation
+    (single, _), (double, evaluation) = (_all_layers(replace(setting, micro_batches=count)) for count in (1, 2))
+    return extrapolate_operations(single, double, setting.micro_batches - 2), evaluation
 
 
 def _all_layers(setting: StepConfig) -> tuple[Operations, Operations]:

@@ -1,7 +1,7 @@
-"""Recording what a piece of PyTorch code allocates, on real tensors or fake ones.
+"""A recorder of the allocations of PyTorch code, on real tensors or fake ones.
 
-A dispatch mode sees every operator below autograd. It notes each storage when an operator first returns it and when
-its last reference is gone, so the trace is what a device allocator would be asked for, in order.
+A dispatch mode sees every operator below autograd. It notes each storage when an operator first returns it and when its
+last reference is gone, so the trace holds the requests to a device allocator, in order.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from torch.utils._pytree import tree_leaves
 from surefit.plan.allocator import ROUNDING
 
 HOST = "meta"
-"""The device, and the tag of tensors, that stand for the host's memory where a GPU is simulated on fake CPU tensors."""
+"""Device, and tag, of the tensors that stand for the host's memory where a GPU is simulated on fake CPU tensors."""
 
 HiddenTemporaries = Callable[[tuple[Any, ...], dict[str, Any]], list[int]]
 """(args, kwargs) of an operator → bytes of the temporaries that its CUDA kernel allocates inside."""
 ReplayCallback = Callable[[], object]
 OperatorWatch = Callable[[str, Any, tuple[Any, ...], dict[str, Any], Any], ReplayCallback | None]
-"""(phase, operator, args, kwargs, result): called after every operator; what it gives is called wherever that operator
-is repeated (`Recorder.repeating`)."""
+"""(phase, operator, args, kwargs, result): called after every operator; the callback that it returns is called wherever
+that operator is repeated (`Recorder.repeating`)."""
 
 TEMPORARY = "temporaries"
-"""The tag of what an operator outside of the model makes of weights and gradients, or a kernel inside itself."""
+"""Tag of the results that an operator outside of the model computes from weights and gradients, and of the temporaries
+inside a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One storage: its bytes as rounded by the allocator, and where it comes from."""
+    """One storage: its bytes as rounded by the allocator, and its origin."""
 
     bytes: int
     op: str
@@ -49,8 +50,8 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a piece of code did: its events, the number of allocations before them, the module it worked on, and what
-    tells the watch of it again."""
+    """Record of a piece of code: its events, the number of allocations before them, the module it worked on, and the
+    callbacks that report it to the watch again."""
 
     module: str
     first: int
@@ -66,7 +67,7 @@ class Trace:
         allocations: each storage once.
         events: `+i` where allocation i - 1 is made, `-i` where it is freed.
         phases: (phase, position in `events` where it starts), in order.
-        tags: allocation number → what it is for, where the caller said so.
+        tags: allocation number → its use, where the caller named one.
     """
 
     allocations: list[Allocation] = field(default_factory=list)
@@ -79,18 +80,18 @@ class Trace:
         return [allocation.bytes for allocation in self.allocations]
 
     def peak(self, start: int = 0, end: int | None = None) -> tuple[int, int]:
-        """(bytes, position just after it) of the fullest moment between two positions."""
+        """Return (bytes, position just after it) of the fullest moment between two positions."""
         live = highest = 0
-        at = start
+        peak_position = start
         for position, event in enumerate(self.events[:end]):
             size = self.allocations[abs(event) - 1].bytes
             live += size if event > 0 else -size
             if position >= start and live > highest:
-                highest, at = live, position + 1
-        return highest, at
+                highest, peak_position = live, position + 1
+        return highest, peak_position
 
     def live_at(self, position: int) -> list[int]:
-        """The numbers of the allocations that are alive just before `events[position]`."""
+        """Return the numbers of the allocations that are alive just before `events[position]`."""
         alive: dict[int, None] = {}
         for event in self.events[:position]:
             if event > 0:
@@ -100,8 +101,8 @@ class Trace:
         return list(alive)
 
     def without(self, tag: str) -> Trace:
-        """The same without the events of allocations that have this tag."""
-        dropped = {number for number, found in self.tags.items() if found == tag}
+        """Return the trace without the events of allocations that have this tag."""
+        dropped = {number for number, name in self.tags.items() if name == tag}
         if not dropped:
             return self
         positions = list(accumulate((abs(event) not in dropped for event in self.events), initial=0))
@@ -109,7 +110,7 @@ class Trace:
         return replace(self, events=[event for event in self.events if abs(event) not in dropped], phases=phases)
 
     def by_term(self, position: int, term: Callable[[int, Allocation], str]) -> Counter[str]:
-        """Bytes alive at a position, by what `term` calls them."""
+        """Return the bytes alive at a position by term: the tag, or the name that `term` returns."""
         terms: Counter[str] = Counter()
         for number in self.live_at(position):
             allocation = self.allocations[number - 1]
@@ -118,17 +119,17 @@ class Trace:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records into `trace` while it is active.
+    """Dispatch mode that records allocations into `trace` while it is active.
 
     Args:
-        scalar: what reading a value out of a fake tensor (`.item()`) gives, by its dtype and the operator that
+        scalar: returns the value that is read out of a fake tensor (`.item()`), from its dtype and the operator that
             made it; None for real tensors.
         hidden: operator name → the temporaries of its CUDA kernel.
-        matmuls, workspace: the operators before whose first run in a pass (forward, backward) this many bytes are
+        matmuls, workspace: before the first of these operators in a pass (forward, backward) this many bytes are
             allocated for good.
 
     Attributes:
-        watch: told of every operator, where it is set.
+        watch: called for every operator, where it is set.
     """
 
     def __init__(
@@ -153,12 +154,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._again: list[ReplayCallback] = []
 
     def start(self, phase: str) -> None:
-        """From here on allocations belong to this phase."""
+        """Begin a phase: allocations from now on belong to it."""
         self.phase = phase
         self.trace.phases.append((phase, len(self.trace.events)))
 
     def tag(self, tensors: Iterable[torch.Tensor | None], what: str) -> None:
-        """Say what tensors are for; those not seen yet are taken as allocated now."""
+        """Name the use of tensors; tensors not seen yet count as allocated now."""
         for tensor in tensors:
             if tensor is None:
                 continue
@@ -169,7 +170,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def inside(self, module: str) -> Iterator[None]:
-        """Allocations belong to the module of this name, as in its forward pass."""
+        """Assign allocations in this block to the module of this name, as in its forward pass."""
         self._module.append(module)
         try:
             yield
@@ -190,46 +191,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handle.remove()
 
     def repeating(self, key: Hashable, module: str, run: Callable[[], object]) -> None:
-        """Record what `run` does to a module; where one of an equal key left nothing behind in the same phase, repeat
-        what that did instead.
+        """Record the allocations of `run` for a module; where a run with an equal key left nothing alive in the same
+        phase, repeat its events instead of running.
 
         Args:
-            key: whatever decides which operators run and which allocations are made.
-            module: whose tensors it works on.
+            key: everything that decides which operators run and which allocations are made.
+            module: the module of its tensors.
         """
         key = self.phase, key
         if key in self._repeated:
             return self._repeat(self._repeated[key], module)
-        first, start, told = len(self.trace.allocations), len(self.trace.events), len(self._again)
+        first, start, callbacks = len(self.trace.allocations), len(self.trace.events), len(self._again)
         run()
         events = self.trace.events[start:]
-        if set(events) == {-event for event in events}:  # nothing outlives it, as a first workspace does
-            self._repeated[key] = _Part(module, first, events, self._again[told:])
+        if set(events) == {-event for event in events}:  # nothing stays alive, as a first workspace would
+            self._repeated[key] = _Part(module, first, events, self._again[callbacks:])
 
     def _repeat(self, part: _Part, module: str) -> None:
         shift = len(self.trace.allocations) - part.first
         for event in part.events:
             if event > 0:
-                made = self.trace.allocations[event - 1]
-                self.trace.allocations.append(replace(made, module=module) if made.module == part.module else made)
+                allocation = self.trace.allocations[event - 1]
+                self.trace.allocations.append(
+                    replace(allocation, module=module) if allocation.module == part.module else allocation
+                )
                 if event in self.trace.tags:
                     self.trace.tags[event + shift] = self.trace.tags[event]
             self.trace.events.append(event + shift if event > 0 else event - shift)
-        for again in part.again:
-            again()
+        for callback in part.again:
+            callback()
 
     def _leave(self) -> None:
         self._module.pop()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing compiles while this records, so no call needs to be kept from the compiler, which takes as long as
+        """Return False: nothing compiles while this records, and hiding each call from the compiler takes as long as
         the call itself."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # two of three calls: autograd asks for the device of every gradient
+            return args[0].fake_device  # two of three calls: autograd reads the device of every gradient
         kwargs = kwargs or {}
         if self._scalar is not None and func is torch.ops.aten._local_scalar_dense.default:
             if self.watch is not None:
@@ -255,7 +258,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.trace.allocations[number - 1].op.partition(".")[0] if number is not None else ""
 
     def _open_workspace(self, op: str) -> None:
-        """Each thread's first matrix product makes the workspace that stays."""
+        """Allocate the workspace that stays, at each thread's first matrix product."""
         backward = torch._C._current_autograd_node() is not None
         if op in self._matmuls and backward not in self._workspaces:
             self._workspaces.add(backward)
@@ -267,8 +270,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return hidden(args, kwargs) if hidden else []
 
     def _note_outside(self, tensor: torch.Tensor, op: str, args: tuple[Any, ...], position: int) -> None:
-        """Note the result of an operator outside of the model: it belongs where its first argument, or the one of the
-        list there, does. What is computed from weights and gradients is temporary, until the caller says otherwise."""
+        """Note the result of an operator outside of the model under the module of its first argument, or of the
+        matching item of the list there. A result computed from weights and gradients is temporary, until the caller
+        tags it."""
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             first = first[position] if position < len(first) else None
@@ -291,13 +295,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self._allocate(size, op, module, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         self._live[key] = number
 
-        def gone(_: Any) -> None:
+        def note_freed(_: Any) -> None:
             if self._live.get(key) == number:
                 del self._live[key]
             self._watched.pop(number, None)
             self.trace.events.append(-number)
 
-        self._watched[number] = weakref.ref(storage, gone)
+        self._watched[number] = weakref.ref(storage, note_freed)
 
     def _allocate(self, size: int, op: str, module: str, shape: tuple[int, ...], dtype: str) -> int:
         self.trace.allocations.append(Allocation(size, op, self.phase, module, shape, dtype))
@@ -306,7 +310,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return number
 
     def _where(self) -> str:
-        """The innermost module in the forward pass; in the backward pass the one whose operator is differentiated."""
+        """Return the innermost module in the forward pass; in the backward pass the one whose operator is
+        differentiated."""
         if self._module:
             # The node that autograd makes for this operator has the number before the next one.
             self._forward_of[torch._C._autograd._get_sequence_nr() - 1] = self._module[-1]

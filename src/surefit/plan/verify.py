@@ -1,4 +1,4 @@
-"""Plan against actual: what was predicted for a run beside what its run directory says it took. Torch-free."""
+"""Plan against actual: the predictions for a run beside the measurements in its run directory. Torch-free."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from surefit.facts.named_templates import TEMPLATE_DIR
 
 Unit = Literal["bytes", "seconds", "steps"]
 KEPT_TERMS = ("weights", "adapter", "optimizer")
-"""What is in memory between two steps."""
+"""Memory terms that are held between two steps."""
 
 
 @dataclass(frozen=True)
 class PlannedVersusActual:
-    """One quantity: None where it was not planned, or not measured."""
+    """One quantity, planned and measured: None where it was not planned, or not measured."""
 
     what: str
     planned: float | None
@@ -30,23 +30,23 @@ class PlannedVersusActual:
 
     @property
     def error(self) -> float | None:
-        """How far the plan is off, as a share of what was measured; positive where it said too much."""
+        """Relative error of the plan, as a share of the measurement; positive where the plan was too high."""
         if self.planned is None or not self.actual:
             return None
         return self.planned / self.actual - 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the quantity as a dict for JSON."""
         return {**asdict(self), "error": self.error}
 
 
 @dataclass(frozen=True)
 class PlanDeviations:
-    """A plan beside a run.
+    """A plan compared with a run.
 
     Attributes:
         rows: memory by phase, steps, time, disk.
-        notes: what could not be compared, and why; what differs between the two.
+        notes: quantities that could not be compared, with the reason, and differences between the two.
     """
 
     rows: tuple[PlannedVersusActual, ...]
@@ -54,16 +54,16 @@ class PlanDeviations:
 
     @property
     def widest(self) -> PlannedVersusActual | None:
-        """Where plan and run part most."""
-        known = [row for row in self.rows if row.error is not None]
-        return max(known, key=lambda row: abs(row.error or 0.0), default=None)
+        """Row with the largest relative error."""
+        comparable = [row for row in self.rows if row.error is not None]
+        return max(comparable, key=lambda row: abs(row.error or 0.0), default=None)
 
 
 def measure_plan_deviations(planned: dict[str, Any], resolved: ResolvedConfig, run: RunDir) -> PlanDeviations:
     """Compare a plan with a run.
 
     Args:
-        planned: the content of plan.json, as it would be made now.
+        planned: the content of plan.json, as built now.
         resolved: the config it was made for.
         run: the run directory.
 
@@ -82,13 +82,13 @@ def measure_plan_deviations(planned: dict[str, Any], resolved: ResolvedConfig, r
 
 
 def _measured_phases(run: RunDir) -> dict[str, dict[str, int]]:
-    """phase → what was measured, the most of all attempts at the training."""
-    found: dict[str, dict[str, int]] = {}
+    """Return phase → measurements, the maximum over all attempts at the training."""
+    phases: dict[str, dict[str, int]] = {}
     for event in read_jsonl(run.events):
         for name, figures in event.get("phases", {}).items() if event["event"] == "memory" else ():
-            before = found.get(name, {})
-            found[name] = {key: max(value, before.get(key, 0)) for key, value in figures.items()}
-    return found
+            before = phases.get(name, {})
+            phases[name] = {key: max(value, before.get(key, 0)) for key, value in figures.items()}
+    return phases
 
 
 def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Iterator[PlannedVersusActual]:
@@ -101,11 +101,13 @@ def _memory(planned: dict[str, Any], phases: dict[str, dict[str, int]]) -> Itera
     resident = max((figures.get("resident", 0) for figures in phases.values()), default=0)
     if resident and "training" in estimate:
         yield PlannedVersusActual("the process's RAM", estimate["training"]["likely_bytes"], resident, "bytes")
-    kept = next((phases[name]["held"] for name in ("step", "first step") if "held" in phases.get(name, {})), None)
-    if kept is not None and estimate.get("peak"):
+    between_steps = next(
+        (phases[name]["held"] for name in ("step", "first step") if "held" in phases.get(name, {})), None
+    )
+    if between_steps is not None and estimate.get("peak"):
         terms = {term["term"]: term["bytes"] for term in estimate["peak"]["terms"]}
         expected = sum(terms.get(name, 0) for name in KEPT_TERMS)
-        yield PlannedVersusActual("between steps: weights, adapter, optimizer", expected, kept, "bytes")
+        yield PlannedVersusActual("between steps: weights, adapter, optimizer", expected, between_steps, "bytes")
 
 
 def _time(planned: dict[str, Any], steps: list[dict[str, Any]]) -> Iterator[PlannedVersusActual]:
@@ -133,7 +135,7 @@ def _disk(planned: dict[str, Any], resolved: ResolvedConfig, run: RunDir) -> Ite
 
 
 def _size(directory: Path) -> int:
-    """Bytes of a directory's files, the tokenizer's left out: they are a term of their own."""
+    """Return the bytes of a directory's files without the tokenizer's, which are a separate term."""
     files = (path for path in directory.rglob("*") if path.is_file() and not _of_tokenizer(path))
     return sum(path.stat().st_size for path in files)
 
@@ -151,11 +153,11 @@ def _notes(planned: dict[str, Any], run: RunDir, phases: dict[str, dict[str, int
     if not phases:
         yield "memory: the run did not record it"
     elif not any("allocated" in figures for figures in phases.values()):
-        most = max(figures.get("resident", 0) for figures in phases.values())
-        alone = estimate.get("training", estimate)
+        peak_resident = max(figures.get("resident", 0) for figures in phases.values())
+        training = estimate.get("training", estimate)
         yield (
-            f"memory by phase: measured on CUDA only; the process had {most:,} bytes of RAM at most, planned "
-            f"{alone.get('low_bytes', 0):,} to {alone.get('high_bytes', 0):,}"
+            f"memory by phase: measured on CUDA only; the process had {peak_resident:,} bytes of RAM at most, planned "
+            f"{training.get('low_bytes', 0):,} to {training.get('high_bytes', 0):,}"
         )
     if not estimate.get("phases"):
         yield f"memory by phase: the plan was not simulated: {estimate.get('not_simulated', 'nothing is known')}"
