@@ -106,7 +106,9 @@ def _token_examples_of(example: Example, template: LightTemplate) -> float:
 
 def _one_prompt(examples: Sequence[Example]) -> bool:
     first = examples[0]
-    return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
+    return all(
+        (example.text, example.prompt, example.tools) == (first.text, first.prompt, first.tools) for example in examples
+    )
 
 
 def find_split_problems(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
