@@ -95,7 +95,7 @@ def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) 
 
 
 def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[list[Segment]]]:
-    """Return the segments of every example; all are rendered in one template call, which is twice as fast."""
+    """Return the segments of every example; all are rendered in batched template calls, which is twice as fast."""
     renderings = [plan_renderings(example) for example in examples]
     texts = iter(
         _render(

@@ -56,8 +56,8 @@ _FIRST_LEAD, _LAST_LEAD = "\xc2", "\xf0"
 class Characters:
     """Wrongly decoded, unprintable and invisible characters, and the Unicode form of accents, anywhere in a row.
 
-    One form (NFC) has a letter and its accent in one character, the other (NFD) in two: equal to the eye, different
-    tokens.
+    One form (NFC) has a letter and its accent in one character, the other (NFD) in two: they look equal and have
+    different tokens.
     """
 
     names = (
