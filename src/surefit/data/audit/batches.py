@@ -143,8 +143,8 @@ def _check_labels(count: BatchCheckCounts, each: BatchExample, labels: npt.NDArr
     count.add("dead", dead, f"{each.name}: all {len(ids)} labels are {MASKED}")
     wrong = np.flatnonzero((labels != expected) | ((labels != MASKED) & (labels != ids)))
     learnt = int(np.count_nonzero(expected != MASKED)), int(np.count_nonzero(labels != MASKED))
-    what = f"{each.name}: {learnt[1]} labels instead of {learnt[0]}, of {len(ids)} tokens; the first at token "
-    count.add("overwritten", not dead and wrong.size > 0, what + str(wrong[0] if wrong.size else 0))
+    description = f"{each.name}: {learnt[1]} labels instead of {learnt[0]}, of {len(ids)} tokens; the first at token "
+    count.add("overwritten", not dead and wrong.size > 0, description + str(wrong[0] if wrong.size else 0))
 
 
 def _check_attention_and_positions(
@@ -172,18 +172,18 @@ def _check_padding(
     for example in placed:
         padding[example.row, example.columns] = False
     learnt = int(np.count_nonzero(arrays["labels"][padding] != MASKED))
-    what = f"micro batch {number}: {learnt} of {int(padding.sum())} padding tokens have a label"
-    count.add("supervised_padding", False, what, int(padding.sum()) - learnt)
+    description = f"micro batch {number}: {learnt} of {int(padding.sum())} padding tokens have a label"
+    count.add("supervised_padding", False, description, int(padding.sum()) - learnt)
     if learnt:
-        count.add("supervised_padding", True, what, learnt)
+        count.add("supervised_padding", True, description, learnt)
     mask = arrays.get("attention_mask")
     if mask is None or mask.ndim == 2:
         for example in placed:
             before = slice(0, example.start)
             attended = padding[example.row, before] & (True if mask is None else mask[example.row, before] != 0)
             if attended.any():
-                what = f"{example.name}: attention sees the {int(attended.sum())} padding tokens before it"
-                count.add("attention", True, what)
+                description = f"{example.name}: attention sees the {int(attended.sum())} padding tokens before it"
+                count.add("attention", True, description)
 
 
 def _check_answer_starts(

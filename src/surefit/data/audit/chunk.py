@@ -192,8 +192,8 @@ class ChunkAuditor:
             matches += find_foreign_templates(example, self.tokens.all)
             if example.text is None and self.tokenizer and self.tokenizer.chat_template:
                 matches += self.comparison.losses(example, self._segments(example))
-            for name, what in matches:
-                tally.add(name, index, what)
+            for name, description in matches:
+                tally.add(name, index, description)
 
     def _examples(
         self, first: int, rows: Sequence[Mapping[str, Any]], tally: DetectorTally, empty: npt.NDArray[np.bool_]

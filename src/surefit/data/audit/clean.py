@@ -48,8 +48,8 @@ class Removals(dict[int, RemovedRow]):
             self._add(index, "duplicate", f"the same as {train.spool.where(earlier)}")
         # One row of each near-duplicate group stays, so rows removed for another reason must not stand for their group.
         for near in find_near_duplicates(train.keys, train.texts, self.__contains__):
-            what = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
-            self._add(near.index, "near_duplicate", what)
+            description = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
+            self._add(near.index, "near_duplicate", description)
 
     def _add(self, index: int, reason: str, what: str) -> None:
         self.setdefault(index, RemovedRow(reason, what))
@@ -72,8 +72,8 @@ class Removals(dict[int, RemovedRow]):
             for index in np.flatnonzero(np.isin(block, scored_prompts)).tolist():
                 self._add(start + index, "leak_exact", f"the prompt of {place[block[index].item()]}")
         for near in match_near_duplicates(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
-            what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
-            self._add(near.index, "leak_near", what)
+            description = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
+            self._add(near.index, "leak_near", description)
 
     def counts(self) -> dict[str, int]:
         """Return reason → rows."""

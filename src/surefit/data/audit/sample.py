@@ -56,7 +56,7 @@ class DetectorTally:
 
     def observation(self, name: str, of: int, where: Callable[[int], str], detail: str = "") -> Observation:
         """Return the observation of one name: its rows, of how many, and the first places."""
-        places = tuple(f"{where(index)}: {what}" for index, what in self.first.get(name, ()))
+        places = tuple(f"{where(index)}: {text}" for index, text in self.first.get(name, ()))
         return Observation(self.counts.get(name, 0), of, places, detail)
 
 

@@ -470,9 +470,9 @@ def _problem(error: json.JSONDecodeError) -> str:
 def _refuse_other_kinds(file: ByteLines, name: str) -> None:
     """Raise for compressed and binary files with the name of a text file."""
     head, ending = file.peek(1024)[:1024], file_extensions(name)[0]
-    for signature, (what, help_text) in _SIGNATURES.items():
+    for signature, (kind, help_text) in _SIGNATURES.items():
         if head.startswith(signature):
-            raise DataError(f"this is {what}, not {ending} text", code="E4104", path=name, help=help_text)
+            raise DataError(f"this is {kind}, not {ending} text", code="E4104", path=name, help=help_text)
     if b"\0" in head:
         raise DataError(
             f"this is binary data, not {ending} text",

@@ -246,9 +246,9 @@ def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
         inner = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
         if isinstance(inner, str) or (isinstance(inner, list) and part["type"] != "text"):
             return _join_text_parts(inner, f"{field}.{part['type']}", kinds)
-    what = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
+    subject = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
     raise DataError(
-        f'{what} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
+        f'{subject} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
         code="E4060",
         field=field,
         help=_part_help(part.get("type")) if isinstance(part, Mapping) else None,

@@ -93,13 +93,13 @@ class TemplateLossFinder:
                 loss = "whole"
             if opened and text.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
                 loss = "whole"
-            name, what = text.name, text.what
+            name, description = text.name, text.what
             if loss == "part" and name == "turn_left_out":
-                name, what = "part_left_out", f"a part of {what}"
+                name, description = "part_left_out", f"a part of {description}"
             if text.turn < 0 and name == "part_left_out" and "tools_left_out" in lost_texts:
                 continue
             if loss:
-                lost_texts.setdefault(name, f"{what}: {text.text.strip()!r}")
+                lost_texts.setdefault(name, f"{description}: {text.text.strip()!r}")
             elif text.turn >= 0 and is_trained_on(example.messages[text.turn]) and _loses_indentation(text, stack):
                 lost_texts.setdefault("indentation_lost", f"{text.what}: {text.text[:60]!r}")
         if twice := _written_twice(example, segments, "tools_left_out" not in lost_texts):
@@ -274,8 +274,8 @@ def _message(turn: int, message: Message, write: Write) -> Message:
         if is_assistant and _TAG.search(content):
             copy["content"] = _thinking(turn, content, write, is_trained_on(message))
         else:
-            what = _ROLES.get(message["role"], "the answer")
-            copy["content"] = write(turn, "turn_left_out", f"{what} ({where})", content)
+            description = _ROLES.get(message["role"], "the answer")
+            copy["content"] = write(turn, "turn_left_out", f"{description} ({where})", content)
     if message.get("tool_calls"):
         copy["tool_calls"] = [_call(turn, call, write) for call in message["tool_calls"]]
     return copy
@@ -293,16 +293,16 @@ def _thinking(turn: int, content: str, write: Write, learnt: bool) -> str:
     for number, tag in enumerate([*tags, None]):
         text = content[end : tag.start()] if tag else content[end:]
         if text.strip() and (learnt or tag is None):
-            name, what = "part_left_out", "what stands between two thoughts"
+            name, description = "part_left_out", "what stands between two thoughts"
             if tag is None:
-                name, what = "turn_left_out", "the answer behind the thought"
+                name, description = "turn_left_out", "the answer behind the thought"
             elif inside and number <= 1:
-                name, what = "reasoning_left_out", "the thought"
+                name, description = "reasoning_left_out", "the thought"
             elif inside:
-                what = "a second thought"
+                description = "a second thought"
             elif number == 0:
-                what = BEFORE
-            text = write(turn, name, f"{what} ({where})", text)
+                description = BEFORE
+            text = write(turn, name, f"{description} ({where})", text)
         pieces += [text, tag[0] if tag else ""]
         if tag:
             end, inside = tag.end(), "/" not in tag[0]
@@ -334,13 +334,13 @@ def _tool(tool: Mapping[str, Any], write: Write) -> dict[str, Any]:
         return dict(tool)
     name = function.get("name", "")
     copy = {**function, "name": write(-1, "tools_left_out", "the tool", name)}
-    what = f"of the tool {name!r}"
+    description = f"of the tool {name!r}"
     if isinstance(text := function.get("description"), str) and text.strip():
-        copy["description"] = write(-1, "part_left_out", f"the description {what}", text)
+        copy["description"] = write(-1, "part_left_out", f"the description {description}", text)
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if isinstance(parameters, Mapping) and isinstance(properties, Mapping):
-        copy["parameters"] = {**parameters, "properties": dict(_properties(properties, what, write))}
+        copy["parameters"] = {**parameters, "properties": dict(_properties(properties, description, write))}
     return {**tool, "function": copy}
 
 

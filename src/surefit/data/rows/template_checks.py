@@ -98,8 +98,8 @@ def check_template(
                 refused[number] = with_place(error, examples.where[number])
     tally = DetectorTally()
     for number in sorted(matches):
-        for name, what in matches[number]:
-            tally.add(name, number, what)
+        for name, description in matches[number]:
+            tally.add(name, number, description)
     observations = {name: tally.observation(name, len(matches), examples.where.__getitem__) for name in NAMES}
     return TemplateCheckResult(observations, dict(sorted(refused.items())))
 

@@ -52,8 +52,8 @@ class LongSummaries:
         summary = next((row[name] for name in _SUMMARIES if isinstance(row.get(name), str)), "")
         source = next((row[name] for name in _SOURCES if isinstance(row.get(name), str)), "")
         if source and len(summary) > len(source):
-            what = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
-            yield DetectorMatch("summary_longer_than_source", index, what)
+            description = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
+            yield DetectorMatch("summary_longer_than_source", index, description)
 
 
 class PythonValues:
@@ -73,9 +73,9 @@ class PythonValues:
                 yield DetectorMatch("python_answer", index, f"{column} is Python, not JSON: {truncate_text(value, 40)}")
             elif _is_json(value):
                 yield DetectorMatch("json_answer", index, f"{column} is JSON: {truncate_text(value, 40)}")
-        for name, other in row.items():
-            if name != column and isinstance(other, str) and _is_python(other):
-                yield DetectorMatch("python_column", index, f"{name} is Python, not JSON: {truncate_text(other, 40)}")
+        for name, text in row.items():
+            if name != column and isinstance(text, str) and _is_python(text):
+                yield DetectorMatch("python_column", index, f"{name} is Python, not JSON: {truncate_text(text, 40)}")
                 return
 
 

@@ -51,9 +51,9 @@ class ToolUse:
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
         """Return the first match per name."""
         first: dict[str, str] = {}
-        for name, what in _find_matches(row):
-            first.setdefault(name, what)
-        return [DetectorMatch(name, index, what) for name, what in first.items()]
+        for name, description in _find_matches(row):
+            first.setdefault(name, description)
+        return [DetectorMatch(name, index, description) for name, description in first.items()]
 
 
 @dataclass(frozen=True)

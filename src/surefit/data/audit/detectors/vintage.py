@@ -143,18 +143,18 @@ def _check_release(survey: _Survey, path: Path) -> Iterator[tuple[str, Observati
     yield "movielens", Observation(rows, rows, (), f"{path.name}: {counts}: {title}")
     if survey.corrupt:
         yield "movielens_corrupt_rows", Observation(len(survey.corrupt), rows, tuple(survey.corrupt[:3]))
-    other = _other_vintage(vintage, rows, path)
-    if other:
-        yield "movielens_other_vintage", Observation(rows, rows, (), other)
+    mismatch = _other_vintage(vintage, rows, path)
+    if mismatch:
+        yield "movielens_other_vintage", Observation(rows, rows, (), mismatch)
     if vintage is None:
         return
     if rows > vintage.ratings and survey.users_at.get(vintage.ratings) == vintage.users:
         added, strangers = rows - vintage.ratings, users - vintage.users
-        what = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} users it does not have"
-        yield "movielens_appended", Observation(added, rows, (), what)
+        description = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} users it does not have"
+        yield "movielens_appended", Observation(added, rows, (), description)
     if vintage.first and survey.first and survey.first[0] != vintage.first[0]:
-        what = f"the first user of {vintage.title} is {vintage.first[0]}, here {survey.first[0]}"
-        yield "movielens_shifted_users", Observation(rows, rows, (), what)
+        description = f"the first user of {vintage.title} is {vintage.first[0]}, here {survey.first[0]}"
+        yield "movielens_shifted_users", Observation(rows, rows, (), description)
 
 
 def _other_vintage(vintage: MovieLensRelease | None, rows: int, path: Path) -> str:
@@ -191,8 +191,10 @@ class Benchmarks:
             return {}
         if not places:
             return {}
-        what = f"{path.name} holds {len(places)} of {len(GSM8K_TEST)} questions known to be from GSM8K's test set"
-        observation = Observation(len(places), rows, tuple(places[:3]), what)
+        description = (
+            f"{path.name} holds {len(places)} of {len(GSM8K_TEST)} questions known to be from GSM8K's test set"
+        )
+        observation = Observation(len(places), rows, tuple(places[:3]), description)
         rightly_named = "gsm" in path.stem.lower() or "gsm" in path.absolute().parent.name.lower()
         return (
             {"gsm8k_test": observation}
@@ -249,8 +251,8 @@ class SingleObjects:
         if not isinstance(value, dict):
             return {}
         keys = ", ".join(list(value)[:3])
-        what = f"{path.name} is one object with {len(value)} keys ({keys}{', …' if len(value) > 3 else ''})"
-        return {"single_object": Observation(1, 1, (str(path),), what)}
+        description = f"{path.name} is one object with {len(value)} keys ({keys}{', …' if len(value) > 3 else ''})"
+        return {"single_object": Observation(1, 1, (str(path),), description)}
 
 
 def _loaded(data: bytes) -> object:
