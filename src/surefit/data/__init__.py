@@ -1,1 +1,1 @@
-"""Rows become token ids: read (load), understood (formats), tokenised with labels (tokenize), batched (collate)."""
+"""The path from rows to token ids: read (`read`), converted to examples (`rows`), tokenized and batched (`tokens`)."""

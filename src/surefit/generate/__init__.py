@@ -1,1 +1,1 @@
-"""Models answering prompts."""
+"""Text generation: decoding, constrained decoding, inference servers, and label ranking."""

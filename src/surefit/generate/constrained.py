@@ -1,7 +1,7 @@
-"""Answers that a grammar allows and no others: before each token every one is masked that cannot go on.
+"""Constrained decoding: before each token, every token with which the grammar cannot continue is masked.
 
-xgrammar does the matching. What a grammar allows is guaranteed for an answer that ends; one that the token limit cuts
-is only the beginning of an allowed answer. Whatever comes out is read by the recipe's own parser like any other answer.
+xgrammar does the matching. The grammar is guaranteed for an answer that ends; an answer cut by the token limit is only
+the beginning of an allowed answer. The recipe's own parser reads the text like any other answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from surefit.metrics.ebnf import literal
 from surefit.task import Grammar
 
 CACHE_BYTES = 2 * 1024**3
-"""Compiled grammars that are kept: those of a large vocabulary take megabytes, and every row may have its own."""
+"""Maximum bytes of cached grammars: each needs megabytes for a large vocabulary, and every row may have its own."""
 
 
 @cache
@@ -39,10 +39,10 @@ def _xgrammar() -> ModuleType:
 
 
 class GrammarCompiler:
-    """Grammars compiled for one model's vocabulary; each distinct one once.
+    """Grammars compiled for one model's vocabulary; each distinct grammar is compiled once.
 
     Args:
-        stop_ids: the tokens that end an answer: allowed where the grammar is complete, and only there.
+        stop_ids: the tokens that end an answer: allowed only where the grammar is complete.
 
     Raises:
         MachineError: xgrammar is not installed.
@@ -51,7 +51,7 @@ class GrammarCompiler:
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int]) -> None:
         self.xgrammar = _xgrammar()
-        self.vocabulary: int = model.config.get_text_config().vocab_size  # with the padding that logits have too
+        self.vocabulary: int = model.config.get_text_config().vocab_size  # including the padding that logits have
         self.stop_ids = [i for i in stop_ids if i < self.vocabulary]
         if not self.stop_ids:
             raise ModelError(
@@ -76,20 +76,21 @@ class GrammarCompiler:
         self.stops = self._bits(set(self.stop_ids))
 
     def _bits(self, ids: set[int]) -> torch.Tensor:
-        """A bitmask row, int32, with these tokens' bits set."""
+        """Return a bitmask row, int32, with these tokens' bits set."""
         flags = torch.zeros(self.xgrammar.get_bitmask_shape(1, self.vocabulary)[1] * 32, dtype=torch.int64)
         flags[[i for i in ids if i < self.vocabulary]] = 1
         words = (flags.view(-1, 32) << torch.arange(32)).sum(1)
         return words.to(torch.int32)  # wraps around: the highest bit is the sign
 
     def compile(self, grammar: Grammar) -> Any:
-        """xgrammar's form of a grammar.
+        """Compile a grammar with xgrammar.
 
         Raises:
-            ConfigError: it is not one.
+            ConfigError: it is not a valid grammar.
         """
         compile_: dict[str, Callable[[str], Any]] = {
-            # The spacing of `json.dumps`, which recipes write: with freedom here a model may write spaces for ever.
+            # The spacing of `json.dumps`, which recipes write: with any whitespace allowed a model may write spaces
+            # forever.
             "json_schema": lambda text: self._compiler.compile_json_schema(text, any_whitespace=False),
             "regex": self._compiler.compile_regex,
             "ebnf": self._compiler.compile_grammar,
@@ -107,7 +108,7 @@ class GrammarCompiler:
 
 
 def choices_ebnf(choices: Sequence[str]) -> str:
-    """A grammar of exactly these answers.
+    """Return a grammar of exactly these answers.
 
     >>> choices_ebnf(["yes", "no"])
     'root ::= "yes" | "no"'
@@ -118,14 +119,14 @@ def choices_ebnf(choices: Sequence[str]) -> str:
 
 
 def _unwritten(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Special tokens: they have a text for xgrammar, but none in the decoded answer."""
+    """Return the special tokens: they have a text for xgrammar, but none in the decoded answer."""
     added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return added | set(tokenizer.all_special_ids)
 
 
 class GrammarLogitsProcessor(LogitsProcessor):
-    """Masks what the rows' grammars forbid. A row's matcher is led along the row's tokens, back too, because beams take
-    over one another's.
+    """Masks the tokens that the rows' grammars forbid. A row's matcher follows the row's tokens, also backwards,
+    because beams replace one another.
 
     Args:
         grammars: one per prompt of the batch, None where anything is allowed.
@@ -146,14 +147,14 @@ class GrammarLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         written = input_ids[:, self.width :].tolist()
-        going = [n for n, row in self.rows.items() if row.follow(written[n])]
+        active = [n for n, row in self.rows.items() if row.follow(written[n])]
         self.mask.fill_(-1)
-        if going:
-            self.batch.batch_fill_next_token_bitmask([self.rows[n].matcher for n in going], self.mask, going)
-            allowed = self.mask[going] & ~self.compiler.never
-            # A vocabulary that cannot spell what comes next: end here, and let the parser say what it is worth.
+        if active:
+            self.batch.batch_fill_next_token_bitmask([self.rows[n].matcher for n in active], self.mask, active)
+            allowed = self.mask[active] & ~self.compiler.never
+            # If the vocabulary cannot spell the continuation, end here and leave the judgment to the parser.
             allowed[~allowed.any(dim=1)] = self.compiler.stops
-            self.mask[going] = allowed
+            self.mask[active] = allowed
         self.compiler.xgrammar.apply_token_bitmask_inplace(scores, self.mask.to(scores.device, non_blocking=True))
         return scores
 
@@ -164,8 +165,8 @@ class _Row:
         self.accepted: list[int] = []
 
     def follow(self, tokens: Sequence[int]) -> bool:
-        """Lead the matcher to where `tokens` are; False where they have ended, or left the grammar: what stands behind
-        an end is padding, and a beam without an allowed token is one that the search has given up."""
+        """Advance the matcher to `tokens`; return False if they have ended, or left the grammar: the tokens after an
+        end are padding, and a beam without an allowed token is one that the search has dropped."""
         common = len(self.accepted)
         if list(tokens[:common]) != self.accepted:
             common = next(n for n, (a, b) in enumerate(zip(self.accepted, tokens, strict=False)) if a != b)

@@ -1,7 +1,7 @@
-"""Prompts in, answers out: batched decoding that gives every row what it would get alone.
+"""Generation of answers: batched decoding in which every row gets the same answer as alone.
 
-By default the most probable token at each step and nothing else: no temperature, no repetition penalty and no other
-processor that the model's own `generation_config.json` may ask for, because a score must not depend on them.
+By default greedy decoding and nothing else: no temperature, no repetition penalty and no other processor that the
+model's own `generation_config.json` may set, because a score must not depend on them.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from surefit.task import Grammar
 
 @dataclass(frozen=True)
 class DecodingConfig:
-    """How answers are made.
+    """Decoding settings.
 
     Attributes:
         max_new_tokens: tokens per answer.
         batch_size: prompts per batch.
-        num_beams: beam search with so many beams; 1 takes the most probable token at each step.
-        temperature: 0, or how boldly tokens are drawn.
-        seed: of the draws.
-        stop: texts that end an answer; they and what follows are cut off.
-        prefill_chunk: read prompts so many tokens at a time, which needs less memory for very long ones.
+        num_beams: number of beams in beam search; 1 decodes greedily.
+        temperature: sampling temperature; 0 does not sample.
+        seed: seed of the sampling.
+        stop: texts that end an answer; they and the text after them are cut off.
+        prefill_chunk: tokens of the prompt that are read at a time; needs less memory for very long prompts.
 
     Raises:
         ConfigError: beams and a temperature at once, or an empty stop string.
@@ -79,7 +79,7 @@ class Generation:
     Attributes:
         text: decoded, special tokens removed; a thought that they enclose stands in `<think>…</think>`.
         truncated: the token limit, or the end of the model's context, came before the model ended its answer.
-        tokens: generated tokens, the one that ends the answer included.
+        tokens: generated tokens, including the one that ends the answer.
     """
 
     text: str
@@ -100,19 +100,20 @@ def generate(
 
     Batches hold prompts of similar length, the longest first, so that a batch size which does not fit in memory fails
     at once and not after an hour. The model, with its training mode and its generation config, and the tokenizer are
-    left as they were.
+    left unchanged.
 
     Args:
-        model: a causal language model, a PEFT model included.
-        prompts: token ids, chat template applied. For several draws repeat a prompt: each has a number of its own.
-        decoding: how.
+        model: a causal language model, including a PEFT model.
+        prompts: token ids, chat template applied. For several samples repeat a prompt: each gets its own number.
+        decoding: the decoding settings.
         on_progress: called before the first batch and after each one.
-        grammars: per prompt what its answer may be, None where anything; see `generate.constrained`.
-        numbers: per prompt, for draws; its place by default. Whoever asks in portions gives numbers over all of them.
+        grammars: grammar of each prompt's answer, None for any answer; see `generate.constrained`.
+        numbers: number of each prompt for sampling; its position by default. A caller that generates in portions passes
+            numbers over all of them.
 
     Returns:
-        One `Generation` per prompt, in the order of `prompts`. A grammar does not make an answer end: one that the
-        token limit cuts is truncated, and is then only the beginning of an allowed answer.
+        One `Generation` per prompt, in the order of `prompts`. A grammar does not make an answer end: an answer that
+        the token limit cuts is truncated, and is then only the beginning of an allowed answer.
 
     Raises:
         ConfigError: a grammar that cannot be compiled.
@@ -138,11 +139,11 @@ def generate(
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end an answer: those of the model's generation config, the tokenizer's end of sequence, and the
-    token that the chat template writes after an assistant's turn, or begins the next one with (GLM).
+    """Return the ids of the tokens that end an answer: the generation config's, the tokenizer's end of sequence, and
+    the token that the chat template writes after an assistant's turn, or begins the next one with (GLM).
 
-    The last is missing from the generation config of base models that are fine-tuned with a chat template (Qwen2.5
-    ends turns with `<|im_end|>`, its base model only knows `<|endoftext|>`); without it a perfect answer never ends.
+    The last is missing from the generation config of base models that are fine-tuned with a chat template (Qwen2.5 ends
+    turns with `<|im_end|>`, its base model only knows `<|endoftext|>`); without it a perfect answer never ends.
     """
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = set(configured if isinstance(configured, list) else [configured])
@@ -156,10 +157,10 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 def _end_of_turn_id(tokenizer: PreTrainedTokenizerBase, template: str) -> int | None:
     answer = "surefit"
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
-    seen = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
+    visible_turns = [message_as_template_reads(turn, probe_template_reasoning(template)) for turn in turns]
     try:
-        text = str(tokenizer.apply_chat_template(seen, chat_template=template, tokenize=False))
-    except (TemplateError, TypeError, ValueError):  # some refuse a conversation without a system turn
+        text = str(tokenizer.apply_chat_template(visible_turns, chat_template=template, tokenize=False))
+    except (TemplateError, TypeError, ValueError):  # some templates raise without a system turn
         return None
     if answer not in text:
         return None
@@ -172,13 +173,13 @@ def _first_added(tokenizer: PreTrainedTokenizerBase, text: str) -> int | None:
 
 
 def padding_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """A token to fill rows with; masked, so that which one does not matter."""
+    """Return the id of a padding token; any token works, because it is masked."""
     pad = tokenizer.pad_token_id
     return pad if isinstance(pad, int) else next(iter(stop_token_ids(model, tokenizer)), 0)
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both (rows, longest prompt), the prompts at the right."""
+    """Return token ids and attention mask, both (rows, longest prompt), the prompts at the right."""
     width = max(len(prompt) for prompt in prompts)
     ids = torch.full((len(prompts), width), pad_id)
     mask = torch.zeros_like(ids)
@@ -189,13 +190,13 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Te
 
 
 def _batches(lengths: Sequence[int], decoding: DecodingConfig, context: int | None) -> Iterator[list[int]]:
-    """Row numbers, longest prompts first. A row that reaches the end of the context has a smaller token limit than the
-    others, so it is answered alone."""
+    """Yield batches of row numbers, longest prompts first. A row that reaches the end of the context has a smaller
+    token limit than the others, so it is answered alone."""
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     alone = [i for i in order if context is not None and lengths[i] + decoding.max_new_tokens > context]
     yield from ([i] for i in alone)
-    rest = order[len(alone) :]
-    yield from (rest[start : start + decoding.batch_size] for start in range(0, len(rest), decoding.batch_size))
+    batched = order[len(alone) :]
+    yield from (batched[start : start + decoding.batch_size] for start in range(0, len(batched), decoding.batch_size))
 
 
 class _Decoder:
@@ -216,7 +217,7 @@ class _Decoder:
         self.compiler = GrammarCompiler(model, tokenizer, self.stop_ids) if constrained else None
 
     def answer(self, numbers: list[int], prompts: list[Sequence[int]]) -> list[Generation]:
-        """Answer one batch; `numbers` are the prompts' places among all."""
+        """Answer one batch; `numbers` are the prompts' positions among all prompts."""
         ids, mask = left_padded(prompts, self.pad_id)
         width = ids.shape[1]
         limit = self.decoding.max_new_tokens
@@ -237,7 +238,7 @@ class _Decoder:
     def _settings(self, width: int, limit: int) -> GenerationConfig:
         chunk = self.decoding.prefill_chunk
         return GenerationConfig(  # type: ignore[no-untyped-call]
-            do_sample=False,  # `SamplingProcessor` draws
+            do_sample=False,  # `SamplingProcessor` samples
             num_beams=self.decoding.num_beams,
             max_new_tokens=limit,
             use_cache=True,  # training may have switched it off in the model's config
@@ -247,14 +248,14 @@ class _Decoder:
         )
 
     def _processors(self, numbers: Sequence[int], width: int) -> LogitsProcessorList:
-        found: list[Any] = [RefuseNaN()]
+        processors: list[Any] = [RefuseNaN()]
         if self.compiler and self.grammars:
-            own = [self.grammars[number] for number in numbers]
-            found.append(GrammarLogitsProcessor(self.compiler, own, width, self.decoding.num_beams))
+            batch_grammars = [self.grammars[number] for number in numbers]
+            processors.append(GrammarLogitsProcessor(self.compiler, batch_grammars, width, self.decoding.num_beams))
         if self.decoding.temperature > 0:
             draws = numbers if self.numbers is None else [self.numbers[number] for number in numbers]
-            found.append(SamplingProcessor(self.decoding.temperature, self.decoding.seed, draws))
-        return LogitsProcessorList(found)
+            processors.append(SamplingProcessor(self.decoding.temperature, self.decoding.seed, draws))
+        return LogitsProcessorList(processors)
 
     def _finish(self, new: list[int], stop: StopTextCriteria | None = None) -> Generation:
         end = next((place for place, token in enumerate(new) if token in self.stop_ids), None)
@@ -267,18 +268,18 @@ class _Decoder:
 
 @contextlib.contextmanager
 def generation_mode(model: Any) -> Iterator[None]:
-    """Evaluation mode, and a neutral generation config: `generate` fills what a call leaves open from the model's own
-    (a repetition penalty, for example), whatever config the call passes."""
+    """Set evaluation mode and a neutral generation config: `generate` fills settings missing in a call from the model's
+    own config (a repetition penalty, for example), whatever config the call passes."""
     modes = [(module, module.training) for module in model.modules()]
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    own = inner.generation_config
-    neutral = GenerationConfig(eos_token_id=getattr(own, "eos_token_id", None))  # type: ignore[no-untyped-call]
+    original = inner.generation_config
+    neutral = GenerationConfig(eos_token_id=getattr(original, "eos_token_id", None))  # type: ignore[no-untyped-call]
     try:
         model.eval()
         inner.generation_config = neutral
         yield
     finally:
-        inner.generation_config = own
+        inner.generation_config = original
         for module, mode in modes:
             module.training = mode
 

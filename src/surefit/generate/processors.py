@@ -1,4 +1,4 @@
-"""What happens to the logits of a step before the next token is taken, and what ends an answer beside a stop token."""
+"""Logits processors for generation, and stop criteria beside the stop tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surefit.facts.thinking import CLOSING, OPENING, begins_with_thought, split_
 
 
 class RefuseNaN(LogitsProcessor):
-    """The most probable of NaNs is a token like any other: without this a broken model answers nonsense silently."""
+    """Raises on NaN logits: greedy decoding would pick a token anyway, and a broken model silently answer nonsense."""
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         if torch.isnan(scores).any():
@@ -28,10 +28,10 @@ class RefuseNaN(LogitsProcessor):
 
 
 class SamplingProcessor(LogitsProcessor):
-    """Draws each row's token at a temperature and leaves no other, so that taking the most probable one takes it.
+    """Samples each row's token at a temperature and masks all others, so that greedy decoding picks it.
 
-    Every prompt has random numbers of its own, one per step, and its token is where that number falls among the summed
-    probabilities. So a draw depends on the seed and the prompt's number, not on the batch or the device.
+    Every prompt has its own random numbers, one per step, and its token is where that number falls among the cumulative
+    probabilities. So a sample depends on the seed and the prompt's number, not on the batch or the device.
 
     Args:
         numbers: the number of each row's prompt.
@@ -43,19 +43,19 @@ class SamplingProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         # In double precision: the sum of 150,000 rounded probabilities would otherwise bend the rare ones.
-        summed = torch.softmax(scores.double() / self.temperature, dim=-1).cumsum(dim=-1)
+        cumulative = torch.softmax(scores.double() / self.temperature, dim=-1).cumsum(dim=-1)
         points = torch.tensor([[source.random()] for source in self.sources], dtype=torch.float64).to(scores.device)
-        drawn = torch.searchsorted(summed, points * summed[:, -1:], right=True).clamp_(max=scores.shape[-1] - 1)
+        drawn = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True).clamp_(max=scores.shape[-1] - 1)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)  # type: ignore[return-value]
 
 
 def _source(seed: int, number: int) -> random.Random:
-    """Hashed, because neighbouring seeds of a generator may begin alike."""
+    """Return a generator with a hashed seed, because generators with neighboring seeds may begin alike."""
     return random.Random(hashlib.sha256(f"{seed}/{number}".encode()).digest())
 
 
 class StopTextCriteria(StoppingCriteria):
-    """Ends a row once its answer holds one of the stop texts, however tokens divide it.
+    """Ends a row once its answer contains one of the stop texts, however tokens divide it.
 
     Args:
         stop: the texts, none of them empty.
@@ -64,8 +64,8 @@ class StopTextCriteria(StoppingCriteria):
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], width: int) -> None:
         self.tokenizer, self.stop, self.width = tokenizer, tuple(stop), width
-        # The last token must have been able to complete the text: each before it has a byte of it at least. Decoders
-        # may treat a text's very first tokens otherwise, hence the rest.
+        # Enough tokens for the longest stop text that the last token can complete: each has at least one of its bytes.
+        # Decoders may treat a text's very first tokens differently, hence four more.
         self.tail = max(len(text.encode()) for text in stop) + 4
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor, **kwargs: object) -> torch.BoolTensor:
@@ -74,13 +74,13 @@ class StopTextCriteria(StoppingCriteria):
         return torch.tensor(ended, device=input_ids.device)  # type: ignore[return-value]
 
     def find(self, text: str) -> int | None:
-        """Where the first stop text begins."""
+        """Return where the first stop text begins; None without one."""
         places = [place for place in map(text.find, self.stop) if place >= 0]
         return min(places, default=None)
 
     def cut(self, tokens: Sequence[int]) -> tuple[str, int] | None:
-        """The answer without the stop text and what follows, and the tokens that were needed to complete the stop text;
-        None where there is none."""
+        """Return the answer before the stop text, and the number of tokens needed to complete the stop text; None
+        without a stop text."""
         text = decode(self.tokenizer, tokens)
         place = self.find(text)
         if place is None:
@@ -92,26 +92,27 @@ class StopTextCriteria(StoppingCriteria):
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """Text without special tokens, its spaces as the model wrote them: Llama 3's tokenizer config asks for "clean up",
-    which would remove some."""
+    """Decode without special tokens, spaces as the model wrote them: Llama 3's tokenizer config sets "clean up", which
+    would remove some."""
     return _text(tokenizer, tokens, False)
 
 
 def decode_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    """As `decode`, of a whole answer; a thought that special tokens divide from it stands in `<think>…</think>`.
+    """Decode a whole answer like `decode`; a thought that special tokens separate from it stands in `<think>…</think>`.
 
-    Without them gpt-oss's channels would read "analysis…assistantfinal…", and Gemma's thought as the answer's start.
+    Without these tags gpt-oss's channels would read "analysis…assistantfinal…", and Gemma's thought as the answer's
+    start.
     """
-    text, whole = decode(tokenizer, tokens), _text(tokenizer, tokens, True)
-    found, known = split_reasoning(whole), split_reasoning(text)
-    if found is None:
-        return f"{OPENING}{text}" if begins_with_thought(whole) and not begins_with_thought(text) else text
-    if known and known[0] == found[0] and CLOSING in text:
+    text, with_special = decode(tokenizer, tokens), _text(tokenizer, tokens, True)
+    marked, plain = split_reasoning(with_special), split_reasoning(text)
+    if marked is None:
+        return f"{OPENING}{text}" if begins_with_thought(with_special) and not begins_with_thought(text) else text
+    if plain and plain[0] == marked[0] and CLOSING in text:
         return text
     start = bisect_left(
         range(len(tokens)), True, key=lambda n: split_reasoning(_text(tokenizer, tokens[:n], True)) is not None
     )
-    thought, answer = found[0], decode(tokenizer, tokens[start:])
+    thought, answer = marked[0], decode(tokenizer, tokens[start:])
     return f"{OPENING}{thought}{CLOSING}{answer}" if thought.strip() else answer
 
 

@@ -1,4 +1,4 @@
-"""A whole model on disk that ends its answers wherever it is loaded."""
+"""Saving of a whole model that ends its answers wherever it is loaded."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ def save_model(
     """Write the weights, the tokenizer, and the base's generation config completed by `stop_token_ids`.
 
     Args:
-        model: left as it was. Of a checkpoint with images it may be the language model alone; the whole is written.
+        model: left unchanged. For a checkpoint with images it may be the language model alone; the whole checkpoint is
+            written.
         base: the base model's folder.
         directory: a folder to fill.
-        tensors: the weights, where the model itself has only a part of them.
+        tensors: the weights, if the model itself has only a part of them.
 
     Raises:
-        ModelError: the rest of such a checkpoint is not in its files as it has to be written.
+        ModelError: the other parts of such a checkpoint are not in the base's files in the required form.
         OSError: the disk is full; `core.rundir.directory_atomic` around this makes a MachineError of it.
     """
-    own, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
+    original, model.generation_config = model.generation_config, GenerationConfig()  # type: ignore[no-untyped-call]
     try:
         with disk_errors(), without_deepspeed():
             _write_weights(model, base, directory, tensors)
     finally:
-        model.generation_config = own
+        model.generation_config = original
     save_surroundings(model, tokenizer, base, directory)
 
 
 def require_savable(model: PreTrainedModel, base: Path) -> None:
-    """Raise before training what `save_model` would raise after it."""
+    """Raise before training the errors that `save_model` would raise after it."""
     config = multimodal_config(model.config, base)
     if config is not None:
         MultimodalWrapper(model, config, base)
@@ -62,15 +63,17 @@ def _write_weights(
     if config is None:
         model.save_pretrained(directory, state_dict=dict(tensors) if tensors is not None else None)
         return
-    whole = MultimodalWrapper(model, config, base)
-    whole.model.save_pretrained(directory, state_dict=whole.state(model.state_dict() if tensors is None else tensors))
+    wrapper = MultimodalWrapper(model, config, base)
+    wrapper.model.save_pretrained(
+        directory, state_dict=wrapper.state(model.state_dict() if tensors is None else tensors)
+    )
 
 
 def save_surroundings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, base: Path, directory: Path) -> None:
-    """Write all that belongs to a model's weights: config, tokenizer with its chat template, how images are prepared,
-    the Python code that config.json names, and the base's generation config completed by `stop_token_ids`."""
+    """Write all that belongs to a model's weights: config, tokenizer with its chat template, the image processor's
+    files, the Python code that config.json names, and the base's generation config completed by `stop_token_ids`."""
     stops = stop_token_ids(model, tokenizer)
-    # Carried over as it is: transformers refuses to write settings that it finds inconsistent.
+    # Copied unchanged: transformers raises for settings that it finds inconsistent.
     generation = read_json(base / GENERATION_CONFIG) if (base / GENERATION_CONFIG).exists() else {}
     config: Any = multimodal_config(model.config, base)
     if config is None:

@@ -1,7 +1,7 @@
-"""Answers from a server that speaks OpenAI's chat protocol: vLLM, SGLang, and any other as far as the protocol goes.
+"""Answers from a server with OpenAI's chat protocol: vLLM, SGLang, and any other as far as the protocol goes.
 
-The server renders the chat template and decodes; what is asked for is the same as `generate.engine` does itself. Only
-the standard library is used.
+The server renders the chat template and decodes; the settings are the same as in `generate.engine`. Only the standard
+library is used.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from surefit.generate.engine import DecodingConfig, Generation
 from surefit.task import Grammar, Message
 
 TRANSIENT_STATUS_CODES = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-"""Statuses that another try may get past: busy, restarting, a proxy's timeout."""
+"""HTTP statuses after which another try may succeed: busy, restarting, a proxy's timeout."""
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before each further try; a server that says how long to wait is believed, up to `LONGEST_WAIT`."""
+"""Seconds before each further try; a server's Retry-After replaces them, up to `LONGEST_WAIT`."""
 LONGEST_WAIT = 60.0
 
 
@@ -39,7 +39,7 @@ Read = TypeVar("Read")
 
 
 class _TransientError(Exception):
-    """A try that failed in a way which may pass."""
+    """A failed try after which another one may succeed."""
 
     def __init__(self, problem: str, wait: float | None = None) -> None:
         super().__init__(problem)
@@ -48,15 +48,16 @@ class _TransientError(Exception):
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one kind of server takes what OpenAI's protocol has no word for; `name` as it calls itself."""
+    """Parameters of one kind of server that OpenAI's protocol does not define; `name` is the server's own name."""
 
     name: str
 
     def neutral(self, switches: Mapping[str, Any]) -> dict[str, Any]:
-        """What keeps the model's own `generation_config.json` out of scores and today's date out of Llama's prompts.
+        """Return parameters that keep the model's `generation_config.json` out of scores and the date out of Llama's
+        prompts.
 
         Raises:
-            ConfigError: this kind of server hands no switches to its chat template.
+            ConfigError: this kind of server passes no switches to its chat template.
         """
         if self.name not in ("vllm", "sglang"):
             if switches:
@@ -68,11 +69,11 @@ class _Kind:
                     help="serve the model with one of them, or take the switch away",
                 )
             return {}
-        given = {"date_string": TEMPLATE_DATE, **switches}
-        return {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0, "chat_template_kwargs": given}
+        template_switches = {"date_string": TEMPLATE_DATE, **switches}
+        return {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0, "chat_template_kwargs": template_switches}
 
     def constraint(self, grammar: Grammar) -> dict[str, Any]:
-        """The parameters that hold an answer to a grammar.
+        """Return the parameters that constrain an answer to a grammar.
 
         Raises:
             ConfigError: this kind of server has none for it.
@@ -101,16 +102,16 @@ class ServedModel:
     """A model behind a URL.
 
     Args:
-        url: of the server, with or without /v1.
-        model: its name there; the only one that is served if None.
-        timeout: seconds until an answer must have begun to come; one that is longer in coming is asked for again.
+        url: URL of the server, with or without /v1.
+        model: its name there; None for the only one that is served.
+        timeout: seconds until an answer must have begun to arrive; a later one is requested again.
         waits: seconds before each further try.
-        field: where the user has named the URL, for what is wrong with it.
-        switches: of the chat template, where they are not those that the model was saved with.
+        field: config field of the URL, for errors about it.
+        switches: chat template switches that differ from the saved model's.
 
     Raises:
-        ConfigError: the URL is none, the key is wrong, or the server has no such model.
-        MachineError: no server answers, however often it is asked.
+        ConfigError: the URL is not valid, the key is wrong, or the server has no such model.
+        MachineError: no server answers in any of the tries.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class ServedModel:
     ) -> None:
         self.switches = switches or {}
         self.url, self.timeout, self.waits, self.field = _endpoint(url, field), timeout, tuple(waits), field
-        # Redirects are not followed: the key would go wherever they point.
+        # Redirects are not followed: the key would be sent to their target.
         self._opener = urllib.request.build_opener(_NoRedirect)
         served = self._tried("/models", None, _models, threading.Event())
         if model is None and len(served) != 1:
@@ -145,7 +146,7 @@ class ServedModel:
 
     @property
     def shown(self) -> str:
-        """The URL without a password."""
+        """URL without its password."""
         return redact(self.url)
 
     def answer(
@@ -159,24 +160,23 @@ class ServedModel:
 
         Args:
             messages_list: conversations, each up to where the model has to answer.
-            decoding: as for `engine.generate`, without beams; how prompts are read is the server's own business.
-            grammars: per conversation what its answer may be, None where anything.
+            decoding: as for `engine.generate`, without beams; `prefill_chunk` is up to the server.
+            grammars: grammar of each conversation's answer, None for any answer.
             on_progress: called before the first answer and after each one.
 
         Returns:
-            One `Generation` per conversation, in their order. Whatever the server calls the end of an answer but
-            "stop" counts as truncated.
+            One `Generation` per conversation, in their order. Every finish reason except "stop" counts as truncated.
 
         Raises:
-            ConfigError: beams, a grammar that this server cannot take, a wrong key, or a request that it refuses.
-            MachineError: the server does not answer, however often it is asked, or with something else.
+            ConfigError: beams, a grammar that this server does not support, a wrong key, or a request that it rejects.
+            MachineError: the server does not answer in any of the tries, or with something else.
         """
         if decoding.num_beams > 1:
             raise ConfigError(
                 "servers have no beam search", code="E7064", field="evaluate.num_beams", help="set it to 1"
             )
-        given = grammars if grammars is not None else [None] * len(messages_list)
-        pairs = enumerate(zip(messages_list, given, strict=True))
+        row_grammars = grammars if grammars is not None else [None] * len(messages_list)
+        pairs = enumerate(zip(messages_list, row_grammars, strict=True))
         requests = [self._request(number, messages, decoding, grammar) for number, (messages, grammar) in pairs]
         answers: dict[int, Generation] = {}
         started, tokens = time.perf_counter(), 0
@@ -198,24 +198,24 @@ class ServedModel:
             "top_p": 1.0,
         }
         if decoding.temperature > 0:
-            request["seed"] = (decoding.seed * 1_000_003 + number) % 2**31  # every prompt draws on its own
+            request["seed"] = (decoding.seed * 1_000_003 + number) % 2**31  # every prompt has its own seed
         if decoding.stop:
             request["stop"] = list(decoding.stop)
         request |= self.kind.neutral(self.switches)
         return request | (self.kind.constraint(grammar) if grammar else {})
 
     def _all(self, requests: Sequence[Mapping[str, Any]], at_once: int) -> Iterator[tuple[int, Generation]]:
-        over = threading.Event()
+        stopped = threading.Event()
         with ThreadPoolExecutor(at_once, thread_name_prefix="server") as pool:
-            asked = {
-                pool.submit(self._tried, "/chat/completions", request, _generation, over): number
+            futures = {
+                pool.submit(self._tried, "/chat/completions", request, _generation, stopped): number
                 for number, request in enumerate(requests)
             }
             try:
-                for done in as_completed(asked):
-                    yield asked[done], done.result()
-            finally:  # after an error, or Ctrl-C, nothing is asked any more
-                over.set()
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            finally:  # after an error, or Ctrl-C, no request is sent any more
+                stopped.set()
                 pool.shutdown(cancel_futures=True)
 
     def _tried(
@@ -260,27 +260,29 @@ class ServedModel:
             raise _TransientError(f"answers with something that is not JSON: {_shown(raw)}") from None
 
     def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
-        said = _shown(_message(error))
+        text = _shown(_message(error))
         if error.code in TRANSIENT_STATUS_CODES:
             after = error.headers.get("Retry-After", "")
-            raise _TransientError(f"answers with {error.code}: {said}", float(after) if after.isdecimal() else None)
+            raise _TransientError(f"answers with {error.code}: {text}", float(after) if after.isdecimal() else None)
         if error.code in (401, 403):
-            has = "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
+            problem = (
+                "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
+            )
             raise ConfigError(
-                f"the server at {self.shown} {has} ({error.code}: {said})",
+                f"the server at {self.shown} {problem} ({error.code}: {text})",
                 code="E7066",
                 field=self.field,
                 help="set SUREFIT_API_KEY in the environment or in .env",
             ) from None
         if error.code == 404 or 300 <= error.code < 400:
             raise ConfigError(
-                f"there is no OpenAI-compatible server at {self.shown} ({error.code}: {said})",
+                f"there is no OpenAI-compatible server at {self.shown} ({error.code}: {text})",
                 code="E7067",
                 field=self.field,
                 help="give its address as http://HOST:PORT/v1",
             ) from None
         raise ConfigError(
-            f"the server at {self.shown} refuses a request ({error.code}): {said}",
+            f"the server at {self.shown} refuses a request ({error.code}): {text}",
             code="E7068",
             field=self.field,
             help="if it is the length, serve with a longer context or lower evaluate.max_new_tokens",
@@ -329,7 +331,7 @@ def _generation(answer: Any) -> Generation:
 
 
 def _message(error: urllib.error.HTTPError) -> bytes | str:
-    """What an error's body says, in the shape of OpenAI's or vLLM's errors, or as it is."""
+    """Return the message in an error's body, in the form of OpenAI's or vLLM's errors, or the body itself."""
     try:
         raw = error.read()
         answer = json.loads(raw)

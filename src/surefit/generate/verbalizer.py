@@ -1,4 +1,4 @@
-"""Which of a row's labels the model would answer with, read from its probabilities instead of a generated text.
+"""Ranking of a row's labels by the model's probabilities instead of a generated text.
 
 Every prompt is read once. Labels of one token, letters say, need nothing more; for longer ones the prompt's cache is
 repeated and only the labels' own tokens are read.
@@ -22,9 +22,9 @@ from surefit.core.progress import OnProgress, ignore_progress
 from surefit.generate.engine import generation_mode, left_padded, memory_errors, padding_id, stop_token_ids
 
 _END = -1
-"""The answer's end, written behind a label's tokens where labels begin alike; the last column of `_log_softmax`."""
+"""The answer's end, appended to a label's tokens where labels begin alike; the last column of `_log_softmax`."""
 _TAIL = 4
-"""Tokens of the prompt that are looked at to see how a label is tokenised behind it."""
+"""Last tokens of the prompt used to see how a label is tokenized behind it."""
 
 LabelTokens = tuple[int, ...]
 """A label's tokens."""
@@ -38,16 +38,16 @@ def rank_labels(
     batch_size: int,
     on_progress: OnProgress = ignore_progress,
 ) -> list[dict[str, float]]:
-    """The log-probability of every label as the answer to its prompt, among the row's labels alone.
+    """Return the log-probability of every label as the answer to its prompt, among the row's labels alone.
 
-    A label's probability is the product of its tokens' (as the tokenizer writes it behind this prompt, in a training
-    row too); where one label's tokens begin with another's ("1" and "10"), times that of the answer ending there, for
-    all labels of the row.
+    A label's probability is the product of its tokens' (tokenized as behind this prompt, like in a training row); if
+    one label's tokens begin with another's ("1" and "10"), times the probability of the answer ending there, for all
+    labels of the row.
 
     Args:
-        model: a causal language model, a PEFT model included; left as it was.
+        model: a causal language model, including a PEFT model; left unchanged.
         prompts: token ids, chat template applied.
-        labels: per prompt, in a text with its own spaces: " A" is not "A".
+        labels: the labels of each prompt, with the spaces of their text: " A" is not "A".
         batch_size: prompts, or labels of several tokens, that are read at once; the result does not depend on it.
         on_progress: called before the first batch and after each one.
 
@@ -56,8 +56,8 @@ def rank_labels(
         equal probability in the given order. The probabilities sum to 1; a row with one label is not read.
 
     Raises:
-        DataError: a row without a prompt or labels, an empty label or one that is there twice, or more tokens than the
-            model reads.
+        DataError: a row without a prompt or labels, an empty or duplicate label, or more tokens than the model's
+            context.
         MachineError: the batch does not fit in memory.
         ModelError: the model's logits are NaN, or it has no token that ends an answer and labels begin alike.
     """
@@ -67,14 +67,17 @@ def rank_labels(
     ranked: dict[int, dict[str, float]] = {}
     with generation_mode(model), torch.no_grad():
         ranker = _Ranker(model, tokenizer)
-        paths = [ranker.paths(n, prompt, own) for n, (prompt, own) in enumerate(zip(prompts, labels, strict=True))]
-        ranked |= {n: dict.fromkeys(own, 0.0) for n, own in enumerate(paths) if len(own) == 1}
+        paths = [
+            ranker.paths(n, prompt, row_labels)
+            for n, (prompt, row_labels) in enumerate(zip(prompts, labels, strict=True))
+        ]
+        ranked |= {n: dict.fromkeys(row_paths, 0.0) for n, row_paths in enumerate(paths) if len(row_paths) == 1}
         order = sorted(set(range(len(prompts))) - ranked.keys(), key=lambda n: -len(prompts[n]))
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             with memory_errors(len(batch), len(prompts[batch[0]])):
-                found = ranker.rank([prompts[n] for n in batch], [paths[n] for n in batch], batch_size)
-            ranked.update(zip(batch, found, strict=True))
+                scores = ranker.rank([prompts[n] for n in batch], [paths[n] for n in batch], batch_size)
+            ranked.update(zip(batch, scores, strict=True))
             on_progress(len(ranked), len(prompts), f"{len(ranked) / (time.perf_counter() - started):,.1f} prompts/s")
     return [ranked[n] for n in range(len(prompts))]
 
@@ -91,38 +94,39 @@ class _Ranker:
         self.written: dict[tuple[LabelTokens, str], LabelTokens] = {}
 
     def paths(self, number: int, prompt: Sequence[int], labels: Sequence[str]) -> dict[str, LabelTokens]:
-        """Label → tokens of a row, with `_END` where it is needed."""
+        """Return label → tokens for a row, with `_END` where it is needed."""
         _refuse_unusable(number, prompt, labels)
-        found = {label: self._tokens(tuple(prompt[-_TAIL:]), label) for label in labels}
-        if len(set(found.values())) < len(found):
+        paths = {label: self._tokens(tuple(prompt[-_TAIL:]), label) for label in labels}
+        if len(set(paths.values())) < len(paths):
             raise DataError(
                 f"two labels of row {number} are the same tokens to this model", code="E7070", help="rename one of them"
             )
-        if any(_begins(other, path) for path in found.values() for other in found.values() if other is not path):
+        if any(_begins(other, path) for path in paths.values() for other in paths.values() if other is not path):
             if not self.stop_ids:
                 raise ModelError(
                     f"labels of row {number} begin alike, and the model has no token that ends an answer",
                     code="E7071",
                     help="set eos_token in its tokenizer_config.json, or use labels none of which begins another",
                 )
-            found = {label: (*path, _END) for label, path in found.items()}
-        longest = len(prompt) + max(map(len, found.values())) - 1
+            paths = {label: (*path, _END) for label, path in paths.items()}
+        longest = len(prompt) + max(map(len, paths.values())) - 1
         if self.context is not None and longest > self.context:
             raise DataError(
                 f"row {number} has {longest:,} tokens with its longest label, and the model reads {self.context:,}",
                 code="E7072",
                 help="shorten the prompt",
             )
-        return found
+        return paths
 
     def _tokens(self, tail: LabelTokens, label: str) -> LabelTokens:
-        """A tokenizer of SentencePiece's kind puts a space before whatever it is given alone: so the label is also
-        tokenised behind the prompt's end, and that one's tokens are taken off again, as `data.tokens.tokenize` does."""
+        """Return a label's tokens behind the prompt. SentencePiece tokenizers put a space before a text that stands
+        alone, so the label is also tokenized together with the prompt's end, whose tokens are then removed, as in
+        `data.tokens.tokenize`."""
         if (tail, label) not in self.written:
             before = str(self.tokenizer.decode(list(tail), clean_up_tokenization_spaces=False))
-            alone, start, both = self.tokenizer([label, before, before + label], add_special_tokens=False).input_ids
-            own = both[len(start) :] if both[: len(start)] == start else alone
-            self.written[tail, label] = tuple(own or alone)
+            alone, start, joined = self.tokenizer([label, before, before + label], add_special_tokens=False).input_ids
+            label_tokens = joined[len(start) :] if joined[: len(start)] == start else alone
+            self.written[tail, label] = tuple(label_tokens or alone)
         return self.written[tail, label]
 
     def rank(
@@ -130,28 +134,32 @@ class _Ranker:
     ) -> list[dict[str, float]]:
         """Rank the labels of one batch."""
         ids, mask = (part.to(self.model.device) for part in left_padded(prompts, self.pad_id))
-        longer = _sequences(paths)
-        logits, cache = self._forward(ids, mask, mask.cumsum(1) - 1, None, use_cache=bool(longer), keep=1)
-        found = _Steps(paths, self.stop_ids)
-        found.read(logits[:, -1], [(row, ()) for row in range(len(prompts))])
-        for start in range(0, len(longer), batch_size):
-            self._read_behind(longer[start : start + batch_size], mask, cache, found)
+        sequences = _sequences(paths)
+        logits, cache = self._forward(ids, mask, mask.cumsum(1) - 1, None, use_cache=bool(sequences), keep=1)
+        steps = _Steps(paths, self.stop_ids)
+        steps.read(logits[:, -1], [(row, ()) for row in range(len(prompts))])
+        for start in range(0, len(sequences), batch_size):
+            self._read_behind(sequences[start : start + batch_size], mask, cache, steps)
         return [
-            _normalize_scores({label: found.total(row, path) for label, path in own.items()})
-            for row, own in enumerate(paths)
+            _normalize_scores({label: steps.total(row, path) for label, path in row_paths.items()})
+            for row, row_paths in enumerate(paths)
         ]
 
     def _read_behind(
         self, sequences: Sequence[tuple[int, LabelTokens]], mask: torch.Tensor, cache: Any, found: _Steps
     ) -> None:
-        """Read label tokens behind their prompts' cache, one row per sequence, and note what follows each."""
+        """Read label tokens behind their prompts' cache, one row per sequence, and record the next tokens'
+        probabilities.
+        """
         width = max(len(path) for _, path in sequences)
         ids = torch.tensor([[*path, *[self.pad_id] * (width - len(path))] for _, path in sequences], device=mask.device)
         rows = torch.tensor([row for row, _ in sequences], device=mask.device)
-        own = copy.deepcopy(cache)
-        own.reorder_cache(rows)
+        repeated = copy.deepcopy(cache)
+        repeated.reorder_cache(rows)
         positions = mask[rows].sum(1, keepdim=True) + torch.arange(width, device=mask.device)
-        logits, _ = self._forward(ids, torch.cat([mask[rows], torch.ones_like(ids)], dim=1), positions, own, True, None)
+        logits, _ = self._forward(
+            ids, torch.cat([mask[rows], torch.ones_like(ids)], dim=1), positions, repeated, True, None
+        )
         for place in range(width):  # one at a time: (rows, vocabulary) in float32 is enough memory
             reached = [n for n, (_, path) in enumerate(sequences) if len(path) > place]
             prefixes = [(sequences[n][0], sequences[n][1][: place + 1]) for n in reached]
@@ -181,26 +189,26 @@ class _Steps:
         self.stop_ids = stop_ids
         self.found: dict[tuple[int, LabelTokens], float] = {}
         self.next: dict[tuple[int, LabelTokens], set[int]] = {}
-        for row, own in enumerate(paths):
-            for path in own.values():
+        for row, row_paths in enumerate(paths):
+            for path in row_paths.values():
                 for place, token in enumerate(path):
                     self.next.setdefault((row, path[:place]), set()).add(token)
 
     def read(self, logits: torch.Tensor, prefixes: Sequence[tuple[int, LabelTokens]]) -> None:
-        """Note what the labels need of `logits`, (prefixes, vocabulary)."""
+        """Record the log-probabilities that the labels need from `logits`, (prefixes, vocabulary)."""
         logs = _log_softmax(logits, self.stop_ids)
-        wanted = [(n, row, prefix, t) for n, (row, prefix) in enumerate(prefixes) for t in self.next[row, prefix]]
-        values = logs[[n for n, *_ in wanted], [token for *_, token in wanted]].tolist()
-        for (_, row, prefix, token), value in zip(wanted, values, strict=True):
+        needed = [(n, row, prefix, t) for n, (row, prefix) in enumerate(prefixes) for t in self.next[row, prefix]]
+        values = logs[[n for n, *_ in needed], [token for *_, token in needed]].tolist()
+        for (_, row, prefix, token), value in zip(needed, values, strict=True):
             self.found[row, (*prefix, token)] = value
 
     def total(self, row: int, path: LabelTokens) -> float:
-        """The log-probability of a whole label."""
+        """Return the log-probability of a whole label."""
         return math.fsum(self.found[row, path[: n + 1]] for n in range(len(path)))
 
 
 def _log_softmax(logits: torch.Tensor, stop_ids: list[int]) -> torch.Tensor:
-    """In float32, and behind the vocabulary one column for "any token that ends the answer"."""
+    """Return the log-softmax in float32, with an extra last column for "any token that ends the answer"."""
     logs = torch.log_softmax(logits.float(), dim=-1)
     if torch.isnan(logs).any():
         raise ModelError(
@@ -212,15 +220,15 @@ def _log_softmax(logits: torch.Tensor, stop_ids: list[int]) -> torch.Tensor:
 
 
 def _sequences(paths: Sequence[Mapping[str, LabelTokens]]) -> list[tuple[int, LabelTokens]]:
-    """What has to be read behind each row's prompt: the labels without their last token, those left out that others
-    begin with. Similar lengths stand together."""
-    found = []
-    for row, own in enumerate(paths):
-        inner = sorted({path[:-1] for path in own.values() if len(path) > 1})
-        # In sorted order whatever begins with a path comes directly behind it.
+    """Return the token sequences to read behind each row's prompt: the labels without their last token, except
+    sequences that others begin with. Similar lengths stand together."""
+    sequences = []
+    for row, row_paths in enumerate(paths):
+        inner = sorted({path[:-1] for path in row_paths.values() if len(path) > 1})
+        # In sorted order, paths that begin with a path come directly behind it.
         covered = {path for path, after in pairwise(inner) if _begins(after, path)}
-        found += [(row, path) for path in inner if path not in covered]
-    return sorted(found, key=lambda pair: -len(pair[1]))
+        sequences += [(row, path) for path in inner if path not in covered]
+    return sorted(sequences, key=lambda pair: -len(pair[1]))
 
 
 def _begins(path: LabelTokens, start: LabelTokens) -> bool:
@@ -240,8 +248,8 @@ def _refuse_unusable(number: int, prompt: Sequence[int], labels: Sequence[str]) 
         raise DataError(
             f"row {number} has {'an empty label' if labels else 'no labels'}", code="E7075", help="name its choices"
         )
-    twice = next((label for label in labels if list(labels).count(label) > 1), None)
-    if twice is not None:
+    duplicate = next((label for label in labels if list(labels).count(label) > 1), None)
+    if duplicate is not None:
         raise DataError(
-            f"the label {twice!r} of row {number} is there twice", code="E7076", help="name each choice once"
+            f"the label {duplicate!r} of row {number} is there twice", code="E7076", help="name each choice once"
         )

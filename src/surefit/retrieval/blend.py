@@ -1,7 +1,7 @@
-"""A trained retriever and a counting one together, as a product of their probabilities.
+"""A combination of a trained and a counting retriever, as a product of their probabilities.
 
 They are wrong about different users: counts know which films people take in one sitting, the model what goes with a
-longer history. How much each has to say is selected on the validation items.
+longer history. The weight of each is selected on the validation items.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from surefit.retrieval.ranking import AT_ONCE, Floats, Histories, Retriever, ran
 
 SHARES = tuple(n / 10 for n in range(11))
 _NEVER = 1e-5
-"""The probability of what was never counted: less than any pair's in a data set of this kind, and not nothing."""
+"""The probability of a pair that was never counted: less than any pair's in a data set of this kind, but not zero."""
 
 
 class Blend:
@@ -23,7 +23,7 @@ class Blend:
     Args:
         model: its scores are logits.
         counts: its scores are counts.
-        share: how much the counts say, 0 to 1.
+        share: weight of the counts, 0 to 1.
     """
 
     def __init__(self, model: Retriever, counts: Retriever, share: float) -> None:
@@ -42,13 +42,13 @@ def _blended(logits: Floats, counts: Floats, share: float) -> Floats:
 
 
 def select_blend(interactions: Interactions, model: Retriever, counts: Retriever) -> tuple[Blend, dict[float, float]]:
-    """The blend with the best NDCG@10 on the validation items, and what each share had there."""
+    """Return the blend with the best NDCG@10 on the validation items, and the NDCG@10 of each share there."""
     histories, targets = interactions.questions("valid")
     ranks: dict[float, list[int]] = {share: [] for share in SHARES}
     for start in range(0, len(histories), AT_ONCE):
-        asked, right = histories[start : start + AT_ONCE], targets[start : start + AT_ONCE]
-        logits, counted = model.scores(asked), counts.scores(asked)
-        for share, found in ranks.items():
-            found += ranking_from_scores(_blended(logits, counted, share), asked, right, 1).ranks.tolist()
-    tried = {share: mean_ranking(found)["ndcg@10"] for share, found in ranks.items()}
-    return Blend(model, counts, max(tried, key=lambda share: tried[share])), tried
+        batch, right = histories[start : start + AT_ONCE], targets[start : start + AT_ONCE]
+        logits, counted = model.scores(batch), counts.scores(batch)
+        for share, share_ranks in ranks.items():
+            share_ranks += ranking_from_scores(_blended(logits, counted, share), batch, right, 1).ranks.tolist()
+    scores = {share: mean_ranking(share_ranks)["ndcg@10"] for share, share_ranks in ranks.items()}
+    return Blend(model, counts, max(scores, key=lambda share: scores[share])), scores

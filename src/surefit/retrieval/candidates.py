@@ -1,9 +1,9 @@
-"""What a retriever found, as rows for a language model to rank: `recipe: rec_ranking` reads them.
+"""Retrieved candidates as rows for a language model to rank: `recipe: rec_ranking` reads them.
 
-As in LlamaRec (arXiv:2311.02089) a row shows the last titles of a history and twenty candidates. To train on, those are
-the item that came next and random ones that the user never took; to be scored on, the retriever's first twenty in its
-order. Users whose right item is not among these stay in the files: the ranker cannot help them, and every mean is
-over all users.
+As in LlamaRec (arXiv:2311.02089) a row has the last titles of a history and twenty candidates. In training rows, the
+candidates are the next item and random items that the user never took; in evaluation rows, the retriever's first twenty
+in its order. Users whose right item is not among these stay in the files: the ranker cannot help them, and every mean
+is over all users.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from surefit.retrieval.interactions import Interactions
 from surefit.retrieval.ranking import Ranking
 
 TITLE = 96
-"""Characters of a title. LlamaRec cuts at 32 tokens; no tokenizer is known here, and titles take about three characters
-per token."""
+"""Maximum characters of a title. LlamaRec cuts at 32 tokens; no tokenizer is known here, and titles have about three
+characters per token."""
 
 
 @dataclass(frozen=True)
 class RankerRows:
-    """How the rows are made.
+    """Settings of the rows.
 
     Attributes:
         interactions: the histories.
-        candidates: how many titles there are to choose from: 2 to 26, one for each letter.
-        history: how many titles of a history are shown, the last ones.
-        seed: of which places in the histories are asked about, and of the wrong candidates.
+        candidates: titles to choose from: 2 to 26, one for each letter.
+        history: the most titles of a history in a row, the last ones.
+        seed: seed of the choice of places in the histories, and of the wrong candidates.
     """
 
     interactions: Interactions
@@ -40,11 +40,15 @@ class RankerRows:
     seed: int = 0
 
     def train(self, count: int) -> Iterator[dict[str, Any]]:
-        """Up to `count` rows, drawn evenly from all places in what is trained on that have an item before them."""
-        places = [(user, at) for user, history in enumerate(self.interactions.trained) for at in range(1, len(history))]
-        draw = Random(self.seed)
-        for n in sorted(draw.sample(range(len(places)), min(count, len(places)))):
-            yield self._train_row(*places[n], draw)
+        """Yield up to `count` rows, drawn evenly from the places of the training histories that have an item before
+        them.
+        """
+        places = [
+            (user, place) for user, history in enumerate(self.interactions.trained) for place in range(1, len(history))
+        ]
+        rng = Random(self.seed)
+        for n in sorted(rng.sample(range(len(places)), min(count, len(places)))):
+            yield self._train_row(*places[n], rng)
 
     def _train_row(self, user: int, at: int, draw: Random) -> dict[str, Any]:
         history = self.interactions.trained[user]
@@ -54,12 +58,12 @@ class RankerRows:
         return {**self._row(user, history[:at], items), "answer": answer}
 
     def _never_taken(self, taken: set[int], count: int, draw: Random) -> list[int]:
-        free = [item for item in range(1, len(self.interactions.items) + 1) if item not in taken]
-        return draw.sample(free, min(count, len(free)))
+        untaken = [item for item in range(1, len(self.interactions.items) + 1) if item not in taken]
+        return draw.sample(untaken, min(count, len(untaken)))
 
     def scored(self, split: Literal["valid", "test"], ranking: Ranking) -> Iterator[dict[str, Any]]:
-        """A row for every user: the candidates in the retriever's order, the right item's `rank` among all items, and
-        as `answer` its letter; an empty text where it is not among the candidates."""
+        """Yield a row for every user: the candidates in the retriever's order, the right item's `rank` among all items,
+        and as `answer` its letter; an empty text if it is not among the candidates."""
         histories, targets = self.interactions.questions(split)
         for user, (history, target, rank) in enumerate(zip(histories, targets, ranking.ranks.tolist(), strict=True)):
             items = ranking.top[user, : self.candidates].tolist()
@@ -78,7 +82,7 @@ class RankerRows:
 
 
 def cut_title(title: str, limit: int = TITLE) -> str:
-    """A title of at most `limit` characters, cut between words where that leaves most of it.
+    """Return a title of at most `limit` characters, cut between words where that leaves most of it.
 
     >>> cut_title("Alien (1979)"), cut_title("one two three", 9)
     ('Alien (1979)', 'one two…')
@@ -92,7 +96,7 @@ def cut_title(title: str, limit: int = TITLE) -> str:
 def candidate_lines(
     interactions: Interactions, split: Literal["valid", "test"], ranking: Ranking
 ) -> Iterator[dict[str, Any]]:
-    """What was retrieved, by the data set's own keys: for other rankers than ours."""
+    """Yield the retrieved items with the data set's own keys: for rankers other than SureFit's."""
     _, targets = interactions.questions(split)
     for user, target in enumerate(targets):
         yield {

@@ -1,4 +1,4 @@
-"""Train LRURec: seeded, resumable, selected on the validation items and never on the test."""
+"""Training of LRURec: seeded, resumable, with weights selected on the validation items and never on the test."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from surefit.retrieval.ranking import RECENT, Floats, Histories, rank_items
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How LRURec is trained.
+    """Training settings of LRURec.
 
     Attributes:
-        learning_rate, weight_decay: of AdamW; biases, norms are not decayed.
+        learning_rate, weight_decay: AdamW's; biases and norms are not decayed.
         batch: histories per step.
-        clip: the norm that gradients are scaled down to.
-        averaged: the share of the old in the running average of the weights, which is what is validated and kept
-            (0: the weights themselves).
-        most_steps, every, patience: stop after so many steps, or `patience` validations, `every` steps apart, without
-            a better NDCG@10.
-        seed: of the initialisation, the order and dropout.
+        clip: the maximum gradient norm.
+        averaged: decay of the exponential moving average of the weights, which is validated and kept (0: the weights
+            themselves).
+        most_steps, every, patience: stop after `most_steps` steps, or after `patience` validations, `every` steps
+            apart, without a better NDCG@10.
+        seed: seed of the initialization, the order and dropout.
     """
 
     learning_rate: float = 2e-3
@@ -52,7 +52,7 @@ class FitSettings:
 
 
 class LRURecRetriever:
-    """A retriever made of a trained model; `device` is where it computes."""
+    """A retriever around a trained model, computing on `device`."""
 
     def __init__(self, model: LRURec, device: str = "cpu") -> None:
         self.model, self.device = model.to(device).eval(), device
@@ -68,7 +68,7 @@ class LRURecRetriever:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came of it: `steps` of the best validation, its scores, all validations and the seconds it took."""
+    """The result of a training: `steps` of the best validation, its scores, all validations and the seconds taken."""
 
     retriever: LRURecRetriever
     fitting: FitSettings
@@ -87,17 +87,17 @@ def fit_lrurec(
     checkpoint: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> FitResult:
-    """Train until the validation no longer improves; the best weights are returned.
+    """Train until the validation no longer improves; return the best weights.
 
     Args:
-        shape: LRURec's own for so many items, if not given.
-        checkpoint: a file that is written at every validation. Where it is there already, and was written by the same
-            call on the same data, training goes on from it, to the same result as without the interruption.
+        shape: size of the model; by default LRURec's own for this number of items.
+        checkpoint: a file that is written at every validation. If it exists, and was written by the same call on the
+            same data, training continues from it, to the same result as without the interruption.
         on_progress: called after every step.
 
     Raises:
         MachineError: the checkpoint cannot be read.
-        ModelError: the loss is no number any more.
+        ModelError: the loss is NaN.
     """
     shape = shape or LRURecSize(len(interactions.items))
     with torch.random.fork_rng(devices=[] if device == "cpu" else None):
@@ -109,7 +109,7 @@ def fit_lrurec(
 
 
 def pad_histories(histories: Sequence[Sequence[int]]) -> Tensor:
-    """(histories, longest), filled up on the right."""
+    """Return the histories as a tensor (histories, longest), padded on the right."""
     items = torch.full((len(histories), max(map(len, histories))), PAD)
     for row, history in zip(items, histories, strict=True):
         row[: len(history)] = torch.as_tensor(history)
@@ -117,11 +117,11 @@ def pad_histories(histories: Sequence[Sequence[int]]) -> Tensor:
 
 
 def pieces(history: Sequence[int], length: int = RECENT) -> Iterator[tuple[int, ...]]:
-    """A history in pieces of at most `length` items to predict, cut from its end; each but the first also has the item
-    before it, which is seen and not predicted."""
-    given = (PAD, *history)
-    for end in range(len(given), 1, -length):
-        yield tuple(given[max(0, end - length - 1) : end])
+    """Yield a history in pieces of at most `length` items to predict, cut from its end; each but the first also has the
+    item before it, which is input only."""
+    padded = (PAD, *history)
+    for end in range(len(padded), 1, -length):
+        yield tuple(padded[max(0, end - length - 1) : end])
 
 
 class _Run:
@@ -141,28 +141,28 @@ class _Run:
 
     def _groups(self) -> list[dict[str, Any]]:
         decayed = [p for name, p in self.model.named_parameters() if "bias" not in name and "norm" not in name]
-        rest = [p for name, p in self.model.named_parameters() if "bias" in name or "norm" in name]
+        not_decayed = [p for name, p in self.model.named_parameters() if "bias" in name or "norm" in name]
         return [
             {"params": decayed, "weight_decay": self.fitting.weight_decay},
-            {"params": rest, "weight_decay": 0.0},
+            {"params": not_decayed, "weight_decay": 0.0},
         ]
 
     def train(self, on_progress: OnProgress) -> None:
-        most, losses, before, started = self.fitting.most_steps, [], self.seconds, time.perf_counter()
-        while self.step < most and not self._waited_enough():
+        max_steps, losses, earlier_seconds, started = self.fitting.most_steps, [], self.seconds, time.perf_counter()
+        while self.step < max_steps and not self._waited_enough():
             losses.append(self._one_step(self._batch()))
             self.step += 1
-            self.seconds = before + time.perf_counter() - started
-            if self.step % self.fitting.every == 0 or self.step == most:
+            self.seconds = earlier_seconds + time.perf_counter() - started
+            if self.step % self.fitting.every == 0 or self.step == max_steps:
                 self._validate(sum(losses) / len(losses))
                 losses.clear()
                 self._save()
-            on_progress(self.step, most, self._told())
+            on_progress(self.step, max_steps, self._told())
 
     def _batch(self) -> Tensor:
-        """The pieces of this step: each epoch has an order of its own that depends on the seed and its number only."""
-        each = -(-len(self.pieces) // self.fitting.batch)
-        epoch, place = divmod(self.step, each)
+        """Return the pieces of this step: each epoch's order depends only on the seed and the epoch's number."""
+        steps_per_epoch = -(-len(self.pieces) // self.fitting.batch)
+        epoch, place = divmod(self.step, steps_per_epoch)
         order = np.random.default_rng((self.fitting.seed, epoch)).permutation(len(self.pieces))
         chosen = order[place * self.fitting.batch : (place + 1) * self.fitting.batch]
         return pad_histories([self.pieces[n] for n in chosen]).to(self.device)
@@ -174,11 +174,11 @@ class _Run:
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), self.fitting.clip)
         self.optimizer.step()
-        # Early on the average would be mostly the initialisation.
-        kept = min(self.fitting.averaged, (1 + self.step) / (10 + self.step)) if self.fitting.averaged else 0.0
+        # Early on the average would be mostly the initialization.
+        decay = min(self.fitting.averaged, (1 + self.step) / (10 + self.step)) if self.fitting.averaged else 0.0
         with torch.no_grad():
-            for mean, now in zip(self.average.parameters(), self.model.parameters(), strict=True):
-                mean.lerp_(now, 1 - kept)
+            for mean, weight in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                mean.lerp_(weight, 1 - decay)
         value = loss.item()
         if value != value:
             raise ModelError(
@@ -229,12 +229,12 @@ class _Run:
         write_atomic(self.checkpoint, buffer.getvalue())
 
     def go_on(self) -> None:
-        """Take up the checkpoint, if it is this run's."""
+        """Resume from the checkpoint, if it is this run's."""
         if self.checkpoint is None or not self.checkpoint.exists():
             return
         try:
             state = torch.load(self.checkpoint, weights_only=True)
-        except Exception as error:  # a damaged pickle raises whatever it likes
+        except Exception as error:  # a damaged pickle raises any exception
             raise MachineError(
                 f"the checkpoint cannot be read: {type(error).__name__}",
                 code="E7142",
@@ -262,7 +262,7 @@ class _Run:
 
 
 def build_manifest_settings(fitted: FitResult) -> dict[str, Any]:
-    """How a model was made, for a manifest."""
+    """Return how a model was trained, for a manifest."""
     return {
         **asdict(fitted.shape),
         **asdict(fitted.fitting),
@@ -273,6 +273,6 @@ def build_manifest_settings(fitted: FitResult) -> dict[str, Any]:
 
 
 def _identity(interactions: Interactions, fitting: FitSettings, shape: LRURecSize) -> str:
-    """A hash of all that the result depends on."""
+    """Return a hash of all that the result depends on."""
     text = json.dumps([asdict(fitting), asdict(shape), interactions.histories], default=str)
     return hashlib.sha256(text.encode()).hexdigest()

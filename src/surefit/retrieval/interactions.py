@@ -1,10 +1,10 @@
-"""Who took what, when: events become the histories of the published protocol.
+"""Conversion of events to the histories of the published protocol.
 
 LlamaRec's protocol (arXiv:2311.02089): every rating counts as an interaction; users and items with fewer than five are
 dropped until none is left; a history is sorted by time, and within one time by the item's number; the last item of a
-history is the test, the one before it the validation, the rest is trained on. Ties in time are common (91 of the 610
-users of ml-latest-small have their last two events in one second), so the numbering of the items decides who is asked
-for what.
+history is the test, the one before it the validation, all earlier ones are for training. Ties in time are common (91 of
+the 610 users of ml-latest-small have their last two events in one second), so the numbering of the items decides which
+item is a user's target.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 from surefit.core.errors import DataError
 
 Key = int | str
-"""A user or an item as its data set calls it: MovieLens has numbers, Amazon has texts."""
+"""A user or an item in its data set's notation: MovieLens has numbers, Amazon has texts."""
 Numbering = Literal["sorted", "published"]
-"""How items are numbered: in the order of their keys, or as LlamaRec's code does, in the order in which CPython's set
-of the keys happens to give them."""
+"""Order of the items' numbers: by key, or as in LlamaRec's code, by the iteration order of CPython's set of the
+keys."""
 
 
 @dataclass(frozen=True)
 class Events:
-    """What the files of a data set say, as they say it.
+    """The events of a data set's files, unchanged.
 
     Attributes:
-        name: of the data set, for messages.
+        name: name of the data set, for messages.
         users, items, times: one entry per event.
-        titles: item → title; empty where the data set comes without.
-        files: what was read.
-        notes: what is odd about the data set, for a person.
+        titles: item → title; empty if the data set has none.
+        files: files that were read.
+        notes: what is unusual about the data set, for the user.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Interactions:
     """Histories with numbered items.
 
     Attributes:
-        users: of history n, the user.
-        items: of item number n, at place n - 1, the item.
+        users: user of history n, at place n.
+        items: item with number n, at place n - 1.
         histories: item numbers (from 1) in the order of time; at least three each.
-        titles: of item number n, at place n; place 0 is empty.
+        titles: title of item number n, at place n; place 0 is empty.
         tied: users whose last two events have one time.
         without_title: events dropped because their item has none.
     """
@@ -73,16 +73,16 @@ class Interactions:
 
     @property
     def trained(self) -> list[tuple[int, ...]]:
-        """What is learnt from: each history without its last two."""
+        """Training histories: each history without its last two items."""
         return [history[:-2] for history in self.histories]
 
     def questions(self, split: Literal["valid", "test"]) -> tuple[list[tuple[int, ...]], list[int]]:
-        """(what is known, what comes next) of every user. The test's known part holds the validation's answer."""
+        """Return (history, next item) of every user. The test's history includes the validation's answer."""
         end = -2 if split == "valid" else -1
         return [history[:end] for history in self.histories], [history[end] for history in self.histories]
 
     def counts(self) -> dict[str, float]:
-        """The numbers by which a data set is recognised."""
+        """Return the numbers by which a data set is recognized."""
         users, items, events = len(self.users), len(self.items), self.events
         return {
             "users": users,
@@ -95,10 +95,10 @@ class Interactions:
 
 
 def build_interactions(events: Events, core: int = 5, numbering: Numbering = "sorted") -> Interactions:
-    """Events → histories, after the protocol above. Where there are titles, items without one are dropped first.
+    """Convert events to histories, by the protocol above. If there are titles, items without one are dropped first.
 
     Raises:
-        DataError: fewer than three events per user are asked for, or nothing is left.
+        DataError: `core` is below three, or nothing is left.
     """
     if core < 3:
         raise DataError(
@@ -112,7 +112,7 @@ def build_interactions(events: Events, core: int = 5, numbering: Numbering = "so
     times = np.asarray(events.times, dtype=np.int64)
     titled = np.array([not events.titles or key in events.titles for key in item_keys], dtype=bool)
     keep = titled[items] if len(items) else np.zeros(0, dtype=bool)
-    dropped = int((~keep).sum())
+    untitled = int((~keep).sum())
     keep = _core(users, items, keep, core)
     if not keep.any():
         raise DataError(
@@ -122,40 +122,40 @@ def build_interactions(events: Events, core: int = 5, numbering: Numbering = "so
         )
     users, items, times = users[keep], items[keep], times[keep]
     kept_items = _order([item_keys[n] for n in _distinct(items)], numbering)
-    number = np.zeros(len(item_keys), dtype=np.int64)
+    new_numbers = np.zeros(len(item_keys), dtype=np.int64)
     place = {key: n for n, key in enumerate(item_keys)}
-    number[[place[key] for key in kept_items]] = np.arange(1, len(kept_items) + 1)
-    histories, tied = _histories(users, number[items], times)
+    new_numbers[[place[key] for key in kept_items]] = np.arange(1, len(kept_items) + 1)
+    histories, tied = _histories(users, new_numbers[items], times)
     return Interactions(
         users=tuple(user_keys[n] for n in np.unique(users)),
         items=tuple(kept_items),
         histories=histories,
         titles=("", *(events.titles.get(key, str(key)) for key in kept_items)),
         tied=tied,
-        without_title=dropped,
+        without_title=untitled,
     )
 
 
 def _numbered(keys: Sequence[Key]) -> tuple[list[Key], NDArray[np.int64]]:
-    """The distinct keys in their order, and the place of every key among them."""
+    """Return the distinct keys in order, and the place of every key among them."""
     distinct: list[Key] = sorted(set(keys))
     place = {key: n for n, key in enumerate(distinct)}
     return distinct, np.fromiter((place[key] for key in keys), dtype=np.int64, count=len(keys))
 
 
 def _core(users: NDArray[np.int64], items: NDArray[np.int64], keep: NDArray[np.bool_], core: int) -> NDArray[np.bool_]:
-    """Drop rare users and items until no one is rare: the order in which that is done does not matter."""
+    """Drop rare users and items until none is rare: the result does not depend on the order."""
     while True:
         per_user = np.bincount(users[keep], minlength=users.max(initial=-1) + 1)
         per_item = np.bincount(items[keep], minlength=items.max(initial=-1) + 1)
-        fewer = keep & (per_user[users] >= core) & (per_item[items] >= core)
-        if fewer.sum() == keep.sum():
-            return fewer
-        keep = fewer
+        next_keep = keep & (per_user[users] >= core) & (per_item[items] >= core)
+        if next_keep.sum() == keep.sum():
+            return next_keep
+        keep = next_keep
 
 
 def _distinct(items: NDArray[np.int64]) -> list[int]:
-    """In the order of their first appearance."""
+    """Return the distinct items in the order of their first appearance."""
     return list(dict.fromkeys(items.tolist()))
 
 

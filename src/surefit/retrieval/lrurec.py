@@ -1,10 +1,11 @@
 """LRURec: linear recurrent units over the items of a history (Yue et al. 2023, arXiv:2310.02367).
 
-The recurrence is the linear recurrent unit of Orvieto et al. 2023 (arXiv:2303.06349): a complex diagonal state
-h_t = λ ∘ h_{t-1} + g ∘ (B x_t + b) with |λ| < 1, learnt as λ = exp(-exp(n) + i exp(θ)).
-Because it is linear in h, all steps of a sequence are computed in log₂(length) rounds instead of one after the other.
+The recurrence is the linear recurrent unit of Orvieto et al. 2023 (arXiv:2303.06349): a complex diagonal state h_t = λ
+∘ h_{t-1} + g ∘ (B x_t + b) with |λ| < 1, learned as λ = exp(-exp(n) + i exp(θ)). Because it is linear in h, all steps
+of a sequence are computed in log₂(length) rounds instead of one after the other.
 
-Complex numbers are pairs of real tensors: on a CPU their products are several times faster so, and every dtype works.
+Complex numbers are pairs of real tensors: on a CPU their products are several times faster that way, and every dtype
+works.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class LRURecSize:
     """The size of the model.
 
     Attributes:
-        items: how many there are, numbered from 1.
-        width: of an item's vector; the state of a recurrence is twice as wide, the inner layer four times.
-        blocks: recurrence and position-wise network, one on top of the other.
-        dropout: everywhere but inside the recurrence.
+        items: number of items, numbered from 1.
+        width: width of an item's vector; the state of a recurrence is twice as wide, the inner layer four times.
+        blocks: number of blocks, each a recurrence and a position-wise network.
+        dropout: dropout everywhere except inside the recurrence.
         ring: the smallest and the largest magnitude that λ is drawn with; the phase is drawn from the whole circle.
     """
 
@@ -41,17 +42,17 @@ class LRURecSize:
 
 
 def scan(real: Tensor, imaginary: Tensor, decay_real: Tensor, decay_imaginary: Tensor) -> tuple[Tensor, Tensor]:
-    """h_t = λ ∘ h_{t-1} + u_t for every t, in log₂(length) rounds.
+    """Compute h_t = λ ∘ h_{t-1} + u_t for every t, in log₂(length) rounds.
 
-    In each round pairs of neighbouring stretches become one: the second half of a pair of length 2n lacks what the
-    first half ended with, times λ, λ², … λⁿ.
+    In each round pairs of neighboring stretches become one: the second half of a pair of length 2n lacks the final
+    state of the first half, times λ, λ², … λⁿ.
 
     Args:
         real, imaginary: u, shape (batch, length, state).
         decay_real, decay_imaginary: λ, shape (state,).
 
     Returns:
-        h, as u is given.
+        h, in the form of u.
     """
     length = real.shape[1]
     padding = 2 ** math.ceil(math.log2(length)) - length
@@ -72,8 +73,8 @@ def scan(real: Tensor, imaginary: Tensor, decay_real: Tensor, decay_imaginary: T
             torch.cat((powers_real, powers_real * last_real - powers_imaginary * last_imaginary)),
             torch.cat((powers_imaginary, powers_real * last_imaginary + powers_imaginary * last_real)),
         )
-    whole = (len(real), -1, real.shape[2])
-    return h_real.reshape(whole)[:, :length], h_imaginary.reshape(whole)[:, :length]
+    shape_out = (len(real), -1, real.shape[2])
+    return h_real.reshape(shape_out)[:, :length], h_imaginary.reshape(shape_out)[:, :length]
 
 
 class LinearRecurrentUnit(nn.Module):
@@ -86,7 +87,7 @@ class LinearRecurrentUnit(nn.Module):
         radius = torch.rand(state) * (high**2 - low**2) + low**2
         nu_log = torch.log(-0.5 * torch.log(radius))
         theta_log = torch.log(torch.rand(state) * 2 * math.pi)
-        # The factor keeps the state's variance at that of its input.
+        # The factor keeps the state's variance equal to its input's.
         gamma_log = torch.log(torch.sqrt(1 - torch.exp(-2 * torch.exp(nu_log))))
         self.ring_log = nn.Parameter(torch.stack((nu_log, theta_log, gamma_log)))
         self.into = nn.Linear(shape.width, 2 * state)
@@ -95,7 +96,8 @@ class LinearRecurrentUnit(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, x: Tensor, places: Tensor, nothing_yet: Tensor) -> Tensor:
-        """
+        """Apply the unit to the tokens of a batch.
+
         Args:
             x: (tokens, width), the histories of a batch one after the other.
             places: (batch, length), where in the batch the tokens are.
@@ -103,10 +105,10 @@ class LinearRecurrentUnit(nn.Module):
         """
         nu, theta, gamma = torch.exp(self.ring_log)
         magnitude = torch.exp(-nu)
-        given = self.into(x) * gamma.repeat(2)
-        alone = given * nothing_yet
-        rows = given.new_zeros((*places.shape, given.shape[-1]))
-        rows[places] = given - alone
+        inputs = self.into(x) * gamma.repeat(2)
+        alone = inputs * nothing_yet
+        rows = inputs.new_zeros((*places.shape, inputs.shape[-1]))
+        rows[places] = inputs - alone
         real, imaginary = rows.chunk(2, dim=-1)
         states = scan(real, imaginary, magnitude * torch.cos(theta), magnitude * torch.sin(theta))
         state = torch.cat(states, dim=-1)[places]
@@ -131,10 +133,10 @@ class PositionWise(nn.Module):
 
 
 class LRURec(nn.Module):
-    """Item numbers → for every position, a vector whose product with an item's vector says how well it comes next.
+    """Item numbers → for every position, a vector whose product with an item's vector scores it as the next item.
 
-    Histories are padded on the right. A history begins with `PAD` while the model is trained, so that its first item
-    is predicted too, from nothing; the recurrence carries nothing over from there.
+    Histories are padded on the right. A history begins with `PAD` while the model is trained, so that its first item is
+    predicted too, from nothing; the recurrence carries nothing over from there.
     """
 
     def __init__(self, shape: LRURecSize) -> None:
@@ -151,7 +153,7 @@ class LRURec(nn.Module):
                 nn.init.trunc_normal_(parameter, std=0.02, a=-0.04, b=0.04)
 
     def forward(self, items: Tensor) -> Tensor:
-        """(batch, length) item numbers → (batch, length, width); zeros where only padding is."""
+        """Encode (batch, length) item numbers → (batch, length, width); zeros at padding."""
         places = items != PAD
         places[:, 0] = True
         tokens = items[places]
@@ -164,15 +166,15 @@ class LRURec(nn.Module):
         return vectors
 
     def logits(self, vectors: Tensor) -> Tensor:
-        """(…, width) → (…, items + 1): item 0 is the padding's and no answer."""
+        """Return the logits, (…, width) → (…, items + 1): item 0 is the padding's and never an answer."""
         return functional.linear(vectors, self.item.weight, self.bias)
 
 
 class _FullSoftmax(torch.autograd.Function):
-    """The mean of -log softmax(logits)[target] over all items, with its gradients found on the way.
+    """The mean of -log softmax(logits)[target] over all items, with its gradients computed in the forward pass.
 
-    The logits of a few hundred places are in the cache at a time; those of a whole batch would be written to memory
-    and read back some ten times.
+    The logits of a few hundred places are in the cache at a time; a whole batch's would be written to memory and read
+    back some ten times.
     """
 
     PLACES = 256
@@ -203,13 +205,13 @@ class _FullSoftmax(torch.autograd.Function):
 
 
 def next_item_loss(model: LRURec, items: Tensor, targets: Tensor) -> Tensor:
-    """The mean cross-entropy over all items of the places that have a target; `PAD` is none.
+    """Return the mean cross-entropy over all items of the places that have a target; `PAD` is none.
 
     Args:
         items, targets: item numbers, both of shape (batch, length).
     """
-    asked = targets != PAD
+    has_target = targets != PAD
     loss: Tensor = _FullSoftmax.apply(  # type: ignore[no-untyped-call]
-        model(items)[asked], model.item.weight, model.bias, targets[asked]
+        model(items)[has_target], model.item.weight, model.bias, targets[has_target]
     )
     return loss

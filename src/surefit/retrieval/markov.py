@@ -1,6 +1,6 @@
-"""Retrievers that only count: what most people took, and what was taken shortly after what.
+"""Retrievers that only count: the most popular items, and the items taken shortly after another item.
 
-No score of a trained retriever means anything without these beside it.
+The scores of a trained retriever mean nothing without these baselines beside them.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from surefit.retrieval.ranking import Floats, Histories
 
 
 class Popularity:
-    """How often an item was taken in what is trained on."""
+    """Counts of the items in the training histories."""
 
     def __init__(self, trained: Histories, items: int) -> None:
-        taken = np.fromiter((item for history in trained for item in history), dtype=np.int64)
-        self.counts: Floats = np.bincount(taken, minlength=items + 1).astype(np.float32)
+        all_items = np.fromiter((item for history in trained for item in history), dtype=np.int64)
+        self.counts: Floats = np.bincount(all_items, minlength=items + 1).astype(np.float32)
 
     def scores(self, histories: Histories) -> Floats:
         return np.broadcast_to(self.counts, (len(histories), len(self.counts)))
 
 
 class CoOccurrence:
-    """How often an item came shortly after each of the last ones, in what is trained on.
+    """Counts of how often an item came shortly after each of the last ones, in the training histories.
 
     Args:
         trained: histories to count in.
         items: how many items there are.
-        weights: of a pair of items 1, 2, … places apart in a history that is counted.
-        recent: of the last, the one before it, … of a history that is continued.
+        weights: weight of a pair of items 1, 2, … places apart in a counted history.
+        recent: weight of the last item, the one before it, … of a history that is continued.
 
-    Where pairs say nothing or the same, what is taken more often comes first.
+    If pairs give no or equal scores, the more popular item comes first.
     """
 
     def __init__(self, trained: Histories, items: int, weights: Sequence[float], recent: Sequence[float]) -> None:
         self.recent = tuple(recent)
         popular = Popularity(trained, items).counts
-        # Below the smallest difference that pairs make.
+        # Smaller than the smallest difference between pairs.
         self.otherwise: Floats = popular / (popular.max() + 1) * np.float32(1e-3)
         pairs, counts = _pairs(trained, items + 1, weights)
         self.after, self.counts = pairs % (items + 1), counts.astype(np.float32)
@@ -55,14 +55,14 @@ class CoOccurrence:
 
 
 def _pairs(trained: Histories, size: int, weights: Sequence[float]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(first × size + second of every distinct pair, ascending; the sum of its weights)."""
-    found, sums = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
+    """Return (first × size + second of every distinct pair, ascending; the sum of its weights)."""
+    pair_parts, sums = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
     for history in trained:
         numbers = np.asarray(history, dtype=np.int64)
         for apart, weight in enumerate(weights, start=1):
             first, second = numbers[:-apart], numbers[apart:]
-            found.append(first * size + second)
+            pair_parts.append(first * size + second)
             sums.append(np.full(len(first), weight))
-    pairs, place = np.unique(np.concatenate(found), return_inverse=True)
+    pairs, place = np.unique(np.concatenate(pair_parts), return_inverse=True)
     weighted: NDArray[np.float64] = np.bincount(place, np.concatenate(sums), len(pairs)).astype(np.float64)
     return pairs, weighted

@@ -1,4 +1,4 @@
-"""What every retriever is, and how its scores become ranks and candidates."""
+"""The interface of retrievers, and the conversion of their scores to ranks and candidates."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ Floats = NDArray[np.float32]
 Histories = Sequence[Sequence[int]]
 
 RECENT = 200
-"""So many of the last items of a history are read, and are never recommended again."""
+"""Number of the last items of a history that are read, and are never recommended again."""
 AT_ONCE = 256
-"""Histories scored at a time: a matrix of so many rows with a column for each item is in memory."""
+"""Histories scored at a time: a matrix with a row for each and a column for each item is in memory."""
 
 
 class Retriever(Protocol):
     """The first stage of a recommender."""
 
     def scores(self, histories: Histories) -> Floats:
-        """Item numbers of some users, oldest first → (users, items + 1): the higher the likelier. Item 0 is none."""
+        """Score the items for users' histories, oldest first → (users, items + 1), higher is likelier; item 0 is
+        padding.
+        """
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a retriever made of some users.
+    """The ranking of some users.
 
     Attributes:
         ranks: per user, the place of the right item among all items, from 1.
         top: (users, k) item numbers, best first.
-        scores: (users, k) what the retriever gave them.
+        scores: (users, k) the retriever's scores of `top`.
     """
 
     ranks: NDArray[np.int64]
@@ -41,7 +43,7 @@ class Ranking:
 
 
 def rank_items(retriever: Retriever, histories: Histories, targets: Sequence[int], k: int = 20) -> Ranking:
-    """Rank all items for every user; what they took recently is left out. Of equal scores the lower number wins."""
+    """Rank all items for every user, except the ones taken recently. Among equal scores the lower number wins."""
     parts = [
         ranking_from_scores(retriever.scores(histories[start : start + AT_ONCE]), histories[start : start + AT_ONCE],
                targets[start : start + AT_ONCE], k)
@@ -55,13 +57,13 @@ def rank_items(retriever: Retriever, histories: Histories, targets: Sequence[int
 
 
 def ranking_from_scores(scores: Floats, histories: Histories, targets: Sequence[int], k: int) -> Ranking:
-    """The same, of scores that a retriever has given to these histories."""
+    """Rank items like `rank_items`, from a retriever's scores of these histories."""
     scores, right = scores.copy(), np.asarray(targets, dtype=np.int64)[:, None]
     scores[:, 0] = -np.inf
     for row, history in enumerate(histories):
         scores[row, list(history[-RECENT:])] = -np.inf
-    of_right = np.take_along_axis(scores, right, axis=1)
-    before = (scores == of_right) & (np.arange(scores.shape[1]) < right)
-    ranks = 1 + (scores > of_right).sum(axis=1) + before.sum(axis=1)
+    right_scores = np.take_along_axis(scores, right, axis=1)
+    tied_before = (scores == right_scores) & (np.arange(scores.shape[1]) < right)
+    ranks = 1 + (scores > right_scores).sum(axis=1) + tied_before.sum(axis=1)
     top = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return Ranking(ranks, top, np.take_along_axis(scores, top, axis=1))

@@ -1,4 +1,4 @@
-"""The retrievers by their names, and the baselines that always stand beside them."""
+"""The retrievers by name, and the baselines that every report includes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from surefit.retrieval.ranking import Retriever
 
 @dataclass(frozen=True)
 class TrainedRetriever:
-    """A retriever, and what is to be known of how it was made."""
+    """A retriever, and the settings and seconds of its training."""
 
     retriever: Retriever
     settings: dict[str, Any] = field(default_factory=dict)
@@ -41,12 +41,12 @@ BASELINES: dict[str, Callable[[Interactions], Retriever]] = {
     "markov": _markov,
     "window5": _window,
 }
-"""Those that only count: the most popular; what came after the last item; what came within five places of the last
+"""Retrievers that only count: the most popular items; items after the last item; items within five places of the last
 five."""
 DEFAULT = "blend"
 NAMES = (DEFAULT, "lrurec", *BASELINES)
 BLENDED = "window5"
-"""The counts that `blend` joins to LRURec."""
+"""The baseline that `blend` combines with LRURec."""
 
 
 def build_retriever(
@@ -56,12 +56,12 @@ def build_retriever(
     checkpoint: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> TrainedRetriever:
-    """A retriever for these interactions.
+    """Build a retriever for these interactions.
 
     Args:
         name: one of `NAMES`.
-        seed: of a trained one.
-        checkpoint: where a trained one is kept, and taken up again.
+        seed: seed of a trained one.
+        checkpoint: file of a trained one, which is resumed from it.
     """
     if name in BASELINES:
         return TrainedRetriever(BASELINES[name](interactions))
@@ -75,6 +75,6 @@ def build_retriever(
     )
     if name == "lrurec":
         return TrainedRetriever(fitted.retriever, build_manifest_settings(fitted), fitted.seconds)
-    retriever, tried = select_blend(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
-    blended = {"share_of_counts": retriever.share, "valid_ndcg@10_by_share": tried}
+    retriever, scores_by_share = select_blend(interactions, fitted.retriever, BASELINES[BLENDED](interactions))
+    blended = {"share_of_counts": retriever.share, "valid_ndcg@10_by_share": scores_by_share}
     return TrainedRetriever(retriever, build_manifest_settings(fitted) | blended, fitted.seconds)

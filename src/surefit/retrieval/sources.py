@@ -1,8 +1,8 @@
-"""The files that recommendation data sets come in, as `Events`.
+"""Readers of recommendation data sets' files, as `Events`.
 
 MovieLens in its three layouts (ratings.csv with movies.csv, ratings.dat with movies.dat, u.data with u.item), and
-reviews as Amazon's data sets have them: one JSON object per line, of 2014 and 2018 (reviewerID, asin, unixReviewTime)
-or of 2023 (user_id, parent_asin, timestamp), compressed or not, with the titles in a meta… file beside it.
+reviews in the format of Amazon's data sets: one JSON object per line, from 2014 and 2018 (reviewerID, asin,
+unixReviewTime) or 2023 (user_id, parent_asin, timestamp), compressed or not, with the titles in a meta… file beside it.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ def read_events(data: Path) -> Events:
         data: a file of events, or the directory it is in.
 
     Returns:
-        Its events in the order of the file. `notes` says what is unusual about it: another release than its name says,
+        Its events in the order of the file. `notes` lists what is unusual about it: another release than its name says,
         rows that somebody appended, one user taking one item twice.
 
     Raises:
         DataError: no such file or layout, or a row that cannot be read, with its line.
     """
     path = _events_file(data)
-    read = _MOVIELENS.get(path.name.lower())
-    events = read(path) if read else _reviews(path)
+    reader = _MOVIELENS.get(path.name.lower())
+    events = reader(path) if reader else _reviews(path)
     if not events.users:
         raise DataError(
             "there are no events in this file", code="E7145", path=path, help="was it downloaded completely?"
         )
     repeated = len(events.users) - len(set(zip(events.users, events.items, strict=True)))
-    notes = [*_vintage_notes(path)] if read else []
+    notes = [*_vintage_notes(path)] if reader else []
     if repeated:
         notes.append(f"{plural(repeated, 'event')} repeat an item that their user took before: never a right answer")
     return Events(events.name, events.users, events.items, events.times, events.titles, events.files, tuple(notes))
 
 
 def detect_movielens_release(data: Path) -> str | None:
-    """Which MovieLens this is, by its counts and its first row; None for other data."""
-    found = MovieLens().look_at(_events_file(data)).get("movielens")
-    return found.detail if found else None
+    """Return which MovieLens release this is, by its counts and its first row; None for other data."""
+    observation = MovieLens().look_at(_events_file(data)).get("movielens")
+    return observation.detail if observation else None
 
 
 def _events_file(data: Path) -> Path:
@@ -74,14 +74,14 @@ def _events_file(data: Path) -> Path:
             f"no such file or directory{did_you_mean(str(data), siblings)}", code="E7146", path=data, help=_WANTED
         )
     files = sorted(entry for entry in data.iterdir() if entry.is_file())
-    known = [entry for entry in files if entry.name.lower() in _MOVIELENS]
-    found = known or [entry for entry in files if _REVIEW_FILE.search(entry.name) and not _is_meta(entry)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    movielens = [entry for entry in files if entry.name.lower() in _MOVIELENS]
+    candidates = movielens or [entry for entry in files if _REVIEW_FILE.search(entry.name) and not _is_meta(entry)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if not candidates:
         names = ", ".join(entry.name for entry in files[:5]) or "nothing"
         raise DataError(f"no ratings or reviews in this directory, but {names}", code="E7147", path=data, help=_WANTED)
-    names = ", ".join(entry.name for entry in found[:5])
+    names = ", ".join(entry.name for entry in candidates[:5])
     raise DataError(
         f"several data sets in one directory: {names}", code="E7148", path=data, help="name the file that is meant"
     )
@@ -92,36 +92,36 @@ def _is_meta(path: Path) -> bool:
 
 
 def _vintage_notes(path: Path) -> Iterator[str]:
-    """What the data passport says of the same file, but for what `read_events` refuses itself."""
-    for name, seen in MovieLens().look_at(path).items():
-        if name not in ("movielens", "movielens_corrupt_rows") and seen.detail:
-            yield seen.detail
+    """Yield the data passport's findings on the same file, except errors that `read_events` raises itself."""
+    for name, observation in MovieLens().look_at(path).items():
+        if name not in ("movielens", "movielens_corrupt_rows") and observation.detail:
+            yield observation.detail
 
 
 def _comma_rows(path: Path) -> Events:
-    """ratings.csv: userId,movieId,rating,timestamp, in UTF-8, either line ending."""
+    """Read ratings.csv: userId,movieId,rating,timestamp, in UTF-8, either line ending."""
     with _opened(path) as file:
         reader = csv.reader(file, strict=True)
         _require_header(next(reader, []), ["userid", "movieid", "rating", "timestamp"], path)
         events = _rated(((reader.line_num, row) for row in reader if row), path)
-    titles_at = path.with_name("movies.csv")
+    titles_path = path.with_name("movies.csv")
     titles: dict[Key, str] = {}
-    if titles_at.is_file():
-        with _opened(titles_at) as file:
+    if titles_path.is_file():
+        with _opened(titles_path) as file:
             reader = csv.reader(file, strict=True)
-            _require_header(next(reader, []), ["movieid", "title"], titles_at)
-            titles = _titled(((reader.line_num, row) for row in reader if row), titles_at)
-    return _movielens(path, events, titles_at, titles)
+            _require_header(next(reader, []), ["movieid", "title"], titles_path)
+            titles = _titled(((reader.line_num, row) for row in reader if row), titles_path)
+    return _movielens(path, events, titles_path, titles)
 
 
 def _double_colons(path: Path) -> Events:
-    """ratings.dat: UserID::MovieID::Rating::Timestamp; movies.dat in Latin-1."""
-    titles_at = path.with_name("movies.dat")
-    return _separated(path, "::", titles_at)
+    """Read ratings.dat: UserID::MovieID::Rating::Timestamp; movies.dat in Latin-1."""
+    titles_path = path.with_name("movies.dat")
+    return _separated(path, "::", titles_path)
 
 
 def _tabs(path: Path) -> Events:
-    """u.data: user, item, rating, time; u.item in Latin-1, its fields between bars."""
+    """Read u.data: user, item, rating, time; u.item in Latin-1, its fields between bars."""
     return _separated(path, "\t", path.with_name("u.item"), "|")
 
 
@@ -184,16 +184,16 @@ def _movielens(
 
 
 def readable_title(title: str) -> str:
-    """A film's title as a person says it: the article in front, without its other names, with its year.
+    """Return a film's title in spoken form: the article in front, without its other names, with its year.
 
     >>> readable_title("City of Lost Children, The (Cité des enfants perdus, La) (1995)")
     'The City of Lost Children (1995)'
     >>> readable_title("Babylon 5"), readable_title("(500) Days of Summer (2009)")
     ('Babylon 5', '(500) Days of Summer (2009)')
     """
-    found = _YEAR.search(title)
-    year = f" ({found[1]})" if found else ""
-    name = title[: found.start()] if found else title
+    match = _YEAR.search(title)
+    year = f" ({match[1]})" if match else ""
+    name = title[: match.start()] if match else title
     name = re.sub(r"(?<=\S)\s*\([^()]*\)", "", name).strip()
     article = _ARTICLE.match(name)
     if article:
@@ -236,17 +236,19 @@ def _columns(row: dict[str, Any], path: Path, line: int) -> tuple[str, str, str]
         if all(name in row for name in columns):
             return columns
     names = ", ".join(map(repr, list(row)[:6])) or "none"
-    wanted = " or ".join(", ".join(columns) for columns in _REVIEW_COLUMNS)
+    expected = " or ".join(", ".join(columns) for columns in _REVIEW_COLUMNS)
     raise DataError(
-        f"a review has the columns {names}", code="E7151", path=path, line=line, help=f"expected are {wanted}"
+        f"a review has the columns {names}", code="E7151", path=path, line=line, help=f"expected are {expected}"
     )
 
 
 def _meta_of(path: Path, metas: list[Path]) -> Path | None:
-    """The file of titles whose name shares most with the reviews' ("meta_Beauty.json" of "reviews_Beauty_5.json")."""
+    """Return the file of titles whose name shares most words with the reviews' ("meta_Beauty.json" for
+    "reviews_Beauty_5.json").
+    """
     words = set(re.split(r"[^A-Za-z]+", path.name)) - {"", "json", "jsonl", "gz", "reviews", "meta"}
     shared = [(len(words & set(re.split(r"[^A-Za-z]+", meta.name))), meta) for meta in metas]
-    best = max(shared, default=(0, None), key=lambda found: found[0])
+    best = max(shared, default=(0, None), key=lambda pair: pair[0])
     return best[1] if best[0] or len(metas) == 1 else None
 
 
@@ -260,7 +262,7 @@ def _meta_titles(path: Path) -> dict[Key, str]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON object of every line."""
+    """Yield the JSON object of every line."""
     with _opened(path) as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():
@@ -268,8 +270,8 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(text)
             except (ValueError, RecursionError):
-                python = text.startswith("{'")
-                problem = "a Python dict, not JSON" if python else "not a JSON object on a line of its own"
+                is_python = text.startswith("{'")
+                problem = "a Python dict, not JSON" if is_python else "not a JSON object on a line of its own"
                 raise _bad_row(problem, text, path, line) from None
             if not isinstance(row, dict):
                 raise _bad_row("not a JSON object", text, path, line)
@@ -278,10 +280,10 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 @contextlib.contextmanager
 def _opened(path: Path, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
-    """A text file, compressed or not; what its reading ends with becomes an error that names it."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    """Open a text file, compressed or not; reading errors become a DataError that names the file."""
+    open_file = gzip.open if path.suffix.lower() == ".gz" else open
     try:
-        with opened(path, "rt", encoding=encoding, newline="") as file:
+        with open_file(path, "rt", encoding=encoding, newline="") as file:
             yield file
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
@@ -290,8 +292,8 @@ def _opened(path: Path, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
 
 
 def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
-    found = [name.strip().lower().replace("_", "") for name in header]
-    if found[: len(wanted)] != wanted:
+    names = [name.strip().lower().replace("_", "") for name in header]
+    if names[: len(wanted)] != wanted:
         raise DataError(
             f"the first line is {truncate_text(','.join(header))!r}", code="E7153", path=path, line=1,
             help=f"MovieLens' own first line begins with {','.join(wanted)}: was it cut off?",

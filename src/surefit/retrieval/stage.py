@@ -1,4 +1,4 @@
-"""The first stage from end to end: read a data set, make a retriever, write what it found and rows for the ranker."""
+"""The retrieval stage end to end: read a data set, build a retriever, write candidates and rows for the ranker."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ WRITTEN = ("candidates.jsonl", "train.jsonl", "valid.jsonl", "test.jsonl", "mani
 
 @dataclass(frozen=True)
 class RetrievalOptions:
-    """What `surefit retrieve` is asked for.
+    """The options of `surefit retrieve`.
 
     Attributes:
         data: a data set (`sources.read_events`).
         output: the directory that is written.
         retriever: one of `retrievers.NAMES`.
-        seed: of a trained retriever, and of what is drawn for the ranker's training rows.
-        train_rows: for the ranker to learn from, at most.
-        core: events that a user and an item have at least.
+        seed: seed of a trained retriever, and of the ranker's training rows.
+        train_rows: the most training rows for the ranker.
+        core: the fewest events of a user and of an item.
         candidates: titles in a row.
-        history: titles of a user's history in a row, at most.
-        numbering: of the items (`interactions.Numbering`).
+        history: the most titles of a user's history in a row.
+        numbering: numbering of the items (`interactions.Numbering`).
     """
 
     data: Path
@@ -63,30 +63,30 @@ class RetrievalOptions:
 
 
 def run_retrieval(asked: RetrievalOptions, on_progress: OnProgress = ignore_progress) -> dict[str, Any]:
-    """Do all of it.
+    """Run the whole retrieval stage.
 
-    Writes candidates.jsonl (what was retrieved, by the data set's keys), train.jsonl, valid.jsonl and test.jsonl (rows
-    of `recipe: rec_ranking`) and, last, manifest.json. A trained retriever is kept in retriever.pt: the same call takes
-    it up again, finished or not.
+    Writes candidates.jsonl (the retrieved items, with the data set's keys), train.jsonl, valid.jsonl and test.jsonl
+    (rows of `recipe: rec_ranking`) and, last, manifest.json. A trained retriever is kept in retriever.pt: the same call
+    resumes it, finished or not.
 
     Returns:
         The manifest.
 
     Raises:
-        ConfigError, DataError, MachineError: what was asked for, the data set, or the machine is not usable.
+        ConfigError, DataError, MachineError: the options, the data set, or the machine is not usable.
     """
     require_retrieval_directory(asked)
     events = read_events(asked.data)
     interactions = build_interactions(events, asked.core, asked.numbering)
-    made = build_retriever(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
-    rankings = {split: _ranked(made.retriever, interactions, split, asked.candidates) for split in SPLITS}
+    trained = build_retriever(asked.retriever, interactions, asked.seed, asked.output / "retriever.pt", on_progress)
+    rankings = {split: _ranked(trained.retriever, interactions, split, asked.candidates) for split in SPLITS}
     rows = RankerRows(interactions, asked.candidates, asked.history, asked.seed)
-    written: dict[str, list[dict[str, Any]]] = {
+    outputs: dict[str, list[dict[str, Any]]] = {
         "candidates": [line for split in SPLITS for line in candidate_lines(interactions, split, rankings[split])],
         "train": list(rows.train(asked.train_rows)),
         **{split: list(rows.scored(split, rankings[split])) for split in SPLITS},
     }
-    files = {name: _write(asked.output / f"{name}.jsonl", lines) for name, lines in written.items()}
+    files = {name: _write(asked.output / f"{name}.jsonl", lines) for name, lines in outputs.items()}
     manifest = {
         "data": {
             "name": events.name,
@@ -97,11 +97,11 @@ def run_retrieval(asked: RetrievalOptions, on_progress: OnProgress = ignore_prog
             "without_title": interactions.without_title,
             **interactions.counts(),
         },
-        "retriever": {"name": asked.retriever, "seconds": made.seconds, **made.settings},
+        "retriever": {"name": asked.retriever, "seconds": trained.seconds, **trained.settings},
         "settings": {key: value for key, value in asdict(asked).items() if key not in ("data", "output", "retriever")},
         "scores": {split: mean_ranking(rankings[split].ranks.tolist()) for split in SPLITS},
         "baselines": baseline_scores(interactions),
-        "within_candidates": {split: sum(bool(row["answer"]) for row in written[split]) for split in SPLITS},
+        "within_candidates": {split: sum(bool(row["answer"]) for row in outputs[split]) for split in SPLITS},
         "written": files,
     }
     write_json(asked.output / "manifest.json", manifest)
@@ -109,16 +109,18 @@ def run_retrieval(asked: RetrievalOptions, on_progress: OnProgress = ignore_prog
 
 
 def require_retrieval_directory(asked: RetrievalOptions) -> None:
-    """Raises:
-    ConfigError: a file that would be written is there, and is not from an earlier call; or it is the data set.
+    """Raise if the output directory cannot be written.
+
+    Raises:
+        ConfigError: a file that would be written exists, and is not from an earlier call; or it is the data set.
     """
     if asked.output.exists() and not asked.output.is_dir():
         raise ConfigError("is a file", code="E7600", path=asked.output, field="--output", help="name a directory")
     manifest, checkpoint = asked.output / "manifest.json", asked.output / "retriever.pt"
-    # A killed call leaves the retriever that it trained, which is taken up, and no manifest yet.
-    made_here = json_with("retriever", "written")(manifest) or checkpoint.is_file()
+    # A killed call leaves its trained retriever, which is resumed, and no manifest yet.
+    is_ours = json_with("retriever", "written")(manifest) or checkpoint.is_file()
     for name in WRITTEN:
-        output_file(asked.output / name, {"the data set": asked.data}, as_rows=True, earlier=lambda _: made_here)
+        output_file(asked.output / name, {"the data set": asked.data}, as_rows=True, earlier=lambda _: is_ours)
 
 
 def _ranked(
@@ -128,16 +130,16 @@ def _ranked(
 
 
 def baseline_scores(interactions: Interactions) -> dict[str, dict[str, float]]:
-    """Baseline → its mean scores on the test items."""
-    made = {name: baseline(interactions) for name, baseline in BASELINES.items()}
+    """Return baseline → its mean scores on the test items."""
+    retrievers = {name: baseline(interactions) for name, baseline in BASELINES.items()}
     return {
         name: mean_ranking(_ranked(retriever, interactions, "test", 1).ranks.tolist())
-        for name, retriever in made.items()
+        for name, retriever in retrievers.items()
     }
 
 
 def _write(path: Path, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Write rows; returns how many there are, and the file's hash."""
+    """Write rows; return their number, and the file's hash."""
     rows = [json.dumps(line, ensure_ascii=False) for line in lines]
     write_atomic(path, "".join(f"{row}\n" for row in rows))
     return {"rows": len(rows), "sha256": file_sha256(path)}

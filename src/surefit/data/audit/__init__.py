@@ -1,1 +1,1 @@
-"""What is in a data set: `sample` answers within a check, `whole` looks at every row, `passport` writes it down."""
+"""Audits of a data set: `sample` fits into a check, `whole` reads every row, `passport` writes the result down."""

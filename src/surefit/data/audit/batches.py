@@ -1,7 +1,7 @@
-"""The audit of the batches: the very tensors that reach the loss, compared with the examples that went into them.
+"""The audit of the batches: the tensors that reach the loss, compared with the examples that went into them.
 
-It knows nothing of how a batch was made. It looks for each example's ids in the tensors, and from there on believes
-only what lies at that place: the labels, the attention mask, the positions.
+It is independent of the collator. It looks for each example's ids in the tensors, and from there on uses only what lies
+at that place: the labels, the attention mask, the positions.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""(input ids, labels) of one example, as the data set gives them."""
+"""(input ids, labels) of one example, as the data set returns them."""
 MARK = "surefit"
 CALL_ID = "surefit01"
-"""Nine letters and digits: some templates take no other id of a tool call."""
+"""Nine letters and digits: some templates accept no other id of a tool call."""
 EXAMPLES = 3
 SHOWN_TOKENS = 40
 SLACK = 8
-"""Tokens decoded before the expected end of a prompt: a border may cut a character."""
+"""Tokens decoded before the expected end of a prompt: a token boundary may cut a character."""
 ALWAYS = ("dead", "overwritten", "supervised_padding", "attention", "positions", "run_together")
 
 
 @dataclass(frozen=True)
 class BatchExample:
-    """An example where it was found.
+    """An example and its place in a batch.
 
     Attributes:
-        name: which it is, for people.
+        name: name for messages.
         start: its first column in `row`.
         packed: another example lies in the same row.
     """
@@ -58,7 +58,7 @@ class BatchExample:
 
 @dataclass
 class BatchCheckCounts:
-    """What is seen while the batches are gone through."""
+    """Counts of the faults in the batches."""
 
     rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALWAYS, 0))
     of: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ALWAYS, 0))
@@ -79,35 +79,35 @@ def audit_batches(
     tokenizer: PreTrainedTokenizerBase,
     conversations: bool = False,
 ) -> BatchFacts:
-    """Look at micro batches as they reach the loss.
+    """Check micro batches as they reach the loss.
 
     Args:
-        batches: of each its tensors (`input_ids` and `labels`, and if there are any `attention_mask`, `position_ids`,
-            `cu_seq_lens_q`), and the examples that went into it, in their order.
-        tokenizer: decodes them; its template says what stands before an answer.
-        conversations: the examples are conversations. Of plain text everything but the first token is learnt, so there
-            is no prompt that a mask could start in.
+        batches: for each batch its tensors (`input_ids` and `labels`, and if there are any `attention_mask`,
+            `position_ids`, `cu_seq_lens_q`), and the examples that went into it, in their order.
+        tokenizer: decodes them; its template tells what stands before an answer.
+        conversations: the examples are conversations. In plain text everything but the first token is supervised, so
+            there is no prompt that the loss could wrongly include.
     """
     count = BatchCheckCounts()
     ends = prompt_ends(tokenizer) if conversations else []
-    judge = partial(_check_answer_starts, count, tokenizer, [(text, _ids(tokenizer, text)) for text in ends])
+    check_starts = partial(_check_answer_starts, count, tokenizer, [(text, _ids(tokenizer, text)) for text in ends])
     examples, tokens, supervised = 0, 0, 0
     shown: list[dict[str, Any]] = []
     for number, (tensors, items) in enumerate(batches, start=1):
         arrays = {name: np.atleast_2d(np.asarray(tensor)) for name, tensor in tensors.items()}
-        placed = list(_locate_examples(arrays["input_ids"], items, number, count))
-        for each in placed:
-            ids, labels = each.item[0], arrays["labels"][each.row, each.columns]
+        located = list(_locate_examples(arrays["input_ids"], items, number, count))
+        for example in located:
+            ids, labels = example.item[0], arrays["labels"][example.row, example.columns]
             examples, tokens = examples + 1, tokens + len(ids)
             supervised += int(np.count_nonzero(labels[1:] != MASKED))
-            _check_labels(count, each, labels)
-            _check_attention_and_positions(count, each, arrays)
+            _check_labels(count, example, labels)
+            _check_attention_and_positions(count, example, arrays)
             if ends:
-                judge(each, ids, labels)
-        if len(placed) == len(items):  # else what looks like padding may be the example that was not found
-            _check_padding(count, arrays, placed, number)
+                check_starts(example, ids, labels)
+        if len(located) == len(items):  # otherwise apparent padding may be an example that was not found
+            _check_padding(count, arrays, located, number)
         if number in (1, len(batches)):
-            shown += [_describe_example(tokenizer, each, arrays["labels"]) for each in placed[:1]]
+            shown += [_describe_example(tokenizer, example, arrays["labels"]) for example in located[:1]]
     longest = max((len(ids) for _, items in batches for ids, _ in items), default=0)
     return BatchFacts(len(batches), examples, tokens, supervised, longest, count.observations(), tuple(shown))
 
@@ -115,8 +115,8 @@ def audit_batches(
 def _locate_examples(
     input_ids: npt.NDArray[Any], items: Sequence[Item], number: int, count: BatchCheckCounts
 ) -> Iterator[BatchExample]:
-    """Every example where its ids lie: at the left, behind the one before it, or at the right end of a row."""
-    found: list[BatchExample] = []
+    """Yield every example with its place: at the left, after the previous one, or at the right end of a row."""
+    located: list[BatchExample] = []
     width = input_ids.shape[1]
     row, column = 0, 0
     for index, item in enumerate(items, start=1):
@@ -128,9 +128,9 @@ def _locate_examples(
             count.add("overwritten", True, f"{name}: its {len(item[0])} tokens are not in the batch")
             continue
         row, column = place[0], place[1] + len(item[0])
-        found.append(BatchExample(item, name, row, column - len(item[0])))
-    shared = [each.row for each in found]
-    yield from (BatchExample(e.item, e.name, e.row, e.start, shared.count(e.row) > 1) for e in found)
+        located.append(BatchExample(item, name, row, column - len(item[0])))
+    rows = [example.row for example in located]
+    yield from (BatchExample(e.item, e.name, e.row, e.start, rows.count(e.row) > 1) for e in located)
 
 
 def _lies_at(input_ids: npt.NDArray[Any], ids: npt.NDArray[Any], row: int, start: int) -> bool:
@@ -138,19 +138,19 @@ def _lies_at(input_ids: npt.NDArray[Any], ids: npt.NDArray[Any], row: int, start
 
 
 def _check_labels(count: BatchCheckCounts, each: BatchExample, labels: npt.NDArray[Any]) -> None:
-    ids, own = each.item
+    ids, expected = each.item
     dead = not np.any(labels[1:] != MASKED)
     count.add("dead", dead, f"{each.name}: all {len(ids)} labels are {MASKED}")
-    wrong = np.flatnonzero((labels != own) | ((labels != MASKED) & (labels != ids)))
-    learnt = int(np.count_nonzero(own != MASKED)), int(np.count_nonzero(labels != MASKED))
-    what = f"{each.name}: {learnt[1]} labels instead of {learnt[0]}, of {len(ids)} tokens; the first at token "
-    count.add("overwritten", not dead and wrong.size > 0, what + str(wrong[0] if wrong.size else 0))
+    wrong = np.flatnonzero((labels != expected) | ((labels != MASKED) & (labels != ids)))
+    learnt = int(np.count_nonzero(expected != MASKED)), int(np.count_nonzero(labels != MASKED))
+    description = f"{each.name}: {learnt[1]} labels instead of {learnt[0]}, of {len(ids)} tokens; the first at token "
+    count.add("overwritten", not dead and wrong.size > 0, description + str(wrong[0] if wrong.size else 0))
 
 
 def _check_attention_and_positions(
     count: BatchCheckCounts, each: BatchExample, arrays: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    """Attention and positions at the example's place."""
+    """Check attention and positions at the example's place."""
     mask, positions = arrays.get("attention_mask"), arrays.get("position_ids")
     flat = mask if mask is not None and mask.ndim == 2 else None
     hidden = flat is not None and not flat[each.row, each.columns].all()
@@ -160,7 +160,7 @@ def _check_attention_and_positions(
         first = int(positions[each.row, each.start])
         count.add("positions", not restarts, f"{each.name}: its positions start at {first} and do not count up from 0")
     if each.packed:
-        # transformers takes a row apart by its positions only where no 2-D attention mask comes with them.
+        # transformers separates the examples of a row by positions only where there is no 2-D attention mask.
         apart = "cu_seq_lens_q" in arrays or (restarts and flat is None) or (mask is not None and mask.ndim == 4)
         count.add("run_together", not apart, f"{each.name}: attention sees the examples before it in its row")
 
@@ -169,21 +169,21 @@ def _check_padding(
     count: BatchCheckCounts, arrays: Mapping[str, npt.NDArray[Any]], placed: Sequence[BatchExample], number: int
 ) -> None:
     padding = np.ones(arrays["input_ids"].shape, dtype=bool)
-    for each in placed:
-        padding[each.row, each.columns] = False
+    for example in placed:
+        padding[example.row, example.columns] = False
     learnt = int(np.count_nonzero(arrays["labels"][padding] != MASKED))
-    what = f"micro batch {number}: {learnt} of {int(padding.sum())} padding tokens have a label"
-    count.add("supervised_padding", False, what, int(padding.sum()) - learnt)
+    description = f"micro batch {number}: {learnt} of {int(padding.sum())} padding tokens have a label"
+    count.add("supervised_padding", False, description, int(padding.sum()) - learnt)
     if learnt:
-        count.add("supervised_padding", True, what, learnt)
+        count.add("supervised_padding", True, description, learnt)
     mask = arrays.get("attention_mask")
     if mask is None or mask.ndim == 2:
-        for each in placed:
-            before = slice(0, each.start)
-            seen = padding[each.row, before] & (True if mask is None else mask[each.row, before] != 0)
-            if seen.any():
-                what = f"{each.name}: attention sees the {int(seen.sum())} padding tokens before it"
-                count.add("attention", True, what)
+        for example in placed:
+            before = slice(0, example.start)
+            attended = padding[example.row, before] & (True if mask is None else mask[example.row, before] != 0)
+            if attended.any():
+                description = f"{example.name}: attention sees the {int(attended.sum())} padding tokens before it"
+                count.add("attention", True, description)
 
 
 def _check_answer_starts(
@@ -194,7 +194,7 @@ def _check_answer_starts(
     ids: npt.NDArray[Any],
     labels: npt.NDArray[Any],
 ) -> None:
-    """Every answer begins where a prompt ends."""
+    """Check that every answer begins where a prompt ends."""
     learnt = np.concatenate([[False], labels != MASKED])
     window = max(len(end) for _, end in ends) + SLACK
     for start in np.flatnonzero(learnt[1:] & ~learnt[:-1]).tolist():
@@ -206,23 +206,23 @@ def _check_answer_starts(
 
 
 def _ends_with_one(text: str, ends: Sequence[str]) -> bool:
-    """Spaces aside: a SentencePiece tokenizer does not give back every one of them."""
+    """Return whether the text ends with one of `ends`, ignoring spaces: SentencePiece may drop some in decoding."""
     return any("".join(text.split()).endswith("".join(end.split())) for end in ends)
 
 
 def prompt_ends(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What may stand right before an answer: the template's generation prompt, after a user's turn and after a tool's.
+    """Return the texts that may precede an answer: the template's generation prompts after a user's and a tool's turn.
 
-    Empty where the template does not write a plain conversation, or none with a tool although it speaks of tools: then
-    nothing can be said about where a mask has to begin.
+    Empty where the template does not write a plain conversation, or none with a tool although it mentions tools: then
+    the place where a mask has to begin is unknown.
     """
-    found: list[str] = []
+    all_ends: list[str] = []
     for template in to_template_dict(tokenizer.chat_template).values():
         ends = _prompt_ends(tokenizer, template)
         if not ends:
             return []
-        found += ends
-    return list(dict.fromkeys(found))
+        all_ends += ends
+    return list(dict.fromkeys(all_ends))
 
 
 def _prompt_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[str]:
@@ -239,28 +239,28 @@ def _prompt_ends(tokenizer: PreTrainedTokenizerBase, template: str) -> list[str]
 
 
 def _prompt_end(tokenizer: PreTrainedTokenizerBase, turns: list[dict[str, Any]], template: str) -> str | None:
-    """What the template adds to ask for an answer; where it adds nothing, what it writes after the last turn's text."""
+    """Return the generation prompt; if the template adds none, the text that it writes after the last turn's text."""
     try:
-        plain, asking = (
+        plain, prompted = (
             str(
                 tokenizer.apply_chat_template(
-                    turns, chat_template=template, tokenize=False, add_generation_prompt=asked
+                    turns, chat_template=template, tokenize=False, add_generation_prompt=add_prompt
                 )
             )
-            for asked in (False, True)
+            for add_prompt in (False, True)
         )
     except (TemplateError, TypeError, ValueError, KeyError):
         return None
-    if asking != plain and asking.startswith(plain):
-        return asking[len(plain) :]
-    return asking.rpartition(MARK)[2] if MARK in asking else None
+    if prompted != plain and prompted.startswith(plain):
+        return prompted[len(plain) :]
+    return prompted.rpartition(MARK)[2] if MARK in prompted else None
 
 
 def _describe_example(
     tokenizer: PreTrainedTokenizerBase, each: BatchExample, labels: npt.NDArray[Any]
 ) -> dict[str, Any]:
-    ids, own = each.item[0], labels[each.row, each.columns]
-    learnt = np.flatnonzero(own != MASKED)
+    ids, example_labels = each.item[0], labels[each.row, each.columns]
+    learnt = np.flatnonzero(example_labels != MASKED)
     first, last = (int(learnt[0]), int(learnt[-1]) + 1) if learnt.size else (len(ids), len(ids))
     return {
         "example": each.name,

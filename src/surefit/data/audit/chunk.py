@@ -1,4 +1,4 @@
-"""What a worker finds in a run of rows: counts, lengths and hashes, small enough to be sent back and put together."""
+"""The result of a worker on a run of rows: counts, lengths and hashes, small enough to be sent back and merged."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__"})
-"""Columns that tell rows apart without saying anything."""
+"""Columns that identify rows and have no content."""
 DIGEST = "S16"
 CHARACTERS = 1_000_000
-"""Characters that are tokenised at a time: a token takes about a hundred bytes on the way."""
+"""Characters that are tokenized at a time: a token needs about a hundred bytes on the way."""
 SCRIPTS = {
     "Latin": (0x41, 0x24F), "Greek": (0x370, 0x3FF), "Cyrillic": (0x400, 0x52F), "Hebrew": (0x590, 0x5FF),
     "Arabic": (0x600, 0x77F), "Devanagari": (0x900, 0x97F), "Bengali": (0x980, 0x9FF), "Thai": (0xE00, 0xE7F),
     "Latin (Vietnamese and others)": (0x1E00, 0x1EFF), "Japanese kana": (0x3040, 0x30FF), "Han": (0x3400, 0x9FFF),
     "Hangul": (0xAC00, 0xD7AF),
 }  # fmt: skip
-"""Writing systems by their blocks of Unicode: first and last character."""
+"""Writing systems by their Unicode blocks: first and last character."""
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """What an audit is asked to look at; it can be sent to another process.
+    """The task of an audit; it can be sent to another process.
 
     Attributes:
         source: the data set's name.
         columns: every column of the data set.
         target: the column that holds the answers, where one is known to.
-        recipe: makes the task; None where none fits, and then only the raw rows are looked at.
+        recipe: makes the task; None where none fits, and then only the raw rows are audited.
         recipe_name: its name.
         fmt: `data.format`.
         tokenizer: makes the model's tokenizer; None counts characters instead of tokens.
-        max_length: of an example, in tokens.
-        every: each how many rows the template's round trip is tried.
-        prompts: whether prompts will be compared with those of other sets.
+        max_length: maximum length of an example, in tokens.
+        every: the template's round trip is tried on every this many rows.
+        prompts: whether prompts will be compared with the prompts of other sets.
         thinking: `data.thinking`.
     """
 
@@ -77,26 +77,26 @@ class AuditJob:
 
 @dataclass
 class ChunkStats:
-    """What a run of rows shows; arrays have an entry for each row, in order, but `given` and `learnt`.
+    """The stats of a run of rows; arrays have an entry for each row, in order, except `given` and `learnt`.
 
     Attributes:
         tally: the observations that are counts.
         rows: SHA-256 of each row's canonical JSON, one after the other.
         contents: hash of each row without its identifier.
         targets: hash of each answer; empty where no column holds them.
-        longest: tokens (or characters) of each row's longest token example; -1 for a row that is none.
-        given: tokens (or characters) of each token example that are not learnt; a row makes one, but where the chat
-            template rewrites earlier turns.
-        learnt: those that the loss falls on.
-        keys: bands of what users and assistant say.
+        longest: tokens (or characters) of each row's longest token example; -1 for a row without one.
+        given: tokens (or characters) of each token example without a label; a row makes one token example, except where
+            the chat template rewrites earlier turns.
+        learnt: tokens (or characters) of each token example that the loss falls on.
+        keys: bands of the texts of users and assistant.
         prompts: hash of each prompt; zeros for a row that is no example.
-        prompt_keys: bands of what the users say.
+        prompt_keys: bands of the users' texts.
         scripts: writing system → characters.
         languages: language → rows.
         tried: rows whose round trip was tried.
-        texts: what users and assistant say.
-        asked: what the users say; empty where prompts are not compared.
-        empty: whether a row says nothing, or has no answer.
+        texts: texts of users and assistant.
+        asked: texts of the users; empty where prompts are not compared.
+        empty: whether a row has no text, or no answer.
     """
 
     tally: DetectorTally
@@ -118,7 +118,7 @@ class ChunkStats:
 
 
 def build_converter(question: AuditJob) -> Callable[[Mapping[str, Any]], Example] | None:
-    """Row → example, where there is a recipe.
+    """Return the function row → example, or None without a recipe.
 
     Raises:
         DataError: the columns do not fit it.
@@ -130,7 +130,7 @@ def build_converter(question: AuditJob) -> Callable[[Mapping[str, Any]], Example
 
 
 class ChunkAuditor:
-    """A question with what answering it takes, made once in each process."""
+    """A job with the tokenizer, converter and detectors that it needs, made once in each process."""
 
     def __init__(self, question: AuditJob) -> None:
         self.question = question
@@ -143,7 +143,7 @@ class ChunkAuditor:
             self.tokens = tokenize.special_tokens_from_tokenizer(self.tokenizer)
 
     def look(self, first: int, rows: Sequence[Mapping[str, Any]]) -> ChunkStats:
-        """Rows `first`, `first` + 1, … of the data set."""
+        """Audit the rows `first`, `first` + 1, … of the data set."""
         tally = run_detectors(self.detectors, enumerate(rows, start=first))
         empty = np.zeros(len(rows), np.bool_)
         examples = self._examples(first, rows, tally, empty)
@@ -154,7 +154,7 @@ class ChunkAuditor:
             if self.convert
             else [row_text(row) for row in rows]
         )
-        asked = [text_from_roles(e, USER) if e else "" for e in examples] if self.question.prompts else []
+        prompts = [text_from_roles(e, USER) if e else "" for e in examples] if self.question.prompts else []
         if self.convert is None:
             empty |= [not text.strip() for text in texts]
         digests, contents = _digests(rows)
@@ -164,16 +164,16 @@ class ChunkAuditor:
             contents=contents,
             targets=self._targets(first, rows, tally, empty),
             longest=longest,
-            given=np.array([total - own for total, own in lengths], np.int32),
-            learnt=np.array([own for _, own in lengths], np.int32),
+            given=np.array([total - supervised for total, supervised in lengths], np.int32),
+            learnt=np.array([supervised for _, supervised in lengths], np.int32),
             keys=text_keys(texts),
-            prompts=np.array([prompt_digest(e) for e in examples] if asked else [], DIGEST),
-            prompt_keys=text_keys(asked),
+            prompts=np.array([prompt_digest(e) for e in examples] if prompts else [], DIGEST),
+            prompt_keys=text_keys(prompts),
             scripts=_scripts(texts),
             languages=Counter(detect_language(text) for text in texts if text),
             tried=self._round_trips(first, examples, tally),
             texts=texts,
-            asked=asked,
+            asked=prompts,
             empty=empty,
         )
 
@@ -182,23 +182,23 @@ class ChunkAuditor:
         return tokenize.conversation_segments(example, self.tokenizer)
 
     def _rendered(self, first: int, examples: Sequence[Example | None], tally: DetectorTally) -> None:
-        """What the chat template leaves out of each row, and texts that were rendered before."""
+        """Record what the chat template drops from each row, and texts that were already rendered."""
         if self.comparison is None or self.tokens is None:
             return
         for index, example in enumerate(examples, start=first):
             if example is None:
                 continue
-            sights = [*self.tokens.sights(example), *unclosed_thoughts(example)]
-            sights += find_foreign_templates(example, self.tokens.all)
+            matches = [*self.tokens.sights(example), *unclosed_thoughts(example)]
+            matches += find_foreign_templates(example, self.tokens.all)
             if example.text is None and self.tokenizer and self.tokenizer.chat_template:
-                sights += self.comparison.losses(example, self._segments(example))
-            for name, what in sights:
-                tally.add(name, index, what)
+                matches += self.comparison.losses(example, self._segments(example))
+            for name, description in matches:
+                tally.add(name, index, description)
 
     def _examples(
         self, first: int, rows: Sequence[Mapping[str, Any]], tally: DetectorTally, empty: npt.NDArray[np.bool_]
     ) -> list[Example | None]:
-        """The rows as training would see them; None for one that it could not use."""
+        """Return the rows as training would use them; None for a row that it could not use."""
         examples: list[Example | None] = []
         for index, row in enumerate(rows, start=first):
             example = None
@@ -216,18 +216,18 @@ class ChunkAuditor:
     def _lengths(
         self, first: int, examples: list[Example | None], tally: DetectorTally
     ) -> tuple[npt.NDArray[np.int32], list[tuple[int, int]]]:
-        """`ChunkStats.longest`, and (all, learnt) of each token example; a row that the template refuses is taken out
-        of `examples`."""
-        longest, found = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
+        """Return `ChunkStats.longest`, and (all, supervised) of each token example; removes a row for which the
+        template raises an error from `examples`."""
+        longest, all_lengths = np.full(len(examples), -1, np.int32), list[tuple[int, int]]()
         usable = [number for number, example in enumerate(examples) if example is not None]
-        for number, own in zip(usable, self._counted(first, usable, examples, tally), strict=True):
-            if not own:
+        for number, lengths in zip(usable, self._counted(first, usable, examples, tally), strict=True):
+            if not lengths:
                 examples[number] = None
                 continue
-            found += own
-            longest[number] = max(total for total, _ in own)
-            self._judge_length(first + number, own, tally)
-        return longest, found
+            all_lengths += lengths
+            longest[number] = max(total for total, _ in lengths)
+            self._judge_length(first + number, lengths, tally)
+        return longest, all_lengths
 
     def _judge_length(self, index: int, lengths: Sequence[tuple[int, int]], tally: DetectorTally) -> None:
         limit = self.question.max_length
@@ -243,17 +243,17 @@ class ChunkAuditor:
     def _counted(
         self, first: int, usable: list[int], examples: list[Example | None], tally: DetectorTally
     ) -> list[list[tuple[int, int]]]:
-        """(all, learnt) of each token example of each usable row; none where the chat template refuses it."""
-        wanted = [example for example in examples if example is not None]
-        sizes = [_characters(example) for example in wanted]
+        """Return (all, supervised) lengths of each token example of each usable row; none where the template raises."""
+        usable_examples = [example for example in examples if example is not None]
+        sizes = [_characters(example) for example in usable_examples]
         if self.tokenizer is None:
             return [[size] for size in sizes]
         counted: list[list[tuple[int, int]]] = []
-        for part in split_by_total_size((total for total, _ in sizes), CHARACTERS):
+        for portion in split_by_total_size((total for total, _ in sizes), CHARACTERS):
             try:
-                counted += tokenize.count_token_lengths(self.tokenizer, wanted[part])
+                counted += tokenize.count_token_lengths(self.tokenizer, usable_examples[portion])
             except DataError:
-                placed = zip(usable[part], wanted[part], strict=True)
+                placed = zip(usable[portion], usable_examples[portion], strict=True)
                 counted += [self._counted_alone(first + number, example, tally) for number, example in placed]
         return counted
 
@@ -284,7 +284,7 @@ class ChunkAuditor:
         return np.frombuffer(b"".join(hashes), np.uint64)
 
     def _round_trips(self, first: int, examples: Sequence[Example | None], tally: DetectorTally) -> int:
-        """Read some of the examples back from their tokens; how many."""
+        """Compare some of the examples with the text decoded from their tokens, and return how many."""
         if self.tokenizer is None:
             return 0
         chosen = [
@@ -298,22 +298,32 @@ class ChunkAuditor:
 
 
 def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase, tally: DetectorTally) -> None:
-    """Compare what is rendered with what its tokens decode to, and where the loss starts."""
-    shown = zip(tokenize.conversation_segments(example, tokenizer), decode_segments(example, tokenizer), strict=True)
-    for rendered, decoded in shown:
-        whole, back = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
-        if whole.lstrip() != back.lstrip():
-            pairs = enumerate(zip(whole, back, strict=False))
-            at = next((n for n, (a, b) in pairs if a != b), min(len(whole), len(back)))
-            tally.add("template_round_trip", index, f"{whole[at : at + 24]!r} is read back as {back[at : at + 24]!r}")
+    """Compare the rendered text with the decoded tokens, and the positions where the loss starts."""
+    segments = zip(tokenize.conversation_segments(example, tokenizer), decode_segments(example, tokenizer), strict=True)
+    for rendered, decoded in segments:
+        rendered_text, decoded_text = "".join(text for text, _ in rendered), "".join(text for text, _ in decoded)
+        if rendered_text.lstrip() != decoded_text.lstrip():
+            characters = enumerate(zip(rendered_text, decoded_text, strict=False))
+            place = next((n for n, (a, b) in characters if a != b), min(len(rendered_text), len(decoded_text)))
+            tally.add(
+                "template_round_trip",
+                index,
+                f"{rendered_text[place : place + 24]!r} is read back as {decoded_text[place : place + 24]!r}",
+            )
             return
-        if (found := _learnt_from(decoded)) < (due := _learnt_from(rendered)) - (len(whole) - len(back)):
-            tally.add("mask_inside_prompt", index, f"the loss starts {due - found} characters before the answer")
+        if (decoded_start := _learnt_from(decoded)) < (rendered_start := _learnt_from(rendered)) - (
+            len(rendered_text) - len(decoded_text)
+        ):
+            tally.add(
+                "mask_inside_prompt",
+                index,
+                f"the loss starts {rendered_start - decoded_start} characters before the answer",
+            )
             return
 
 
 def _learnt_from(segments: Sequence[tuple[str, bool]]) -> int:
-    """Characters before the first that is learnt."""
+    """Return the number of characters before the first supervised one."""
     before = 0
     for text, learnt in segments:
         if learnt:
@@ -326,7 +336,7 @@ BOTH, USER = ("user", "assistant"), ("user",)
 
 
 def text_from_roles(example: Example, roles: tuple[str, ...]) -> str:
-    """What these roles say. The system message and the tools are left out: rows share them, and differ nevertheless."""
+    """Return the text of these roles. The system message and the tools are left out: different rows share them."""
     if example.text is not None:
         return example.text
     return "\n".join(_turn_text(message) for message in example.messages if message["role"] in roles)
@@ -339,7 +349,7 @@ def _turn_text(message: Mapping[str, Any]) -> str:
 
 
 def prompt_digest(example: Example | None) -> bytes:
-    """The hash of all that the model is given; nothing for no example."""
+    """Return the hash of the whole model input; empty for no example."""
     if example is None:
         return b""
     prompt: list[Any] = [example.text] if example.text is not None else [example.prompt, example.tools]
@@ -354,7 +364,7 @@ def _characters(example: Example) -> tuple[int, int]:
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A row without a known layout: all the text in it but its identifier."""
+    """Return all the text in a row without a known layout, except its identifier."""
     return "\n".join(value if isinstance(value, str) else _canonical(value) for _, value in _content(row))
 
 
@@ -363,13 +373,13 @@ def _content(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _digests(rows: Sequence[Mapping[str, Any]]) -> tuple[bytes, npt.NDArray[np.bytes_]]:
-    """(SHA-256 of each canonical row, hash of each row without its identifiers)."""
-    whole, contents = [], []
+    """Return (SHA-256 of each canonical row, hash of each row without its identifiers)."""
+    row_digests, contents = [], []
     for row in rows:
-        whole.append(hashlib.sha256(_canonical(row).encode("utf-8", "replace")).digest())
+        row_digests.append(hashlib.sha256(_canonical(row).encode("utf-8", "replace")).digest())
         content = _content(row)
-        contents.append(_digest(_canonical(dict(content))) if len(content) < len(row) else whole[-1][:16])
-    return b"".join(whole), np.array(contents, DIGEST)
+        contents.append(_digest(_canonical(dict(content))) if len(content) < len(row) else row_digests[-1][:16])
+    return b"".join(row_digests), np.array(contents, DIGEST)
 
 
 def _canonical(value: Any) -> str:
@@ -381,13 +391,13 @@ def _digest(text: str) -> bytes:
 
 
 def _scripts(texts: Sequence[str]) -> Counter[str]:
-    """Letters by writing system."""
+    """Count letters by writing system."""
     plain = "".join(text for text in texts if text.isascii()).encode("ascii")
     foreign = "".join(text for text in texts if not text.isascii()).encode("utf-32-le", "replace")
     small = np.frombuffer(plain, np.uint8) | np.uint8(32)
-    found = Counter(Latin=int(((small >= 97) & (small <= 122)).sum()))
+    counts = Counter(Latin=int(((small >= 97) & (small <= 122)).sum()))
     codes = np.frombuffer(foreign, np.uint32)
     codes = codes[(codes >= 128) | (((codes | 32) >= 97) & ((codes | 32) <= 122))]
     for name, (low, high) in SCRIPTS.items() if len(codes) else ():
-        found[name] += int(((codes >= low) & (codes <= high)).sum())
-    return +found
+        counts[name] += int(((codes >= low) & (codes <= high)).sum())
+    return +counts

@@ -1,4 +1,4 @@
-"""A copy of a data set without the rows that an audit would have out, and the list of those that were left out."""
+"""A cleaned copy of a data set without the rows that the audit's findings remove, and the list of the removed rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from surefit.data.read.file_io import file_extensions
 from surefit.data.read.sources import RowSource
 
 REASONS = ("empty", "over_max_length", "leak_exact", "leak_near", "duplicate", "near_duplicate")
-"""Observations for which a row is left out; of several that a row shows, the first is named."""
+"""Observations that remove a row; where a row shows several, the first is the reason."""
 
 
 @dataclass(frozen=True)
 class RemovedRow:
-    """A row that is left out.
+    """A row that is left out of the cleaned copy.
 
     Attributes:
         reason: one of `REASONS`.
@@ -37,19 +37,19 @@ class RemovedRow:
 
 
 class Removals(dict[int, RemovedRow]):
-    """Row number → why it is left out. Memory is a matter of the rows that are."""
+    """Row number → why the row is removed. Memory grows with the removed rows only."""
 
     def find(self, question: AuditJob, train: MergedStats, scored: Mapping[str, MergedStats]) -> None:
-        """Choose the rows, given what an audit has gathered."""
+        """Choose the rows to remove, from the stats of an audit."""
         self._unfit(question, train)
-        for others in scored.values():
-            self._leaks(train, others)
+        for stats in scored.values():
+            self._leaks(train, stats)
         for index, earlier in iterate_duplicates(first_equal_rows(train)):
             self._add(index, "duplicate", f"the same as {train.spool.where(earlier)}")
-        # Of rows that are nearly the same one stays: so rows that go for another reason are no measure.
+        # One row of each near-duplicate group stays, so rows removed for another reason must not stand for their group.
         for near in find_near_duplicates(train.keys, train.texts, self.__contains__):
-            what = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
-            self._add(near.index, "near_duplicate", what)
+            description = f"{near.similarity:.0%} the same as {train.spool.where(near.earlier)}"
+            self._add(near.index, "near_duplicate", description)
 
     def _add(self, index: int, reason: str, what: str) -> None:
         self.setdefault(index, RemovedRow(reason, what))
@@ -64,28 +64,28 @@ class Removals(dict[int, RemovedRow]):
                 self._add(start + place, "over_max_length", f"{int(block[place]):,} tokens, max_length {limit:,}")
 
     def _leaks(self, train: MergedStats, scored: MergedStats) -> None:
-        """Every training row whose prompt is scored, or nearly."""
+        """Remove every training row whose prompt is the same as, or similar to, an evaluation row's prompt."""
         prompts = scored.prompts.read(0, len(scored.prompts))
         place = {prompt: scored.spool.where(n) for n, prompt in reversed([*enumerate(prompts.tolist())]) if prompt}
-        wanted = np.array(list(place), prompts.dtype)
+        scored_prompts = np.array(list(place), prompts.dtype)
         for start, block in train.prompts.blocks():
-            for index in np.flatnonzero(np.isin(block, wanted)).tolist():
+            for index in np.flatnonzero(np.isin(block, scored_prompts)).tolist():
                 self._add(start + index, "leak_exact", f"the prompt of {place[block[index].item()]}")
         for near in match_near_duplicates(train.prompt_keys, train.asked, scored.prompt_keys, scored.asked):
-            what = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
-            self._add(near.index, "leak_near", what)
+            description = f"{near.similarity:.0%} the prompt of {scored.spool.where(near.earlier)}"
+            self._add(near.index, "leak_near", description)
 
     def counts(self) -> dict[str, int]:
-        """Reason → rows."""
-        found = Counter(one.reason for one in self.values())
-        return {reason: found[reason] for reason in REASONS if found[reason]}
+        """Return reason → rows."""
+        counts = Counter(removed.reason for removed in self.values())
+        return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
 
 def clean_path(source: RowSource, out: Path | None) -> Path:
-    """Where the copy goes: where `out` says, or beside a file or a directory.
+    """Return the path of the cleaned copy: `out`, or beside the source file or directory.
 
     Raises:
-        DataError: no place can be told, or it is one that holds the source itself.
+        DataError: there is no default path, or it is one that holds the source itself.
     """
     if out is None and source.path is not None:
         name = source.path.name.removesuffix(file_extensions(source.path.name)[1])
@@ -107,12 +107,12 @@ def clean_path(source: RowSource, out: Path | None) -> Path:
 
 
 def removed_path(out: Path) -> Path:
-    """Where the list of what is not in the copy goes."""
+    """Return the path of the list of removed rows."""
     return out.with_name(f"{out.stem}.removed.jsonl")
 
 
 def write_clean(rows: AuditableRows, removals: Removals, out: Path) -> None:
-    """Write the copy and, beside it, the list; whole or not at all, and never over a file that is read.
+    """Write the copy and, beside it, the list; whole or not at all, and never over a source file.
 
     Raises:
         DataError: `out` is one of the source's files.
@@ -127,16 +127,16 @@ def write_clean(rows: AuditableRows, removals: Removals, out: Path) -> None:
                 help="name another file: --clean-copy FILE",
             )
     with ExitStack() as stack:
-        kept, gone = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))
+        kept_file, removed_file = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))
         for line, removed in _lines(rows, removals):
-            (gone if removed else kept).write(line)
+            (removed_file if removed else kept_file).write(line)
 
 
 def _lines(rows: AuditableRows, removals: Removals) -> Iterator[tuple[bytes, bool]]:
     for number, (row, path, line) in enumerate(rows.placed()):
-        found = removals.get(number)
-        if found is None:
-            written = row
+        removal = removals.get(number)
+        if removal is None:
+            record = row
         else:
-            written = {"file": path, "line": line, "row": number + 1, "reason": found.reason, "what": found.what}
-        yield json.dumps(written, ensure_ascii=False, default=str).encode() + b"\n", found is not None
+            record = {"file": path, "line": line, "row": number + 1, "reason": removal.reason, "what": removal.what}
+        yield json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n", removal is not None

@@ -1,4 +1,4 @@
-"""Scored rows whose prompt is in the training rows, found in the time that `surefit check` has."""
+"""Evaluation rows whose prompt is also in the training rows, found in the time that `surefit check` has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from surefit.data.read.load import Rows
 
 LEAK = "leak_exact"
-"""Observation: the prompt of a scored row is that of a training row."""
+"""Observation: the prompt of an evaluation row is also the prompt of a training row."""
 SCORED_ROWS = 1_000
-"""Rows of the scored sets that are converted, spread evenly over each."""
+"""Rows of the evaluation sets that are converted, spread evenly over each set."""
 TRAINING_ROWS = 2_000
-"""Training rows that are converted: those whose prompt has the first text of a scored row's; where there are more, the
-first ones."""
+"""Training rows that are converted: rows whose prompt has the same first text as an evaluation row's prompt; where
+there are more, the first ones."""
 
 
 def find_leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt: str) -> Observation | None:
-    """Compare the prompts of scored rows with those of the training rows, as AUD001 does with all of them.
+    """Compare the prompts of evaluation rows with the prompts of the training rows, as AUD001 does with all of them.
 
     Rows are converted only where the first text of their prompt is the same. Sources that were not read whole are left
     out.
@@ -39,25 +39,26 @@ def find_leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt:
     sets = {key: rows for key, rows in scored.items() if rows.total == len(rows)}
     if train.total > len(train) or not sets or recipe.parts:
         return None
-    wanted: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    scored_prompts: dict[str, list[tuple[str, str]]] = defaultdict(list)
     starts: set[str | None] = set()
     compared = dict.fromkeys(sets, 0)
     for key, rows in sets.items():
         convert, start = _reader(rows, recipe, fmt)
         for number in evenly_spaced_indices(len(rows), max(1, SCORED_ROWS // len(sets))):
             if example := convert(rows[number]):
-                wanted[prompt_text(example)].append((key, rows.where(number)))
+                scored_prompts[prompt_text(example)].append((key, rows.where(number)))
                 starts.add(start(rows[number]))
                 compared[key] += 1
-    if len(wanted) == 1 and sum(compared.values()) > 1:  # rows that all have one prompt differ in their answers
+    if len(scored_prompts) == 1 and sum(compared.values()) > 1:  # rows that all have one prompt differ in their answers
         return None
-    found = dict(_find_prompts(train, wanted, starts, recipe, fmt))
-    leaked = [(key, where, row) for prompt, row in found.items() for key, where in wanted[prompt]]
+    training_rows = dict(_find_prompts(train, scored_prompts, starts, recipe, fmt))
+    leaked = [(key, where, row) for prompt, row in training_rows.items() for key, where in scored_prompts[prompt]]
     tally = DetectorTally()
     for number, (_, _, row) in enumerate(leaked):
         tally.add(LEAK, number, f"the prompt of {train.where(row)}")
     detail = "; ".join(
-        f"{key}: {sum(one == key for one, _, _ in leaked):,} the same, of {count:,}" for key, count in compared.items()
+        f"{key}: {sum(set_key == key for set_key, _, _ in leaked):,} the same, of {count:,}"
+        for key, count in compared.items()
     )
     return tally.observation(LEAK, sum(compared.values()), lambda number: leaked[number][1], detail)
 
@@ -65,24 +66,24 @@ def find_leaks(train: Rows, scored: Mapping[str, Rows], recipe: TaskRecipe, fmt:
 def _find_prompts(
     train: Rows, wanted: Mapping[str, Any], starts: set[str | None], recipe: TaskRecipe, fmt: str
 ) -> Iterator[tuple[str, int]]:
-    """The wanted prompts that training rows have, each with the first such row's number."""
+    """Yield the wanted prompts that training rows have, each with the number of the first such row."""
     convert, start = _reader(train, recipe, fmt)
-    missing, left = set(wanted), TRAINING_ROWS
+    missing_prompts, rows_left = set(wanted), TRAINING_ROWS
     everything = None in starts
     for number, row in enumerate(train):
         if not everything and (first := start(row)) is not None and first not in starts:
             continue
-        if not left or not missing:
+        if not rows_left or not missing_prompts:
             return
-        left -= 1
+        rows_left -= 1
         example = convert(row)
-        if example and (prompt := prompt_text(example)) in missing:
-            missing.remove(prompt)
+        if example and (prompt := prompt_text(example)) in missing_prompts:
+            missing_prompts.remove(prompt)
             yield prompt, number
 
 
 def prompt_text(example: Example) -> str:
-    """All that the model is given, as one text."""
+    """Return the whole model input of an example as one JSON text."""
     prompt: list[Any] = [example.text] if example.text is not None else [example.prompt, example.tools]
     return json.dumps(prompt, sort_keys=True, ensure_ascii=False, default=str)
 
@@ -90,14 +91,14 @@ def prompt_text(example: Example) -> str:
 def _reader(
     rows: Rows, recipe: TaskRecipe, fmt: str
 ) -> tuple[Callable[[Row], Example | None], Callable[[Row], str | None]]:
-    """(row → example, or None of a row that others report; row → the first text of its prompt, or None)."""
+    """Return (row → example, or None for a row that cannot be converted; row → first text of its prompt, or None)."""
     names = rows.columns
     try:
         convert = row_converter(names, rows.source, recipe, fmt)
     except SureFitError:
         return lambda row: None, lambda row: None
-    general = (columns for columns, _ in GENERAL if all(name in names for name in columns))
-    column = next(iter(recipe.columns_in(names) or next(general, ())), "")
+    general_columns = (columns for columns, _ in GENERAL if all(name in names for name in columns))
+    column = next(iter(recipe.columns_in(names) or next(general_columns, ())), "")
 
     def example(row: Row) -> Example | None:
         try:
@@ -109,8 +110,8 @@ def _reader(
 
 
 def _first_text(row: Row, column: str) -> str | None:
-    """The first text of a prompt but the system message, without the white space around it; None where it is written
-    in another way."""
+    """Return the first text of a prompt after the system message, stripped; None where the layout holds it in another
+    way."""
     value = row.get(column)
     if isinstance(value, list):
         value = _first_said(value)

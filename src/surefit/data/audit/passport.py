@@ -1,4 +1,4 @@
-"""passport.json: a data set's identity and condition, as the audit found them; docs/audit.md explains the fields."""
+"""passport.json: a data set's identity and condition, from an audit; docs/audit.md explains the fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BINS = 24
 
 @dataclass(frozen=True)
 class LengthHistogram:
-    """Lengths in bins of equal width from 0; the few over the last bin (1 % at most) are counted by themselves."""
+    """Lengths in bins of equal width from 0; the few beyond the last bin (1 % at most) are counted in `over`."""
 
     width: int
     counts: tuple[int, ...]
@@ -28,7 +28,7 @@ class LengthHistogram:
 
 
 def build_histogram(lengths: LengthCounts) -> LengthHistogram:
-    """At most `BINS` bins up to the 99th percentile, with a width of 1, 2 or 5 times a power of ten.
+    """Build a histogram of at most `BINS` bins up to the 99th percentile; the width is 1, 2 or 5 times a power of ten.
 
     >>> build_histogram(LengthCounts([3, 4, 12, 19]))
     LengthHistogram(width=1, counts=(0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1), over=0)
@@ -49,7 +49,7 @@ def _round_width(least: float) -> int:
 
 
 def summarize_lengths(lengths: LengthCounts) -> dict[str, Any]:
-    """Total, extremes, quantiles and histogram of the lengths of one part of the examples."""
+    """Return total, extremes, quantiles and histogram of the lengths of one part of the examples."""
     if not len(lengths):
         return {"total": 0}
     p50, p95, p99 = (lengths.quantile(share) for share in (0.5, 0.95, 0.99))
@@ -69,13 +69,13 @@ def summarize_lengths(lengths: LengthCounts) -> dict[str, Any]:
 def build_passport(
     audit: AuditResult, rows: AuditableRows, findings: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of passport.json.
+    """Return the content of passport.json.
 
     Args:
-        audit: what was found.
-        rows: the rows that were looked at.
-        findings: those of the rules, as in check.json.
-        about: how it was looked at: the recipe, the tokenizer, the seconds.
+        audit: the audit's result.
+        rows: the rows that were audited.
+        findings: the rules' findings, as in check.json.
+        about: how the audit was run: the recipe, the tokenizer, the seconds.
     """
     facts = audit.facts
     learnt, total = audit.learnt.total, audit.whole.total
@@ -104,10 +104,10 @@ def build_passport(
         "scored": {name: dict(entry) for name, entry in audit.scored.items()},
         "observations": {
             name: {
-                "rows": seen.rows, "of": seen.of, "share": round(seen.share, 6),
-                "examples": list(seen.examples), "detail": seen.detail,
+                "rows": observation.rows, "of": observation.of, "share": round(observation.share, 6),
+                "examples": list(observation.examples), "detail": observation.detail,
             }
-            for name, seen in facts.observations.items()
+            for name, observation in facts.observations.items()
         },
         "findings": list(findings),
     }  # fmt: skip
@@ -122,6 +122,6 @@ def _file(path: Path, rows: AuditableRows) -> dict[str, Any]:
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:
-    """Shares of at least one in a thousand."""
+    """Return the shares of at least one in a thousand."""
     total = sum(counts.values())
     return {name: round(count / total, 4) for name, count in counts.items() if count * 1000 >= total}

@@ -1,4 +1,4 @@
-"""Counting what detectors see, and the quick audit of a few rows that `surefit check` has time for."""
+"""Counts of what the detectors match, and the quick audit of a few rows that `surefit check` has time for."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 SAMPLE = 500
 SMALL_FILE = 8 * MIB
-"""Up to this size a check reads a file whole; `surefit audit` reads all."""
+"""Bytes of the largest file that a check reads whole; `surefit audit` reads every file."""
 
 
 @dataclass
 class DetectorTally:
-    """How often each thing was seen, and the first places.
+    """The number of rows that match each detector name, and the first places.
 
     Attributes:
         counts: name → rows.
@@ -37,36 +37,36 @@ class DetectorTally:
     first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
     def add(self, name: str, index: int, what: str) -> None:
-        """Count one row; rows come in order."""
+        """Count one row; rows must come in order."""
         self.counts[name] = self.counts.get(name, 0) + 1
         places = self.first.setdefault(name, [])
         if len(places) < EXAMPLES:
             places.append((index, truncate_text(what, 160)))
 
     def extend(self, sightings: Iterable[DetectorMatch]) -> None:
-        """Count what a detector saw."""
-        for sighting in sightings:
-            self.add(sighting.name, sighting.index, sighting.what)
+        """Count the matches of a detector."""
+        for match in sightings:
+            self.add(match.name, match.index, match.what)
 
     def merge(self, later: DetectorTally) -> None:
-        """Add the counts of rows after these."""
+        """Add the counts of the rows that come after the rows counted so far."""
         for name, count in later.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
             self.first[name] = [*self.first.get(name, ()), *later.first[name]][:EXAMPLES]
 
     def observation(self, name: str, of: int, where: Callable[[int], str], detail: str = "") -> Observation:
-        """What is known of one name."""
-        places = tuple(f"{where(index)}: {what}" for index, what in self.first.get(name, ()))
+        """Return the observation of one name: its rows, of how many, and the first places."""
+        places = tuple(f"{where(index)}: {text}" for index, text in self.first.get(name, ()))
         return Observation(self.counts.get(name, 0), of, places, detail)
 
 
 def select_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
-    """The detectors that can see anything in rows with these columns."""
+    """Return the detectors that can match in rows with these columns."""
     return [detector for detector in load_detectors() if detector.applies(columns, recipe)]
 
 
 def run_detectors(looking: Sequence[Detector], numbered: Iterable[tuple[int, Mapping[str, Any]]]) -> DetectorTally:
-    """What the detectors see in rows given with their numbers."""
+    """Run the detectors on numbered rows and return the tally."""
     tally = DetectorTally()
     looks = [detector.look for detector in looking]
     for index, row in numbered:
@@ -78,29 +78,31 @@ def run_detectors(looking: Sequence[Detector], numbered: Iterable[tuple[int, Map
 def build_observations(
     tally: DetectorTally, looking: Sequence[Detector], of: int, where: Callable[[int], str]
 ) -> dict[str, Observation]:
-    """An observation for every name that was looked for, seen or not."""
+    """Return an observation for every name that was looked for, also for names without a match."""
     names = [name for detector in looking for name in detector.names]
     return {name: tally.observation(name, of, where) for name in names}
 
 
 def run_file_detectors(source: str, largest: int | None = None) -> dict[str, Observation]:
-    """What the detectors of whole files see, also in files that cannot be read as rows.
+    """Run the detectors of whole files, which also work on files that cannot be read as rows.
 
     Args:
         source: as the config names it.
-        largest: files over so many bytes are left out; None takes all.
+        largest: bytes; larger files are left out. None reads all.
     """
     try:
-        found = resolve_source(source)
-        files = [] if found.kind == "url" else list(map(Path, list_source_files(found)))
+        resolved = resolve_source(source)
+        files = [] if resolved.kind == "url" else list(map(Path, list_source_files(resolved)))
     except DataError:
         return {}
     files = [path for path in files if largest is None or path.stat().st_size <= largest]
     observations: dict[str, Observation] = {}
     for detector in load_file_detectors():
         for path in files:
-            for name, seen in detector.look_at(path).items():
-                observations[name] = _merge_observations(observations[name], seen) if name in observations else seen
+            for name, observation in detector.look_at(path).items():
+                observations[name] = (
+                    _merge_observations(observations[name], observation) if name in observations else observation
+                )
     return observations
 
 
@@ -110,26 +112,26 @@ def _merge_observations(a: Observation, b: Observation) -> Observation:
 
 
 def select_convention_detectors(columns: Collection[str], recipe: str | None) -> list[Detector]:
-    """Return those of the detectors that see how something is written."""
-    return [each for each in select_detectors(columns, recipe) if NAMES.intersection(each.names)]
+    """Return the detectors that compare ways of writing."""
+    return [detector for detector in select_detectors(columns, recipe) if NAMES.intersection(detector.names)]
 
 
 def observe_conventions(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> dict[str, Observation]:
-    """Return how up to `limit` rows, spread evenly, write what can be written in several ways."""
+    """Return the ways of writing in up to `limit` rows, spread evenly."""
     numbers = evenly_spaced_indices(len(rows), limit)
     sample = [(index, rows[index]) for index in numbers]
     columns = dict.fromkeys(name for _, row in sample for name in row)
-    looking = select_convention_detectors(columns, recipe)
-    return build_observations(run_detectors(looking, sample), looking, len(sample), rows.where)
+    detectors = select_convention_detectors(columns, recipe)
+    return build_observations(run_detectors(detectors, sample), detectors, len(sample), rows.where)
 
 
 def audit_sample(rows: Rows, recipe: str | None, limit: int = SAMPLE) -> AuditFacts:
-    """The row-level detectors on up to `limit` rows, spread evenly, and the whole files where they are small; no
+    """Run the row-level detectors on up to `limit` rows, spread evenly, and the file detectors on small files; no
     tokenizer, no numpy."""
     numbers = evenly_spaced_indices(len(rows), limit)
     sample = [(index, rows[index]) for index in numbers]
     columns = dict.fromkeys(name for _, row in sample for name in row)
-    looking = select_detectors(columns, recipe)
-    observations = build_observations(run_detectors(looking, sample), looking, len(sample), rows.where)
+    detectors = select_detectors(columns, recipe)
+    observations = build_observations(run_detectors(detectors, sample), detectors, len(sample), rows.where)
     observations |= run_file_detectors(rows.source, SMALL_FILE)
     return AuditFacts(rows.source, rows.total, len(sample), observations)

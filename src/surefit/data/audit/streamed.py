@@ -1,4 +1,4 @@
-"""A source's rows as an audit goes through them: from their files each time, never all in memory."""
+"""A source's rows streamed from their files in each pass of an audit, never all in memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StreamedRows:
 
     Attributes:
         source: as the user wrote it.
-        files: the files of this machine that they are read from.
-        sha256: as that of `Rows`.
+        files: the local files that hold the rows.
+        sha256: as `Rows.sha256`.
         columns: every column that any row has, in the order of their first appearance.
     """
 
@@ -31,8 +31,8 @@ class StreamedRows:
 
         Args:
             source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
-            split: of a hub data set or a saved `DatasetDict`.
-            limit: of all rows take so many, spread evenly.
+            split: split of a hub data set or a saved `DatasetDict`.
+            limit: number of rows to use, spread evenly; None uses all.
 
         Raises:
             DataError, MachineError: as `split_into_ranges` and `read_range`.
@@ -40,9 +40,9 @@ class StreamedRows:
         self.source = source
         self._parts = split_into_ranges(source, split=split, range_bytes=sys.maxsize)
         remote = resolve_source(source).kind in ("hub", "url")
-        self.files = () if remote else tuple(Path(one.file) for one in self._parts)
-        every = sum(1 for _ in self._every()) if limit is not None else 0
-        self._chosen = (limit, every) if limit is not None and limit < every else None
+        self.files = () if remote else tuple(Path(part.file) for part in self._parts)
+        total = sum(1 for _ in self._every()) if limit is not None else 0
+        self._chosen = (limit, total) if limit is not None and limit < total else None
         self._count = 0
         self._few: list[RowWithPlace] = []
         columns: dict[str, None] = {}
@@ -56,43 +56,43 @@ class StreamedRows:
         self.columns = list(columns)
 
     def _counted(self, columns: dict[str, None]) -> Iterator[RowWithPlace]:
-        """The rows, which are counted on the way; their columns, and some of them, are noted."""
+        """Yield the rows, count them on the way, and collect their columns and a few sample rows."""
         stride = 1
-        for found in self.placed():
-            columns |= dict.fromkeys(found.row)
+        for placed_row in self.placed():
+            columns |= dict.fromkeys(placed_row.row)
             if self._count % stride == 0:
-                self._few.append(found)
+                self._few.append(placed_row)
                 if len(self._few) > 2 * SAMPLE:
                     self._few, stride = self._few[::2], 2 * stride
             self._count += 1
-            yield found
+            yield placed_row
 
     def __len__(self) -> int:
         return self._count
 
     def placed(self) -> Iterator[RowWithPlace]:
-        """The rows in order, with their places."""
+        """Iterate over the rows in order, with their places."""
         return self._every() if self._chosen is None else _spread(self._every(), *self._chosen)
 
     def _every(self) -> Iterator[RowWithPlace]:
         return itertools.chain.from_iterable(map(read_range, self._parts))
 
     def sample(self, limit: int) -> Rows:
-        """Up to `limit` rows, spread evenly; a few are at hand, for more the files are read again."""
+        """Return up to `limit` rows, spread evenly; a few are kept in memory, for more the files are read again."""
         if limit <= SAMPLE or self._count <= len(self._few):
             chosen = [self._few[place] for place in evenly_spaced_indices(len(self._few), limit)]
         else:
-            wanted = set(evenly_spaced_indices(self._count, limit))
-            chosen = [found for number, found in enumerate(self.placed()) if number in wanted]
+            numbers = set(evenly_spaced_indices(self._count, limit))
+            chosen = [placed_row for number, placed_row in enumerate(self.placed()) if number in numbers]
         return Rows(self.source, chosen, self.files, self.sha256)
 
 
 def _spread(rows: Iterator[RowWithPlace], limit: int, count: int) -> Iterator[RowWithPlace]:
-    """`limit` of `count` rows, as `evenly_spaced_indices` chooses them."""
-    taken = 0
-    for number, found in enumerate(rows):
-        if number == taken * count // limit:
-            yield found
-            taken += 1
-            if taken == limit:
+    """Yield `limit` of `count` rows, chosen like `evenly_spaced_indices`."""
+    yielded = 0
+    for number, placed_row in enumerate(rows):
+        if number == yielded * count // limit:
+            yield placed_row
+            yielded += 1
+            if yielded == limit:
                 return

@@ -1,7 +1,7 @@
-"""The audit of every row: chunks are looked at in as many processes as there are cores, then put together.
+"""The audit of every row: chunks are audited in parallel processes, then merged.
 
-Chunks are of one size whatever the number of processes, and are put together in the order of the rows: so is every
-number and every example in the result.
+Chunks have one size whatever the number of processes, and are merged in the order of the rows: so every number and
+every example in the result is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from surefit.facts.audit import AuditFacts, Observation
 from surefit.facts.dataset import DatasetFacts, dataset_facts
 
 CHUNK = 1000
-"""Rows that one process looks at in one go."""
+"""Rows that one process audits in one call."""
 CHUNK_CHARACTERS = 32_000_000
-"""Of its rows, after which a chunk has no more."""
+"""Characters in a chunk's rows from which the chunk is complete, even with fewer rows."""
 START_SECONDS, ROW_SECONDS, CHARACTER_SECONDS = 4.0, 1.2e-4, 2.5e-7
-"""What a process costs before its first row (it imports transformers), a row, and a character of it; measured. They
-only decide how many processes are worth their start."""
+"""Seconds that a process costs before its first row (it imports transformers), per row, and per character of a row;
+measured. They only decide how many processes are worth their start."""
 ROUND_TRIPS = 200
 """Rows on which the template's round trip is tried."""
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         facts: the observations.
         dataset: the facts that a check takes from a sample, from all rows.
-        sha256: of the files.
-        content_sha256: of the rows as canonical JSON, whatever file holds them.
-        unit: what lengths are counted in, "tokens" or "characters".
+        sha256: SHA-256 of the files.
+        content_sha256: SHA-256 of the rows as canonical JSON, whatever file holds them.
+        unit: unit of lengths, "tokens" or "characters".
         usable: rows that can be used.
-        given: of each token example, the length of what is not learnt (`chunk.ChunkStats`).
-        learnt: of each token example, the length of what is.
-        whole: of each token example, the lengths of both together.
-        scripts: writing system → its letters in what users and assistant say.
-        languages: language → rows in which users and assistant speak it (`languages.language_of`).
-        scored: name of a scored set → its source, rows and leaks.
-        workers: processes that looked.
+        given: lengths of the part without a label, per token example (`chunk.ChunkStats`).
+        learnt: lengths of the supervised part, per token example.
+        whole: lengths of both parts together, per token example.
+        scripts: writing system → its letters in the turns of users and assistant.
+        languages: language → rows whose users and assistant write it (`languages.detect_language`).
+        scored: name of an evaluation set → its source, rows and leaks.
+        workers: processes used.
     """
 
     facts: AuditFacts
@@ -86,7 +86,7 @@ class AuditResult:
 
 
 class AuditableRows(Protocol):
-    """Rows that can be gone through more than once: in memory, or streamed from their files."""
+    """Rows that can be iterated more than once: in memory, or streamed from their files."""
 
     source: str
     files: tuple[Path, ...]
@@ -95,17 +95,17 @@ class AuditableRows(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Of the files."""
+        """SHA-256 of the files."""
 
     @property
     def columns(self) -> list[str]:
-        """Every column that any row has."""
+        """Columns that any row has."""
 
     def placed(self) -> Iterator[RowWithPlace]:
-        """The rows in order."""
+        """Iterate over the rows in order."""
 
     def sample(self, limit: int) -> Rows:
-        """Some of them, spread evenly."""
+        """Return up to `limit` rows, spread evenly."""
 
 
 def audit_rows(
@@ -119,53 +119,56 @@ def audit_rows(
     on_progress: OnProgress = ignore_progress,
     and_then: Callable[[AuditJob, MergedStats, Mapping[str, MergedStats]], None] | None = None,
 ) -> AuditResult:
-    """Look at every row.
+    """Audit every row.
 
     Args:
         rows: the training rows.
         question: what to look at; `columns`, `target`, `every` and `prompts` are filled in here.
-        scored: name → rows of the sets that a model is scored on, to be compared with the training rows.
+        scored: name → rows of the evaluation sets, which are compared with the training rows.
         mixed: name → further training rows, which are rendered only.
         expected: the recipe's columns; None for several tasks (`dataset_facts`).
-        workers: processes at most; small sets are looked at in this one.
-        on_progress: called with the rows done.
-        and_then: called with all that was gathered, of the training rows and of each scored set, while it is there.
+        workers: the most processes to use; small sets are audited in this process.
+        on_progress: called with the number of rows done.
+        and_then: called with all that was gathered, from the training rows and each evaluation set, while the spools
+        exist.
 
     Raises:
         DataError: the columns do not fit the recipe.
         ModelError: the tokenizer cannot be loaded or has no chat template.
     """
-    few = rows.sample(SAMPLE)
-    sample = replace(dataset_facts(rows.source, few, few.where, expected=expected), rows=len(rows))
+    sample_rows = rows.sample(SAMPLE)
+    sample = replace(dataset_facts(rows.source, sample_rows, sample_rows.where, expected=expected), rows=len(rows))
     sample = replace(sample, epoch_rows=len(rows), divided=len(rows))
     every = max(1, len(rows) // ROUND_TRIPS)
     question = replace(question, columns=tuple(rows.columns), target=sample.target, every=every, prompts=bool(scored))
-    most, workers = workers, _count_useful_workers(workers, rows)
+    max_workers, workers = workers, _count_useful_workers(workers, rows)
     scored, mixed = scored or {}, mixed or {}
     total = len(rows) + sum(map(len, (*scored.values(), *mixed.values())))
     with ExitStack() as stack, _pause_gc():
-        seen = MergedStats(stack.enter_context(open_spool()))
-        for part in _audit_chunks(rows.placed(), seen.spool, question, workers):
-            seen.add(part)
-            on_progress(len(seen), total, "rows")
-        theirs = {}
-        for name, others in scored.items():
-            about = replace(question, columns=tuple(others.columns), source=others.source)
-            theirs[name] = MergedStats(stack.enter_context(open_spool()))
-            for part in _audit_chunks(others.placed(), theirs[name].spool, about):
-                theirs[name].add(part)
+        train_stats = MergedStats(stack.enter_context(open_spool()))
+        for part in _audit_chunks(rows.placed(), train_stats.spool, question, workers):
+            train_stats.add(part)
+            on_progress(len(train_stats), total, "rows")
+        scored_stats = {}
+        for name, other_rows in scored.items():
+            job = replace(question, columns=tuple(other_rows.columns), source=other_rows.source)
+            scored_stats[name] = MergedStats(stack.enter_context(open_spool()))
+            for part in _audit_chunks(other_rows.placed(), scored_stats[name].spool, job):
+                scored_stats[name].add(part)
             on_progress(total, total, name)
-        added = {}
-        for name, others in mixed.items():
-            about = replace(question, columns=tuple(others.columns), source=others.source, prompts=False)
-            added[name] = MergedStats(stack.enter_context(open_spool()))
-            for part in _audit_chunks(others.placed(), added[name].spool, about, _count_useful_workers(most, others)):
-                added[name].add(part)
-        leaks = {name: _leaks(whole, seen) for name, whole in theirs.items()}
-        observations = _observations(question, seen) | _leak_observations(leaks, theirs, seen.spool)
-        several = expected is None  # each task has ways of its own
+        mixed_stats = {}
+        for name, other_rows in mixed.items():
+            job = replace(question, columns=tuple(other_rows.columns), source=other_rows.source, prompts=False)
+            mixed_stats[name] = MergedStats(stack.enter_context(open_spool()))
+            for part in _audit_chunks(
+                other_rows.placed(), mixed_stats[name].spool, job, _count_useful_workers(max_workers, other_rows)
+            ):
+                mixed_stats[name].add(part)
+        leaks = {name: _leaks(stats, train_stats) for name, stats in scored_stats.items()}
+        observations = _observations(question, train_stats) | _leak_observations(leaks, scored_stats, train_stats.spool)
+        several_tasks = expected is None  # each task has its own ways of writing
         if and_then:
-            and_then(question, seen, theirs)
+            and_then(question, train_stats, scored_stats)
         return AuditResult(
             facts=AuditFacts(
                 rows.source,
@@ -173,20 +176,24 @@ def audit_rows(
                 len(rows),
                 observations,
                 question.max_length,
-                {} if several else {name: _conventions(question, scored[name], seen) for name, seen in theirs.items()},
-                {name: _renderings(whole) for name, whole in (added | theirs).items()} if question.tokenizer else {},
+                {}
+                if several_tasks
+                else {name: _conventions(question, scored[name], stats) for name, stats in scored_stats.items()},
+                {name: _renderings(stats) for name, stats in (mixed_stats | scored_stats).items()}
+                if question.tokenizer
+                else {},
             ),
-            dataset=_with_full_counts(sample, seen, observations["duplicate"].rows),
+            dataset=_with_full_counts(sample, train_stats, observations["duplicate"].rows),
             sha256=rows.sha256,
-            content_sha256=seen.sha256.hexdigest(),
+            content_sha256=train_stats.sha256.hexdigest(),
             unit="tokens" if question.tokenizer else "characters",
-            usable=seen.usable,
-            given=seen.given,
-            learnt=seen.learnt,
-            whole=seen.whole,
-            scripts=dict(seen.scripts.most_common()),
-            languages=dict(seen.languages.most_common()),
-            scored={name: _scored_entry(others, leaks[name]) for name, others in scored.items()},
+            usable=train_stats.usable,
+            given=train_stats.given,
+            learnt=train_stats.learnt,
+            whole=train_stats.whole,
+            scripts=dict(train_stats.scripts.most_common()),
+            languages=dict(train_stats.languages.most_common()),
+            scored={name: _scored_entry(other_rows, leaks[name]) for name, other_rows in scored.items()},
             workers=workers,
         )
 
@@ -197,15 +204,15 @@ def _count_useful_workers(workers: int, rows: AuditableRows) -> int:
 
 
 def _expected_seconds(rows: AuditableRows) -> float:
-    """What looking at all rows will take one process, by the length of a few."""
-    some = rows.sample(50)
-    characters = sum(len(chunk.row_text(row)) for row in some) / max(1, len(some))
+    """Return the seconds that one process needs for all rows, estimated from the length of 50."""
+    sample_rows = rows.sample(50)
+    characters = sum(len(chunk.row_text(row)) for row in sample_rows) / max(1, len(sample_rows))
     return len(rows) * (ROW_SECONDS + CHARACTER_SECONDS * characters)
 
 
 @contextlib.contextmanager
 def _pause_gc() -> Iterator[None]:
-    """Spare the garbage collector the rows, which stay anyway: searching them again and again costs a fifth more."""
+    """Exclude the rows from garbage collection: they stay anyway, and repeated scans cost a fifth more time."""
     gc.freeze()
     try:
         yield
@@ -213,48 +220,48 @@ def _pause_gc() -> Iterator[None]:
         gc.unfreeze()
 
 
-# Looking, in this process or in several
+# Auditing chunks, in this process or in several
 
 
 def _audit_chunks(
     placed: Iterable[RowWithPlace], spool: Spool, question: AuditJob, workers: int = 1
 ) -> Iterator[ChunkStats]:
-    """What each chunk shows, in order; a few chunks for each process are in memory."""
+    """Yield the stats of each chunk, in order; a few chunks per process are in memory."""
     if workers == 1:
-        looker = ChunkAuditor(question)
+        auditor = ChunkAuditor(question)
         for start, rows in _chunks(placed, spool):
-            yield looker.look(start, rows)
+            yield auditor.look(start, rows)
         return
     with processes.pool(workers, _start_worker, (question,)) as pool:
         try:
-            waiting: deque[Future[ChunkStats]] = deque()
+            futures: deque[Future[ChunkStats]] = deque()
             for start, rows in _chunks(placed, spool):
-                waiting.append(pool.submit(_audit_chunk, start, rows))
-                if len(waiting) > 3 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+                futures.append(pool.submit(_audit_chunk, start, rows))
+                if len(futures) > 3 * workers:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _chunks(placed: Iterable[RowWithPlace], spool: Spool) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """(number of the first row, rows) of `CHUNK` rows, or of fewer where they are long."""
-    start, held, size = 0, [], 0
-    for found in placed:
-        spool.place(found)
-        held.append(found.row)
-        size += count_characters(found.row)
-        if len(held) == CHUNK or size > CHUNK_CHARACTERS:
-            yield start, held
-            start, held, size = start + len(held), [], 0
-    if held:
-        yield start, held
+    """Yield (number of the first row, rows) of `CHUNK` rows, or of fewer where they are long."""
+    start, chunk_rows, size = 0, [], 0
+    for placed_row in placed:
+        spool.place(placed_row)
+        chunk_rows.append(placed_row.row)
+        size += count_characters(placed_row.row)
+        if len(chunk_rows) == CHUNK or size > CHUNK_CHARACTERS:
+            yield start, chunk_rows
+            start, chunk_rows, size = start + len(chunk_rows), [], 0
+    if chunk_rows:
+        yield start, chunk_rows
 
 
 _worker_auditor: list[ChunkAuditor] = []
-"""In a worker process: what answers its question."""
+"""The worker process's auditor, made once."""
 
 
 def _start_worker(question: AuditJob) -> None:
@@ -268,7 +275,7 @@ def _audit_chunk(start: int, rows: list[dict[str, Any]]) -> ChunkStats:
 
 
 class MergedStats:
-    """What all chunks show together: counts in memory, what is compared between rows in a spool."""
+    """The stats of all chunks together: counts in memory, values that are compared between rows in a spool."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
@@ -286,7 +293,7 @@ class MergedStats:
         return len(self.contents)
 
     def add(self, part: ChunkStats) -> None:
-        """The next chunk."""
+        """Add the next chunk."""
         self.tally.merge(part.tally)
         self.scripts.update(part.scripts)
         self.languages.update(part.languages)
@@ -300,44 +307,44 @@ class MergedStats:
             getattr(self, name).append(getattr(part, name))
 
 
-# Judging all rows together
+# Observations on all rows together
 
 
 def _observations(question: AuditJob, seen: MergedStats) -> dict[str, Observation]:
     count, where = len(seen), seen.spool.where
-    looking = select_detectors(question.columns, question.recipe_name)
-    found = build_observations(seen.tally, looking, count, where)
+    detectors = select_detectors(question.columns, question.recipe_name)
+    observations = build_observations(seen.tally, detectors, count, where)
     usable = seen.usable
-    of = {"unusable_row": count} if question.recipe else {}
-    of |= dict.fromkeys(("null_target", "blank_target"), count) if question.target else {}
+    totals = {"unusable_row": count} if question.recipe else {}
+    totals |= dict.fromkeys(("null_target", "blank_target"), count) if question.target else {}
     if question.recipe:
-        of["mask_inside_prompt"] = usable
+        totals["mask_inside_prompt"] = usable
     if question.tokenizer:
-        of |= dict.fromkeys(("no_supervised_token", "few_supervised_tokens"), usable)
-        of["template_round_trip"] = seen.tried
-        of |= dict.fromkeys(RENDERINGS, usable)
+        totals |= dict.fromkeys(("no_supervised_token", "few_supervised_tokens"), usable)
+        totals["template_round_trip"] = seen.tried
+        totals |= dict.fromkeys(RENDERINGS, usable)
     if question.max_length is not None and question.tokenizer:
-        of["over_max_length"] = usable
-    for name, possible in of.items():
-        found[name] = seen.tally.observation(name, possible, where, _detail(name, question, seen))
+        totals["over_max_length"] = usable
+    for name, total in totals.items():
+        observations[name] = seen.tally.observation(name, total, where, _detail(name, question, seen))
     if question.target:
-        found["constant_target"] = _observe_constant_target(seen)
-    return found | _observe_duplicates(seen)
+        observations["constant_target"] = _observe_constant_target(seen)
+    return observations | _observe_duplicates(seen)
 
 
 def _renderings(seen: MergedStats) -> dict[str, Observation]:
-    """Return what is seen of another source's rows once they are rendered, and those that cannot be used."""
-    found = {name: seen.tally.observation(name, seen.usable, seen.spool.where) for name in RENDERINGS}
-    return found | {UNUSABLE: seen.tally.observation(UNUSABLE, len(seen), seen.spool.where)}
+    """Return the observations on another source's rows after rendering, and on its unusable rows."""
+    observations = {name: seen.tally.observation(name, seen.usable, seen.spool.where) for name in RENDERINGS}
+    return observations | {UNUSABLE: seen.tally.observation(UNUSABLE, len(seen), seen.spool.where)}
 
 
 UNUSABLE = "unusable_row"
 
 
 def _conventions(question: AuditJob, rows: AuditableRows, seen: MergedStats) -> dict[str, Observation]:
-    """Return how the rows of a scored set write what can be written in several ways."""
-    looking = select_convention_detectors(rows.columns, question.recipe_name)
-    return build_observations(seen.tally, looking, len(seen), seen.spool.where)
+    """Return the ways of writing in the rows of an evaluation set."""
+    detectors = select_convention_detectors(rows.columns, question.recipe_name)
+    return build_observations(seen.tally, detectors, len(seen), seen.spool.where)
 
 
 def _detail(name: str, question: AuditJob, seen: MergedStats) -> str:
@@ -350,7 +357,7 @@ def _detail(name: str, question: AuditJob, seen: MergedStats) -> str:
 
 
 def _observe_constant_target(seen: MergedStats) -> Observation:
-    """All rows, where they have one and the same answer; a single row is no pattern."""
+    """Return all rows as the observation where they have one and the same answer; a single row is no pattern."""
     count = len(seen.targets)
     constant = count > 1 and _distinct(seen.targets) == 1
     return Observation(count if constant else 0, count)
@@ -375,10 +382,10 @@ def _observe_duplicates(seen: MergedStats) -> dict[str, Observation]:
 
 
 def first_equal_rows(seen: MergedStats) -> Column:
-    """For each row the number of the first equal to it, plus 1; 0 where it is that one itself."""
-    found = seen.spool.column("first", np.int64)
-    if len(found):
-        return found
+    """Return for each row the number of the first row equal to it, plus 1; 0 for that first row itself."""
+    first_numbers = seen.spool.column("first", np.int64)
+    if len(first_numbers):
+        return first_numbers
     pairs = seen.spool.ordered(len(seen))
     for places, values in seen.contents.parts():
         _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
@@ -386,41 +393,46 @@ def first_equal_rows(seen: MergedStats) -> Column:
         later = earlier != places
         pairs.add(places[later], earlier[later] + 1)
     for places, earlier in pairs:
-        start = len(found)
+        start = len(first_numbers)
         stretch = np.zeros(min(pairs.stretch, len(seen) - start), np.int64)
         stretch[places - start] = earlier
-        found.append(stretch)
-    return found
+        first_numbers.append(stretch)
+    return first_numbers
 
 
 def iterate_duplicates(first: Column) -> Iterator[tuple[int, int]]:
-    """(a row that equals an earlier one, the first such), given `first_equal_rows`."""
+    """Yield (row that equals an earlier one, the first such row), from the result of `first_equal_rows`."""
     for start, block in first.blocks():
         for place in np.flatnonzero(block).tolist():
             yield start + place, int(block[place]) - 1
 
 
 def _with_full_counts(sample: DatasetFacts, seen: MergedStats, duplicates: int) -> DatasetFacts:
-    """The sample's facts with the counts of all rows."""
+    """Return the sample's facts with the counts of all rows."""
     counts, first = seen.tally.counts, seen.tally.first
-    bad = [index for name in ("null_target", "blank_target") for index, _ in first.get(name, ())]
+    bad_rows = [index for name in ("null_target", "blank_target") for index, _ in first.get(name, ())]
     return replace(
         sample,
         sample=len(seen),
         target_null=counts.get("null_target", 0),
         target_blank=counts.get("blank_target", 0),
         target_distinct=_distinct(seen.targets),
-        first_bad=seen.spool.where(min(bad)) if bad else None,
+        first_bad=seen.spool.where(min(bad_rows)) if bad_rows else None,
         duplicates=duplicates,
     )
 
 
-# The scored sets against the training rows
+# The evaluation sets against the training rows
 
 
 @dataclass(frozen=True)
 class _Leaks:
-    """Rows of a scored set → the training row they are in, and how near: 1 where the whole prompt is the same."""
+    """Leaked rows of an evaluation set.
+
+    Attributes:
+        exact: row → training row with the same prompt.
+        near: row → (training row with a similar prompt, similarity).
+    """
 
     exact: dict[int, int]
     near: dict[int, tuple[int, float]]
@@ -428,10 +440,10 @@ class _Leaks:
 
 def _leaks(scored: MergedStats, train: MergedStats) -> _Leaks:
     prompts = scored.prompts.read(0, len(scored.prompts))
-    wanted = np.unique(prompts[prompts != b""])
+    scored_prompts = np.unique(prompts[prompts != b""])
     first: dict[bytes, int] = {}
     for start, block in train.prompts.blocks():
-        for place in np.flatnonzero(np.isin(block, wanted)).tolist():
+        for place in np.flatnonzero(np.isin(block, scored_prompts)).tolist():
             first.setdefault(bytes(block[place]), start + place)
     exact = {n: first[prompt] for n, prompt in enumerate(prompts.tolist()) if prompt in first}
     matches = match_near_duplicates(scored.prompt_keys, scored.asked, train.prompt_keys, train.asked)
@@ -446,18 +458,18 @@ def _leak_observations(
         return {}
     exact, near = DetectorTally(), DetectorTally()
     places: list[str] = []
-    for name, found in leaks.items():
+    for name, set_leaks in leaks.items():
         where = scored[name].spool.where
-        for index, row in sorted(found.exact.items()):
+        for index, row in sorted(set_leaks.exact.items()):
             exact.add("leak_exact", len(places), f"the prompt of {spool.where(row)}")
             places.append(where(index))
-        for index, (row, similarity) in sorted(found.near.items()):
+        for index, (row, similarity) in sorted(set_leaks.near.items()):
             near.add("leak_near", len(places), f"{similarity:.0%} the prompt of {spool.where(row)}")
             places.append(where(index))
     of = sum(map(len, scored.values()))
     detail = "; ".join(
-        f"{name}: {len(leaks[name].exact):,} the same and {len(leaks[name].near):,} nearly, of {len(others):,}"
-        for name, others in scored.items()
+        f"{name}: {len(leaks[name].exact):,} the same and {len(leaks[name].near):,} nearly, of {len(stats):,}"
+        for name, stats in scored.items()
     )
     return {
         "leak_exact": exact.observation("leak_exact", of, places.__getitem__, detail),

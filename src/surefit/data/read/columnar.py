@@ -1,7 +1,7 @@
-"""Parquet and Arrow: rows unpacked a few at a time, whatever a small file says that it holds.
+"""Parquet and Arrow: rows decoded a few at a time, whatever the declared size of a small file.
 
-A column that says one text twenty million times is a small file and a large list. So texts stay in their dictionaries
-until the bytes of a few rows are known, and only those are unpacked.
+A column that repeats one text twenty million times is a small file and a large list. So texts stay dictionary-encoded
+until the bytes of a few rows are known, and only those rows are decoded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from surefit.data.read.readers import RowWithPlace, count_characters, require_ro
 
 BATCH_ROWS = 1024
 BATCH_BYTES = 32 * MIB
-"""Of the rows that are unpacked at once."""
+"""Bytes of the rows that are decoded at once."""
 ROW_COST, VALUE_COST = 250, 60
-"""Bytes that Python takes for a row and for each value in it, beside the texts."""
+"""Bytes that Python needs for a row and for each value in it, beside the texts."""
 
 
 def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int = 1) -> Iterator[RowWithPlace]:
-    """Parquet, without the nulls that its structs are filled up with.
+    """Read Parquet, without the nulls with which its structs are filled up.
 
     Args:
         name: a path or a URL.
@@ -44,7 +44,7 @@ def read_parquet(name: str, start: int = 0, stop: int | None = None, first: int 
 
 
 def read_arrow(name: str) -> Iterator[RowWithPlace]:
-    """An Arrow file, or the Arrow stream that `Dataset.save_to_disk` writes; always the whole file."""
+    """Read an Arrow file, or the Arrow stream that `Dataset.save_to_disk` writes; always the whole file."""
     import pyarrow as pa
 
     place, number = display_name(name), 1
@@ -55,8 +55,8 @@ def read_arrow(name: str) -> Iterator[RowWithPlace]:
         batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
         documents = _json_columns(reader.schema)
         for batch in batches:
-            for at in range(0, batch.num_rows, BATCH_ROWS):
-                for row in _rows(batch.slice(at, BATCH_ROWS), place):
+            for offset in range(0, batch.num_rows, BATCH_ROWS):
+                for row in _rows(batch.slice(offset, BATCH_ROWS), place):
                     yield _to_row_with_place(row, place, number, documents)
                     number += 1
 
@@ -74,7 +74,8 @@ def _to_row_with_place(row: dict[str, Any], place: str, number: int, documents: 
 
 
 def _json_columns(schema: Any) -> dict[str, Any]:
-    """The columns with values of Arrow's type for JSON, as `datasets` writes its `Json`: Arrow hands out their text."""
+    """Return the columns with values of Arrow's JSON type, as `datasets` writes its `Json`: Arrow returns them as
+    text."""
     return {field.name: field.type for field in schema if "arrow.json" in str(field.type)}
 
 
@@ -94,7 +95,8 @@ def _parse_json_columns(value: Any, kind: Any) -> Any:
 
 @contextmanager
 def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[tuple[Any, Any]]:
-    """(a Parquet file, its schema); with `dictionaries`, texts are not unpacked. Pages are read as they are needed."""
+    """Open a Parquet file and yield (file, schema); with `dictionaries`, texts stay encoded. Pages are read on
+    demand."""
     from pyarrow import parquet
 
     # A value that Python cannot hold (a date of the year 20,000, a text that is not UTF-8) is an error of any class.
@@ -103,23 +105,23 @@ def _parquet(name: str, *, dictionaries: bool = False) -> Iterator[tuple[Any, An
         open_raw(name, seekable=True) as file,
     ):
         plain = parquet.ParquetFile(file, buffer_size=MIB, pre_buffer=False)
-        about, schema = plain.metadata, plain.schema_arrow
-        texts = _leaves(about) if dictionaries and about.num_row_groups else []
+        metadata, schema = plain.metadata, plain.schema_arrow
+        texts = _leaves(metadata) if dictionaries and metadata.num_row_groups else []
         yield (
-            parquet.ParquetFile(file, metadata=about, read_dictionary=texts, buffer_size=MIB, pre_buffer=False),
+            parquet.ParquetFile(file, metadata=metadata, read_dictionary=texts, buffer_size=MIB, pre_buffer=False),
             schema,
         )
 
 
 def _leaves(about: Any) -> list[str]:
-    """The columns of texts, each by its path inside lists and structs."""
+    """Return the text columns, each by its path inside lists and structs."""
     group = about.row_group(0)
     columns = [group.column(number) for number in range(about.num_columns)]
     return [column.path_in_schema for column in columns if column.physical_type == "BYTE_ARRAY"]
 
 
 def _rows(batch: Any, place: str) -> Iterator[dict[str, Any]]:
-    """The rows of a record batch, as many at a time as there is room for."""
+    """Yield the rows of a record batch, decoded in parts that fit into `BATCH_BYTES`."""
     if (needed := _batch_bytes(batch, place)) <= BATCH_BYTES:
         yield from batch.to_pylist()
     elif batch.num_rows > 1:
@@ -132,9 +134,9 @@ def _rows(batch: Any, place: str) -> Iterator[dict[str, Any]]:
 
 
 def _batch_bytes(batch: Any, place: str) -> int:
-    """What a record batch takes in Python at least.
+    """Return a lower bound of the bytes that a record batch needs in Python.
 
-    1,000 rows of one column that says "hello" are 1,000 × (250 + 60 + 5) bytes.
+    1,000 rows of one column with the text "hello" are 1,000 × (250 + 60 + 5) bytes.
 
     Raises:
         DataError: a text in it is longer than a row may be.
@@ -143,18 +145,18 @@ def _batch_bytes(batch: Any, place: str) -> int:
     from pyarrow import compute
 
     count: int = batch.num_rows * ROW_COST
-    waiting = [*zip(batch.schema.names, batch.columns, strict=True)]
-    while waiting:
-        name, array = waiting.pop()
+    pending = [*zip(batch.schema.names, batch.columns, strict=True)]
+    while pending:
+        name, array = pending.pop()
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
-        if isinstance(array, pa.MapArray):  # `flatten` does not take one, and its parts know nothing of a slice
+        if isinstance(array, pa.MapArray):  # `flatten` does not accept one, and its parts ignore a slice
             first, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
-            waiting += [(name, part.slice(first, end - first)) for part in (array.keys, array.items)]
+            pending += [(name, part.slice(first, end - first)) for part in (array.keys, array.items)]
             continue
         if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray, pa.StructArray)):
             inner = array.flatten()
-            waiting += [(name, one) for one in inner] if isinstance(inner, list) else [(name, inner)]
+            pending += [(name, child) for child in inner] if isinstance(inner, list) else [(name, inner)]
             continue
         count += len(array) * VALUE_COST
         texts = array.dictionary if isinstance(array, pa.DictionaryArray) else array
@@ -177,18 +179,19 @@ def _is_text(kind: Any) -> bool:
 
 
 BOMB_BYTES, BOMB_FACTOR = GIB, 1_000
-"""A file whose rows take more than this and so many times its own size repeats one value: no data set does."""
+"""A file whose rows need more than this many bytes and this factor of its own size repeats one value: no data set
+does."""
 
 
 def require_no_bomb(name: str, size: int) -> int:
-    """Add up what a small file of columns takes in Python, without unpacking its texts.
+    """Return the bytes that a small columnar file needs in Python, without decoding its texts.
 
     Args:
         name: a Parquet or an Arrow file on this machine.
         size: its bytes.
 
     Returns:
-        The bytes of its rows; 0 of an Arrow file where they are known once it is read.
+        The bytes of its rows; 0 for an Arrow file whose bytes are known only once it is read.
 
     Raises:
         DataError: they are out of all proportion to the file's.
@@ -199,8 +202,8 @@ def require_no_bomb(name: str, size: int) -> int:
         needed = _measure_arrow_bytes(name, size, limit)
     else:
         with _parquet(name, dictionaries=True) as (file, _):
-            about = file.metadata
-            needed = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            metadata = file.metadata
+            needed = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
             if needed <= limit:
                 needed = _bytes_of(file.iter_batches(batch_size=BATCH_ROWS), place, limit)
     if needed > limit:
@@ -213,10 +216,10 @@ _BOMB = "it repeats one value out of all proportion: write the rows again, or re
 
 
 def _measure_arrow_bytes(name: str, size: int, limit: int) -> int:
-    """The bytes of an Arrow file's rows, added up in a process of its own; 0 where that cannot be said.
+    """Measure the bytes of an Arrow file's rows in a separate process; 0 where they cannot be measured.
 
-    Arrow decodes a whole batch at once, so a file of at most `MEMORY / BOMB_FACTOR` that takes more than `MEMORY` is
-    out of proportion. Of a larger one that says nothing.
+    Arrow decodes a whole batch at once, so a file of at most `MEMORY / BOMB_FACTOR` that needs more than `MEMORY` is
+    out of proportion. For a larger file that proves nothing.
     """
     try:
         needed: int = run_limited(f"{__name__}:arrow_bytes", name, limit, memory=MEMORY + size)
@@ -237,8 +240,8 @@ def _measure_arrow_bytes(name: str, size: int, limit: int) -> int:
 
 
 def arrow_bytes(name: str, limit: int) -> int:
-    """Return what the rows of an Arrow file take in Python, or somewhat more than `limit`; 0 where it cannot be read,
-    or a batch of it takes more memory than this process may."""
+    """Return the bytes that the rows of an Arrow file need in Python, or somewhat more than `limit`; 0 where it cannot
+    be read, or a batch of it needs more memory than this process may use."""
     import pyarrow as pa
 
     try:
@@ -250,7 +253,7 @@ def arrow_bytes(name: str, limit: int) -> int:
             return _bytes_of(batches, name, limit)
     except MemoryError:
         return limit + 1 if limit <= MEMORY else 0
-    except Exception:  # whoever reads it says what is wrong with it
+    except Exception:  # reading the file reports the error
         return 0
 
 
@@ -264,34 +267,34 @@ def _bytes_of(batches: Iterable[Any], place: str, limit: int) -> int:
 
 
 def require_room(name: str, needed: int | None = None) -> None:
-    """Refuse a Parquet file whose rows do not fit into memory together; none is unpacked.
+    """Raise if the rows of a Parquet file do not fit into memory together; none is decoded.
 
     Args:
-        needed: what they take, as `require_no_bomb` has added it up; None adds it up here.
+        needed: their bytes, from `require_no_bomb`; None measures them here.
 
     Raises:
         DataError: they do not, or the file cannot be read.
     """
     place = display_name(name)
     with _parquet(name, dictionaries=True) as (file, _):
-        about = file.metadata
-        groups = [about.row_group(number) for number in range(about.num_row_groups)]
-        values = sum(group.column(number).num_values for group in groups for number in range(about.num_columns))
-        require_row_memory(about.num_rows * ROW_COST + values * VALUE_COST, place, about.num_rows)
+        metadata = file.metadata
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        values = sum(group.column(number).num_values for group in groups for number in range(metadata.num_columns))
+        require_row_memory(metadata.num_rows * ROW_COST + values * VALUE_COST, place, metadata.num_rows)
         if needed is None:
             needed = sum(_batch_bytes(batch, place) for batch in file.iter_batches(batch_size=BATCH_ROWS))
-        require_row_memory(needed, place, about.num_rows)
+        require_row_memory(needed, place, metadata.num_rows)
 
 
 def read_row_groups(name: str) -> tuple[list[tuple[int, int]], dict[str, str]]:
-    """(rows and bytes of each row group of a Parquet file, column → kind of its values)."""
+    """Return (rows and bytes of each row group of a Parquet file, column → kind of its values)."""
     with _parquet(name) as (file, schema):
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups], _kinds(schema)
 
 
 def _kinds(schema: Any) -> dict[str, str]:
-    """Column → text, number, truth, list, object or what Arrow calls it; "null" where no value is known."""
+    """Return column → text, number, list, object or Arrow's type name; "null" where no value is known."""
     from pyarrow import types
 
     def kind(of: Any) -> str:
@@ -309,12 +312,12 @@ def _kinds(schema: Any) -> dict[str, str]:
 
 
 def without_filled_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of an Arrow table without the keys that Arrow invented.
+    """Return a row of an Arrow table without the keys that Arrow added.
 
     All structs of an Arrow column share one list of keys. So where two tools have different arguments, each tool comes
     back with the other's, set to null, and a model would learn to write them. Absent and null cannot be told apart any
-    more; absent is what it nearly always was. Only what lies inside a column is cleaned: the columns themselves, and
-    the items of lists, stay.
+    more; nearly always the key was absent. Only values inside a column are cleaned: the columns themselves, and the
+    items of lists, stay.
     """
     return {name: _pruned(value) for name, value in row.items()}
 

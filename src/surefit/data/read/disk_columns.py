@@ -1,6 +1,7 @@
-"""Columns on disk with an entry for each row: what an audit compares between rows, for as many rows as there are.
+"""Columns on disk with an entry for each row: the values that an audit compares between rows, for any number of rows.
 
-Memory holds the entries of `ROWS_AT_ONCE` rows, and from `BUCKETS` times as many rows on those of one row in `BUCKETS`.
+Memory holds the entries of `ROWS_AT_ONCE` rows, and for more than `BUCKETS` times as many rows the entries of one row
+in `BUCKETS`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from surefit.data.read.readers import RowWithPlace
 ROWS_AT_ONCE = 100_000
 """Entries of one column that are sorted at a time."""
 BUCKETS = 128
-"""Files that one column is divided among at most: each is open for as long as that takes."""
+"""Files that one column is divided among at most: all are open during that time."""
 BLOCK = 65_536
 """Entries that are read at a time."""
 
@@ -48,18 +49,18 @@ class Column:
         self._count += len(array)
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Entries `start` to `stop`."""
+        """Return entries `start` to `stop`."""
         self._file.flush()
         size = self.dtype.itemsize
         return np.frombuffer(os.pread(self._file.fileno(), (stop - start) * size, start * size), self.dtype)
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """(number of its first entry, block), in order."""
+        """Yield (number of its first entry, block), in order."""
         for start in range(0, len(self), BLOCK):
             yield start, self.read(start, min(start + BLOCK, len(self)))
 
     def parts(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """(numbers, values) of all entries, equal values together in one part; for values that are hashes."""
+        """Yield (numbers, values) of all entries, equal values together in one part; for values that are hashes."""
         count = min(BUCKETS, -(-len(self) // ROWS_AT_ONCE))
         if count <= 1:
             yield from ((np.arange(len(self)), self.read(0, len(self))) for _ in range(count))
@@ -70,18 +71,18 @@ class Column:
             yield from buckets
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
 
 def _halves(values: npt.NDArray[Any]) -> Hashes:
-    """The first eight bytes of each hash."""
+    """Return the first eight bytes of each hash."""
     width = values.dtype.itemsize // 8
     return np.ascontiguousarray(values).view(np.uint64).reshape(-1, width)[:, 0]
 
 
 class Buckets:
-    """Pairs of a number and a value, divided among files; each is read back whole, in the order of its pairs."""
+    """Pairs of a number and a value, divided among files; each file is read back whole, in the order of its pairs."""
 
     def __init__(self, path: str | Path, count: int, dtype: npt.DTypeLike) -> None:
         self._dtype = np.dtype([("number", np.int64), ("value", dtype)])
@@ -97,7 +98,7 @@ class Buckets:
                 file.close()
 
     def add(self, bucket: npt.NDArray[Any], numbers: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
-        """Add pairs, each to the bucket of this number."""
+        """Add pairs, each to the bucket with its number."""
         order = np.argsort(bucket, kind="stable")
         pairs = np.empty(len(order), self._dtype)
         pairs["number"], pairs["value"] = numbers[order], values[order]
@@ -106,7 +107,7 @@ class Buckets:
             self._files[n].write(pairs[ends[n] : ends[n + 1]].tobytes())
 
     def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[Any]]]:
-        """(numbers, values) of each bucket."""
+        """Yield (numbers, values) of each bucket."""
         for file in self._files:
             file.seek(0)
             pairs = np.frombuffer(file.read(), self._dtype)
@@ -114,7 +115,7 @@ class Buckets:
 
 
 class Ordered:
-    """Pairs of a row's number and a value, added in any order and read in that of the rows, a stretch at a time.
+    """Pairs of a row's number and a value, added in any order and read in the order of the rows, a stretch at a time.
 
     Attributes:
         stretch: rows that are read at a time.
@@ -129,7 +130,7 @@ class Ordered:
         self._buckets.add(numbers // self.stretch, numbers, values)
 
     def __iter__(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """(numbers, values) of each stretch, by number, and then in the order in which they came; to be read once."""
+        """Yield (numbers, values) of each stretch, by number, and then in insertion order; can be iterated once."""
         with self._buckets as buckets:
             for numbers, values in buckets:
                 order = np.argsort(numbers, kind="stable")
@@ -153,7 +154,7 @@ class Table:
             os.pwrite(self._file.fileno(), value.tobytes(), place * 8 * self._width)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._file.close()
 
 
@@ -169,7 +170,7 @@ class Texts:
         """Add texts at the end."""
         encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
         self._file.write(b"".join(encoded))
-        ends = np.cumsum([len(one) for one in encoded], dtype=np.int64) + self._size
+        ends = np.cumsum([len(data) for data in encoded], dtype=np.int64) + self._size
         self._ends.append(ends)
         self._size = int(ends[-1]) if len(ends) else self._size
 
@@ -180,13 +181,13 @@ class Texts:
         return os.pread(self._file.fileno(), ends[-1] - start, start).decode("utf-8", "surrogatepass")
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._file.close()
         self._ends.close()
 
 
 class Spool:
-    """The columns of one data set, in a directory of their own."""
+    """The columns of one data set, in a separate directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -197,53 +198,53 @@ class Spool:
         self._numbers = itertools.count()
 
     def column(self, name: str, dtype: npt.DTypeLike) -> Column:
-        """The column of this name."""
+        """Return the column of this name, created at first use."""
         if name not in self._columns:
             self._columns[name] = Column(self._directory / f"{name}.bin", dtype)
         return self._columns[name]
 
     def texts(self, name: str) -> Texts:
-        """The texts of this name."""
+        """Return the texts of this name, created at first use."""
         if name not in self._texts:
             self._texts[name] = Texts(self._directory / f"{name}.txt")
         return self._texts[name]
 
     def ordered(self, rows: int) -> Ordered:
-        """Pairs of a row's number and a value, of so many rows."""
+        """Return an empty collection for pairs of a row's number and a value, for `rows` rows."""
         return Ordered(self._directory / f"ordered{next(self._numbers)}", rows)
 
     def table(self, width: int) -> Table:
-        """Rows of so many numbers."""
+        """Return a new table with `width` numbers per row."""
         self._tables.append(Table(self._directory / f"table{len(self._tables)}", width))
         return self._tables[-1]
 
     def place(self, found: RowWithPlace) -> None:
-        """Remember where the next row was read."""
+        """Record where the next row was read."""
         file, _, row = (found.path, "", "") if found.line is not None else found.path.rpartition(" row ")
         number = self._files.setdefault(file or found.path, len(self._files))
         line = found.line if found.line is not None else -int(row) if row.isdigit() else 0
         self.column("place", np.int64).append([number, line])
 
     def where(self, index: int) -> str:
-        """`file:line`, or `file row N`, of a row."""
+        """Return `file:line`, or `file row N`, of a row."""
         number, line = self.column("place", np.int64).read(2 * index, 2 * index + 2).tolist()
         file = list(self._files)[number]
         return f"{file}:{line}" if line > 0 else f"{file} row {-line}" if line else file
 
     def close(self) -> None:
-        """Give all files back."""
-        every: list[Column | Texts | Table] = [*self._columns.values(), *self._texts.values(), *self._tables]
-        for held in every:
-            with suppress(OSError):  # what a full disk did not take is wanted by nobody any more
-                held.close()
+        """Close all files."""
+        stores: list[Column | Texts | Table] = [*self._columns.values(), *self._texts.values(), *self._tables]
+        for store in stores:
+            with suppress(OSError):  # data that a full disk rejected is no longer needed
+                store.close()
 
 
 @contextmanager
 def open_spool() -> Iterator[Spool]:
-    """A spool for as long as it is needed; where is up to TMPDIR.
+    """Open a spool and delete it afterwards; TMPDIR decides where.
 
     Raises:
-        MachineError: there is no room for it.
+        MachineError: the disk is full.
     """
     with tempfile.TemporaryDirectory(prefix="surefit-audit-") as directory:
         spool = Spool(Path(directory))
@@ -261,7 +262,7 @@ def open_spool() -> Iterator[Spool]:
 
 
 class SpooledKeys:
-    """The bands of many texts (`near_duplicates.Keys`), a column for each band."""
+    """The bands of many texts (`near_duplicates.BandKeys`), a column for each band."""
 
     def __init__(self, spool: Spool, name: str) -> None:
         self._spool = spool
@@ -276,21 +277,21 @@ class SpooledKeys:
             column.append(keys[:, band])
 
     def parts(self, band: int) -> Iterator[tuple[npt.NDArray[np.int64], Hashes]]:
-        """As `Column.parts`, of one band."""
+        """Yield `Column.parts` of one band."""
         return self._bands[band].parts()
 
     def blocks(self, band: int) -> Iterator[tuple[int, Hashes]]:
-        """As `Column.blocks`, of one band."""
+        """Yield `Column.blocks` of one band."""
         return self._bands[band].blocks()
 
     def row(self, index: int) -> Hashes:
-        """The bands of one text."""
+        """Return the bands of one text."""
         return np.concatenate([column.read(index, index + 1) for column in self._bands])
 
     def ordered(self) -> Ordered:
-        """Pairs on disk."""
+        """Return an empty collection of pairs on disk."""
         return self._spool.ordered(len(self))
 
     def table(self, rows: int, width: int) -> Table:
-        """Numbers on disk."""
+        """Return a table of numbers on disk."""
         return self._spool.table(width)

@@ -1,7 +1,7 @@
-"""One file of rows as a stream of bytes: on this machine or behind a URL, plain or compressed.
+"""One file of rows as a byte stream: local or behind a URL, plain or compressed.
 
-URLs go through `fsspec`, which knows s3, gs, hf, http and more; pyarrow, which Parquet needs anyway, unpacks gzip and
-zstd. Whatever fails is said with the file and the byte it had come to.
+URLs go through `fsspec`, which supports s3, gs, hf, http and more; pyarrow, which Parquet needs anyway, decompresses
+gzip and zstd. Every error names the file and the byte position.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 PACKED = {".gz": "gzip", ".zst": "zstd"}
-"""Ending → pyarrow's name of the compression."""
+"""File ending → pyarrow's name of the compression."""
 CONNECT_SECONDS, READ_SECONDS = 10, 60
-"""A web server that has not answered by then is taken to be gone."""
+"""Seconds after which a web server without an answer counts as unreachable."""
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _WEB = ("http", "https")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is a URL, of whatever scheme."""
+    """Return whether a name is a URL, of any scheme."""
     return bool(_URL.match(name))
 
 
 def display_name(name: str) -> str:
-    """A file's name for messages and records: the query of a web address, where signatures stand, is left out.
+    """Return a file's name for messages and records, without a web address's query, which may hold signatures.
 
     >>> display_name("https://me:pw@a.org/b.jsonl?X-Signature=secret"), display_name("rows.jsonl")
     ('https://a.org/b.jsonl', 'rows.jsonl')
     """
     if not is_url(name):
         return name
-    scheme, rest = name.split("://", 1)
+    scheme, address = name.split("://", 1)
     if scheme.lower() in _WEB:
-        rest = re.split(r"[?#]", rest, maxsplit=1)[0]
-    host, slash, path = rest.partition("/")
+        address = re.split(r"[?#]", address, maxsplit=1)[0]
+    host, slash, path = address.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def file_extensions(name: str) -> tuple[str, str]:
-    """(the ending that names the format, that of the compression or ""), in lower case.
+    """Return (ending that names the format, ending of the compression or ""), in lower case.
 
     >>> [file_extensions(name) for name in ("a/b.JSONL.gz", "https://a.org/b.parquet?download=true", "LICENSE")]
     [('.jsonl', '.gz'), ('.parquet', ''), ('', '')]
@@ -64,30 +64,30 @@ def file_extensions(name: str) -> tuple[str, str]:
 
 @contextmanager
 def open_decompressed(name: str, start: int = 0) -> Iterator[io.BufferedReader]:
-    """The bytes of a file, unpacked, from byte `start` of it (0 where it is compressed or behind a URL).
+    """Open the decompressed bytes of a file from byte `start` (0 if it is compressed or behind a URL).
 
     Raises:
         DataError: it is not there, may not be read, or is damaged. MachineError: it cannot be reached.
-        OSError: a file of this machine cannot be read.
+        OSError: a local file cannot be read.
     """
-    packed = file_extensions(name)[1]
+    compression = file_extensions(name)[1]
     with open_raw(name, seekable=False) as inner:
-        if not packed and not is_url(name):
+        if not compression and not is_url(name):
             inner.seek(start)
-            yield inner  # type: ignore[misc]  # what open() gives
+            yield inner  # type: ignore[misc]  # the result of open()
             return
         source: Any = _RemoteStream(inner, name)
-        if packed:
+        if compression:
             import pyarrow as pa
 
-            source = _Unpacked(pa.CompressedInputStream(source, PACKED[packed]), source)
+            source = _Unpacked(pa.CompressedInputStream(source, PACKED[compression]), source)
         with io.BufferedReader(source, MIB) as file:
             yield file
 
 
 @contextmanager
 def open_raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
-    """The bytes of a file as they lie there. A web server is asked for the whole file once, unless `seekable`.
+    """Open the bytes of a file as they are stored. A web server sends the whole file once, unless `seekable`.
 
     Raises:
         DataError, MachineError, OSError: as `open_decompressed`.
@@ -105,7 +105,7 @@ def open_raw(name: str, *, seekable: bool) -> Iterator[IO[bytes]]:
 
 
 def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system behind a URL, and the path in it.
+    """Return the file system behind a URL, and the path in it.
 
     Raises:
         DataError: no such scheme. MachineError: it needs a package that is not installed.
@@ -127,7 +127,7 @@ def filesystem(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def require_file_system(url: str) -> None:
-    """Look whether this machine can read such a URL; nothing is fetched.
+    """Raise if this machine cannot read URLs of this scheme; nothing is downloaded.
 
     Raises:
         DataError: no such scheme. MachineError: it needs a package that is not installed.
@@ -139,7 +139,7 @@ def require_file_system(url: str) -> None:
 
 
 class _RemoteStream(io.RawIOBase):
-    """A stream from elsewhere whose failures name the file and the byte."""
+    """A remote stream whose errors name the file and the byte."""
 
     def __init__(self, inner: IO[bytes], name: str) -> None:
         self._inner, self.name, self.position = inner, name, 0
@@ -156,7 +156,7 @@ class _RemoteStream(io.RawIOBase):
 
 
 class _Unpacked(io.RawIOBase):
-    """A compressed stream whose damage names the file and the byte."""
+    """A compressed stream whose errors name the file and the byte."""
 
     def __init__(self, inner: Any, packed: _RemoteStream) -> None:
         self._inner, self.packed, self.position = inner, packed, 0
@@ -170,9 +170,9 @@ class _Unpacked(io.RawIOBase):
         except SureFitError:
             raise
         except Exception as error:
-            cut = "runcated" in str(error)
+            truncated = "runcated" in str(error)
             raise DataError(
-                f"damaged: it {'ends in the middle of' if cut else 'cannot be decompressed after'} the first "
+                f"damaged: it {'ends in the middle of' if truncated else 'cannot be decompressed after'} the first "
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
                 code="E4074",
                 path=display_name(self.packed.name),
@@ -184,7 +184,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def count_consumed_bytes(file: io.BufferedReader) -> int:
-    """Bytes of a file on this machine that what was read of it takes there; `file` is from `open_decompressed`."""
+    """Return the bytes of a local file consumed so far, as stored (compressed); `file` is from `open_decompressed`."""
     if not isinstance(file.raw, _Unpacked):
         return file.tell()
     ahead = len(file.peek())
@@ -193,7 +193,7 @@ def count_consumed_bytes(file: io.BufferedReader) -> int:
 
 @contextmanager
 def remote_file_errors(url: str, position: int | None = None) -> Iterator[None]:
-    """Turn what a file system raises into our words; `position` is the byte it had come to."""
+    """Translate a file system's exceptions into SureFit's errors; `position` is the byte reached."""
     try:
         yield
     except SureFitError:
@@ -205,17 +205,17 @@ def remote_file_errors(url: str, position: int | None = None) -> Iterator[None]:
 def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
     path, scheme = display_name(url), url.partition("://")[0].lower()
     while isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # fsspec calls every trouble with a web server so
-    at = f" after {position:,} bytes" if position else ""
+        error = error.__cause__  # fsspec raises this for every error of a web server
+    position_text = f" after {position:,} bytes" if position else ""
     status = getattr(error, "status", None)
     if isinstance(error, FileNotFoundError) or status == 404:
         return DataError(
             f"no such file{' (404)' if scheme in _WEB else ''}", code="E4075", path=path, help="check the address"
         )
     if isinstance(error, PermissionError) or status in (401, 403):
-        said = f" ({status})" if status else ""
+        status_text = f" ({status})" if status else ""
         help_text = "check this machine's credentials for it, and that they allow reading it"
-        return DataError(f"access denied{said}", code="E4076", path=path, help=help_text)
+        return DataError(f"access denied{status_text}", code="E4076", path=path, help=help_text)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme, "")
         help_text = f"pip install {package}" if package else env.first_line(error)
@@ -228,9 +228,15 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
         )
     if isinstance(error, TimeoutError):
         return MachineError(
-            f"no answer{at}: timed out", code="E4079", path=path, help="check the network, or copy the file here"
+            f"no answer{position_text}: timed out",
+            code="E4079",
+            path=path,
+            help="check the network, or copy the file here",
         )
     reason = reason_of(error)
     return MachineError(
-        f"cannot be read{at}: {reason}", code="E4080", path=path, help="check the network, or copy the file here"
+        f"cannot be read{position_text}: {reason}",
+        code="E4080",
+        path=path,
+        help="check the network, or copy the file here",
     )

@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face hub, read through `datasets`; what goes wrong there is said in our words."""
+"""Data sets on the Hugging Face hub, read through `datasets`, with its exceptions translated into SureFit's errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from surefit.data.read.readers import RowWithPlace
 
 
 def hub_rows(source: str) -> Iterator[RowWithPlace]:
-    """The rows of one split, one after the other: `datasets` keeps the table on disk.
+    """Yield the rows of one split one by one: `datasets` keeps the table on disk.
 
     Args:
         source: owner/name@split, with an optional :config; `datasets`' slices such as train[:1000] work too.
@@ -38,7 +38,7 @@ def hub_rows(source: str) -> Iterator[RowWithPlace]:
 
 @contextmanager
 def _hub_errors(source: str, split: str) -> Iterator[None]:
-    """Turn the exceptions of `datasets` into ours; they are told apart by class and by what their text names."""
+    """Translate the exceptions of `datasets` into SureFit's; their class and text tell them apart."""
     try:
         yield
     except ImportError as error:

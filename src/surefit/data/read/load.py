@@ -1,6 +1,6 @@
-"""Rows in memory, for data that fits into it: read as `stream_rows` reads, and kept.
+"""Rows in memory, for data that fits into it: read like `stream_rows` reads them, and kept.
 
-Nothing here needs torch or transformers; `pyarrow` and `datasets` are loaded only for what they alone can read.
+Nothing here needs torch or transformers; `pyarrow` and `datasets` are loaded only for formats that need them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from surefit.data.read.sources import resolve_source
 from surefit.data.read.stream import RowRange, file_errors, read_range, require_unchanged, split_into_ranges
 
 FEWEST = 10
-"""Rows of a sample, however long they are."""
+"""Rows that a sample has at least, however long they are."""
 
 
 class Rows(Sequence[dict[str, Any]]):
-    """Rows in memory that know where they were read.
+    """Rows in memory that know the place they were read from.
 
     Attributes:
         source: as the user wrote it.
         files: the files they were read from; empty for the hub.
-        sha256: hash of the files' bytes (of a single file: what `sha256sum` prints), or of the hub's rows.
-        total: rows that the source has: more than there are here where only some were looked at.
-        estimated: that number in words, with its error, where it is not counted.
+        sha256: hash of the files' bytes (for a single file: the output of `sha256sum`), or of the hub's rows.
+        total: rows that the source has: more than are in memory where only some were read.
+        estimated: the total in words, with its error, where it is not counted.
     """
 
     def __init__(
@@ -72,64 +72,64 @@ class Rows(Sequence[dict[str, Any]]):
         return (placed.row for placed in self._placed)
 
     def placed(self) -> Iterator[RowWithPlace]:
-        """The rows in order, with their places."""
+        """Iterate over the rows in order, with their places."""
         return iter(self._placed)
 
     def sample(self, limit: int, text: int | None = None) -> Rows:
-        """Up to `limit` rows, spread evenly, that still know where they were read.
+        """Return up to `limit` rows, spread evenly, that still know their place.
 
         Args:
-            text: characters that they have together at most, about; `FEWEST` rows are taken in any case.
+            text: approximate maximum of their characters together; `FEWEST` rows are included in any case.
         """
         chosen = evenly_spaced_indices(len(self), limit)
-        if text is not None and (found := sum(count_characters(self.row(n)) for n in chosen)) > text:
-            limit = max(FEWEST, len(chosen) * text // found)
+        if text is not None and (characters := sum(count_characters(self.row(n)) for n in chosen)) > text:
+            limit = max(FEWEST, len(chosen) * text // characters)
             chosen = evenly_spaced_indices(len(self), limit)
         placed = [self._placed[n] for n in chosen]
         return Rows(self.source, placed, self.files, self.sha256, min(limit, self.total), self.estimated)
 
     def chosen(self, numbers: Iterable[int]) -> Rows:
-        """The rows of these numbers, that still know where they were read."""
+        """Return the rows with these numbers, which still know their place."""
         return Rows(self.source, [self._placed[n] for n in numbers], self.files, self.sha256)
 
     def row(self, number: int) -> dict[str, Any]:
-        """One row."""
+        """Return one row."""
         return self._placed[number].row
 
     def place(self, index: int) -> tuple[str, int | None]:
-        """(file, 1-based line), or ("file row N", None) where rows have no lines of their own."""
+        """Return (file, 1-based line), or ("file row N", None) where rows have no lines."""
         return self._placed[index].path, self._placed[index].line
 
     def where(self, index: int) -> str:
-        """`file:line`, or `file row N`."""
+        """Return `file:line`, or `file row N`."""
         path, line = self.place(index)
         return path if line is None else f"{path}:{line}"
 
     @property
     def columns(self) -> list[str]:
-        """Every column that any row has, in the order of their first appearance."""
+        """Columns that any row has, in the order of their first appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
 
 class HasSha256(Protocol):
-    """Rows that are known by their hash."""
+    """Rows that are identified by their hash."""
 
     sha256: str
 
 
 def load_rows(source: str, *, split: str = "train") -> Rows:
-    """Read every row into memory; `stream_rows` reads what does not fit.
+    """Read every row into memory; `stream_rows` reads data that does not fit.
 
     Args:
         source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
-        split: which split of a hub data set or a saved `DatasetDict`, unless the name says it.
+        split: split of a hub data set or a saved `DatasetDict`, unless the name contains it.
 
     Raises:
         DataError: missing, empty, malformed (with file, line and column), or more than there is memory for.
         MachineError: it cannot be reached.
     """
     parts = split_into_ranges(source, split=split, range_bytes=sys.maxsize)
-    names = [one.file for one in parts]
+    names = [part.file for part in parts]
     with require_unchanged(names):
         placed = _kept(parts)
         if resolve_source(source).kind in ("hub", "url"):
@@ -140,33 +140,35 @@ def load_rows(source: str, *, split: str = "train") -> Rows:
 
 
 def _kept(parts: Sequence[RowRange]) -> list[RowWithPlace]:
-    """The rows of these ranges in memory, as long as there is room."""
-    for one in parts:
+    """Read the rows of these ranges into memory; raises if they do not fit."""
+    for part in parts:
         needed = None
-        if file_extensions(one.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(one.file):
-            needed = require_no_bomb(one.file, os.path.getsize(one.file))
-        if file_extensions(one.file) == (".parquet", ""):
-            require_room(one.file, needed)
+        if file_extensions(part.file) in ((".parquet", ""), (".arrow", "")) and os.path.isfile(part.file):
+            needed = require_no_bomb(part.file, os.path.getsize(part.file))
+        if file_extensions(part.file) == (".parquet", ""):
+            require_room(part.file, needed)
     placed: list[RowWithPlace] = []
-    taken, limit = 0, available_row_bytes()
-    for one in parts:
-        for found in read_range(one):
-            placed.append(found)
-            taken += ROW_COST + VALUE_COST * len(found.row) + count_characters(found.row)
-            if taken > limit:
+    used, limit = 0, available_row_bytes()
+    for part in parts:
+        for placed_row in read_range(part):
+            placed.append(placed_row)
+            used += ROW_COST + VALUE_COST * len(placed_row.row) + count_characters(placed_row.row)
+            if used > limit:
                 raise DataError(
-                    f"its first {len(placed):,} rows take {bytes_text(taken)} of memory, all that there is room for",
+                    f"its first {len(placed):,} rows take {bytes_text(used)} of memory, all that there is room for",
                     code="E4048",
-                    path=found.path,
-                    line=found.line,
+                    path=placed_row.path,
+                    line=placed_row.line,
                     help=TOO_MANY,
                 )
     return placed
 
 
 def require_distinct_rows(rows: HasSha256, train: HasSha256 | None, source: str) -> None:
-    """Raises:
-    DataError: the rows to be scored on are the training rows.
+    """Raise if the evaluation rows are the training rows.
+
+    Raises:
+        DataError: the rows to be scored on are the training rows.
     """
     if train is not None and rows.sha256 == train.sha256:
         help_text = "name other rows, or a share such as 0.02 to set aside"
@@ -174,14 +176,14 @@ def require_distinct_rows(rows: HasSha256, train: HasSha256 | None, source: str)
 
 
 def files_sha256(files: Sequence[Path]) -> str:
-    """Of a single file what `sha256sum` prints, of several the hash of their hashes."""
+    """Return the hash of a single file, as `sha256sum` prints it; for several the hash of their hashes."""
     digests = [file_sha256(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def rows_sha256(placed: Iterable[RowWithPlace]) -> str:
-    """Of rows that lie in no file here."""
+    """Return the hash of rows that are not in a local file."""
     digest = hashlib.sha256()
-    for one in placed:
-        digest.update(json.dumps(one.row, default=str).encode() + b"\n")
+    for placed_row in placed:
+        digest.update(json.dumps(placed_row.row, default=str).encode() + b"\n")
     return digest.hexdigest()

@@ -1,8 +1,9 @@
-"""A look at data that a check has no time to read: a few rows from everywhere, and from their size how many there are.
+"""A sample of data that a check has no time to read whole: a few rows from everywhere, and an estimate of the row count
+from their size.
 
-Up to `WHOLE_BYTES` a source is read whole. Of more, `PIECES` places are chosen, evenly spaced over the bytes of all its
-files, and `ROWS` rows are read from each. Lines are entered at any byte, Parquet at its row groups; what can only be
-read from its beginning (compressed files, CSV, Arrow) shows its first rows.
+Up to `WHOLE_BYTES` a source is read whole. In a larger one, `PIECES` places are chosen, evenly spaced over the bytes of
+all its files, and `ROWS` rows are read from each. Files of lines can be entered at any byte, Parquet at its row groups;
+files that can only be read from the beginning (compressed files, CSV, Arrow) contribute their first rows.
 """
 
 from __future__ import annotations
@@ -38,26 +39,27 @@ from surefit.data.read.sources import list_source_files, resolve_source
 from surefit.data.read.stream import COLUMNAR, RowRange, display_place, file_errors, read_range, require_same_columns
 
 WHOLE_BYTES = 16 * MIB
-"""Of a source that is read whole: half a second."""
+"""Bytes of the largest source that is read whole: half a second."""
 UNPACKED = 4
-"""A byte that is compressed counts so many times."""
+"""Factor by which compressed bytes count."""
 DECODED_BYTES = 128 * MIB
-"""Of the rows of Parquet and Arrow files that are read whole, in memory."""
+"""Decoded bytes, in memory, of the largest Parquet and Arrow files that are read whole."""
 SHOWN_BYTES = 32 * MIB
-"""Of the rows that are looked at in one file of columns: long rows are fewer."""
+"""Bytes of the rows that are read from one columnar file: fewer rows if they are long."""
 PIECES, ROWS = 64, 16
-"""Places that are looked at, and rows that are read from each."""
+"""Places that are read, and rows per place."""
 PIECE_BYTES = 128 * 1024
-"""Of text, after which a piece has no more rows."""
+"""Bytes of text after which a piece has no more rows."""
 
 
 @dataclass
 class _SampledFiles:
-    """What was read of the files of one kind.
+    """The sampled rows of the files of one kind.
 
     Attributes:
-        pieces: of each the rows, and the bytes that they take there.
-        first: only beginnings were read, which say nothing about how far off they are.
+        placed: the rows with their places.
+        pieces: for each piece its rows, and the bytes that they have in the file.
+        first: only beginnings were read, so the error of the estimate is unknown.
     """
 
     placed: list[RowWithPlace] = field(default_factory=list)
@@ -65,26 +67,26 @@ class _SampledFiles:
     first: bool = False
 
     def estimate(self, size: int) -> tuple[float, float]:
-        """(rows in `size` bytes, twice the standard error): the ratio of the sums, pieces being independent."""
-        rows, taken = (sum(column) for column in zip(*self.pieces, strict=True))
-        ratio, count = rows / taken, len(self.pieces)
-        spread = sum((n - ratio * of) ** 2 for n, of in self.pieces) / max(1, count - 1)
-        return ratio * size, 2 * math.sqrt(spread * count) / taken * size
+        """Return (rows in `size` bytes, twice the standard error): a ratio of sums over independent pieces."""
+        rows, bytes_read = (sum(column) for column in zip(*self.pieces, strict=True))
+        ratio, count = rows / bytes_read, len(self.pieces)
+        variance = sum((n - ratio * piece_bytes) ** 2 for n, piece_bytes in self.pieces) / max(1, count - 1)
+        return ratio * size, 2 * math.sqrt(variance * count) / bytes_read * size
 
 
 def read_quick_sample(source: str, split: str, load: Callable[[], Rows]) -> Rows | None:
-    """Rows for a check: all of them where they are soon read, else some, with an estimate of how many there are.
+    """Read the rows for a check: all of them if that is quick, otherwise some, with an estimate of the row count.
 
     Args:
         source: a file, a directory, a pattern or a sample on this machine.
-        split: of a saved `DatasetDict`.
+        split: split of a saved `DatasetDict`.
         load: reads all.
 
     Returns:
         None for a large JSON array or file of PENMAN: those are read whole or not at all.
 
     Raises:
-        DataError: missing, or malformed where it was looked at; with the byte where the line is not known.
+        DataError: missing, or malformed where it was read; with the byte where the line is not known.
     """
     with file_errors(source):
         sizes = {file: os.path.getsize(file) for file in list_source_files(resolve_source(source), split)}
@@ -98,33 +100,33 @@ def read_quick_sample(source: str, split: str, load: Callable[[], Rows]) -> Rows
             return load()
         hits = _hits(sizes)
         require_same_columns(list(hits))
-        seen: dict[tuple[str, str], _SampledFiles] = defaultdict(_SampledFiles)
+        samples: dict[tuple[str, str], _SampledFiles] = defaultdict(_SampledFiles)
         for file, starts in hits.items():
-            if not _sample_file(file, starts, seen[file_extensions(file)]):
+            if not _sample_file(file, starts, samples[file_extensions(file)]):
                 return None
-    return _rows(source, sizes, seen)
+    return _rows(source, sizes, samples)
 
 
 def _is_packed(file: str) -> bool:
-    ending, packed = file_extensions(file)
-    return bool(packed) or ending in COLUMNAR
+    ending, compression = file_extensions(file)
+    return bool(compression) or ending in COLUMNAR
 
 
 def _hits(sizes: dict[str, int]) -> dict[str, list[int]]:
-    """File → bytes to look at, of places evenly spaced over all files, the first one's beginning among them."""
+    """Return file → byte positions to read at, evenly spaced over all files, the first file's beginning among them."""
     total, end, number = sum(sizes.values()), 0, 0
-    found: dict[str, list[int]] = {}
+    hits: dict[str, list[int]] = {}
     for file, size in sizes.items():
         start, end = end, end + size
         while number < PIECES and (at := number * total // PIECES) < end:
-            found.setdefault(file, []).append(at - start)
+            hits.setdefault(file, []).append(at - start)
             number += 1
-    return found
+    return hits
 
 
 def _sample_file(file: str, starts: list[int], seen: _SampledFiles) -> bool:
-    """Read some rows of a file; False for one that is read whole or not at all."""
-    ending, packed = file_extensions(file)
+    """Read some rows of a file; return False for a file that is read whole or not at all."""
+    ending, compression = file_extensions(file)
     if ending == ".parquet":
         _sample_row_groups(file, len(starts), seen)
     elif ending == ".arrow":
@@ -132,18 +134,20 @@ def _sample_file(file: str, starts: list[int], seen: _SampledFiles) -> bool:
         seen.pieces.append((_arrow_rows(file), os.path.getsize(file)))
     elif ending == ".csv":
         _sample_beginning(file, len(starts), seen, read_csv)
-    elif (read := _lines_reader(file, ending)) is None:
+    elif (reader := _lines_reader(file, ending)) is None:
         return False
-    elif packed:
-        _sample_beginning(file, len(starts), seen, read)
+    elif compression:
+        _sample_beginning(file, len(starts), seen, reader)
     else:
         for start in starts:
-            _sample_lines(file, start, seen, read)
+            _sample_lines(file, start, seen, reader)
     return True
 
 
 def _lines_reader(file: str, ending: str) -> Callable[..., Iterator[RowWithPlace]] | None:
-    """What reads a file of lines; a .json file may be one of JSON Lines, and a .txt file may be none."""
+    """Return the reader for a file of lines, or None: a .json file may hold JSON Lines, and a .txt file may not be
+    lines.
+    """
     if ending == ".json":
         with open_decompressed(file) as stream:
             return read_jsonl_rows if is_object(stream.readline(ROW_BYTES + 1)) else None
@@ -154,28 +158,30 @@ def _lines_reader(file: str, ending: str) -> Callable[..., Iterator[RowWithPlace
 
 
 def _sample_lines(file: str, start: int, seen: _SampledFiles, read: Callable[..., Iterator[RowWithPlace]]) -> None:
-    """Rows from the first line that begins after byte `start`. Which line that is does not depend on its length."""
-    place, rows, at = display_place(file), 0, start
+    """Read rows from the first line that begins after byte `start`. The choice of that line is independent of its
+    length.
+    """
+    place, rows, position = display_place(file), 0, start
     with open_decompressed(file, start) as stream:
         if start:
-            skipped = stream.readline(ROW_BYTES + 1)
-            require_size(len(skipped), f"{place} byte {start}")
-            at += len(skipped)
-        begin = at
+            partial_line = stream.readline(ROW_BYTES + 1)
+            require_size(len(partial_line), f"{place} byte {start}")
+            position += len(partial_line)
+        first_byte = position
         for number in itertools.count(1):
             line = stream.readline(ROW_BYTES + 1)
-            if not line or rows == ROWS or at - begin > PIECE_BYTES:
+            if not line or rows == ROWS or position - first_byte > PIECE_BYTES:
                 break
-            where = f"{place} byte {at}" if start else place
+            where = f"{place} byte {position}" if start else place
             try:
-                found = [*read(_SingleLineStream(line), where, number, len(line))]
+                line_rows = [*read(_SingleLineStream(line), where, number, len(line))]
             except DataError as error:
                 error.line = None if start else error.line
                 raise
-            seen.placed += [RowWithPlace(one.row, where, None if start else number) for one in found]
-            rows, at = rows + len(found), at + len(line)
-    if at > begin:
-        seen.pieces.append((rows, at - begin))
+            seen.placed += [RowWithPlace(placed_row.row, where, None if start else number) for placed_row in line_rows]
+            rows, position = rows + len(line_rows), position + len(line)
+    if position > first_byte:
+        seen.pieces.append((rows, position - first_byte))
 
 
 class _SingleLineStream:
@@ -193,7 +199,7 @@ class _SingleLineStream:
 
 
 def _sample_row_groups(file: str, count: int, seen: _SampledFiles) -> None:
-    """The first rows of some row groups; how many rows there are, the file says."""
+    """Read the first rows of some row groups; the file's metadata has the number of rows."""
     groups, _ = read_row_groups(file)
     first = [0, *itertools.accumulate(rows for rows, _ in groups)]
     chosen = sorted({number * len(groups) // count for number in range(count)})
@@ -204,12 +210,12 @@ def _sample_row_groups(file: str, count: int, seen: _SampledFiles) -> None:
 
 
 def _within(rows: Iterator[RowWithPlace], count: int, size: int) -> Iterator[RowWithPlace]:
-    """The first rows, up to so many and so many characters; at least one."""
-    taken = 0
+    """Yield the first rows, at most `count` rows and about `size` characters; at least one row."""
+    characters = 0
     for row in itertools.islice(rows, count):
         yield row
-        taken += count_characters(row.row)
-        if taken > size:
+        characters += count_characters(row.row)
+        if characters > size:
             break
 
 
@@ -225,28 +231,30 @@ def _arrow_rows(file: str) -> int:
 
 
 def _sample_beginning(file: str, count: int, seen: _SampledFiles, read: Callable[..., Iterator[RowWithPlace]]) -> None:
-    """The first rows of a file that cannot be entered in the middle."""
+    """Read the first rows of a file that can only be read from its beginning."""
     with open_decompressed(file) as stream:
-        found = [*itertools.islice(read(stream, display_place(file)), count * ROWS)]
-        seen.placed += found
-        seen.pieces.append((len(found), count_consumed_bytes(stream)))
+        first_rows = [*itertools.islice(read(stream, display_place(file)), count * ROWS)]
+        seen.placed += first_rows
+        seen.pieces.append((len(first_rows), count_consumed_bytes(stream)))
         seen.first = True
 
 
 def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _SampledFiles]) -> Rows:
-    placed = [one for kind in seen.values() for one in kind.placed]
+    placed = [placed_row for kind in seen.values() for placed_row in kind.placed]
     if not placed:
         raise DataError(
             "no rows at the places that were read", code="E4037", path=source, help="was it written completely?"
         )
     total, error = 0.0, 0.0
-    for kind, found in seen.items():
+    for kind, sample in seen.items():
         size = sum(size for file, size in sizes.items() if file_extensions(file) == kind)
-        rows, off = found.estimate(size)
-        total, error = total + rows, error + off
-    known = (
-        f"± {error / total:.1%}, from a sample of" if not any(one.first for one in seen.values()) else "from the first"
+        rows, row_error = sample.estimate(size)
+        total, error = total + rows, error + row_error
+    precision = (
+        f"± {error / total:.1%}, from a sample of"
+        if not any(sample.first for sample in seen.values())
+        else "from the first"
     )
-    said = f"about {round(total):,} rows ({known} {len(placed):,})"
+    estimate = f"about {round(total):,} rows ({precision} {len(placed):,})"
     digest = "part:" + rows_sha256(placed)
-    return Rows(source, placed, [*map(Path, sizes)], digest, max(len(placed), round(total)), said)
+    return Rows(source, placed, [*map(Path, sizes)], digest, max(len(placed), round(total)), estimate)

@@ -1,7 +1,7 @@
-"""One reader per text format: a stream of bytes → rows with their places; what is malformed is refused with its line.
+"""One reader per text format: a stream of bytes → rows with their places; malformed input raises with its line.
 
-Rows of JSON Lines, CSV and plain text are known by their line, those of a JSON array by their number. The first three
-hold one row at a time; a JSON array and blocks of PENMAN are read whole. columnar.py has Parquet and Arrow.
+Rows of JSON Lines, CSV and plain text are identified by their line, rows of a JSON array by their number. The first
+three hold one row at a time; a JSON array and blocks of PENMAN are read whole. columnar.py has Parquet and Arrow.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from surefit.facts.hardware import ram_bytes
 from surefit.metrics.strict_json import json_kind
 
 MAX_DEPTH = 100
-"""Brackets inside brackets in one row. Real rows have fewer than 20; Python's own limit varies and is no message."""
+"""Nesting levels allowed in one row. Real rows have fewer than 20; Python's own limit varies and its error is
+unclear."""
 
 ROW_BYTES = 8 * MIB
-"""Of one row. A novel has a tenth of it; the tokenizer takes four hundred times as much memory as the text."""
+"""Maximum bytes of one row. A novel has a tenth of it; the tokenizer needs four hundred times the memory of the
+text."""
 WHOLE_BYTES = 8 * GIB
-"""Of a file that is not read line by line."""
+"""Maximum bytes of a file that is not read line by line."""
 
 HEAD = 64 * KIB
-"""Of a file, by which its kind is told."""
+"""Bytes at the beginning of a file by which its kind is detected."""
 
 _SIGNATURES = {
     b"\x1f\x8b": ("compressed with gzip", "give it the extension .gz: it is decompressed while it is read"),
@@ -47,7 +49,7 @@ _SIGNATURES = {
 
 
 class RowWithPlace(NamedTuple):
-    """A row and where it was read: `line` is None where `path` already says "file row N"."""
+    """A row and the place it was read from: `line` is None where `path` already contains "file row N"."""
 
     row: dict[str, Any]
     path: str
@@ -55,21 +57,21 @@ class RowWithPlace(NamedTuple):
 
 
 class ByteLines(Protocol):
-    """What the readers of lines ask of a stream of bytes."""
+    """The byte stream methods that the line readers need."""
 
     def peek(self, size: int = ..., /) -> bytes:
-        """Bytes that are read again."""
+        """Return the next bytes without consuming them."""
 
     def readline(self, size: int, /) -> bytes:
-        """The next line, or its first `size` bytes."""
+        """Return the next line, or its first `size` bytes."""
 
 
 def read_jsonl_rows(file: ByteLines, name: str, first: int = 1, size: int | None = None) -> Iterator[RowWithPlace]:
-    """JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are fine.
+    """Read JSON Lines: one object per line; a byte-order mark, CRLF and blank lines are allowed.
 
     Args:
-        file: where line `first` begins.
-        name: of the file, for messages.
+        file: stream at the beginning of line `first`.
+        name: name of the file, for messages.
         first: 1-based number of the first line.
         size: bytes to read; None reads to the end.
     """
@@ -79,7 +81,7 @@ def read_jsonl_rows(file: ByteLines, name: str, first: int = 1, size: int | None
 
 
 def _lines(file: ByteLines, name: str, first: int, size: int | None) -> Iterator[tuple[int, str]]:
-    """(number, text without the white space at its end) of each line."""
+    """Yield (number, text without the white space at its end) of each line."""
     _refuse_other_kinds(file, name)
     number = first
     while (size is None or size > 0) and (data := file.readline(ROW_BYTES + 1)):
@@ -90,7 +92,7 @@ def _lines(file: ByteLines, name: str, first: int, size: int | None) -> Iterator
 
 
 def require_size(size: int, place: object, line: int | None = None) -> None:
-    """Refuse a row, or a text in it, of more than `ROW_BYTES`."""
+    """Raise if a row, or a text in it, has more than `ROW_BYTES`."""
     if size > ROW_BYTES:
         raise DataError(
             f"a row of more than {bytes_text(ROW_BYTES)}",
@@ -128,7 +130,7 @@ _ARRAY_HELP = "a file that is one JSON array needs the extension .json"
 
 
 def read_json_rows(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
-    """A JSON array of objects, a single object, or one object per line as many `.json` files have it."""
+    """Read a JSON array of objects, a single object, or one object per line, as in many `.json` files."""
     _refuse_other_kinds(file, name)
     start = file.readline(ROW_BYTES + 1)
     if is_object(start):
@@ -145,7 +147,7 @@ def read_json_rows(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
 
 
 class _ReplayedStream:
-    """A stream whose first line is read once more."""
+    """A stream whose first line is returned again."""
 
     def __init__(self, start: bytes, file: ByteLines) -> None:
         self._start, self._file = start, file
@@ -159,7 +161,7 @@ class _ReplayedStream:
 
 
 def is_object(line: bytes) -> bool:
-    """Whether a line is a row of JSON Lines."""
+    """Return whether a line is a row of JSON Lines."""
     try:
         return line.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -180,7 +182,7 @@ def _not_json(name: str) -> NoReturn:
 
 
 class _RepeatedKey(ValueError):
-    """An object has a key twice: Python would take the last value, Arrow stops."""
+    """An object with a duplicate key: Python would keep the last value, Arrow raises."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -194,7 +196,7 @@ _DECODER = json.JSONDecoder(parse_constant=_not_json, object_pairs_hook=_unique)
 
 
 def _decode(text: str, path: str, line: int | None) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
         json.JSONDecodeError: not JSON; its position is relative to `text`.
@@ -238,7 +240,7 @@ _FLATTER = "store the deeply nested part as a string of JSON"
 
 
 def read_csv(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
-    """Comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
+    """Read comma-separated values with a header line; every value is text. A quoted value may hold line breaks."""
     _refuse_other_kinds(file, name)
     reader = csv.reader(_csv_lines(file, name), strict=True)
     header, line = None, 1
@@ -260,7 +262,7 @@ def _csv_lines(file: BufferedReader, name: str) -> Iterator[str]:
 
 
 def _csv_cells(reader: Any, name: str, line: int) -> list[str] | None:
-    """The next row's cells; None at the end. The limit is the process's own: it is ours for this row alone."""
+    """Return the next row's cells; None at the end. csv's size limit is global, so it is set only for this call."""
     limit = csv.field_size_limit(ROW_BYTES)
     try:
         return next(reader, None)
@@ -306,21 +308,22 @@ def _csv_row(header: list[str], cells: list[str], path: str, line: int) -> dict[
 
 
 def count_characters(value: Any) -> int:
-    """Of all texts in a row; does not recurse."""
-    count, waiting = 0, [value]
-    while waiting:
-        item = waiting.pop()
+    """Return the number of characters of all texts in a row; does not recurse."""
+    count, stack = 0, [value]
+    while stack:
+        item = stack.pop()
         if isinstance(item, (str, bytes)):
             count += len(item)
         elif isinstance(item, dict):
-            waiting += item.values()
+            stack += item.values()
         elif isinstance(item, list):
-            waiting += item
+            stack += item
     return count
 
 
 def available_row_bytes() -> int:
-    """Bytes that rows may take: half of the machine's memory or of the container's, and no more than is free."""
+    """Return the bytes available for rows: half of the memory of the machine or container, and at most the free
+    memory."""
     limits = [(ram_bytes() or sys.maxsize) // 2]
     with suppress(OSError), open("/proc/meminfo", encoding="ascii") as file:
         limits += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
@@ -331,7 +334,7 @@ TOO_MANY = "tokenise them with surefit prepare, which does not hold all of them,
 
 
 def require_row_memory(needed: int, place: str, rows: int) -> None:
-    """Refuse rows that take more memory than there is."""
+    """Raise if the rows need more memory than there is."""
     if needed > (limit := available_row_bytes()):
         raise DataError(
             f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
@@ -343,7 +346,7 @@ def require_row_memory(needed: int, place: str, rows: int) -> None:
 
 
 def _read_rest(file: BufferedReader, name: str) -> bytes:
-    """The rest of a file that is read at once: its bytes, its text and its rows are in memory together."""
+    """Read the rest of a file at once: its bytes, its text and its rows are in memory together."""
     limit = min(WHOLE_BYTES, available_row_bytes() // 3)
     data = file.read(limit + 1)
     if len(data) > limit:
@@ -361,13 +364,14 @@ _NO_COMMENT = re.compile(rb"^[ \t]*[^#\s]", re.MULTILINE)
 
 
 def is_penman(head: bytes) -> bool:
-    """Whether a text file holds blocks of PENMAN: a field such as "# ::snt" near its beginning, or only comments."""
+    """Return whether a text file holds PENMAN blocks: a field such as "# ::snt" near its beginning, or only
+    comments."""
     head = head.removeprefix(b"\xef\xbb\xbf")
     return bool(_PENMAN_MARK.search(head)) or not _NO_COMMENT.search(head)
 
 
 def read_text(file: BufferedReader, name: str, first: int = 1, size: int | None = None) -> Iterator[RowWithPlace]:
-    """Plain text, one document a line as `datasets` reads it, with blank lines left out; or blocks of PENMAN.
+    """Read plain text, one document per line as `datasets` does, skipping blank lines; or blocks of PENMAN.
 
     Args:
         file, name, first, size: as in `read_jsonl_rows`.
@@ -384,10 +388,10 @@ _PENMAN_FIELD = re.compile(r"::(\S+)[ \t]*")
 
 
 def read_penman(file: BufferedReader, path: str) -> Iterator[RowWithPlace]:
-    """Blocks of PENMAN as the AMR bank has them: "# ::id …" and "# ::snt …", then a graph of several lines.
+    """Read blocks of PENMAN in the AMR bank's layout: "# ::id …" and "# ::snt …", then a graph of several lines.
 
-    Rows have `id` (where given), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
-    without a space, other fields and other comments are fine, and a blank line may be missing between two blocks.
+    Rows have `id` (if present), `sentence` and `graph`; a block without a graph is a sentence to be parsed. "#::snt"
+    without a space, other fields and other comments are allowed, and a blank line may be missing between two blocks.
     """
     _refuse_other_kinds(file, path)
     row: dict[str, Any] = {}
@@ -407,15 +411,15 @@ def read_penman(file: BufferedReader, path: str) -> Iterator[RowWithPlace]:
 
 
 def _penman_fields(comment: str) -> dict[str, str]:
-    """The sentence is the rest of its line; an id ends at the next field."""
+    """Return the fields of a comment: the sentence is the rest of its line, an id ends at the next field."""
     marks = list(_PENMAN_FIELD.finditer(comment))
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for mark, following in zip(marks, [*marks[1:], None], strict=False):
         if mark[1] == "snt":
-            return {**found, "sentence": comment[mark.end() :].strip()}
+            return {**fields, "sentence": comment[mark.end() :].strip()}
         if mark[1] == "id":
-            found["id"] = comment[mark.end() : following.start() if following else None].strip()
-    return found
+            fields["id"] = comment[mark.end() : following.start() if following else None].strip()
+    return fields
 
 
 def _penman_line(row: dict[str, Any], text: str, path: str, line: int) -> dict[str, str]:
@@ -454,9 +458,9 @@ FILE_READERS: dict[str, Callable[[BufferedReader, str], Iterator[RowWithPlace]]]
 }
 """File ending → reader of formats that are read from their beginning."""
 ENDINGS = (".jsonl", ".json", ".parquet", ".csv", ".penman", ".txt", ".arrow")
-"""Of every file that can be read."""
+"""Endings of the files that can be read."""
 NAMED_ONLY = (".txt",)
-"""Endings that are read where the file is named: in a directory such a file may be a licence or a note."""
+"""Endings that are read only where the file is named: in a directory such a file may be a license or a note."""
 
 
 def _problem(error: json.JSONDecodeError) -> str:
@@ -464,11 +468,11 @@ def _problem(error: json.JSONDecodeError) -> str:
 
 
 def _refuse_other_kinds(file: ByteLines, name: str) -> None:
-    """Compressed and binary files that carry the name of a text file."""
+    """Raise for compressed and binary files with the name of a text file."""
     head, ending = file.peek(1024)[:1024], file_extensions(name)[0]
-    for signature, (what, help_text) in _SIGNATURES.items():
+    for signature, (kind, help_text) in _SIGNATURES.items():
         if head.startswith(signature):
-            raise DataError(f"this is {what}, not {ending} text", code="E4104", path=name, help=help_text)
+            raise DataError(f"this is {kind}, not {ending} text", code="E4104", path=name, help=help_text)
     if b"\0" in head:
         raise DataError(
             f"this is binary data, not {ending} text",
@@ -479,7 +483,7 @@ def _refuse_other_kinds(file: ByteLines, name: str) -> None:
 
 
 def _utf8(data: bytes, path: str, line: int | None) -> str:
-    """Text without a byte-order mark; `line` is that of `data`, or None to count lines from its start."""
+    """Decode text without its byte-order mark; `line` is the line of `data`, or None to count lines from its start."""
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

@@ -1,5 +1,5 @@
-"""What a name in the config means (a file, a directory, a pattern, a URL, a sample, a data set on the hub), and which
-files that is. Nothing here reads a row.
+"""Resolution of data source names in the config (a file, a directory, a pattern, a URL, a sample, a data set on the
+hub) to files. Nothing here reads a row.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SPLITS = {
     "test": ("test|tst", "testing"),
     "validation": ("val|validation|validate|eval|heldout|holdout", "valid|dev|devel|development|evaluation"),
 }
-"""Split → the words for it in names of files and directories, and those that are as often a subject. A word is one at
-the beginning or the end of a name."""
+"""Split → the words for it in names of files and directories, and the words that are as often a subject. A word counts
+at the beginning or the end of a name."""
 _SUBJECTS = re.compile(
     r"(unit|integration|regression|smoke|ab) test|test (cases?|generation|writing|driven|time|prep|plans?)( .*)?"
     r"|eval awareness"
@@ -35,16 +35,16 @@ _SUBJECTS = re.compile(
 """Names in which a word for a split is a subject."""
 _OF_SPLITS = r"(set|data|split|file|rows|examples)?"
 _NO_NAME = re.compile(r"sets?|data|splits?|files?|rows|examples|parts?|shards?|.{1,2}|.*\d.*")
-"""Words behind the name of a split that name nothing: sizes, numbers, languages."""
+"""Words after the name of a split that are not part of a data set's name: sizes, numbers, languages."""
 KINDS = ", ".join(ENDINGS)
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """What `data.train` means.
+    """The resolved `data.train`.
 
     Attributes:
-        kind: where the rows are.
+        kind: kind of place that holds the rows.
         name: as the user wrote it.
         path: the file or directory; None for a pattern, a URL and the hub.
     """
@@ -55,7 +55,7 @@ class RowSource:
 
 
 def is_local(text: str) -> bool:
-    """Whether rows can be read without the network. True as well for what cannot be found at all."""
+    """Return whether rows can be read without the network; also True for a source that cannot be found."""
     try:
         return resolve_source(text).kind not in ("hub", "url")
     except DataError:
@@ -63,10 +63,10 @@ def is_local(text: str) -> bool:
 
 
 def resolve_source(text: str) -> RowSource:
-    """Decide what a name in the config means, without reading anything.
+    """Resolve a source name of the config, without reading anything.
 
-    A name that starts with surefit/ is a sample; what has a scheme is a URL; what exists on this machine is a file or
-    directory; what has *, ? or [ is a pattern of files; what looks like owner/name is on the hub
+    A name that starts with surefit/ is a sample; a name with a scheme is a URL; an existing path is a file or
+    directory; a name with *, ? or [ is a pattern of files; a name of the form owner/name is on the hub
     (owner/name:config@split where a data set has several configurations or splits).
 
     Raises:
@@ -84,9 +84,9 @@ def resolve_source(text: str) -> RowSource:
     if os.path.isfile(path):
         return RowSource("file", text, path)
     if text.startswith(samples.PREFIX):
-        known = samples.list_samples()
+        names = samples.list_samples()
         raise DataError(
-            f"no sample named {text!r}{did_you_mean(text, known)}", code="E4115", help=f"there are {', '.join(known)}"
+            f"no sample named {text!r}{did_you_mean(text, names)}", code="E4115", help=f"there are {', '.join(names)}"
         )
     if os.path.exists(path):
         raise DataError(
@@ -100,7 +100,7 @@ def resolve_source(text: str) -> RowSource:
 
 
 def _looks_like_hub(text: str, path: Path) -> bool:
-    """owner/name, unless `owner` is a folder here: then the user meant a file in it."""
+    """Return whether the name is owner/name, and `owner` is not a local folder: then the user meant a file in it."""
     return bool(HUB_ID.fullmatch(text)) and file_extensions(text)[0] not in ENDINGS and not os.path.isdir(path.parent)
 
 
@@ -115,15 +115,15 @@ def _missing(text: str, path: Path) -> DataError:
     help_text = f"relative paths start at the current directory; {hub}"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
-    beside = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
-    siblings = [str(entry) for entry in beside if entry.is_dir() or file_extensions(entry.name)[0] in ENDINGS]
+    entries = [entry for entry in sorted(path.parent.glob("*")) if not entry.name.startswith(".")]
+    siblings = [str(entry) for entry in entries if entry.is_dir() or file_extensions(entry.name)[0] in ENDINGS]
     return DataError(
         f"no such file or directory{did_you_mean(str(path), siblings)}", code="E4119", path=path, help=help_text
     )
 
 
 def list_source_files(source: RowSource, split: str = "train") -> list[str]:
-    """The paths or URLs of a source's files, in the order in which they are read; none for the hub.
+    """Return the paths or URLs of a source's files in reading order; empty for the hub.
 
     Raises:
         DataError: there are none, or files of different splits. MachineError: a URL cannot be reached.
@@ -140,7 +140,7 @@ def list_source_files(source: RowSource, split: str = "train") -> list[str]:
 
 
 def _remote_files(url: str) -> list[str]:
-    """The files that a URL means: itself, those that match its pattern, or those of its directory."""
+    """Return the files behind a URL: itself, the files that match its pattern, or the files of its directory."""
     pattern = glob.has_magic(display_name(url))
     if not pattern and file_extensions(url)[0] in ENDINGS:
         return [url]
@@ -148,17 +148,18 @@ def _remote_files(url: str) -> list[str]:
     if not pattern:
         path = f"{path.rstrip('/')}/*"
     with remote_file_errors(url):
-        found = sorted(system.unstrip_protocol(name) for name in system.glob(path))
-    return _matching(url if pattern else f"{url}/*", found)
+        urls = sorted(system.unstrip_protocol(name) for name in system.glob(path))
+    return _matching(url if pattern else f"{url}/*", urls)
 
 
 def _matching(pattern: str, found: Sequence[str]) -> list[str]:
-    """Of what a pattern matched, the data; an ending that the pattern itself names counts as named."""
-    named = file_extensions(pattern)[0]
+    """Return the data files among the matches of a pattern; a file type in `NAMED_ONLY` counts if the pattern names
+    it."""
+    named_ending = file_extensions(pattern)[0]
     files = [
         name
         for name in found
-        if (_is_data(name) or (named in NAMED_ONLY and file_extensions(name)[0] == named))
+        if (_is_data(name) or (named_ending in NAMED_ONLY and file_extensions(name)[0] == named_ending))
         and (is_url(name) or os.path.isfile(name))
     ]
     if not files:
@@ -171,9 +172,9 @@ def _matching(pattern: str, found: Sequence[str]) -> list[str]:
 
 
 def list_data_files(directory: Path, split: str = "train") -> list[Path]:
-    """The data files of a directory in the order of their names; other files, READMEs for one, are not data.
+    """Return the data files of a directory in the order of their names; other files, such as READMEs, are left out.
 
-    What `Dataset.save_to_disk` wrote is read by its own list of files, and of a `DatasetDict` the split.
+    A directory from `Dataset.save_to_disk` is read by its own list of files, and in a `DatasetDict` the split's.
 
     Raises:
         DataError: there are none, or files of different splits.
@@ -194,9 +195,9 @@ def list_data_files(directory: Path, split: str = "train") -> list[Path]:
             f"write {directory}/*{''.join(PurePath(texts[0]).suffixes[-1:])}",
         )
     if not files:
-        found = f"; it has {', '.join(names[:5])}" if names else ""
+        contents = f"; it has {', '.join(names[:5])}" if names else ""
         help_text = f"data files are {KINDS}; for those in subdirectories write {directory}/**/*.jsonl"
-        raise DataError(f"no data file in this directory{found}", code="E4121", path=directory, help=help_text)
+        raise DataError(f"no data file in this directory{contents}", code="E4121", path=directory, help=help_text)
     _refuse_mixed_splits(directory, [file.name for file in files])
     return files
 
@@ -235,8 +236,8 @@ def _saved(path: Path, key: str = "_data_files") -> list[Any]:
         raise DataError(
             f"what Dataset.save_to_disk wrote cannot be read: {error}", code="E4124", path=path, help=help_text
         ) from None
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []
+    entries = value.get(key) if isinstance(value, dict) else None
+    return entries if isinstance(entries, list) else []
 
 
 def _is_data(name: str) -> bool:
@@ -246,7 +247,7 @@ def _is_data(name: str) -> bool:
 
 
 def _below_common(files: Sequence[str]) -> list[str]:
-    """Return the paths of files below the directory that holds them all: what is above it is of no split."""
+    """Return the paths of files below their common directory: names above it belong to no split."""
     paths = [PurePath(name).parts for name in files]
     common = next(
         (n for n, parts in enumerate(zip(*(path[:-1] for path in paths), strict=False)) if len(set(parts)) > 1),
@@ -256,8 +257,8 @@ def _below_common(files: Sequence[str]) -> list[str]:
 
 
 def split_from_path(path: str) -> tuple[str | None, str, bool]:
-    """Return the split that a file is named for, or a directory above it; the names without the word for it; and
-    whether the word may be a subject.
+    """Return the split in the name of a file or of a directory above it; the names without the word for it; and whether
+    the word may be a subject.
 
     >>> split_from_path("alpaca_test_1k.jsonl"), split_from_path("dev/alpaca.jsonl"), split_from_path("contest-2.jsonl")
     (('test', 'alpaca', False), ('validation', '/alpaca', True), (None, 'contest', False))
@@ -266,18 +267,19 @@ def split_from_path(path: str) -> tuple[str | None, str, bool]:
     names = [_words(name) for name in (*directories, file.removesuffix("".join(file_extensions(file))))]
     for place in reversed(range(len(names))):
         words = names[place]
-        for at in dict.fromkeys((len(words) - 1, 0)) if words else ():
+        for index in dict.fromkeys((len(words) - 1, 0)) if words else ():
             for split, kinds in SPLITS.items():
-                sure, unsure = (re.fullmatch(f"({kind}){_OF_SPLITS}", words[at]) for kind in kinds)
+                sure, unsure = (re.fullmatch(f"({kind}){_OF_SPLITS}", words[index]) for kind in kinds)
                 if sure or unsure:
-                    rest = [*names[:place], words[:at] + words[at + 1 :], *names[place + 1 :]]
+                    other_words = [*names[:place], words[:index] + words[index + 1 :], *names[place + 1 :]]
                     subject = bool(unsure or _SUBJECTS.fullmatch(" ".join(words)))
-                    return split, "/".join(map("".join, rest)), subject
+                    return split, "/".join(map("".join, other_words)), subject
     return None, "/".join(map("".join, names)), False
 
 
 def _words(name: str) -> list[str]:
-    """The words of a name, told by what is no letter and by capitals, without those at its end that name nothing."""
+    """Return the words of a name, split at non-letters and at capitals, without the ones at its end that name
+    nothing."""
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", re.sub(r"(?i)(held|hold)[_-]out", r"\1out", name))
     words = re.findall(r"[^\W_]+", spaced.lower())
     while len(words) > 1 and _NO_NAME.fullmatch(words[-1]):
@@ -286,13 +288,18 @@ def _words(name: str) -> list[str]:
 
 
 def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
-    """train.jsonl beside test.jsonl, rows.jsonl beside rows_test.jsonl, or rows.jsonl beside eval.jsonl: both would be
-    trained on. A word that may be a subject counts as a whole name, and beside the same name of another split."""
-    named = {name: split_from_path(name) for name in names}
+    """Raise if the files mix splits: train.jsonl beside test.jsonl, rows.jsonl beside rows_test.jsonl, or rows.jsonl
+    beside eval.jsonl would all be trained on. A word that may be a subject counts as a whole name, and beside the same
+    name of another split."""
+    by_name = {name: split_from_path(name) for name in names}
     splits: dict[str, str] = {}
-    for name, (split, rest, subject) in named.items():
-        others = {other for other, same, _ in named.values() if same == rest and other != split}
-        counts = split is not None and (not subject or not rest.strip("/") or others)
+    for name, (split, base_name, subject) in by_name.items():
+        other_splits = {
+            other_split
+            for other_split, other_base, _ in by_name.values()
+            if other_base == base_name and other_split != split
+        }
+        counts = split is not None and (not subject or not base_name.strip("/") or other_splits)
         splits.setdefault((split if counts else None) or "train", name)
     if len(splits) > 1:
         raise DataError(

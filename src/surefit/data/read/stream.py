@@ -1,10 +1,10 @@
 """Rows as a stream: a source is cut into ranges that can be read one by one, in any process, in bounded memory.
 
-    for one in ranges("data/*.jsonl"):
-        for row, path, line in read_range(one):
+    for part in split_into_ranges("data/*.jsonl"):
+        for row, path, line in read_range(part):
             ...
 
-`load_rows` reads the same way and keeps what it reads.
+`load_rows` reads the same way and keeps the rows in memory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RowRange:
 
     Attributes:
         file: a local path or a URL; for a data set on the hub `owner/name:config@split`.
-        start: where it begins: a byte of JSON Lines and plain text, a row group of Parquet, 0 of what is not divided.
-        stop: where it ends, likewise; None for the end of the file.
+        start: its beginning: a byte of JSON Lines and plain text, a row group of Parquet, 0 for an undivided file.
+        stop: its end in the same unit; None for the end of the file.
         first: 1-based number of its first line, or of its first row where the format has no lines.
     """
 
@@ -47,31 +47,32 @@ class RowRange:
 
 
 def split_into_ranges(source: str, *, split: str = "train", range_bytes: int = RANGE_BYTES) -> list[RowRange]:
-    """The parts of a source, in order: a function of its files alone, whoever reads them.
+    """Cut a source into ranges, in order; the result depends only on its files, not on the process that reads them.
 
     JSON Lines and plain text on this machine are cut at the first line end after every `range_bytes`, Parquet between
-    row groups. What is compressed, behind a URL (Parquet apart) or of another format is one range for each file.
+    row groups. Compressed files, files behind a URL (except Parquet) and files of another format are one range each.
 
     Args:
         source: a file, a directory, a pattern, a URL, a surefit/… sample or a hub id.
-        split: which split of a hub data set or a saved `DatasetDict`, unless the name says it.
-        range_bytes: of one range, about.
+        split: split of a hub data set or a saved `DatasetDict`, unless the name contains it.
+        range_bytes: approximate bytes of one range.
 
     Raises:
         DataError: missing, empty, or of a kind that cannot be read. MachineError: it cannot be reached.
     """
-    found = resolve_source(source)
-    if found.kind == "hub":
+    resolved = resolve_source(source)
+    if resolved.kind == "hub":
         return [RowRange(source if "@" in source else f"{source}@{split}")]
     with file_errors(source):
-        files = list_source_files(found, split)
-        cut = [one for file in files for one in _cut(file, range_bytes)]
+        files = list_source_files(resolved, split)
+        ranges = [part for file in files for part in _cut(file, range_bytes)]
         require_same_columns(files)
-    return cut
+    return ranges
 
 
 def read_range(one: RowRange) -> Iterator[RowWithPlace]:
-    """The rows of a range, in the memory of one row or one record batch (of a JSON array and PENMAN: of the file).
+    """Yield the rows of a range, in the memory of one row or one record batch (for a JSON array and PENMAN: of the
+    file).
 
     Raises:
         DataError: malformed, with file, line and column. MachineError: it cannot be reached.
@@ -89,7 +90,7 @@ def read_range(one: RowRange) -> Iterator[RowWithPlace]:
 
 
 def stream_rows(source: str, *, split: str = "train") -> Iterator[RowWithPlace]:
-    """Every row of a source in order.
+    """Iterate over every row of a source in order.
 
     Args:
         source, split: as in `split_into_ranges`.
@@ -122,16 +123,16 @@ def _rows(one: RowRange) -> Iterator[RowWithPlace]:
 
 
 def display_place(file: str) -> str:
-    """A file as messages and artefacts name it: of a sample, where the package is installed says nothing."""
+    """Return a file's name for messages and artifacts: for a sample its name, without the package's install path."""
     return samples.sample_name(file) or display_name(file)
 
 
 def _cut(file: str, range_bytes: int) -> list[RowRange]:
-    ending, packed = file_extensions(file)
+    ending, compression = file_extensions(file)
     if ending not in ENDINGS:
-        said = f"the extension {ending!r}" if ending else "no extension"
-        raise DataError(f"a data file with {said} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
-    if ending in COLUMNAR and packed:
+        extension = f"the extension {ending!r}" if ending else "no extension"
+        raise DataError(f"a data file with {extension} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
+    if ending in COLUMNAR and compression:
         raise DataError(
             "Parquet and Arrow files are compressed internally, and this one is once more",
             code="E4129",
@@ -142,7 +143,7 @@ def _cut(file: str, range_bytes: int) -> list[RowRange]:
         raise DataError("the file is empty", code="E4130", path=file, help="was it written completely?")
     if ending == ".parquet":
         return _cut_groups(file, range_bytes)
-    if ending in LINE_READERS and not packed and not is_url(file) and os.path.getsize(file) > range_bytes:
+    if ending in LINE_READERS and not compression and not is_url(file) and os.path.getsize(file) > range_bytes:
         with open(file, "rb") as stream:
             if ending == ".jsonl" or not is_penman(stream.read(HEAD)):
                 stream.seek(0)
@@ -151,48 +152,50 @@ def _cut(file: str, range_bytes: int) -> list[RowRange]:
 
 
 def _cut_lines(file: str, stream: BinaryIO, range_bytes: int) -> list[RowRange]:
-    """One pass over the file, which counts its lines."""
-    found = []
+    """Cut a file into ranges in one pass, which also counts its lines."""
+    ranges = []
     start, first, position, line = 0, 1, 0, 1
     while block := stream.read(MIB):
-        done = 0
-        while (due := max(done, start + range_bytes - 1 - position)) < len(block) and (
-            at := block.find(b"\n", due) + 1
+        counted = 0
+        while (earliest := max(counted, start + range_bytes - 1 - position)) < len(block) and (
+            cut := block.find(b"\n", earliest) + 1
         ):
-            line += block.count(b"\n", done, at)
-            found.append(RowRange(file, start, position + at, first))
-            start, first, done = position + at, line, at
-        line += block.count(b"\n", done)
+            line += block.count(b"\n", counted, cut)
+            ranges.append(RowRange(file, start, position + cut, first))
+            start, first, counted = position + cut, line, cut
+        line += block.count(b"\n", counted)
         position += len(block)
-    return found if start == position else [*found, RowRange(file, start, position, first)]
+    return ranges if start == position else [*ranges, RowRange(file, start, position, first)]
 
 
 def _cut_groups(file: str, range_bytes: int) -> list[RowRange]:
-    found = []
-    start, first, row, held = 0, 1, 1, 0
+    ranges = []
+    start, first, row, bytes_so_far = 0, 1, 1, 0
     groups, _ = read_row_groups(file)
     for number, (rows, size) in enumerate(groups):
-        if held and held + size > range_bytes:
-            found.append(RowRange(file, start, number, first))
-            start, first, held = number, row, 0
-        row, held = row + rows, held + size
-    return [*found, RowRange(file, start, len(groups) if found else None, first)]
+        if bytes_so_far and bytes_so_far + size > range_bytes:
+            ranges.append(RowRange(file, start, number, first))
+            start, first, bytes_so_far = number, row, 0
+        row, bytes_so_far = row + rows, bytes_so_far + size
+    return [*ranges, RowRange(file, start, len(groups) if ranges else None, first)]
 
 
 def require_same_columns(files: list[str]) -> None:
-    """Parquet files of one source are one table: a column that one lacks, or has of another kind, is a mistake."""
+    """Raise if Parquet files of one source differ in columns: they are one table, so a missing or retyped one is a
+    mistake.
+    """
     tables = [file for file in files if file_extensions(file)[0] == ".parquet"]
     if len(tables) < 2:
         return
-    known = read_row_groups(tables[0])[1]
+    first_columns = read_row_groups(tables[0])[1]
     for file in tables[1:]:
-        found = read_row_groups(file)[1]
-        names = [name for name in known | found if _differ(known.get(name), found.get(name))]
+        columns = read_row_groups(file)[1]
+        names = [name for name in first_columns | columns if _differ(first_columns.get(name), columns.get(name))]
         if names:
-            here, there = (of.get(names[0], "missing") for of in (found, known))
+            column_type, first_type = (types.get(names[0], "missing") for types in (columns, first_columns))
             raise DataError(
                 f"its columns are not those of {display_name(tables[0])}: "
-                f"{names[0]!r} is {here} here and {there} there",
+                f"{names[0]!r} is {column_type} here and {first_type} there",
                 code="E4131",
                 path=display_name(file),
                 help="write the files with one schema, or name those that belong together",
@@ -205,16 +208,15 @@ def _differ(a: str | None, b: str | None) -> bool:
 
 @contextmanager
 def require_unchanged(files: Sequence[str]) -> Iterator[None]:
-    """Refuse files of this machine that somebody writes while they are read: what was made of them would be known by
-    the hash of something else.
+    """Raise if a local file changes while it is read: its rows would be recorded under the hash of another content.
 
     Raises:
         DataError: one has changed.
     """
     before = [_state(file) for file in files]
     yield
-    for file, was in zip(files, before, strict=True):
-        if _state(file) != was:
+    for file, old_state in zip(files, before, strict=True):
+        if _state(file) != old_state:
             help_text = "run the same command again once it is complete"
             raise DataError(
                 "the file changed while it was being read", code="E4132", path=display_place(file), help=help_text
@@ -222,21 +224,21 @@ def require_unchanged(files: Sequence[str]) -> Iterator[None]:
 
 
 def _state(file: str) -> tuple[int, int] | None:
-    """(bytes, time of change); None of what is not here."""
+    """Return (bytes, modification time); None for a file that is not on this machine."""
     try:
-        found = os.stat(file)
+        stat = os.stat(file)
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
+    return stat.st_size, stat.st_mtime_ns
 
 
 @contextmanager
 def file_errors(path: str) -> Iterator[None]:
-    """Turn what the operating system says of a file into our words."""
+    """Translate the operating system's errors on a file into SureFit's."""
     try:
         yield
     except OSError as error:
-        named = error.filename if isinstance(error.filename, str) else display_name(path)
+        file = error.filename if isinstance(error.filename, str) else display_name(path)
         raise DataError(
-            f"cannot be read: {error.strerror or error}", code="E4133", path=named, help=os_help(error)
+            f"cannot be read: {error.strerror or error}", code="E4133", path=file, help=os_help(error)
         ) from None

@@ -1,1 +1,1 @@
-"""Rows to examples: layouts, messages, reasoning, and what is checked of rows before any model is loaded."""
+"""Rows to examples: layouts, messages, reasoning, and the checks of rows before any model is loaded."""

@@ -1,4 +1,4 @@
-"""How long the prompts are that a model is scored on: a sample, rendered and tokenised without transformers."""
+"""Lengths of the prompts of evaluation sets: a sample, rendered and tokenized without transformers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LONGEST, OTHERS = 4, 16
-"""Prompts that are tokenised: those with the most bytes, and others spread evenly, for the mean."""
+"""Prompts that are tokenized: the ones with the most bytes, and others spread evenly, for the mean."""
 UNCUT = 2**62
 USUAL_BYTES = 4
-"""Of a token on average, where none is counted: in English prose four to five, in JSON and code less."""
+"""Average bytes of a token, used where none are counted: in English prose four to five, in JSON and code fewer."""
 BEGINNING = 50_000
-"""Characters of a text that are tokenised; a longer one is taken to go on as it begins."""
+"""Characters of a text that are tokenized; the count of a longer one is extrapolated."""
 
 
 def measure_eval_prompts(
@@ -36,63 +36,63 @@ def measure_eval_prompts(
     *,
     counted: bool = False,
 ) -> EvalPromptSet:
-    """A set in numbers.
+    """Measure the prompts of an evaluation set.
 
     Args:
-        name: of the set.
-        rows: all it has; None where they are not counted.
+        name: name of the set.
+        rows: number of its rows; None where they are not counted.
         examples: a sample of it; None where its rows are not on this machine.
         tokenizer: None where it is not on this machine.
-        counted: tokenise in any case; else only where a prompt has more bytes than `data.max_length`.
+        counted: always tokenize; otherwise only where a prompt has more bytes than `data.max_length`.
     """
     prompts = rows if rows is None else min(rows, config.evaluate.max_examples or rows)
     if not examples:
         return EvalPromptSet(name, prompts)
-    asked = [Example(example.prompt, example.tools) for example in examples]
-    unanswered = sum(not each.has_answer for each in examples)
-    sizes = [len(example_text(one, tokenizer).encode()) for one in asked]
+    prompt_examples = [Example(example.prompt, example.tools) for example in examples]
+    unanswered = sum(not example.has_answer for example in examples)
+    sizes = [len(example_text(prompt, tokenizer).encode()) for prompt in prompt_examples]
     limit = prompt_limit(config)
     cut = UNCUT if limit is None else max(1, limit)
     limits = [UNCUT if example.document is None else cut for example in examples]  # only documents are cut
     bound = max(map(min, sizes, limits))
     library = load_tokenizer_file(tokenizer.file) if tokenizer and tokenizer.file else None
     if tokenizer is None or library is None or not (counted or bound > config.data.max_length):
-        written = [len(text.encode(errors="replace")) for example in examples if (text := example.completion)]
+        answer_bytes = [len(text.encode(errors="replace")) for example in examples if (text := example.completion)]
         mean = sum(map(min, sizes, limits)) / len(sizes) / USUAL_BYTES
-        answer = sum(written) / len(written) / USUAL_BYTES if written else None
+        answer = sum(answer_bytes) / len(answer_bytes) / USUAL_BYTES if answer_bytes else None
         return EvalPromptSet(name, prompts, bound, mean, answer, len(examples), unanswered)
-    by_size = sorted(range(len(asked)), key=lambda n: -sizes[n])[:LONGEST]
-    spread = evenly_spaced_indices(len(asked), OTHERS)
+    by_size = sorted(range(len(prompt_examples)), key=lambda n: -sizes[n])[:LONGEST]
+    spread = evenly_spaced_indices(len(prompt_examples), OTHERS)
     template = light_template(tokenizer, config)
-    found = {
-        n: min(count_text_tokens(library, _prompt(asked[n], tokenizer, template)), limits[n])
+    lengths = {
+        n: min(count_text_tokens(library, _prompt(prompt_examples[n], tokenizer, template)), limits[n])
         for n in {*by_size, *spread}
     }
     answers = [count_text_tokens(library, text) for n in spread if (text := examples[n].completion)]
     return EvalPromptSet(
         name,
         prompts,
-        max(found.values()),
-        sum(found[n] for n in spread) / len(spread),
-        sum(answers) / len(answers) + 1 if answers else None,  # and the token that ends it
+        max(lengths.values()),
+        sum(lengths[n] for n in spread) / len(spread),
+        sum(answers) / len(answers) + 1 if answers else None,  # plus the end token
         len(examples),
         unanswered,
     )
 
 
 def _prompt(example: Example, tokenizer: TokenizerFacts, template: LightTemplate | None) -> str:
-    """Return the text that the chat template makes of a prompt; without a template, or where it takes none, the turns'
-    own text."""
+    """Return the prompt rendered by the chat template; the turns' own text if there is no template or it raises an
+    error."""
     if template is None or not example.messages:
         return example_text(example, tokenizer)
     try:
         return template.whole(example)
-    except DataError:  # reported where rows are looked at
+    except DataError:  # reported where rows are checked
         return example_text(example, tokenizer)
 
 
 def count_text_tokens(library: Tokenizer, text: str) -> int:
-    """Return how many tokens a text has; a very long one is taken to go on as it begins."""
+    """Return the number of tokens of a text; extrapolated from its beginning for a very long one."""
     beginning = strip_surrogates(text[:BEGINNING])
     with catch_tokenizer_panics(None):
         tokens = len(library.encode(beginning, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""Rows of any known layout become the recipe's `Example`s, and examples are divided into training and held-out ones.
+"""Conversion of rows of any known layout to the recipe's `Example`s, and the split into training and held-out ones.
 
 docs/data.md shows one row of every layout.
 """
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 PROMPTS = ("messages", "conversations", "prompt")
-"""Columns that hold a prompt, but for Alpaca's."""
+"""Columns that hold a prompt, except Alpaca's."""
 NO_INPUT = "<noinput>"
-"""What Self-Instruct, whose rows Alpaca's are made like, writes for an input that is empty."""
+"""Self-Instruct's text for an empty input; Alpaca's rows follow the same format."""
 HELD_OUT = "heldout.jsonl"
-"""The held-out rows of prepared data (data/tokens/shards.py)."""
+"""File of the held-out rows of prepared data (data/tokens/shards.py)."""
 PROMPT_COLUMNS = ("messages", "conversations", "prompt", "instruction", "text")
-"""Where rows that are only to be answered have what they ask."""
+"""Columns that hold the prompt of rows that are only to be answered."""
 SKIP_ROWS_HELP = "set data.bad_rows: skip to leave them out (counted)"
 PREFERENCE_COLUMNS = ("label", "kto_tag")
-"""Columns in which KTO's data sets say whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
+"""Columns in which KTO's data sets tell whether an answer is a good one: TRL's and ms-swift's, LLaMA-Factory's."""
 _PREFERRED = frozenset(["true", "chosen", "desirable"])
 _NOT_PREFERRED = frozenset(["false", "rejected", "undesirable", "dispreferred"])
-"""What a `label` can mean by KTO: TRL defines a bool, which a CSV file writes as text; the words mean nothing else. A
-number, or a word such as bad or wrong, is as often a class."""
+"""Values of a `label` that have KTO's meaning: TRL defines a bool, which a CSV file writes as text; the words have no
+other meaning. A number, or a word such as bad or wrong, is as often a class."""
 _GOOD = _PREFERRED | {"1", "1.0", "good", "correct", "accepted"}
 _BAD = _NOT_PREFERRED | {"0", "0.0", "bad", "incorrect", "wrong"}
-"""What a `kto_tag`, which is nothing but KTO's, can mean."""
+"""Further values that count in `kto_tag`, a column that only KTO's data sets have."""
 SHOWN = 5
-"""Problems that one error lists; the rest are counted."""
+"""Problems that one error lists; the others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Examples(Sequence[Example]):
 
     Attributes:
         examples: in the order of the rows.
-        where: of each, `file:line` or `file row N`.
-        skipped: of each row left out, where it is and why.
+        where: place of each example, `file:line` or `file row N`.
+        skipped: place and reason of each row that was left out.
     """
 
     examples: list[Example]
@@ -81,15 +81,17 @@ class Examples(Sequence[Example]):
         return iter(self.examples)
 
     def subset(self, indices: Sequence[int]) -> Examples:
-        """Some of the examples, without the note of what was skipped."""
+        """Return some of the examples, without the list of skipped rows."""
         return Examples([self.examples[i] for i in indices], [self.where[i] for i in indices], [])
 
     def without(self, refused: Mapping[int, str]) -> Examples:
-        """The other examples; those of these numbers are named among the skipped ones, each with why it is refused."""
+        """Return the examples without the numbers in `refused`, which are listed as skipped, each with the reason."""
         if not refused:
             return self
-        kept = self.subset([n for n in range(len(self)) if n not in refused])
-        return replace(kept, skipped=[*self.skipped, *(f"{self.where[n]}: {why}" for n, why in refused.items())])
+        kept_examples = self.subset([n for n in range(len(self)) if n not in refused])
+        return replace(
+            kept_examples, skipped=[*self.skipped, *(f"{self.where[n]}: {why}" for n, why in refused.items())]
+        )
 
 
 def _messages_row(row: Row) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def _messages_row(row: Row) -> dict[str, Any]:
 
 
 def _with_system(row: Row, messages: list[Message], field: str) -> dict[str, Any]:
-    """A row's conversation, its system message from a column of its own among it, and its tools."""
+    """Return a row's conversation, including a system message from a separate column, and its tools."""
     return {
         "messages": trim_to_last_answer([*system_turn(row, messages), *messages], field),
         "tools": tools_from_row(row),
@@ -108,13 +110,13 @@ def _prompt_completion_row(row: Row) -> dict[str, Any]:
     prompt, completion = _turns(row["prompt"], "prompt", "user"), _turns(row["completion"], "completion", "assistant")
     if completion[-1]["role"] != "assistant":
         raise DataError("the last message must have the role assistant", code="E4009", field="completion")
-    # The loss belongs to the completion: answers that stand in the prompt are given, not learnt.
-    given = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
-    return _with_system(row, given + completion, "prompt")
+    # The loss falls on the completion only: answers in the prompt are context.
+    prompt_turns = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in prompt]
+    return _with_system(row, prompt_turns + completion, "prompt")
 
 
 def _turns(value: Any, field: str, role: str) -> list[Message]:
-    """A list of messages as it is, or a text as one message."""
+    """Return a list of messages as it is, or a text as one message."""
     if isinstance(value, str):
         if not value.strip():
             raise DataError("empty", code="E4010", field=field)
@@ -138,7 +140,7 @@ def _alpaca_row(row: Row) -> dict[str, Any]:
 
 def _alpaca_prompt(row: Row) -> list[Message]:
     instruction = require_text(row["instruction"], "instruction")
-    # Dolly's name for what others call input.
+    # Dolly calls the input column context.
     name = "context" if "context" in row and "input" not in row else "input"
     context = require_text(row.get(name) or "", name)
     context = "" if context.strip().lower() == NO_INPUT else context
@@ -167,10 +169,10 @@ class Layout:
     """A general data format.
 
     Attributes:
-        columns: those that tell it.
-        normal: row → what the `to_example` of a recipe without columns of its own is handed, whatever the layout:
-            `{"messages": list, "tools": list or None}`, checked and ending with an assistant turn, or `{"text": str}`.
-            Of rows that are tokens already the example itself, with which a recipe has nothing to do.
+        columns: the columns by which it is recognized.
+        normal: row → the input of `to_example` in a recipe without its own columns, whatever the layout: `{"messages":
+            list, "tools": list or None}`, checked and ending with an assistant turn, or `{"text": str}`. For rows that
+            are already token ids the example itself, which no recipe converts.
     """
 
     columns: tuple[str, ...]
@@ -185,12 +187,12 @@ LAYOUTS = {
     "text": Layout(("text",), _text_row),
     "tokens": Layout(("input_ids",), example_from_tokens),
 }
-"""In the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real ones, and
-`input_ids` that another model's tokenizer made of them."""
+"""The layouts in the order in which `auto` tries them: data sets often carry a rendered `text` column beside the real
+ones, and `input_ids` from another model's tokenizer."""
 
 
 def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
-    """The layout of rows with these columns: "recipe" or a key of `LAYOUTS`.
+    """Return the layout of rows with these columns: "recipe" or a key of `LAYOUTS`.
 
     Raises:
         DataError: the recipe's columns are not all there, or it has none and no layout fits.
@@ -201,13 +203,13 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
     for name, layout in LAYOUTS.items():
         if all(column in columns for column in layout.columns):
             return name
-    known = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
+    formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
     advice = suggest_layout(columns)
     raise DataError(
         f"columns that fit no format: {_listed(columns)}",
         code="E4015",
         field="data.format",
-        help=f"{advice}; known formats: {known}" if advice else f"known formats: {known}",
+        help=f"{advice}; known formats: {formats}" if advice else f"known formats: {formats}",
     )
 
 
@@ -229,7 +231,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
-    """Row → `Example` for one layout.
+    """Return the function row → `Example` for one layout.
 
     Raises:
         DataError: layout, recipe and columns do not match.
@@ -249,22 +251,22 @@ def row_converter(columns: Sequence[str], source: str, recipe: TaskRecipe, fmt: 
         _require_values(row, layout.columns)
         _refuse_media(row)
         _refuse_bad_answer(row)
-        normal = layout.normal(row)
-        return normal if isinstance(normal, Example) else recipe.to_example(normal)
+        converted = layout.normal(row)
+        return converted if isinstance(converted, Example) else recipe.to_example(converted)
 
     return convert
 
 
 def _mixed_converter(source: str, recipe: TaskRecipe, fmt: str) -> Callable[[Row], Example]:
-    """Each row by its own columns: sources of several tasks hold rows of several layouts."""
-    known: dict[tuple[str, ...], tuple[str, Callable[[Row], Example]]] = {}
+    """Return a converter that selects the layout by each row's columns: sources of several tasks mix layouts."""
+    converters: dict[tuple[str, ...], tuple[str, Callable[[Row], Example]]] = {}
 
     def convert(row: Row) -> Example:
         columns = tuple(name for name, value in row.items() if value is not None)
-        if columns not in known:
+        if columns not in converters:
             part = task_of(columns, recipe.parts)
-            known[columns] = part.name, row_converter(columns, source, part, "auto" if part.columns else fmt)
-        name, to_example = known[columns]
+            converters[columns] = part.name, row_converter(columns, source, part, "auto" if part.columns else fmt)
+        name, to_example = converters[columns]
         return replace(to_example(row), part=name)
 
     return convert
@@ -294,7 +296,7 @@ def _require_values(row: Row, columns: Sequence[str]) -> None:
 
 
 def _refuse_media(row: Row) -> None:
-    """A conversation's images in columns of their own: the text alone would be trained on as if it spoke of nothing."""
+    """Raise if the row has images or other media in separate columns: the text alone would refer to missing media."""
     for name in MEDIA:
         if row.get(name):
             raise DataError(
@@ -303,7 +305,7 @@ def _refuse_media(row: Row) -> None:
 
 
 def _refuse_bad_answer(row: Row) -> None:
-    """An answer that the row says is a bad one, as KTO's data sets do: it would be learnt as a good one."""
+    """Raise if the row marks its answer as a bad one, as KTO's data sets do: it would be trained on as a good one."""
     for name in PREFERENCE_COLUMNS:
         value = row.get(name)
         if preference_from_label(name, value) is False:
@@ -318,25 +320,25 @@ def _refuse_bad_answer(row: Row) -> None:
 
 
 def preference_from_label(name: str, value: Any) -> bool | None:
-    """Whether a value of a column of `PREFERENCE_COLUMNS` calls an answer a good one; None where it says neither.
+    """Return whether a value of a `PREFERENCE_COLUMNS` column calls an answer a good one; None where it is neither.
 
     >>> preference_from_label("label", False), preference_from_label("label", 0), preference_from_label("kto_tag", 0)
     (False, None, False)
     """
-    written = str(value).strip().lower()
+    word = str(value).strip().lower()
     good, bad = (_GOOD, _BAD) if name == "kto_tag" else (_PREFERRED, _NOT_PREFERRED)
-    return written in good if written in good or written in bad else None
+    return word in good if word in good or word in bad else None
 
 
 def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str = "error") -> Examples:
-    """Every row as the recipe's `Example`.
+    """Convert every row to the recipe's `Example`.
 
     Args:
-        rows: what `load_rows` returned.
+        rows: the result of `load_rows`.
         recipe: the task.
         fmt: `data.format` of the config.
-        bad_rows: "error" looks at all rows and then stops at the bad ones, "skip" leaves them out; "refuse" stops where
-            there is no config that could say "skip".
+        bad_rows: "error" converts all rows and then raises for the bad ones, "skip" leaves them out; "refuse" raises
+            like "error" where no config could set "skip".
 
     Raises:
         DataError: with file, line and field; for several bad rows one error with the first ones and their count.
@@ -345,7 +347,7 @@ def to_examples(rows: Rows, recipe: TaskRecipe, fmt: str = "auto", bad_rows: str
 
 
 def to_prompts(rows: Rows, recipe: TaskRecipe, bad_rows: str = "error") -> Examples:
-    """As `to_examples`, for rows that are only to be answered: the gold answer may be missing.
+    """Convert rows that are only to be answered, like `to_examples`: the gold answer may be missing.
 
     Raises:
         DataError: as `to_examples`.
@@ -402,24 +404,31 @@ def _convert(rows: Rows, convert: Callable[[Row], Example], bad_rows: str) -> Ex
 
 
 def with_place(error: DataError, where: str) -> DataError:
-    """The error with the place of its row, which is `file:line` or words."""
+    """Return the error with the place of its row, which is `file:line` or words."""
     file, _, number = where.rpartition(":")
     path, line = (file, int(number)) if number.isdecimal() else (where, None)
     return DataError(error.message, code=error.code, path=path, line=line, field=error.field, help=error.help)
 
 
 def refusal_reasons(refused: Mapping[int, DataError]) -> dict[int, str]:
-    """Return why examples cannot be used, as `Examples.without` takes it."""
+    """Return why examples cannot be used, in the form that `Examples.without` accepts."""
     return {n: f"{error.field}: {error.message}" if error.field else error.message for n, error in refused.items()}
 
 
 def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_out: str) -> DataError:
-    """One error for all bad rows: the only one itself, or the count with the first ones below it."""
+    """Return one error for all bad rows: the only one itself, or the count followed by the first ones."""
     otherwise = f", or {way_out}" if way_out else ""
     if len(problems) == 1:
-        one = problems[0]
-        help_text = "; ".join(part for part in (one.help, f"fix the row{otherwise}") if part)
-        return DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
+        problem = problems[0]
+        help_text = "; ".join(part for part in (problem.help, f"fix the row{otherwise}") if part)
+        return DataError(
+            problem.message,
+            code=problem.code,
+            path=problem.path,
+            line=problem.line,
+            field=problem.field,
+            help=help_text,
+        )
     shown = f", the first {SHOWN} of them" if len(problems) > SHOWN else ""
     return DataError(
         f"{len(problems):,} of {total:,} rows cannot be used{shown}:",
@@ -431,16 +440,23 @@ def bad_rows_error(problems: Sequence[DataError], total: int, source: str, way_o
 
 
 def _helped_once(problems: Sequence[DataError]) -> list[DataError]:
-    """The problems, of which the first with each help has it."""
-    said: set[str | None] = set()
-    kept = []
-    for one in problems:
-        help_text = None if one.help in said else one.help
-        said.add(one.help)
-        kept.append(
-            DataError(one.message, code=one.code, path=one.path, line=one.line, field=one.field, help=help_text)
+    """Return the problems, each different help text only with the first problem that has it."""
+    seen_helps: set[str | None] = set()
+    shown = []
+    for problem in problems:
+        help_text = None if problem.help in seen_helps else problem.help
+        seen_helps.add(problem.help)
+        shown.append(
+            DataError(
+                problem.message,
+                code=problem.code,
+                path=problem.path,
+                line=problem.line,
+                field=problem.field,
+                help=help_text,
+            )
         )
-    return kept
+    return shown
 
 
 def read_splits(
@@ -450,8 +466,8 @@ def read_splits(
     rows: Rows | None = None,
     mixed: Mapping[str, Rows] | None = None,
 ) -> tuple[Examples, Examples]:
-    """The training and the held-out examples that a config asks for; with `data.tokenized` the held-out ones alone.
-    Where `data.eval` is 0, there are none of the latter.
+    """Return the training and the held-out examples of a config; with `data.tokenized` only the held-out ones. With
+    `data.eval` 0 there are no held-out examples.
 
     Args:
         section: the config's `data`.
@@ -459,7 +475,7 @@ def read_splits(
         seed: `train.seed`; decides which rows are held out where `data.eval` is a share, and which rows of `data.mix`
             make the share that an epoch sees.
         rows: the training rows, where they have been read already.
-        mixed: those of `data.mix`, by source, likewise.
+        mixed: the rows of `data.mix` by source, where they have been read already.
 
     Raises:
         DataError: as `load_rows`, `to_examples`, `split_eval` and `add_mixed_source`.
@@ -481,19 +497,21 @@ def read_splits(
     else:
         held_out = Examples([], [], [])
     for source, passes in section.mix.items():
-        found = (mixed or {}).get(source)
-        found = found if found is not None else load_mixed(source, section)
-        more = to_examples(found, recipe, section.format, section.bad_rows)
-        if recipe.parts and section.share:  # each source may be all that there is of a task
-            more, also_held_out = split_eval(more, section.share, seed)
-            held_out = Examples(held_out.examples + also_held_out.examples, held_out.where + also_held_out.where, [])
-        train = add_mixed_source(train, more, source, passes, held_out, seed)
-    # Only now: which rows are held out must not depend on it.
+        source_rows = (mixed or {}).get(source)
+        source_rows = source_rows if source_rows is not None else load_mixed(source, section)
+        source_examples = to_examples(source_rows, recipe, section.format, section.bad_rows)
+        if recipe.parts and section.share:  # a source may hold all rows of a task
+            source_examples, source_held_out = split_eval(source_examples, section.share, seed)
+            held_out = Examples(
+                held_out.examples + source_held_out.examples, held_out.where + source_held_out.where, []
+            )
+        train = add_mixed_source(train, source_examples, source, passes, held_out, seed)
+    # Applied last: the choice of held-out rows must not depend on the reasoning mode.
     return apply_reasoning_mode(train, section.thinking), apply_reasoning_mode(held_out, section.thinking)
 
 
 def load_training_rows(section: DataSection) -> Rows:
-    """The rows of `data.train`, as many as `data.limit` allows.
+    """Load the rows of `data.train`, at most `data.limit`.
 
     Raises:
         DataError, MachineError: as `load_rows`.
@@ -503,7 +521,7 @@ def load_training_rows(section: DataSection) -> Rows:
 
 
 def load_mixed(source: str, section: DataSection) -> Rows:
-    """The rows of one source of `data.mix`.
+    """Load the rows of one source of `data.mix`.
 
     Raises:
         DataError: as `load_rows`, with the source's own config key; and where they are the held-out rows.
@@ -520,19 +538,19 @@ def load_mixed(source: str, section: DataSection) -> Rows:
 def add_mixed_source(
     train: Examples, more: Examples, source: str, passes: float, held_out: Sequence[Example], seed: int
 ) -> Examples:
-    """The training examples and, behind them, those of a `data.mix` source as often as an epoch is to see them.
+    """Append the examples of a `data.mix` source to the training examples, repeated for the number of passes per epoch.
 
     2.25 passes are all of them twice and a quarter once more. Which quarter is decided by the hash of each whole row
     and `seed`, so it is about a quarter, and the same in every epoch and after a resume. A row whose prompt is held out
-    is left out, and named among the skipped ones.
+    is left out, and listed as skipped.
 
     Raises:
         DataError: no row of the source is left to train on.
     """
     key = f"data.mix.{source}"
-    secret = {prompt_position(example, seed) for example in held_out}
-    free = [i for i, example in enumerate(more) if prompt_position(example, seed) not in secret]
-    if not free:
+    held_out_prompts = {prompt_position(example, seed) for example in held_out}
+    usable = [i for i, example in enumerate(more) if prompt_position(example, seed) not in held_out_prompts]
+    if not usable:
         help_text = "leave it out of data.mix: its rows are what the model is scored on"
         raise DataError(
             f"every prompt of its {len(more)} examples is held out",
@@ -541,27 +559,27 @@ def add_mixed_source(
             field=key,
             help=help_text,
         )
-    whole, share = divmod(passes, 1)
-    places = {i: row_position(more.examples[i], seed) for i in free} if share else {}
-    chosen = free * int(whole) + [i for i in places if places[i] < share]
+    full_passes, share = divmod(passes, 1)
+    places = {i: row_position(more.examples[i], seed) for i in usable} if share else {}
+    chosen = usable * int(full_passes) + [i for i in places if places[i] < share]
     if not chosen:
         enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
         raise DataError(
-            f"{passes:g} of {len(free)} examples takes none",
+            f"{passes:g} of {len(usable)} examples takes none",
             code="E4025",
             path=source,
             field=key,
             help=f"write {enough:g} or more",
         )
-    added, taken = more.subset(chosen), set(free)
-    leaked = [f"{more.where[i]}: its prompt is held out" for i in range(len(more)) if i not in taken]
+    added, used = more.subset(chosen), set(usable)
+    leaked = [f"{more.where[i]}: its prompt is held out" for i in range(len(more)) if i not in used]
     return Examples(
         train.examples + added.examples, train.where + added.where, [*train.skipped, *more.skipped, *leaked]
     )
 
 
 def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
-    """The rows that `data.eval` names.
+    """Load the rows that `data.eval` names.
 
     Raises:
         DataError: as `load_rows`; and where they are the training rows.
@@ -574,7 +592,7 @@ def load_held_out(source: str, split: str, train: Rows | None) -> Rows:
 
 
 def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
-    """Divide into training and held-out examples by the hash of each prompt.
+    """Split into training and held-out examples by the hash of each prompt.
 
     A row's side depends on its own prompt, `share` and `seed` only: rows added later move no old row across, and equal
     prompts stay on one side. So the held-out number is near `share`, not exactly it.
@@ -616,18 +634,18 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
 
 
 def _below(position: float) -> float:
-    """Return a share that leaves the prompt at this position, the last of all, to train on."""
+    """Return a share that leaves the prompt at this position, the last one, in the training split."""
     return math.floor(position * 1000) / 1000
 
 
 def prompt_position(example: Example, seed: int) -> float:
-    """Where in [0, 1) the prompt's hash falls."""
+    """Return the position of the prompt's hash in [0, 1)."""
     prompt = [example.text] if example.text is not None else [example.prompt, example.tools]
     return _fraction(json.dumps([seed, prompt], default=str))
 
 
 def row_position(example: Example, seed: int) -> float:
-    """Where in [0, 1) the hash of the whole row falls."""
+    """Return the position of the whole row's hash in [0, 1)."""
     row = [seed, "mix", example.messages, example.tools, example.text]
     return _fraction(json.dumps(row, default=str))
 

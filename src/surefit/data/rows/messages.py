@@ -1,4 +1,4 @@
-"""Conversations as chat templates take them, from the ways in which data sets write them.
+"""Conversion of data sets' conversation formats to the messages that chat templates accept.
 
 Everything here raises `DataError` with the field that is wrong; the caller adds the file and line.
 """
@@ -16,21 +16,21 @@ from surefit.task import Message
 
 ROLES = ("system", "user", "assistant", "tool")
 THOUGHTS = ("thinking", "reasoning")
-"""`type` of an assistant's parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
+"""`type` of an assistant's content parts that hold reasoning: Mistral's and Anthropic's, and LLaMA-Factory's."""
 _TEXTS = ("text",)
 PYTHON_TEXT = 100_000
-"""Characters of a text that is no JSON, up to which it is tried as Python's notation."""
+"""The most characters of an invalid JSON text for which Python's notation is tried."""
 TEXT_ALONE = "use rows with text only: images, audio and video are not trained on"
 MARKS = ("weight", "loss", "train", "training", "trainable", "loss_weight")
-"""Keys with which a turn says whether it is learnt: OpenAI's, ms-swift's, Axolotl's, and what else tools write."""
+"""Keys of a turn that mark whether it is trained on: OpenAI's, ms-swift's, Axolotl's, and other tools'."""
 PARTIAL_MARKS = ("train_detail", "training_detail")
 """Axolotl's keys that mark parts of a turn."""
 ARGUMENTS = ("arguments", "parameters", "input", "args")
-"""Names under which a call has its arguments: OpenAI's, Llama 3's, Anthropic's, LangChain's."""
+"""Names of the arguments in a call: OpenAI's, Llama 3's, Anthropic's, LangChain's."""
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 """Columns that hold a row's system message."""
 CALL_KEYS = ("name", "type", "id", "index", "call_id", "tool_call_id", "description", "strict")
-"""Keys of a call beside its arguments; no model writes more of them than the name."""
+"""Keys of a call beside its arguments; models write only the name of these."""
 TOOL_KEYS = ("description", "parameters", "input_schema")
 """Keys of a tool beside its name."""
 OTHER_ROLES = {
@@ -48,7 +48,7 @@ OTHER_ROLES = {
     "function_call": "assistant",
     "tool_call": "assistant",
 }
-"""Roles of other formats, and the one to write in their place."""
+"""Roles of other formats → the role to write instead."""
 SHAREGPT_ROLES = {
     "system": "system",
     "human": "user",
@@ -61,11 +61,11 @@ SHAREGPT_ROLES = {
     "function_response": "tool",
     "tool": "tool",
 }
-"""`from` → role, as ShareGPT dumps and the tools that read them use it."""
+"""`from` → role, as in ShareGPT dumps and the tools that read them."""
 
 
 def parse_conversation(value: Any, field: str) -> list[Message]:
-    """Messages with known roles and text contents, ending with the last assistant turn.
+    """Return messages with known roles and text contents, ending with the last assistant turn.
 
     Args:
         value: a list of `{"role", "content"}`, or that list as JSON text.
@@ -78,7 +78,7 @@ def parse_conversation(value: Any, field: str) -> list[Message]:
 
 
 def trim_to_last_answer(messages: list[Message], field: str) -> list[Message]:
-    """Checked messages up to the last assistant turn.
+    """Return checked messages up to the last assistant turn.
 
     The turns after it are left out: no loss falls on them, and no turn before them can see them.
 
@@ -100,7 +100,7 @@ def trim_to_last_answer(messages: list[Message], field: str) -> list[Message]:
 
 
 def is_trained_on(message: Message) -> bool:
-    """Whether the loss falls on this message: an assistant's, without `"weight": 0`.
+    """Return whether the loss falls on this message: an assistant's, without `"weight": 0`.
 
     `weight` (0 or 1) is how OpenAI's fine-tuning format leaves earlier turns out; no chat template sees it.
     """
@@ -108,7 +108,7 @@ def is_trained_on(message: Message) -> bool:
 
 
 def parse_messages(value: Any, field: str) -> list[Message]:
-    """Every message checked and brought into one form, whatever the roles are."""
+    """Check every message and convert it to one form, whatever its role."""
     items = parse_json_list(value, field)
     if not items:
         raise DataError("the list of messages is empty", code="E4052", field=field)
@@ -133,21 +133,21 @@ def _message(item: Any, field: str) -> Message:
         message["tool_calls"] = parse_tool_calls(item["tool_calls"], f"{field}.tool_calls")
     if role == "assistant" and not message["content"].strip() and "tool_calls" not in message:
         raise DataError("the assistant's message is empty", code="E4055", field=f"{field}.content")
-    rest = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
-    # A key set to null is a key that the file's writer did not fill; templates ask whether a key is there.
-    return message | {key: value for key, value in rest.items() if value is not None}
+    other_keys = {key: value for key, value in item.items() if key not in ("role", "content", "tool_calls")} | thoughts
+    # A key set to null counts as missing: templates test whether a key exists.
+    return message | {key: value for key, value in other_keys.items() if value is not None}
 
 
 def _with_weight(item: Mapping[str, Any], role: Any, field: str) -> Mapping[str, Any]:
-    """The message with `weight` in place of every mark that says whether it is learnt.
+    """Return the message with `weight` in place of every mark that tells whether it is trained on.
 
     Raises:
-        DataError: a mark is neither true nor false, or says that a turn is learnt that never is.
+        DataError: a mark is neither true nor false, or asks to train on a turn that is never trained on.
     """
-    found = {name: item[name] for name in (*MARKS, *PARTIAL_MARKS) if item.get(name) is not None}
-    if not found:
+    marks = {name: item[name] for name in (*MARKS, *PARTIAL_MARKS) if item.get(name) is not None}
+    if not marks:
         return item
-    for name, mark in found.items():
+    for name, mark in marks.items():
         if name in PARTIAL_MARKS:
             raise DataError(
                 f"{name} marks parts of a turn, and a turn is learnt as a whole or not at all",
@@ -164,12 +164,14 @@ def _with_weight(item: Mapping[str, Any], role: Any, field: str) -> Mapping[str,
                 field=f"{field}.{name}",
                 help="leave the mark out on turns that are no answers",
             )
-    kept = {key: value for key, value in item.items() if key not in MARKS}
-    return kept | {"weight": min(int(mark) for mark in found.values())} if role == "assistant" else kept
+    unmarked = {key: value for key, value in item.items() if key not in MARKS}
+    return unmarked | {"weight": min(int(mark) for mark in marks.values())} if role == "assistant" else unmarked
 
 
 def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """The message with `tool_calls` and the role tool in place of OpenAI's older `function_call` and role function."""
+    """Return the message with `tool_calls` and the role tool instead of OpenAI's older `function_call` and role
+    function.
+    """
     call = item.get("function_call")
     if item.get("role") == "function":
         item = {**item, "role": "tool"}
@@ -182,8 +184,8 @@ def _with_tool_calls(item: Mapping[str, Any], field: str) -> Mapping[str, Any]:
             field=f"{field}.function_call",
             help="keep tool_calls, which can hold several calls",
         )
-    kept = {key: value for key, value in item.items() if key != "function_call"}
-    return kept | {"tool_calls": [parse_json_value(call, f"{field}.function_call")]}
+    other_keys = {key: value for key, value in item.items() if key != "function_call"}
+    return other_keys | {"tool_calls": [parse_json_value(call, f"{field}.function_call")]}
 
 
 def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
@@ -191,42 +193,42 @@ def _bad_role(item: Mapping[str, Any], role: Any, field: str) -> DataError:
         help_text = "turns written as from and value belong in a column named conversations" if "from" in item else None
         return DataError("the message has no role", code="E4057", field=f"{field}.role", help=help_text)
     hint = did_you_mean(role, ROLES) if isinstance(role, str) else ""
-    write = OTHER_ROLES.get(role.lower()) if isinstance(role, str) else None
-    advice = f'write "role": "{write}" in its place; ' if write else ""
+    replacement = OTHER_ROLES.get(role.lower()) if isinstance(role, str) else None
+    advice = f'write "role": "{replacement}" in its place; ' if replacement else ""
     help_text = f"{advice}the roles are {', '.join(ROLES)}"
     return DataError(f"unknown role {role!r}{hint}", code="E4058", field=f"{field}.role", help=help_text)
 
 
 def _thoughts(item: Mapping[str, Any], field: str) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """The reasoning of an assistant's message by field, and the message without the parts that hold some.
+    """Return an assistant's reasoning by field, and the message without the content parts that hold reasoning.
 
     Raises:
-        DataError: reasoning that is no text: templates pass over it without a word.
+        DataError: reasoning that is not text: templates silently ignore it.
     """
     kinds = (*_TEXTS, *THOUGHTS)
-    found = {
+    by_field = {
         name: _join_text_parts(item[name], f"{field}.{name}", kinds) for name in FIELDS if item.get(name) is not None
     }
     parts = item.get("content")
     if not isinstance(parts, list):
-        return found, item
+        return by_field, item
     thoughts = [isinstance(part, Mapping) and part.get("type") in THOUGHTS for part in parts]
-    own, kept = ([part if held is wanted else "" for part, held in zip(parts, thoughts, strict=True)]
-                 for wanted in (True, False))  # fmt: skip
-    if any(thoughts) and not found:
-        found = {FIELDS[0]: _join_text_parts(own, f"{field}.content", kinds)}
-    return found, {**item, "content": kept}
+    reasoning_parts, kept_parts = ([part if flag is select else "" for part, flag in zip(parts, thoughts, strict=True)]
+                 for select in (True, False))  # fmt: skip
+    if any(thoughts) and not by_field:
+        by_field = {FIELDS[0]: _join_text_parts(reasoning_parts, f"{field}.content", kinds)}
+    return by_field, {**item, "content": kept_parts}
 
 
 def _join_text_parts(value: Any, field: str, kinds: Sequence[str] = _TEXTS) -> str:
-    """A text, or a list of parts that are texts, of one of these types."""
+    """Return a text, or the joined texts of a list of parts of these types."""
     if isinstance(value, list):
         return "".join(_part_text(part, f"{field}[{i}]", kinds) for i, part in enumerate(value))
     return require_text(value, field)
 
 
 def _content(item: Mapping[str, Any], role: str, field: str) -> str:
-    """The text of a message; parts of type text are joined. Only a message that calls tools may have none."""
+    """Return the text of a message; parts of type text are joined. Only a message that calls tools may have none."""
     content = item.get("content")
     if content is None:
         if role == "assistant" and item.get("tool_calls"):
@@ -241,12 +243,12 @@ def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
     if isinstance(part, Mapping) and set(part) == {"text"}:  # Bedrock's parts have no type
         part = {"type": "text", **part}
     if isinstance(part, Mapping) and part.get("type") in kinds:
-        held = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
-        if isinstance(held, str) or (isinstance(held, list) and part["type"] != "text"):
-            return _join_text_parts(held, f"{field}.{part['type']}", kinds)
-    what = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
+        inner = next((part[key] for key in (part["type"], "text", "value") if part.get(key) is not None), None)
+        if isinstance(inner, str) or (isinstance(inner, list) and part["type"] != "text"):
+            return _join_text_parts(inner, f"{field}.{part['type']}", kinds)
+    subject = f"parts of type {part.get('type')!r} are" if isinstance(part, Mapping) else f"{json_kind(part)} is"
     raise DataError(
-        f'{what} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
+        f'{subject} not supported: only {{"type": "text", "text": …}} and, in assistant messages, reasoning',
         code="E4060",
         field=field,
         help=_part_help(part.get("type")) if isinstance(part, Mapping) else None,
@@ -260,10 +262,10 @@ def _part_help(kind: Any) -> str | None:
 
 
 def parse_tool_calls(value: Any, field: str) -> list[dict[str, Any]]:
-    """Calls as `{"type": "function", "function": {"name": str, "arguments": dict}}`.
+    """Return calls as `{"type": "function", "function": {"name": str, "arguments": dict}}`.
 
-    Arguments that are JSON text (as the OpenAI interface has them) are parsed: templates write them as JSON, and would
-    write a text as a quoted one.
+    Arguments that are JSON text (as in the OpenAI API) are parsed: templates write them as JSON, and would write a text
+    as a quoted string.
     """
     return [_tool_call(item, f"{field}[{i}]") for i, item in enumerate(parse_json_list(value, field))]
 
@@ -283,7 +285,7 @@ def _tool_call(item: Any, field: str) -> dict[str, Any]:
 
 
 def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A call's arguments under the one name that it has for them; none where it has no such name.
+    """Return a call's arguments, from the one name under which it holds them; empty if there is no such name.
 
     Args:
         places: field → object that may have them: the function and, around it, the call.
@@ -291,12 +293,14 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         DataError: they are no object, stand in two places, or under a name that is not known.
     """
-    stated = {(field, name): held[name] for field, held in places.items() for name in ARGUMENTS if name in held}
-    given = {
-        (field, name): {} if value is None or value == "" else parse_json_value(value, f"{field}.{name}")
-        for (field, name), value in stated.items()
+    raw_values = {
+        (field, name): holder[name] for field, holder in places.items() for name in ARGUMENTS if name in holder
     }
-    filled = [(field, name, value) for (field, name), value in given.items() if value != {}]
+    values = {
+        (field, name): {} if value is None or value == "" else parse_json_value(value, f"{field}.{name}")
+        for (field, name), value in raw_values.items()
+    }
+    filled = [(field, name, value) for (field, name), value in values.items() if value != {}]
     if len(filled) > 1:
         (_, first, _), (field, second, _), *_ = filled
         both = f"{first} and {second}" if first != second else f"{first} in the function and beside it"
@@ -313,9 +317,14 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             field=f"{field}.parameters",
             help='write "arguments": {…} with their values; schemas belong in the column tools',
         )
-    read = (*ARGUMENTS, *CALL_KEYS, "function")
-    unknown = [(at, key) for at, held in places.items() for key in held if key not in read and held[key] is not None]
-    if not given and unknown:
+    known_keys = (*ARGUMENTS, *CALL_KEYS, "function")
+    unknown = [
+        (place, key)
+        for place, holder in places.items()
+        for key in holder
+        if key not in known_keys and holder[key] is not None
+    ]
+    if not values and unknown:
         raise DataError(
             f"the call has no arguments, but {', '.join(repr(key) for _, key in unknown)}",
             code="E4324",
@@ -326,13 +335,14 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def tools_from_row(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The tools of a row, from its column `tools` or OpenAI's older `functions`."""
+    """Return the tools of a row, from its column `tools` or OpenAI's older `functions`."""
     tools = parse_tools(row.get("tools"))
     return tools if tools is not None else parse_tools(row.get("functions"), "functions")
 
 
 def parse_tools(value: Any, field: str = "tools") -> list[dict[str, Any]] | None:
-    """Tools as `{"type": "function", "function": {"name", …}}`, the form that chat templates expect; None for none.
+    """Return tools as `{"type": "function", "function": {"name", …}}`, the form that chat templates expect; None for
+    none.
 
     Args:
         value: a list of such objects, or of bare `{"name", "description", "parameters"}`; either may be JSON text.
@@ -353,24 +363,25 @@ def _tool(value: Any, field: str) -> dict[str, Any]:
         raise DataError(
             "the tool has no name", code="E4065", field=f"{field}.function.name" if wrapped else f"{field}.name"
         )
-    if wrapped:  # templates write the function, and nothing that stands beside it
-        beside = {key: item[key] for key in TOOL_KEYS if item.get(key) is not None and function.get(key) is None}
-        item = {key: held for key, held in item.items() if key not in beside}
-        function = {**function, **beside}
+    if wrapped:  # templates write only the function, not the keys beside it
+        misplaced = {key: item[key] for key in TOOL_KEYS if item.get(key) is not None and function.get(key) is None}
+        item = {key: content for key, content in item.items() if key not in misplaced}
+        function = {**function, **misplaced}
     if "input_schema" in function and "parameters" not in function:
-        schema = {"parameters" if key == "input_schema" else key: held for key, held in function.items()}
+        schema = {"parameters" if key == "input_schema" else key: content for key, content in function.items()}
         return {**item, "function": schema} if wrapped else {"type": "function", "function": schema}
     return {**item, "function": dict(function)} if wrapped else {"type": "function", "function": dict(item)}
 
 
 def messages_from_sharegpt(row: Mapping[str, Any]) -> tuple[Any, str]:
-    """The messages of a ShareGPT row, not yet checked, and the field that errors in them should name."""
+    """Return the messages of a ShareGPT row, not yet checked, and the field that their errors should name."""
     turns = parse_json_list(row["conversations"], "conversations")
     return [_sharegpt_turn(turn, f"conversations[{i}]") for i, turn in enumerate(turns)], "conversations"
 
 
 def system_turn(row: Mapping[str, Any], messages: Sequence[Message] = ()) -> list[Message]:
-    """The system message that a row has in a column of its own; none where the conversation begins with the same."""
+    """Return the system message from a separate column of the row; empty if the conversation begins with the same
+    one."""
     name = next((name for name in SYSTEM_COLUMNS if row.get(name)), None)
     if name is None:
         return []
@@ -392,16 +403,20 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
         raise DataError(f"unknown speaker {speaker!r}{hint}", code="E4068", field=f"{field}.from", help=help_text)
     value = require_text(turn.get("value"), f"{field}.value")
-    rest = {key: held for key, held in turn.items() if key not in ("from", "value")}
+    other_keys = {key: content for key, content in turn.items() if key not in ("from", "value")}
     if speaker == "function_call":
         calls = parse_json_value(value, f"{field}.value")
         calls = calls if isinstance(calls, list) else [calls]
-        return rest | {"role": "assistant", "content": "", "tool_calls": parse_tool_calls(calls, f"{field}.value")}
-    return rest | {"role": SHAREGPT_ROLES[speaker], "content": value}
+        return other_keys | {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": parse_tool_calls(calls, f"{field}.value"),
+        }
+    return other_keys | {"role": SHAREGPT_ROLES[speaker], "content": value}
 
 
 def require_text(value: Any, field: str) -> str:
-    """`value`, which must be text.
+    """Return `value`, which must be text.
 
     Raises:
         DataError: it is missing or something else.
@@ -414,7 +429,7 @@ def require_text(value: Any, field: str) -> str:
 
 
 def parse_json_value(value: Any, field: str) -> Any:
-    """`value`, parsed if it is JSON text, as CSV files and many hub data sets have it.
+    """Return `value`, parsed if it is JSON text, as in CSV files and many hub data sets.
 
     Raises:
         DataError: it is a text that is not JSON.
@@ -428,7 +443,7 @@ def parse_json_value(value: Any, field: str) -> Any:
 
 
 def _json_help(value: str) -> str | None:
-    """What to do about a text that is a Python literal: `str(list)`, or what pandas writes of one."""
+    """Return help for a text that is a Python literal: `str(list)`, or pandas' text for a list."""
     if not value.lstrip().startswith(("[", "{")) or len(value) > PYTHON_TEXT:
         return None
     try:
@@ -439,7 +454,7 @@ def _json_help(value: str) -> str | None:
 
 
 def parse_json_list(value: Any, field: str) -> Sequence[Any]:
-    """A list, or a list as JSON text."""
+    """Return a list, parsed if it is JSON text."""
     if value is None:
         raise DataError("missing", code="E4072", field=field)
     if isinstance(value, bytes):

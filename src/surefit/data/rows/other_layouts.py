@@ -1,4 +1,4 @@
-"""Layouts of other tools, by their columns: what to rename so that SureFit reads them."""
+"""Layouts of other tools, recognized by their columns: which columns to rename so that SureFit reads them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PREFERENCES = (
 QUESTIONS = ("instruction", "prompt", "query", "question", "problem", "input", "user", "human")
 ANSWERS = ("output", "completion", "response", "answer", "answers", "target", "reply", "assistant", "solution", "gpt")
 WRAPPERS = ("data", "train", "rows", "examples", "test", "validation")
-"""Names under which one object around the rows holds them."""
+"""Key names under which a single wrapping object holds the rows."""
 
 
 def suggest_layout(columns: Sequence[str]) -> str | None:
-    """What to do about rows with these columns, which fit no layout; None where nothing is near.
+    """Return advice for rows with these columns, which fit no layout; None where no known layout is near.
 
     >>> suggest_layout(["query", "response"])
     'rename query to prompt and response to completion'
@@ -38,17 +38,19 @@ def suggest_layout(columns: Sequence[str]) -> str | None:
     if question is None or answer is None:
         return None
     alpaca = question.lower() == "instruction" or any(name in lower for name in ("history", "context"))
-    wanted = ("instruction", "output") if alpaca else ("prompt", "completion")
-    renames = [f"{own} to {name}" for own, name in zip((question, answer), wanted, strict=True) if own != name]
+    targets = ("instruction", "output") if alpaca else ("prompt", "completion")
+    renames = [
+        f"{column} to {name}" for column, name in zip((question, answer), targets, strict=True) if column != name
+    ]
     return f"rename {' and '.join(renames)}" if renames else None
 
 
 def _preference_advice(lower: dict[str, str], better: str) -> str:
-    """Pairs of answers are not trained on; the better ones can be."""
+    """Return advice for pairs of answers: they are not trained on; the better ones can be."""
     prompt = next((lower[name] for name in QUESTIONS if name in lower), None)
     prompt = f" and {prompt} to prompt" if prompt not in (None, "prompt") else ""
-    wanted = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"
+    target = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"
     return (
         "these are preference pairs, and SureFit learns from answers, not from pairs: to learn the preferred answers, "
-        f"rename {better} to {wanted}"
+        f"rename {better} to {target}"
     )

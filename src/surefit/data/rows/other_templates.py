@@ -1,4 +1,4 @@
-"""Prompts and answers that still have what another model's prompt template wrote around them."""
+"""Detection of prompts and answers that still contain the text of another model's prompt template."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from surefit.data.rows.messages import is_trained_on
 from surefit.task import Example
 
 PROMPT, END = "prompt_of_another_template", "end_of_another_model"
-"""Observations: a whole prompt has the marks of a template that is not the model's; an answer ends with a token for the
-end of a turn that this tokenizer does not have."""
+"""Observations: a whole prompt has the marks of a template that is not the model's; an answer ends with an end-of-turn
+token that this tokenizer does not have."""
 _TAIL = 80
 """Characters at the end of a text that are searched."""
 _ASKS_AT_END = re.compile(
     r"(?:^|\n)[^\S\n]*(?:#{2,3} ?(?:Response|Assistant|Answer|Output)|Assistant|ASSISTANT):[^\S\n]*\Z"
     r"|[\s>](?:ASSISTANT|GPT4 Correct Assistant):[^\S\n]*\Z"
 )
-"""What such a prompt ends with: Alpaca's, Anthropic's HH's, Vicuna's, OpenChat's."""
+"""The end of such a prompt: Alpaca's, Anthropic's HH's, Vicuna's, OpenChat's."""
 _ASKED = re.compile(
     r"(?:^|\n)[^\S\n]*(?:#{2,3} ?(?:Instruction|Human|User|Question|Input)|Human|User|USER|GPT4 Correct User): *\S"
     r"|(?:^|\n)#{2,3} ?(?:Instruction|Human|User|Question|Input):[^\S\n]*\n|[.>] USER: \S"
@@ -29,20 +29,20 @@ _END = re.compile(
 )
 """Tokens that end an answer in some family of models."""
 _NO_END = re.compile(r"think|tool|call|section|channel|start", re.IGNORECASE)
-"""In the names of tokens that end something else."""
+"""Words in the names of tokens that end something else."""
 
 
 def find_foreign_templates(example: Example, own: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first prompt of an example that is written for another template, and the last answer that ends with
-    another model's token: the name of the observation, and what was seen.
+    """Yield (observation, what was seen) for the first prompt of an example that is written for another template, and
+    for the last answer that ends with another model's token.
 
     Args:
-        own: the special tokens of the tokenizer, which others look for.
+        own: the special tokens of this tokenizer, which are detected elsewhere.
     """
-    asked = next((n for n, turn in enumerate(example.messages) if _is_whole_prompt(turn)), None)
-    if asked is not None:
-        prompt = str(example.messages[asked]["content"]).strip()
-        yield PROMPT, f"messages[{asked}] ends with {prompt[-_TAIL:].splitlines()[-1].strip()!r}: {prompt[:60]!r}"
+    prompt_turn = next((n for n, turn in enumerate(example.messages) if _is_whole_prompt(turn)), None)
+    if prompt_turn is not None:
+        prompt = str(example.messages[prompt_turn]["content"]).strip()
+        yield PROMPT, f"messages[{prompt_turn}] ends with {prompt[-_TAIL:].splitlines()[-1].strip()!r}: {prompt[:60]!r}"
     answers = [
         (f"messages[{n}]", turn.get("content")) for n, turn in enumerate(example.messages) if is_trained_on(turn)
     ]
@@ -59,8 +59,8 @@ def _is_whole_prompt(turn: dict[str, object]) -> bool:
 
 
 def _end_of(text: str, own: Collection[str]) -> str | None:
-    """The token at the end of an answer that is none of this tokenizer's; in HTML `</s>` ends what `<s>` begins."""
-    found = _END.search(text.rstrip()[-_TAIL:])
-    if found is None or found[0] in own or _NO_END.search(found[0]):
+    """Return the end token of an answer if this tokenizer does not have it; in HTML `</s>` ends what `<s>` begins."""
+    match = _END.search(text.rstrip()[-_TAIL:])
+    if match is None or match[0] in own or _NO_END.search(match[0]):
         return None
-    return None if found[0] == "</s>" and "<s>" in text.lstrip()[3:] else found[0]
+    return None if match[0] == "</s>" and "<s>" in text.lstrip()[3:] else match[0]

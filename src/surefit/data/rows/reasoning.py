@@ -1,4 +1,4 @@
-"""`data.thinking`: which of the reasoning in the rows is trained on."""
+"""`data.thinking`: the part of the rows' reasoning that is trained on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
 
 def apply_reasoning_mode(examples: Examples, mode: str) -> Examples:
-    """The examples as `data.thinking` wants them; the same ones for "keep".
+    """Return the examples changed as `data.thinking` demands; the same ones for "keep".
 
     Args:
-        mode: "drop" takes the reasoning out of every assistant turn, "only_last" leaves only the last to be learnt.
+        mode: "drop" removes the reasoning from every assistant turn, "only_last" trains on the last assistant turn
+            alone.
     """
     return (
-        examples if mode == "keep" else replace(examples, examples=[convert_reasoning(one, mode) for one in examples])
+        examples
+        if mode == "keep"
+        else replace(examples, examples=[convert_reasoning(example, mode) for example in examples])
     )
 
 
 def convert_reasoning(example: Example, mode: str) -> Example:
-    """One example, as `apply_reasoning_mode`."""
+    """Convert one example, like `apply_reasoning_mode`."""
     if mode == "keep":
         return example
     return _dropped(example) if mode == "drop" else _only_last(example)

@@ -1,8 +1,8 @@
-"""What a chat template makes of rows: those it cannot render, and the texts of a row that its rendering does not have.
+"""Rows that a chat template cannot render, and texts of a row that are missing from its rendering.
 
-Every text of a conversation (turns, thoughts, calls, tools) is looked for in what is rendered: of a turn that is learnt
-in what the model has to write there. A short text may be there by chance, so a second conversation of the same shape,
-each text replaced by a word that nothing else has, is rendered too; once for each shape.
+Every text of a conversation (turns, thoughts, calls, tools) is searched for in the rendered text; the text of a
+supervised turn only in the part that the model has to write there. A short text may be there by chance, so a second
+conversation of the same shape, each text replaced by a unique word, is rendered too; once for each shape.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from surefit.facts.thinking import FIELDS, OPENING
 from surefit.task import Example, Message
 
 Sight = tuple[str, str]
-"""The name of an observation, and what was seen."""
+"""(name of an observation, what was seen)."""
 Segments = list[list[Segment]]
-"""The token examples of a conversation, each cut into what is given and what is learnt."""
+"""The token examples of a conversation, each cut into context and supervised segments."""
 TWICE = "written_twice"
 LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost", TWICE)
 """Observations of `TemplateLossFinder`."""
@@ -33,15 +33,15 @@ _TAG = re.compile(r"</?(?:think|thinking|thought|reasoning|seed:think|mm:think)>
 _OPENED = re.compile(r"(?:\A|\n|>)[^\S\n]*(<(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[THINK\])")
 _BEGINS = re.compile(r"<[^<>/\s][^<>\s]*>|\[[A-Z_]+\]")
 _IDS = re.compile(r'"(?:id|tool_call_id)": "[^"]*"|\d+')
-"""What differs between conversations of one shape."""
+"""The parts that differ between conversations of one shape."""
 _SWITCH = re.compile(r"(?<!\S)/(?:no_?)?think(?!\S)")
-"""What Qwen 3 and SmolLM3 read in a message, and some templates take out of it: the reasoning is switched with it."""
+"""Words that switch reasoning on and off in Qwen 3's and SmolLM3's messages; some templates remove them."""
 RUN_WORDS = 3
-"""Words that are looked for at a time: fewer are often there by chance."""
+"""Words that are searched for at a time: fewer are often there by chance."""
 MOST_WORDS = 200
-"""Words of a text that are looked for one after the other, where it is not there as a whole."""
+"""Words of a text that are searched for one after the other, where it is not there as a whole."""
 _QUOTES = (('"', "'"), ("&#34;", "&#39;"), ("&quot;", "&#x27;"), ("&quot;", "&apos;"))
-"""How a double and a single quote are written in XML: as they are, by Jinja's filter, by Python, by the standard."""
+"""A double and a single quote as XML writes them: unchanged, by Jinja's filter, by Python, by the standard."""
 _ROLES = {"system": "the system message", "user": "what the user says", "tool": "the tool's result"}
 
 
@@ -50,10 +50,10 @@ class _Text:
     """A text of a conversation.
 
     Attributes:
-        turn: the number of its message; -1 of a tool's.
+        turn: the number of its message; -1 for a tool's.
         name: the observation that is made where it is not rendered.
-        what: in words.
-        text: itself.
+        what: description.
+        text: the text itself.
     """
 
     turn: int
@@ -68,43 +68,43 @@ Write = Callable[[int, str, str, str], str]
 
 @dataclass
 class TemplateLossFinder:
-    """Finds what a chat template leaves out of conversations.
+    """Finds the texts that a chat template leaves out of conversations.
 
     Attributes:
-        render: a conversation → its segments; raises where the template does not take it.
-        shapes: what the template leaves out of conversations of a shape: shape → numbers of the texts.
+        render: a conversation → its segments; raises where the template cannot render it.
+        shapes: shape of a conversation → numbers of the texts that the template leaves out.
     """
 
     render: Callable[[Example], Segments]
     shapes: dict[str, frozenset[int]] = field(default_factory=dict)
 
     def losses(self, example: Example, segments: Segments) -> list[Sight]:
-        """The first text of each kind that the rendering of a conversation does not have."""
+        """Return the first text of each kind that is missing from the rendering of a conversation."""
         texts = _texts_of(example)
         stacks = _haystacks(example, texts, segments)
-        missing = [_missing(one.text, stack) for one, stack in zip(texts, stacks, strict=True)]
+        missing = [_missing(text.text, stack) for text, stack in zip(texts, stacks, strict=True)]
         by_shape = self._lost_by_shape(example)
-        given = [text for one in segments for text, is_learnt in one if not is_learnt]
-        opened = any(text.rstrip().endswith(OPENING) for text in given)
-        found: dict[str, str] = {}
-        for number, (one, stack) in enumerate(zip(texts, stacks, strict=True)):
-            lost = missing[number]
-            if number in by_shape and (lost or _is_ambiguous(one.text, number, texts)):
-                lost = "whole"
-            if opened and one.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
-                lost = "whole"
-            name, what = one.name, one.what
-            if lost == "part" and name == "turn_left_out":
-                name, what = "part_left_out", f"a part of {what}"
-            if one.turn < 0 and name == "part_left_out" and "tools_left_out" in found:
+        prompt_texts = [text for segment_list in segments for text, is_learnt in segment_list if not is_learnt]
+        opened = any(text.rstrip().endswith(OPENING) for text in prompt_texts)
+        lost_texts: dict[str, str] = {}
+        for number, (text, stack) in enumerate(zip(texts, stacks, strict=True)):
+            loss = missing[number]
+            if number in by_shape and (loss or _is_ambiguous(text.text, number, texts)):
+                loss = "whole"
+            if opened and text.what.startswith(BEFORE):  # the prompt opens a thought, so this becomes a part of it
+                loss = "whole"
+            name, description = text.name, text.what
+            if loss == "part" and name == "turn_left_out":
+                name, description = "part_left_out", f"a part of {description}"
+            if text.turn < 0 and name == "part_left_out" and "tools_left_out" in lost_texts:
                 continue
-            if lost:
-                found.setdefault(name, f"{what}: {one.text.strip()!r}")
-            elif one.turn >= 0 and is_trained_on(example.messages[one.turn]) and _loses_indentation(one, stack):
-                found.setdefault("indentation_lost", f"{one.what}: {one.text[:60]!r}")
-        if twice := _written_twice(example, segments, "tools_left_out" not in found):
-            found[TWICE] = twice
-        return list(found.items())
+            if loss:
+                lost_texts.setdefault(name, f"{description}: {text.text.strip()!r}")
+            elif text.turn >= 0 and is_trained_on(example.messages[text.turn]) and _loses_indentation(text, stack):
+                lost_texts.setdefault("indentation_lost", f"{text.what}: {text.text[:60]!r}")
+        if twice := _written_twice(example, segments, "tools_left_out" not in lost_texts):
+            lost_texts[TWICE] = twice
+        return list(lost_texts.items())
 
     def _lost_by_shape(self, example: Example) -> frozenset[int]:
         probe = _with_words(example)
@@ -118,16 +118,18 @@ class TemplateLossFinder:
     def _lost(self, probe: Example) -> frozenset[int]:
         try:
             segments = self.render(probe)
-        except Exception:  # only the row itself can say that the template does not take it
+        except Exception:  # whether the template renders a row is decided by the row itself
             return frozenset()
         texts = _texts_of(probe)
         stacks = _haystacks(probe, texts, segments)
-        return frozenset(n for n, one in enumerate(texts) if _missing(one.text, stacks[n]))
+        return frozenset(n for n, text in enumerate(texts) if _missing(text.text, stacks[n]))
 
 
 def _written_twice(example: Example, segments: Segments, tools_written: bool) -> str | None:
-    """A tool's result with what the template writes around it, or tools in the system message that it writes, too."""
-    rendered = "\n".join("".join(text for text, _ in one) for one in segments)
+    """Return a tool's result that contains the template's own text around it, or tools in the system message that the
+    template also writes.
+    """
+    rendered = "\n".join("".join(text for text, _ in segment_list) for segment_list in segments)
     for turn, message in enumerate(example.messages):
         content = message.get("content")
         text = content.strip() if isinstance(content, str) else ""
@@ -150,7 +152,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unclosed_thoughts(example: Example) -> Iterator[Sight]:
-    """The first learnt answer whose reasoning begins and never ends."""
+    """Yield the first supervised answer whose reasoning begins and never ends."""
     for turn, message in enumerate(example.messages):
         content = message.get("content")
         if is_trained_on(message) and isinstance(content, str) and (tag := _never_closed(content)):
@@ -159,27 +161,28 @@ def unclosed_thoughts(example: Example) -> Iterator[Sight]:
 
 
 def _never_closed(content: str) -> str | None:
-    *_, last = (None, *_OPENED.finditer(content))
-    if last is None:
+    *_, last_match = (None, *_OPENED.finditer(content))
+    if last_match is None:
         return None
-    opening = last[1]
+    opening = last_match[1]
     closing = opening.replace("<", "</", 1).replace("[", "[/", 1)
-    return None if closing in content[last.end() :] else opening
+    return None if closing in content[last_match.end() :] else opening
 
 
 def _haystacks(example: Example, texts: Sequence[_Text], segments: Segments) -> list[str]:
-    """Where to look for each text: of a learnt turn what is learnt there, of all others everything."""
-    everything = "\n".join("".join(text for text, _ in one) for one in segments)
-    learnt = [text for one in segments for text, is_learnt in one if is_learnt]
+    """Return the text to search for each text: the supervised text of its turn, or the whole rendering for other
+    texts."""
+    full_text = "\n".join("".join(text for text, _ in segment_list) for segment_list in segments)
+    learnt = [text for segment_list in segments for text, is_learnt in segment_list if is_learnt]
     turns = [n for n, message in enumerate(example.messages) if is_trained_on(message)]
-    own = dict(zip(turns, learnt, strict=True)) if len(turns) == len(learnt) else {}
-    return [own.get(one.turn, everything) for one in texts]
+    learnt_by_turn = dict(zip(turns, learnt, strict=True)) if len(turns) == len(learnt) else {}
+    return [learnt_by_turn.get(text.turn, full_text) for text in texts]
 
 
 def _missing(text: str, rendered: str) -> str:
-    """Return "whole" or "part" where a text, or some of its lines or words, are not in what was rendered, and nothing
-    where all are. White space at the ends of lines does not count, and neither do words that switch reasoning on or
-    off: a template may take them out once it has read them."""
+    """Return "whole" or "part" where a text, or some of its lines or words, are missing from the rendered text, and ""
+    where nothing is. White space at the ends of lines does not count, and neither do words that switch reasoning on or
+    off: a template may remove them after reading them."""
     if _is_in(text, rendered):
         return ""
     lines = [piece for line in text.splitlines() for piece in _SWITCH.split(line) if piece.strip()]
@@ -190,36 +193,36 @@ def _missing(text: str, rendered: str) -> str:
 
 
 def _words_are_in(lines: Sequence[str], rendered: str) -> bool:
-    """Whether most words of these lines are in what was rendered, some at a time."""
+    """Return whether most words of these lines are in the rendered text, `RUN_WORDS` at a time."""
     words = [word for line in lines for word in line.split()][:MOST_WORDS]
-    there: set[int] = set()
+    matched: set[int] = set()
     for start in range(len(words)):
         end = start + RUN_WORDS
         if end <= len(words) and " ".join(words[start:end]) in rendered:
-            there |= {*range(start, end)}
-    return 2 * len(there) >= max(1, len(words))
+            matched |= {*range(start, end)}
+    return 2 * len(matched) >= max(1, len(words))
 
 
 def _is_in(text: str, rendered: str) -> bool:
-    """Whether a text is there, as it is or as JSON, JSON within JSON, Python or XML would quote it."""
+    """Return whether a text is there, as it is or as JSON, JSON within JSON, Python or XML would quote it."""
     text = text.strip()
     if text in rendered:
         return True
     quoted = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True)}
-    quoted |= {json.dumps(one, ensure_ascii=ascii_only)[1:-1] for one in quoted for ascii_only in (False, True)}
+    quoted |= {json.dumps(form, ensure_ascii=ascii_only)[1:-1] for form in quoted for ascii_only in (False, True)}
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     quoted |= {repr(text)[1:-1], *(escaped.replace('"', double).replace("'", single) for double, single in _QUOTES)}
-    return any(one in rendered for one in quoted)
+    return any(form in rendered for form in quoted)
 
 
 def _is_ambiguous(text: str, number: int, texts: Sequence[_Text]) -> bool:
-    """Whether a text that is there may be another's: it is short, or another has it too."""
+    """Return whether a match of a text may belong to another: it is short, or another text contains it too."""
     text = text.strip()
     return len(text) < 16 or any(text in other.text for n, other in enumerate(texts) if n != number)
 
 
 def _loses_indentation(one: _Text, rendered: str) -> bool:
-    """Whether the first line of an answer loses the spaces before it: code does not run without them."""
+    """Return whether the first line of an answer loses the spaces before it: code does not run without them."""
     if one.name != "turn_left_out":
         return False
     line = next((line for line in one.text.splitlines() if line.strip()), "")
@@ -239,21 +242,21 @@ def _texts_of(example: Example) -> list[_Text]:
 
 
 def _with_words(example: Example) -> Example:
-    """The conversation with a word of its own in place of each text; the white space around a text stays."""
+    """Return the conversation with a unique word in place of each text; the white space around a text stays."""
     count = 0
 
     def word(turn: int, name: str, what: str, text: str) -> str:
         nonlocal count
         count += 1
-        bare = text.strip()
-        start = text.find(bare)
-        return f"{text[:start]}Zq{count:03d}x{text[start + len(bare) :]}"
+        stripped = text.strip()
+        start = text.find(stripped)
+        return f"{text[:start]}Zq{count:03d}x{text[start + len(stripped) :]}"
 
     return _copy(example, word)
 
 
 def _copy(example: Example, write: Write) -> Example:
-    """The conversation, each of its texts written by `write`, always in the same order."""
+    """Return the conversation, each of its texts written by `write`, always in the same order."""
     messages = tuple(_message(turn, message, write) for turn, message in enumerate(example.messages))
     tools = tuple(_tool(tool, write) for tool in example.tools) if example.tools else example.tools
     return replace(example, messages=messages, tools=tools)
@@ -261,27 +264,27 @@ def _copy(example: Example, write: Write) -> Example:
 
 def _message(turn: int, message: Message, write: Write) -> Message:
     copy = dict(message)
-    own, where = message["role"] == "assistant", f"messages[{turn}]"
-    if own and is_trained_on(message):
+    is_assistant, where = message["role"] == "assistant", f"messages[{turn}]"
+    if is_assistant and is_trained_on(message):
         name = next((name for name in FIELDS if isinstance(text := message.get(name), str) and text.strip()), None)
         if name:
             copy[name] = write(turn, "reasoning_left_out", f"{where}.{name}", message[name])
     content = message.get("content")
     if isinstance(content, str) and content.strip():
-        if own and _TAG.search(content):
+        if is_assistant and _TAG.search(content):
             copy["content"] = _thinking(turn, content, write, is_trained_on(message))
         else:
-            what = _ROLES.get(message["role"], "the answer")
-            copy["content"] = write(turn, "turn_left_out", f"{what} ({where})", content)
+            description = _ROLES.get(message["role"], "the answer")
+            copy["content"] = write(turn, "turn_left_out", f"{description} ({where})", content)
     if message.get("tool_calls"):
         copy["tool_calls"] = [_call(turn, call, write) for call in message["tool_calls"]]
     return copy
 
 
 def _thinking(turn: int, content: str, write: Write, learnt: bool) -> str:
-    """An answer with reasoning in its content: what stands before, in, between and behind the thoughts.
+    """Write an answer with reasoning in its content: the text before, in, between and behind the thoughts.
 
-    Of an answer that is only shown the reasoning may go, as templates leave it out of earlier turns.
+    An answer that is only context may lose its reasoning, as templates leave it out of earlier turns.
     """
     where = f"messages[{turn}]"
     tags = [*_TAG.finditer(content)]
@@ -290,16 +293,16 @@ def _thinking(turn: int, content: str, write: Write, learnt: bool) -> str:
     for number, tag in enumerate([*tags, None]):
         text = content[end : tag.start()] if tag else content[end:]
         if text.strip() and (learnt or tag is None):
-            name, what = "part_left_out", "what stands between two thoughts"
+            name, description = "part_left_out", "what stands between two thoughts"
             if tag is None:
-                name, what = "turn_left_out", "the answer behind the thought"
+                name, description = "turn_left_out", "the answer behind the thought"
             elif inside and number <= 1:
-                name, what = "reasoning_left_out", "the thought"
+                name, description = "reasoning_left_out", "the thought"
             elif inside:
-                what = "a second thought"
+                description = "a second thought"
             elif number == 0:
-                what = BEFORE
-            text = write(turn, name, f"{what} ({where})", text)
+                description = BEFORE
+            text = write(turn, name, f"{description} ({where})", text)
         pieces += [text, tag[0] if tag else ""]
         if tag:
             end, inside = tag.end(), "/" not in tag[0]
@@ -331,19 +334,19 @@ def _tool(tool: Mapping[str, Any], write: Write) -> dict[str, Any]:
         return dict(tool)
     name = function.get("name", "")
     copy = {**function, "name": write(-1, "tools_left_out", "the tool", name)}
-    what = f"of the tool {name!r}"
+    description = f"of the tool {name!r}"
     if isinstance(text := function.get("description"), str) and text.strip():
-        copy["description"] = write(-1, "part_left_out", f"the description {what}", text)
+        copy["description"] = write(-1, "part_left_out", f"the description {description}", text)
     parameters = function.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
     if isinstance(parameters, Mapping) and isinstance(properties, Mapping):
-        copy["parameters"] = {**parameters, "properties": dict(_properties(properties, what, write))}
+        copy["parameters"] = {**parameters, "properties": dict(_properties(properties, description, write))}
     return {**tool, "function": copy}
 
 
 def _properties(properties: Mapping[str, Any], what: str, write: Write) -> Iterator[tuple[str, Any]]:
     for name, schema in properties.items():
-        # The list of required parameters names them too, so the name stays what it is.
+        # The list of required parameters names them too, so the name stays unchanged.
         if isinstance(schema, Mapping) and isinstance(text := schema.get("description"), str) and text.strip():
             words = f"the description of the parameter {name!r} {what}"
             schema = {**schema, "description": write(-1, "part_left_out", words, text)}

@@ -1,4 +1,4 @@
-"""A sample of examples, judged before any model is loaded: with the light tokenizer, and only as far as is needed."""
+"""Checks of a sample of examples before any model is loaded: with the light tokenizer, and only where needed."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BYTES_PER_TOKEN = 8
-"""Of an example over the limit, so much text per allowed token is tokenised: nearly always enough to show it."""
+"""Bytes of text per allowed token that are tokenized of an example over the limit: nearly always enough to show it."""
 DIVIDED = 40
-"""Conversations of several answers that are rendered to see how many examples each makes."""
+"""Conversations of several answers that are rendered to see how many token examples each makes."""
 DIVIDED_TURNS = 200
-"""Rendered turns of each of them: twenty messages."""
+"""Rendered turns of each such conversation: twenty messages."""
 BUDGET = 1_000_000
-"""Bytes of text that are tokenised at most (a third of a second); the examples after that are not measured."""
+"""Bytes of text that are tokenized at most (a third of a second); the examples after that are not measured."""
 
 
 def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_length: int) -> ExampleFacts:
-    """The facts about a sample of examples.
+    """Return the facts about a sample of examples.
 
-    A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. Of
-    the longer ones the beginning is tokenised: its tokens are a lower bound of the example's.
+    A token covers at least a byte, so an example of at most `max_length` bytes of text passes without a tokenizer. For
+    longer ones the beginning is tokenized: its tokens are a lower bound of the example's.
     """
     texts = [example_text(example, tokenizer) for example in examples]
     sizes = [len(text.encode()) for text in texts]
@@ -58,17 +58,17 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
         ),
         other_tags=tuple(tag for example in examples if (tag := _other_tag_in(example))),
     )
-    in_question = [n for n, size in enumerate(sizes) if size > max_length]
-    if not in_question:
+    over_bytes = [n for n, size in enumerate(sizes) if size > max_length]
+    if not over_bytes:
         return replace(counted, measured=len(texts))
     if tokenizer is None or tokenizer.file is None:
         return counted
-    beginnings = dict(_within_budget(texts, in_question, BYTES_PER_TOKEN * max_length))
+    beginnings = dict(_within_budget(texts, over_bytes, BYTES_PER_TOKEN * max_length))
     lengths = dict(zip(beginnings, _lengths(tokenizer.file, list(beginnings.values())), strict=True))
     too_long = [n for n, length in lengths.items() if length > max_length]
     return replace(
         counted,
-        measured=len(texts) - len(in_question) + len(lengths),
+        measured=len(texts) - len(over_bytes) + len(lengths),
         too_long=len(too_long),
         first_too_long=examples.where[too_long[0]] if too_long else None,
         longest=max(lengths.values()) if too_long else 0,
@@ -76,45 +76,47 @@ def example_facts(examples: Examples, tokenizer: TokenizerFacts | None, max_leng
 
 
 def _other_tag_in(example: Example) -> str | None:
-    """The tag of the first answer that has its reasoning in another than `<think>`, and nowhere else."""
+    """Return the tag of the first answer that has its reasoning only in a tag other than `<think>`."""
     answers = (turn for turn in supervised_turns(example) if not has_field(turn) and not reasoning_of_message(turn))
     return next((tag for turn in answers if (tag := other_tag(str(turn.get("content") or "")))), None)
 
 
 def supervised_turns(example: Example) -> list[Message]:
-    """The turns that the loss falls on."""
+    """Return the turns that the loss falls on."""
     return [turn for turn in example.messages if is_trained_on(turn)]
 
 
 def mean_token_examples(examples: Sequence[Example], template: LightTemplate) -> float:
-    """Token examples that an example makes on average: more than 1 where the chat template rewrites earlier turns."""
-    several = [example for example in examples if len(supervised_turns(example)) > 1]
-    asked = [several[n] for n in evenly_spaced_indices(len(several), DIVIDED)]
-    made = [_token_examples_of(example, template) for example in asked]
-    return 1 + len(several) / max(1, len(examples)) * (sum(made) / max(1, len(made)) - 1) if made else 1.0
+    """Return the mean token examples per example: more than 1 where the chat template rewrites earlier turns."""
+    multi_answer = [example for example in examples if len(supervised_turns(example)) > 1]
+    sampled = [multi_answer[n] for n in evenly_spaced_indices(len(multi_answer), DIVIDED)]
+    counts = [_token_examples_of(example, template) for example in sampled]
+    return 1 + len(multi_answer) / max(1, len(examples)) * (sum(counts) / max(1, len(counts)) - 1) if counts else 1.0
 
 
 def _token_examples_of(example: Example, template: LightTemplate) -> float:
-    """Token examples of one conversation; a long one is taken to go on as it begins."""
-    shown = truncate_conversation(example, DIVIDED_TURNS)
+    """Return the number of token examples of one conversation; extrapolated from the beginning of a long one."""
+    beginning = truncate_conversation(example, DIVIDED_TURNS)
     try:
-        added = len(template.segments(shown)) - 1
-    except DataError:  # tokenising says so
+        added = len(template.segments(beginning)) - 1
+    except DataError:  # reported by tokenizing
         return 1
-    return 1 + added * (len(supervised_turns(example)) - 1) / max(1, len(supervised_turns(shown)) - 1)
+    return 1 + added * (len(supervised_turns(example)) - 1) / max(1, len(supervised_turns(beginning)) - 1)
 
 
 def _one_prompt(examples: Sequence[Example]) -> bool:
     first = examples[0]
-    return all((one.text, one.prompt, one.tools) == (first.text, first.prompt, first.tools) for one in examples)
+    return all(
+        (example.text, example.prompt, example.tools) == (first.text, first.prompt, first.tools) for example in examples
+    )
 
 
 def find_split_problems(config: Config, examples: Examples, total: int) -> Iterator[DataError]:
-    """Yield what is wrong where the share `data.eval` holds out no row, or all of them: known once all rows are. Of
-    `ENOUGH` rows with one prompt, a rule says it."""
+    """Yield an error if the share `data.eval` holds out no row, or all of them: known once all rows are. If `ENOUGH`
+    rows have one prompt, a rule reports it instead."""
     share = config.data.share
-    known = len(examples) + len(examples.skipped) == total
-    if known and share and (len(examples) < ENOUGH or not _one_prompt(examples)):
+    complete = len(examples) + len(examples.skipped) == total
+    if complete and share and (len(examples) < ENOUGH or not _one_prompt(examples)):
         try:
             split_eval(examples, share, config.train.seed)
         except DataError as error:
@@ -122,7 +124,7 @@ def find_split_problems(config: Config, examples: Examples, total: int) -> Itera
 
 
 def find_missing_documents(section: DataSection, examples: Examples) -> Iterator[DataError]:
-    """What is wrong where documents are to be cut and the recipe's examples have none."""
+    """Yield an error if documents are to be cut and the recipe's examples have none."""
     if section.cuts and all(example.document is None for example in examples):
         yield DataError(
             f"{section.too_long} cuts documents, and the recipe names no part of its prompts that may be cut",
@@ -135,15 +137,15 @@ def find_missing_documents(section: DataSection, examples: Examples) -> Iterator
 def find_unknown_tokens(
     config: Config, key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
 ) -> Iterator[DataError]:
-    """What is wrong where rows bring tokens that the tokenizer, as far as it is known, does not have.
+    """Yield an error if rows contain token ids that the tokenizer, as far as it is known, does not have.
 
     Args:
-        key: of the config, under which it names the `source` of these examples.
+        key: config key that names the `source` of these examples.
     """
     if tokenizer is None or tokenizer.tokens is None or tokenizer.largest_id is None:
         return
-    known = max(tokenizer.tokens, tokenizer.largest_id + 1) + len(config.model.add_tokens)
-    problems = list(_unknown_tokens(examples, known))
+    vocabulary = max(tokenizer.tokens, tokenizer.largest_id + 1) + len(config.model.add_tokens)
+    problems = list(_unknown_tokens(examples, vocabulary))
     if problems:
         error = bad_rows_error(problems, len(examples), source, "")
         error.about(key)
@@ -153,11 +155,11 @@ def find_unknown_tokens(
 def find_missing_template(
     key: str, source: str, examples: Examples, tokenizer: TokenizerFacts | None
 ) -> Iterator[DataError]:
-    """Yield what is wrong where rows other than those of `data.train` (MOD006) are conversations, and the tokenizer, as
-    far as it is known, has no chat template to render them with.
+    """Yield an error if rows outside `data.train` (which MOD006 checks) are conversations, and the tokenizer, as far as
+    it is known, has no chat template to render them with.
 
     Args:
-        key: of the config, under which it names the `source` of these examples.
+        key: config key that names the `source` of these examples.
     """
     if tokenizer is None or tokenizer.chat_template is not None or tokenizer.tool_template is not None:
         return
@@ -182,7 +184,7 @@ def _unknown_tokens(examples: Examples, known: int) -> Iterator[DataError]:
 
 
 def example_text(example: Example, tokenizer: TokenizerFacts | None) -> str:
-    """What stands in the example whatever the template does: contents, calls, and the tools where they are written."""
+    """Return the text that an example has with any template: contents, calls, and the tools where they are written."""
     if example.text is not None:
         return strip_surrogates(example.text)
     parts: list[Any] = [message.get("content") for message in example.messages]
@@ -194,15 +196,15 @@ def example_text(example: Example, tokenizer: TokenizerFacts | None) -> str:
 
 
 def strip_surrogates(text: str) -> str:
-    """Without lone surrogates, which JSON can hold and no tokenizer takes."""
+    """Replace lone surrogates, which JSON can hold and no tokenizer accepts."""
     return text.encode(errors="replace").decode()
 
 
 def _within_budget(texts: list[str], chosen: list[int], characters: int) -> Iterator[tuple[int, str]]:
-    """Examples spread evenly over those in question, each cut to `characters`, until the budget is used up."""
-    affordable = max(1, BUDGET // max(1, min(characters, max(len(texts[n]) for n in chosen))))
-    step = max(1, len(chosen) // affordable)
-    for n in chosen[::step][:affordable]:
+    """Yield some of the chosen examples, spread evenly, each cut to `characters`, until the budget is used up."""
+    most = max(1, BUDGET // max(1, min(characters, max(len(texts[n]) for n in chosen))))
+    step = max(1, len(chosen) // most)
+    for n in chosen[::step][:most]:
         yield n, texts[n][:characters]
 
 
@@ -215,8 +217,8 @@ def _lengths(file: Path, texts: list[str]) -> list[int]:
 
 
 def load_tokenizer_file(file: Path) -> Tokenizer | None:
-    """A tokenizer.json or the vocabulary of a GGUF file, ready to encode; None of a damaged file, which is the rules'
-    about the model to report."""
+    """Load a tokenizer.json or the vocabulary of a GGUF file, ready to encode; None for a damaged file, which the model
+    rules report."""
     return _loaded(file, file.stat().st_mtime_ns)
 
 

@@ -1,4 +1,4 @@
-"""Documents that are too long are cut so that the prompt's template and the whole answer stay (`data.too_long`)."""
+"""Truncation of long documents so that the prompt's template and the whole answer stay (`data.too_long`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARK = "\n[…]\n"
-"""Between the beginning and the end of a document without its middle."""
+"""Text between the beginning and the end of a document without its middle."""
 UNUSED = 0.002
-"""The share of the limit that may stay empty: the cut is looked for by tokenising, four or five times."""
+"""The share of the limit that may stay empty: the search for the cut tokenizes four or five times."""
 ROUNDS = 24
 WORD = 40
-"""A cut goes back to the space before it, at most so many characters."""
+"""The most characters that a cut moves back to the space before it."""
 
 
 def shorten_document(example: Example, tokenizer: PreTrainedTokenizerBase, limit: int, too_long: str) -> Example:
-    """The example with as much of its document as fits into `limit` tokens, all turns and the template counted.
+    """Shorten an example's document so that all turns and the template fit into `limit` tokens.
 
     Args:
         too_long: "truncate" keeps the document's beginning, "truncate_middle" its beginning and its end, half each.
@@ -48,30 +48,30 @@ def shorten_document(example: Example, tokenizer: PreTrainedTokenizerBase, limit
         return max(total for total, _ in count_token_lengths(tokenizer, [with_kept(characters)])[0])
 
     low, high = 0, len(document)
-    at_low, at_high = tokens(low), tokens(high)
-    if at_high <= limit:
+    low_tokens, high_tokens = tokens(low), tokens(high)
+    if high_tokens <= limit:
         return example
-    if at_low > limit:
+    if low_tokens > limit:
         raise DataError(
-            f"{at_low:,} tokens without a word of the document, over the limit of {limit:,}",
+            f"{low_tokens:,} tokens without a word of the document, over the limit of {limit:,}",
             code="E4114",
             field="data.max_length",
             help="raise data.max_length, shorten the instruction or the answer, or lower evaluate.max_new_tokens",
         )
     for step in range(ROUNDS):
-        if high - low <= 1 or limit - at_low <= UNUSED * limit:
+        if high - low <= 1 or limit - low_tokens <= UNUSED * limit:
             break
-        share = 0.5 if step % 3 == 2 else (limit - at_low) / (at_high - at_low)
+        share = 0.5 if step % 3 == 2 else (limit - low_tokens) / (high_tokens - low_tokens)
         middle = min(high - 1, max(low + 1, low + int(share * (high - low))))
-        if (found := tokens(middle)) <= limit:
-            low, at_low = middle, found
+        if (middle_tokens := tokens(middle)) <= limit:
+            low, low_tokens = middle, middle_tokens
         else:
-            high, at_high = middle, found
+            high, high_tokens = middle, middle_tokens
     return with_kept(low)
 
 
 def cut_document(document: str, characters: int, too_long: str) -> str:
-    """About so many characters of a document: its beginning, or its beginning and end with a mark between them.
+    """Return about `characters` of a document: its beginning, or its beginning and end with a mark between them.
 
     >>> [cut_document("one two three four five six", 14, how) for how in ("truncate", "truncate_middle")]
     ['one two three', 'one two\\n[…]\\nsix']
@@ -102,22 +102,22 @@ def _with_document(example: Example, document: str, other: str) -> Example:
 
 
 def prompt_limit(config: Config) -> int | None:
-    """The tokens that a prompt may have when it is answered; None where prompts are never cut."""
+    """Return the most tokens of a prompt when it is answered; None where prompts are never cut."""
     return config.data.max_length - config.evaluate.max_new_tokens if config.data.cuts else None
 
 
 def build_prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> Callable[[Example], Example]:
-    """Example → its prompt as the model is to be asked it: cut where training would cut it, with room for an answer of
-    `evaluate.max_new_tokens`. Prompts without a document stay as they are.
+    """Return the function example → its prompt for generation: cut where training would cut it, leaving
+    `evaluate.max_new_tokens` for the answer. Prompts without a document stay as they are.
 
     The function raises DataError where even a prompt without a word of its document is too long.
     """
     limit = prompt_limit(config)
 
     def cut(example: Example) -> Example:
-        asked = Example(example.prompt, example.tools, document=example.document)
-        if limit is None or asked.document is None:
-            return asked
-        return shorten_document(asked, tokenizer, limit, config.data.too_long)
+        prompt = Example(example.prompt, example.tools, document=example.document)
+        if limit is None or prompt.document is None:
+            return prompt
+        return shorten_document(prompt, tokenizer, limit, config.data.too_long)
 
     return cut

@@ -1,4 +1,4 @@
-"""Texts that hold the tokenizer's own special tokens, or were rendered before they became rows."""
+"""Detection of texts that contain the tokenizer's own special tokens, or were already rendered by a template."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from surefit.facts.thinking import FIELDS
 from surefit.task import Example, Message
 
 Sight = tuple[str, str]
-"""The name of an observation, and what was seen."""
+"""(name of an observation, what was seen)."""
 SPECIAL, RENDERED, RENDERED_TEXT = "special_tokens", "rendered_already", "rendered_text"
 NO_BEGIN, BEGUN_TWICE = "no_begin", "begun_twice"
-"""Observations: a text holds a special token; a turn was rendered before; so was a plain text; a plain text begins
-without the token for it, which the tokenizer does not add; or with it, and the tokenizer adds it, too."""
+"""Observations: a text contains a special token; a turn was already rendered; a plain text was already rendered; a
+plain text begins without the bos token, and the tokenizer does not add it; it begins with the bos token, and the
+tokenizer adds it too."""
 MOST_TURNS = 20
-"""Heads of turns in a text that are judged."""
+"""The most turn headers in a text that are checked."""
 MOST_UNLIKE = 100
-"""Tokens that are looked for one by one, at most."""
+"""The most tokens that are searched for one by one."""
 _LIKE_TOKENS = re.compile(r"<[^<>\s]{1,60}>|\[[^\[\]\s]{1,40}\]")
 _WRITTEN_BY_HAND = re.compile(
     r"[<\[]/?(?:\w+:)?(?:think|tool_calls?|tool_response|tools?|answer|reasoning|TOOL_CALLS|THINK)[>\]]"
 )
-"""What rows hold on purpose, although some tokenizers call it special: tags of reasoning and of calls."""
+"""Tags of reasoning and of calls: rows contain them on purpose, although some tokenizers call them special."""
 _TURN = re.compile(
     r"<\|im_start\|>\w+\n|<\|start_header_id\|>\w+<\|end_header_id\|>|<start_of_turn>(?:user|model)\n|<\|turn>\w+\n"
     r"|\[INST\]|<<SYS>>|<\uff5c(?:User|Assistant)\uff5c>|<\|START_OF_TURN_TOKEN\|>|<\|start_of_role\|>\w+<"
     r"|<\|start\|>(?:user|assistant|system|developer)<|(?:^|\n)<\|(?:user|assistant|system|observation)\|>\s*\n"
     r"|<\|(?:user|assistant|system)\|>[^<]*<\|end\|>",
 )
-"""How chat templates begin a turn: ChatML's, Llama 3's, Gemma's, Mistral's and Llama 2's, DeepSeek's, Cohere's,
+"""Headers of turns in chat templates: ChatML's, Llama 3's, Gemma's, Mistral's and Llama 2's, DeepSeek's, Cohere's,
 Granite's, gpt-oss's, Zephyr's and Phi's."""
 _PROMPT_IN_TEXT = re.compile(r"(?:^|\n)### ?(?:Response|Assistant|Answer):|(?:^|\n)(?:Assistant|ASSISTANT|Bot):")
-"""How prompts of base models ask for an answer: Alpaca's, Vicuna's."""
+"""Texts before the answer in prompts of base models: Alpaca's, Vicuna's."""
 _IN_ONE_LINE = re.compile(r"(?<=[\s>])ASSISTANT:(?=\s)")
-"""Vicuna's, whose turns follow each other in one line, behind `USER: `."""
+"""Vicuna's, where turns follow each other in one line, behind `USER: `."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as far as texts can hold them.
 
     Attributes:
-        all: every one that no text is meant to hold.
-        unlike: those of them that are not written in brackets, and have to be looked for one by one.
+        all: every token that no text is meant to hold.
+        unlike: tokens of `all` that are not written in brackets, and have to be searched for one by one.
         bos, eos: the tokens for the beginning and the end of a text.
         begins: the chat template begins every conversation with `bos`.
         adds: the tokenizer begins every plain text with `bos`; None where that is not known.
-        ends: those that end an answer or a text.
-        asks: what the chat template writes to ask for an answer; empty where it has none.
+        ends: tokens that end an answer or a text.
+        asks: the chat template's generation prompt; empty where it has none.
         lacks: a plain text should begin with `bos`, and nothing adds it.
     """
 
@@ -67,26 +68,26 @@ class SpecialTokens:
     lacks: bool = False
 
     def sights(self, example: Example) -> Iterator[Sight]:
-        """The first text of each kind in an example: one that was rendered before, one with a special token."""
+        """Yield the first text of each kind in an example: one that was already rendered, one with a special token."""
         if example.tokens is not None:
             return
-        found: dict[str, str] = {}
+        first_sights: dict[str, str] = {}
         if example.text is not None:
-            found.update(self._of_plain_text(example.text))
+            first_sights.update(self._of_plain_text(example.text))
         for turn, message in enumerate(example.messages):
             for text in _texts(message):
                 if token := self._held(text):
-                    found.setdefault(SPECIAL, f"messages[{turn}] has {token!r} in {_around(text, token)!r}")
+                    first_sights.setdefault(SPECIAL, f"messages[{turn}] has {token!r} in {_around(text, token)!r}")
                 if why := self._rendered(text, is_trained_on(message)):
-                    found.setdefault(RENDERED, f"messages[{turn}] {why}: {text.strip()[:60]!r}")
-        yield from found.items()
+                    first_sights.setdefault(RENDERED, f"messages[{turn}] {why}: {text.strip()[:60]!r}")
+        yield from first_sights.items()
 
     def _of_plain_text(self, text: str) -> Iterator[Sight]:
-        """What is seen in a plain text. Its own token for the end is fine: training adds none to a text that has it."""
-        begun = self.bos is not None and text.startswith(self.bos)
-        if self.lacks and not begun:
+        """Yield what is seen in a plain text. Its own end token is fine: training adds none to a text that has it."""
+        has_bos = self.bos is not None and text.startswith(self.bos)
+        if self.lacks and not has_bos:
             yield NO_BEGIN, f"begins with {text[:60]!r}"
-        if begun and self.adds:
+        if has_bos and self.adds:
             yield BEGUN_TWICE, f"begins with {text[:60]!r}"
         inner = text.removeprefix(self.bos or "").removesuffix(self.eos or "")
         asks = self._asks_in(inner)
@@ -96,41 +97,41 @@ class SpecialTokens:
             yield SPECIAL, f"{token!r} in {_around(inner, token)!r}"
 
     def _held(self, text: str) -> str | None:
-        """The first special token in a text."""
-        found = (match[0] for match in _LIKE_TOKENS.finditer(text))
-        token = next((one for one in found if one in self.all), None)
-        return token or next((one for one in self.unlike if one in text), None)
+        """Return the first special token in a text."""
+        candidates = (match[0] for match in _LIKE_TOKENS.finditer(text))
+        token = next((token for token in candidates if token in self.all), None)
+        return token or next((token for token in self.unlike if token in text), None)
 
     def _rendered(self, text: str, learnt: bool) -> str | None:
-        """How the text of a turn shows that it was rendered before."""
+        """Return how the text of a turn shows that it was already rendered; None if it does not."""
         if self.bos and self.begins and text.lstrip().startswith(self.bos):
             return f"begins with {self.bos}, which is written before every conversation"
-        bare = text.rstrip()
-        end = next((end for end in self.ends if bare.endswith(end)), None)
+        stripped = text.rstrip()
+        end = next((end for end in self.ends if stripped.endswith(end)), None)
         if learnt and end:
             return f"ends with {end}, which is written behind every answer"
         return self._turn_in(text, learnt, self._asks_in(text))
 
     def _turn_in(self, text: str, learnt: bool, asks: str | None) -> str | None:
-        """The head of a turn in a text: this tokenizer's or template's, or one that begins a prompt; a quoted one of
-        another model is text as any other.
+        """Return a description of the turn header in a text, if it belongs to this tokenizer or template, or begins a
+        prompt; a quoted header of another model is ordinary text.
 
         Args:
-            asks: what `_asks_in` says of the text.
+            asks: result of `_asks_in` on the text.
         """
         for number, turn in enumerate(islice(_TURN.finditer(text), MOST_TURNS)):
-            own = asks is not None or any(token in self.all for token in _LIKE_TOKENS.findall(turn[0]))
-            begins = number == 0 and not learnt and not _LIKE_TOKENS.sub("", text[: turn.start()]).strip()
-            if own or begins:
+            is_own = asks is not None or any(token in self.all for token in _LIKE_TOKENS.findall(turn[0]))
+            begins_prompt = number == 0 and not learnt and not _LIKE_TOKENS.sub("", text[: turn.start()]).strip()
+            if is_own or begins_prompt:
                 return f"holds a turn that is rendered already ({turn[0].strip()[:40]!r})"
         return None
 
     def _asks_in(self, text: str) -> str | None:
-        """The chat template's own mark before an answer, or Alpaca's, in a text."""
+        """Return a description of the chat template's own generation prompt, or Alpaca's, in a text."""
         if self.asks and self.asks in text:
             return f"holds {self.asks!r}, with which the chat template asks for an answer"
-        found = _PROMPT_IN_TEXT.search(text) or (_IN_ONE_LINE.search(text) if "USER: " in text else None)
-        return f"holds {found[0].strip()!r}" if found else None
+        match = _PROMPT_IN_TEXT.search(text) or (_IN_ONE_LINE.search(text) if "USER: " in text else None)
+        return f"holds {match[0].strip()!r}" if match else None
 
 
 def build_special_tokens(
@@ -144,26 +145,26 @@ def build_special_tokens(
     templated: bool,
     adds: bool | None,
 ) -> SpecialTokens:
-    """What to look for in texts.
+    """Build the set of tokens that texts are searched for.
 
     Args:
         tokens: all special tokens of the tokenizer.
-        bos, eos, end_of_turn, padding: those of them for the beginning and the end of a text, the end of a turn, and
+        bos, eos, end_of_turn, padding: the tokens for the beginning and the end of a text, the end of a turn, and
             padding.
-        asked: a question as the chat template writes it, without and with what asks for an answer; None where it takes
-            none.
+        asked: a question as the chat template writes it, without and with the generation prompt; None where it cannot
+            render one.
         templated: there is a chat template.
         adds: the tokenizer begins plain texts with `bos`; None where that is not known.
     """
-    named = frozenset(token for token in tokens if token.strip() and not _WRITTEN_BY_HAND.fullmatch(token))
-    unlike = tuple(token for token in named if not _LIKE_TOKENS.fullmatch(token))[:MOST_UNLIKE]
+    special = frozenset(token for token in tokens if token.strip() and not _WRITTEN_BY_HAND.fullmatch(token))
+    unlike = tuple(token for token in special if not _LIKE_TOKENS.fullmatch(token))[:MOST_UNLIKE]
     before, after = asked or ("", "")
     asks = after[len(before) :].strip() if after.startswith(before) else ""
     asks = asks if len(asks) > 2 and not asks.isalpha() else ""
     begins = bos is not None and after.startswith(bos)
-    own = bos is not None and bos not in (eos, end_of_turn, padding)
+    distinct_bos = bos is not None and bos not in (eos, end_of_turn, padding)
     return SpecialTokens(
-        all=named,
+        all=special,
         unlike=unlike,
         bos=bos,
         eos=eos,
@@ -171,8 +172,8 @@ def build_special_tokens(
         adds=adds,
         ends=frozenset(end for end in (eos, end_of_turn) if end),
         asks=asks,
-        # Where the template writes it once, at the beginning, it is no token of turns. No template says nothing.
-        lacks=adds is False and own and (not templated or (begins and after.count(bos or "") == 1)),
+        # A bos that the template writes once, at the beginning, is no turn token. Without a template this is unknown.
+        lacks=adds is False and distinct_bos and (not templated or (begins and after.count(bos or "") == 1)),
     )
 
 

@@ -1,4 +1,6 @@
-"""A sample of examples against the model's chat template and tokenizer, without transformers: `surefit check`."""
+"""Checks of a sample of examples against the model's chat template and tokenizer, without transformers (`surefit
+check`).
+"""
 
 from __future__ import annotations
 
@@ -29,29 +31,29 @@ from surefit.facts.tokenizer import TokenizerFacts, begins_texts
 from surefit.task import Example
 
 SECONDS = 0.3
-"""After which no more rows are rendered, of all sources of a run together, if there were `LEAST`, or `TURNS` were."""
+"""Seconds, for all sources of a run, after which no more rows are rendered if `LEAST` rows or `TURNS` turns were."""
 LEAST = 50
 """Rows of a source that are rendered on a slow or busy machine as well."""
 TURNS = 3_000
-"""Rendered turns, each counted every time. A conversation of 200 turns has 20,000 and takes seconds alone: of one with
-more than a quarter of what is left, only the beginning is rendered."""
+"""Rendered turns, each counted every time. A conversation of 200 turns has 20,000 and takes seconds alone: if a
+conversation has more than a quarter of the remaining turns, only its beginning is rendered."""
 FEWEST_TURNS = 60
-"""Rendered turns of a conversation that are always affordable: ten messages."""
+"""Rendered turns of a conversation that are always within the budget: ten messages."""
 STRIDE = 16
-"""Rows are taken so far apart, in as many rounds: those looked at when the time is over are spread evenly."""
+"""Distance between the rows of a round, and number of rounds: the rows checked when time is over are spread evenly."""
 NAMES = (*LOST, UNCLOSED, SPECIAL, RENDERED, RENDERED_TEXT, NO_BEGIN, BEGUN_TWICE, PROMPT, END)
-"""Observations that are made."""
+"""Names of the observations."""
 SKIPPED = "skipped_row"
 """Observation: a row is left out (`data.bad_rows: skip`)."""
 
 
 @dataclass(frozen=True)
 class TemplateCheckResult:
-    """What rendering a sample of examples shows.
+    """The result of rendering a sample of examples.
 
     Attributes:
         observations: by name.
-        refused: the examples that the template does not take: number → why, with the row's place.
+        refused: number of each example for which the template raises an error → the error, with the row's place.
     """
 
     observations: Mapping[str, Observation] = field(default_factory=dict)
@@ -65,52 +67,52 @@ def check_template(
     seconds: float = SECONDS,
     answers: bool = True,
 ) -> TemplateCheckResult:
-    """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with what is rendered.
+    """Render `LEAST` examples, spread evenly, and more until the time is over; compare them with the rendered text.
 
     Args:
-        answers: False where the answers are only compared with what is generated: they are not rendered.
+        answers: False where the answers are only compared with generated text: they are not rendered.
     """
     if tokenizer is None or not examples:
         return TemplateCheckResult()
     template = light_template(tokenizer, config)
     comparison = TemplateLossFinder(template.segments) if template else None
-    plain = any(example.text is not None and example.tokens is None for example in examples)
-    tokens = special_tokens_from_facts(tokenizer, template, plain)
-    sights: dict[int, list[tuple[str, str]]] = {}
+    has_plain_text = any(example.text is not None and example.tokens is None for example in examples)
+    tokens = special_tokens_from_facts(tokenizer, template, has_plain_text)
+    matches: dict[int, list[tuple[str, str]]] = {}
     refused: dict[int, DataError] = {}
-    start, left = time.monotonic(), TURNS
+    start, turns_left = time.monotonic(), TURNS
     for number in _spread(len(examples)):
-        if (len(sights) >= LEAST or left <= 0) and time.monotonic() - start > seconds:
+        if (len(matches) >= LEAST or turns_left <= 0) and time.monotonic() - start > seconds:
             break
         example = examples[number]
-        sights[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
-        sights[number] += find_foreign_templates(example, tokens.all)
+        matches[number] = [*tokens.sights(example), *unclosed_thoughts(example)]
+        matches[number] += find_foreign_templates(example, tokens.all)
         if example.text is None and template and comparison:
             rendered = truncate_conversation(
-                example if answers else _with_dummy_answer(example), max(left // 4, FEWEST_TURNS)
+                example if answers else _with_dummy_answer(example), max(turns_left // 4, FEWEST_TURNS)
             )
-            left -= count_rendered_turns(rendered)
+            turns_left -= count_rendered_turns(rendered)
             try:
-                sights[number] += comparison.losses(rendered, template.segments(rendered))
+                matches[number] += comparison.losses(rendered, template.segments(rendered))
             except DataError as error:
                 refused[number] = with_place(error, examples.where[number])
     tally = DetectorTally()
-    for number in sorted(sights):
-        for name, what in sights[number]:
-            tally.add(name, number, what)
-    seen = {name: tally.observation(name, len(sights), examples.where.__getitem__) for name in NAMES}
-    return TemplateCheckResult(seen, dict(sorted(refused.items())))
+    for number in sorted(matches):
+        for name, description in matches[number]:
+            tally.add(name, number, description)
+    observations = {name: tally.observation(name, len(matches), examples.where.__getitem__) for name in NAMES}
+    return TemplateCheckResult(observations, dict(sorted(refused.items())))
 
 
 def special_tokens_from_facts(tokenizer: TokenizerFacts, template: LightTemplate | None, plain: bool) -> SpecialTokens:
-    """The special tokens of a tokenizer that texts are searched for.
+    """Return the special tokens of a tokenizer that texts are searched for.
 
     Args:
         plain: some examples are plain text.
     """
-    named = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
+    role_tokens = (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.end_of_turn)
     return build_special_tokens(
-        [*tokenizer.special, *(text for text in named if text)],
+        [*tokenizer.special, *(text for text in role_tokens if text)],
         bos=tokenizer.bos_token,
         eos=tokenizer.eos_token,
         end_of_turn=tokenizer.end_of_turn,
@@ -124,28 +126,28 @@ def special_tokens_from_facts(tokenizer: TokenizerFacts, template: LightTemplate
 def build_template_error(
     looked: TemplateCheckResult, examples: Examples, source: str, way_out: str
 ) -> DataError | None:
-    """One error for all examples that the chat template does not take; None where it takes all."""
+    """Return one error for all examples that the chat template cannot render; None if it renders all."""
     problems = list(looked.refused.values())
-    seen = next(iter(looked.observations.values())).of if looked.observations else len(examples)
-    return bad_rows_error(problems, seen, source, way_out) if problems else None
+    checked = next(iter(looked.observations.values())).of if looked.observations else len(examples)
+    return bad_rows_error(problems, checked, source, way_out) if problems else None
 
 
 def drop_unrenderable(examples: Examples, looked: TemplateCheckResult) -> Examples:
-    """The examples that the template takes; the others are named among the skipped."""
+    """Return the examples that the template renders; the others are listed as skipped."""
     return examples.without(refusal_reasons(looked.refused))
 
 
 def observe_skipped_rows(examples: Examples) -> dict[str, Observation]:
-    """The rows that were skipped on the way to these examples, as an observation."""
+    """Return the rows skipped so far as an observation."""
     first = tuple(examples.skipped[:EXAMPLES])
     return {SKIPPED: Observation(len(examples.skipped), len(examples) + len(examples.skipped), first)}
 
 
 class TimedTemplateCheck:
-    """Looks at the examples of several sources of a run, which share the time.
+    """Template checks of several sources of a run within one time budget.
 
     Attributes:
-        seen: config key of a source → what was seen of its rows.
+        seen: config key of a source → the observations on its rows.
     """
 
     def __init__(self, tokenizer: TokenizerFacts | None, config: Config, sources: int) -> None:
@@ -154,27 +156,27 @@ class TimedTemplateCheck:
         self._sources, self._seconds = sources, SECONDS
 
     def at(self, examples: Examples, answers: bool = True) -> TemplateCheckResult:
-        """Look at the next source: it gets its part of the time that is left."""
+        """Check the next source in its share of the remaining time."""
         start = time.monotonic()
         seconds = self._seconds / max(1, self._sources)
-        looked = check_template(examples, self._tokenizer, self._config, seconds, answers)
+        result = check_template(examples, self._tokenizer, self._config, seconds, answers)
         self._seconds = max(0.0, self._seconds - (time.monotonic() - start))
         self._sources -= 1
-        return looked
+        return result
 
     def problems(self, key: str, source: str, examples: Examples) -> list[SureFitError]:
-        """The rows of a source other than `data.train` that the chat template does not take, where they are not to be
-        left out; what is seen of the others is kept.
+        """Return the error for the rows of a source other than `data.train` that the chat template cannot render,
+        unless they are to be skipped; the observations are kept in `seen`.
 
         Args:
-            key: of the config, under which it names the source.
+            key: config key that names the source.
         """
         examples = apply_reasoning_mode(examples, self._config.data.thinking)
-        looked = self.at(examples, answers=not key.startswith("evaluate.extra_sets."))
-        kept = drop_unrenderable(examples, looked)
-        skips = self._config.data.bad_rows == "skip" and len(kept) > 0
-        self.seen[key] = {**looked.observations, **(observe_skipped_rows(kept) if skips else {})}
-        problem = build_template_error(looked, examples, source, SKIP_ROWS_HELP)
+        result = self.at(examples, answers=not key.startswith("evaluate.extra_sets."))
+        renderable = drop_unrenderable(examples, result)
+        skips = self._config.data.bad_rows == "skip" and len(renderable) > 0
+        self.seen[key] = {**result.observations, **(observe_skipped_rows(renderable) if skips else {})}
+        problem = build_template_error(result, examples, source, SKIP_ROWS_HELP)
         if skips or problem is None:
             return []
         problem.about(key)
@@ -182,7 +184,7 @@ class TimedTemplateCheck:
 
 
 def _with_dummy_answer(example: Example) -> Example:
-    """The example with an answer of one word, and no other to be learnt."""
+    """Return the example with one supervised answer of one word."""
     turns = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in example.prompt]
     return replace(example, messages=(*turns, {"role": "assistant", "content": "surefit"}))
 

@@ -1,4 +1,4 @@
-"""Columns of rows, and keys of their turns and calls, that nothing reads."""
+"""Detection of columns of rows, and keys of their turns and calls, that neither recipe nor template reads."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from surefit.data.read.load import Rows
 
 UNREAD, UNREAD_PROMPTS, UNREAD_MARKS = "unread_columns", "unread_prompts", "unread_marks"
-"""Observations: columns or keys that nothing reads; those with text that belongs to what the model is asked or answers;
-those that say which turns or rows are learnt."""
+"""Observations: columns or keys that nothing reads; those with text that belongs to the prompt or the answer; those
+that mark which turns or rows are trained on."""
 RARE = 0.05
-"""Share of the rows with a column up to which its text may be missing from the turns."""
+"""The largest share of the rows with a column whose text may be missing from the turns."""
 LOOKED_AT = 100
-"""Rows that are converted to see what is read."""
+"""Rows that are converted to see which columns are read."""
 IDENTIFIERS = frozenset({"id", "idx", "index", "uuid", "row_id", "__index_level_0__", "prompt_id", "conversation_id"})
 _TURN_KEYS = frozenset(
     ("role", "content", "tool_calls", "function_call", "name", "tool_call_id", "id", "from", "value", "type")
@@ -38,29 +38,29 @@ _ALONE = re.compile(
     r"system|contexts?|history|instructions?|prompts?|questions?|query|documents?|passages?|inputs?|persona|developer"
     r"|reason(?:ing)?|think(?:ing)?|thoughts?|cot|rationales?|rejected"
 )
-"""Names of what belongs to the prompt or the answer, whose text counts however short it is."""
+"""Names of columns of the prompt or the answer, whose text counts however short it is."""
 _OF_PROMPTS = re.compile(rf"{_ALONE.pattern}|chosen|tools?|functions?|images?|audio|video")
-"""Words in such names."""
+"""Words in names of prompt and answer columns."""
 _ABOUT = re.compile(
     r"types?|ids?|sources?|length|len|count|tokens|categor(?:y|ies)|language|lang|model|name|configs?|format|hash|index"
     r"|scores?|domain|date|time|url|title|topic|level|quality|difficulty"
 )
 """Last words of names that describe a part of a row: `question_type`, `prompt_source`."""
 _SPEAKER = "[].name"
-"""How the key ends with which a turn says who speaks."""
+"""End of the key with which a turn names its speaker."""
 _SWITCHES = ("chat_template", "chat_template_kwargs")
 _MARK = re.compile(
     rf"{'|'.join((*MARKS, *PARTIAL_MARKS))}|mask(?:ed)?|(?:loss|train|labels)_mask|train_on(?:_turn)?|compute_loss"
     r"|learn(?:ed)?|(?:loss_)?weights|sample_weight|loss_scale"
 )
-"""Names with which other tools mark what is learnt."""
+"""Names with which other tools mark the turns or rows that are trained on."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _UNSPACED = re.compile(r"[^\W\d_a-zA-Z]{6,}")
 """Letters of scripts that are written without spaces."""
 
 
 class _RecordingRow(Mapping[str, Any]):
-    """A row that notes which of its columns are read; going through all of them is no reading."""
+    """A row that records which of its columns are read; iterating over all of them does not count."""
 
     def __init__(self, row: Mapping[str, Any], read: set[str]) -> None:
         self._row, self._read = row, read
@@ -88,59 +88,67 @@ class _RecordingRow(Mapping[str, Any]):
 def find_unread_columns(
     rows: Rows, recipe: TaskRecipe, fmt: str, tokenizer: TokenizerFacts | None
 ) -> dict[str, Observation]:
-    """What a sample of the rows has that neither the recipe nor the chat template reads."""
-    sample, examples, read = _converted(rows, recipe, fmt)
-    if not read:
+    """Return observations on the parts of a sample of the rows that neither the recipe nor the chat template reads."""
+    sample, examples, read_columns = _converted(rows, recipe, fmt)
+    if not read_columns:
         return {}
-    if not recipe.columns and not recipe.parts:  # looked at by every layout, and of use only as a verdict
+    if not recipe.columns and not recipe.parts:  # every layout reads them, but only uses values that judge the answer
         values = {name: [row[name] for row in sample if row.get(name) is not None] for name in PREFERENCE_COLUMNS}
-        read -= {
+        read_columns -= {
             name
             for name in PREFERENCE_COLUMNS
             if any(preference_from_label(name, value) is None for value in values[name])
         }
-    written = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
-    known = frozenset(re.findall(r"\w+", written))
+    template_text = f"{tokenizer.chat_template} {tokenizer.tool_template}" if tokenizer else ""
+    template_words = frozenset(re.findall(r"\w+", template_text))
     counts: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     speakers: set[str] = set()
     for row, example in zip(sample, examples, strict=True):
-        unread = {name: value for name, value in row.items() if name not in read and name.lower() not in IDENTIFIERS}
-        found = [*unread.items(), *_unread_keys(row, read, known), *_unread_names(row, read, tokenizer)]
-        found = [(name, value) for name, value in found if _says_something(value)]
-        counts.update({name for name, _ in found})
+        unread = {
+            name: value for name, value in row.items() if name not in read_columns and name.lower() not in IDENTIFIERS
+        }
+        unread_values = [
+            *unread.items(),
+            *_unread_keys(row, read_columns, template_words),
+            *_unread_names(row, read_columns, tokenizer),
+        ]
+        unread_values = [(name, value) for name, value in unread_values if _says_something(value)]
+        counts.update({name for name, _ in unread_values})
         text = _spaced(
-            _texts(row[name] for name in read if name in row) if example is None else _iterate_visible_texts(example)
+            _texts(row[name] for name in read_columns if name in row)
+            if example is None
+            else _iterate_visible_texts(example)
         )
-        missing.update({name for name, value in found if _belongs(name, value, text)})
-        speakers.update(str(value) for name, value in found if name.endswith(_SPEAKER))
+        missing.update({name for name, value in unread_values if _belongs(name, value, text)})
+        speakers.update(str(value) for name, value in unread_values if name.endswith(_SPEAKER))
     if len(speakers) < 2:  # always the same speaker: nothing that the model could tell apart
         missing = Counter({name: count for name, count in missing.items() if not name.endswith(_SPEAKER)})
     marks = [name for name in sorted(missing) if _MARK.fullmatch(_key(name))]
     of_prompts = [name for name in sorted(missing) if name not in marks and missing[name] > RARE * counts[name]]
-    others = [name for name in sorted(counts) if name not in (*of_prompts, *marks)]
+    other_names = [name for name in sorted(counts) if name not in (*of_prompts, *marks)]
     return {
-        key: Observation(max((counts[name] for name in own), default=0), len(sample), tuple(own))
-        for key, own in ((UNREAD, others), (UNREAD_PROMPTS, of_prompts), (UNREAD_MARKS, marks))
+        key: Observation(max((counts[name] for name in names), default=0), len(sample), tuple(names))
+        for key, names in ((UNREAD, other_names), (UNREAD_PROMPTS, of_prompts), (UNREAD_MARKS, marks))
     }
 
 
 def find_read_columns(rows: Rows, recipe: TaskRecipe, fmt: str) -> set[str]:
-    """Return the columns that converting a sample of the rows reads; none where no row can be converted."""
+    """Return the columns that converting a sample of the rows reads; empty where no row can be converted."""
     return _converted(rows, recipe, fmt)[2]
 
 
 def _converted(rows: Rows, recipe: TaskRecipe, fmt: str) -> tuple[list[dict[str, Any]], list[Example | None], set[str]]:
-    """A sample of the rows, the example that each becomes, and the columns that are read for it."""
+    """Return a sample of the rows, the example that each becomes, and the columns that are read for it."""
     sample = [rows[number] for number in evenly_spaced_indices(len(rows), LOOKED_AT)]
-    read: set[str] = set()
+    read_columns: set[str] = set()
     examples: list[Example | None] = [None] * len(sample)
     with contextlib.suppress(SureFitError):
         convert = row_converter(rows.columns, rows.source, recipe, fmt)
         for number, row in enumerate(sample):
             with contextlib.suppress(SureFitError):  # reported where rows are converted
-                examples[number] = convert(_RecordingRow(row, read))
-    return sample, examples, read
+                examples[number] = convert(_RecordingRow(row, read_columns))
+    return sample, examples, read_columns
 
 
 def _key(name: str) -> str:
@@ -148,7 +156,7 @@ def _key(name: str) -> str:
 
 
 def _belongs(name: str, value: Any, text: str) -> bool:
-    """Whether a column or key has what the model should see or be trained by, and the row's turns do not have it."""
+    """Return whether a column or key has content for the model to see or learn that the row's turns do not have."""
     key = _key(name)
     if name.endswith(_SPEAKER):
         return _missing(str(value), text)
@@ -169,13 +177,13 @@ def _missing(part: str, text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether a text is more than a tag, a number, an identifier or a path."""
+    """Return whether a text is more than a tag, a number, an identifier or a path."""
     words = [word for word in text.split() if sum(map(str.isalpha, word)) > 1]
     return len(words) > 1 or _UNSPACED.search(text) is not None
 
 
 def _texts(values: Iterable[Any]) -> Iterator[str]:
-    """Every text in lists and objects, but for what says who speaks."""
+    """Yield every text in lists and objects, except the names of speakers."""
     for value in values:
         if isinstance(value, str):
             if value.strip():
@@ -200,7 +208,7 @@ def _says_something(value: Any) -> bool:
 
 
 def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Keys of turns and of calls that are passed over, as `column[].key`, with their values."""
+    """Yield keys of turns and of calls that are ignored, as `column[].key`, with their values."""
     for column in ("messages", "conversations", "prompt", "completion"):
         turns = row.get(column)
         if column not in read or not isinstance(turns, list):
@@ -219,7 +227,8 @@ def _unread_keys(row: Mapping[str, Any], read: set[str], known: frozenset[str]) 
 def _unread_names(
     row: Mapping[str, Any], read: set[str], tokenizer: TokenizerFacts | None
 ) -> Iterator[tuple[str, Any]]:
-    """The names of speakers, as `column[].name`, where the template does not write them; of tools it may do without."""
+    """Yield the speakers' names, as `column[].name`, where the template does not write them; tools' names are
+    optional."""
     for column in ("messages", "conversations", "prompt", "completion"):
         turns = row.get(column)
         for turn in turns if column in read and isinstance(turns, list) else ():
@@ -232,11 +241,12 @@ def _unread_names(
 
 @lru_cache(maxsize=8)
 def _writes_name(template: str | None, role: str) -> bool:
-    """Whether a chat template writes the name of who speaks in this role; True where there is none to ask."""
+    """Return whether a chat template writes the speaker's name in this role; True if there is no template."""
     if template is None:
         return True
     turns = [
-        {"role": one, "content": "?"} | ({"name": "Zqname"} if one == role else {}) for one in ("user", "assistant")
+        {"role": speaker_role, "content": "?"} | ({"name": "Zqname"} if speaker_role == role else {})
+        for speaker_role in ("user", "assistant")
     ]
     try:
         return "Zqname" in render_chat_template(template, turns, special=SPECIAL)
@@ -248,6 +258,6 @@ def _call_keys(calls: Any, place: str) -> Iterator[tuple[str, Any]]:
     for call in calls if isinstance(calls, Sequence) and not isinstance(calls, str) else ():
         if isinstance(call, Mapping):
             function = call.get("function")
-            held = [*function.items(), *call.items()] if isinstance(function, Mapping) else call.items()
-            known = (*ARGUMENTS, *CALL_KEYS, "function")
-            yield from ((f"{place}.{key}", value) for key, value in held if key not in known)
+            entries = [*function.items(), *call.items()] if isinstance(function, Mapping) else call.items()
+            known_keys = (*ARGUMENTS, *CALL_KEYS, "function")
+            yield from ((f"{place}.{key}", value) for key, value in entries if key not in known_keys)

@@ -1,4 +1,4 @@
-"""Tokenised data on disk: flat arrays that are mapped into memory, in a directory named by what they depend on.
+"""Tokenized data on disk: flat memory-mapped arrays, in a directory named by the hash of all that they depend on.
 
 CACHE/tokens/KEY/input_ids.npy   int32, all examples one after the other
                  supervised.npy  uint8, 1 where the loss falls
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from surefit.data.rows.layouts import Examples
 
 CODE_VERSION = 3
-"""Raised when the same examples would be tokenised to something else; tests/unit/data/test_code_version.py notices."""
+"""Version of tokenization, incremented when its result changes; tests/unit/data/test_code_version.py notices."""
 ARRAYS = ("input_ids", "supervised", "offsets")
 MASKED = -100
-"""The label that the loss leaves out."""
+"""The label that the loss ignores."""
 
 Encoded = tuple[list[int], list[bool]]
 """The ids of an example, and for each whether the loss falls on it."""
@@ -42,19 +42,19 @@ Encoded = tuple[list[int], list[bool]]
 
 @dataclass(frozen=True)
 class TokenizationStats:
-    """What became of the rows.
+    """Counts of the rows by outcome.
 
     Attributes:
-        rows: rows of the source: `kept` + `skipped` + those dropped - `split`.
+        rows: rows of the source: `kept` + `skipped` + dropped ones - `split`.
         kept: examples in the data set.
         skipped: rows that could not be used (`data.bad_rows: skip`).
         dropped_too_long: examples over `max_length`.
-        dropped_unsupervised: examples without any token to learn.
-        cut: of the rows, those whose document was cut.
+        dropped_unsupervised: examples without any supervised token.
+        cut: rows whose document was cut.
         split: examples that rows made beyond their first, because the chat template rewrites earlier turns.
-        tokens: of the examples kept.
-        supervised_tokens: those of them on which the loss falls.
-        longest: tokens of the longest example kept.
+        tokens: tokens of the kept examples.
+        supervised_tokens: tokens of the kept examples on which the loss falls.
+        longest: tokens of the longest kept example.
     """
 
     rows: int
@@ -70,12 +70,12 @@ class TokenizationStats:
 
 
 class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):
-    """Tokenised examples, read from disk as they are used.
+    """Tokenized examples, read from disk as they are used.
 
     Attributes:
-        path: the directory they lie in.
-        stats: what became of the rows.
-        refused: examples that it was made from and cannot be tokenised: number → why.
+        path: directory of the arrays.
+        stats: counts of the rows by outcome.
+        refused: source examples that cannot be tokenized: number → why.
         lengths: tokens of each example, int64.
     """
 
@@ -90,7 +90,7 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
         return len(self.lengths)
 
     def __getitem__(self, index: Any) -> Any:
-        """(input_ids, labels) of one example, int64; labels are -100 where the loss does not fall."""
+        """Return (input_ids, labels) of one example, int64; labels are -100 where the loss does not fall."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"example {index} of {len(self)}")
         start = int(self._offsets[index % len(self)])
@@ -99,22 +99,22 @@ class TokenDataset(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
         return ids, np.where(self._supervised[start:end] == 1, ids, MASKED)
 
     def counting_skipped(self, skipped: int) -> TokenDataset:
-        """The same data, with the rows that were skipped on the way to it in its `stats`."""
+        """Return the same data, with the skipped rows counted in its `stats`."""
         stats = dataclasses.replace(self.stats, rows=self.stats.rows + skipped, skipped=skipped)
         return TokenDataset(self.path, stats, self.refused)
 
 
 def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: dict[str, Any]) -> str:
-    """The hash of everything that the tokens depend on.
+    """Return the hash of everything that the tokens depend on.
 
     It covers the examples themselves, not the file and the recipe that they came from: so an edited recipe is noticed
-    even where its version was not raised, and a reordered config is not.
+    even if its version was not raised, and a reordered config is not.
     """
     digest = hashlib.sha256()
     for part in (CODE_VERSION, settings, _tokenizer_state(tokenizer)):
         digest.update(json.dumps(part, sort_keys=True, default=str).encode() + b"\n")
     for example in examples:
-        # Keys are not sorted: templates write them in the order they have.
+        # Keys are not sorted: templates write them in their order.
         content: list[Any] = [example.messages, example.tools, example.text]
         content += [part for part in (example.document, example.tokens) if part]
         digest.update(json.dumps(content, default=str).encode() + b"\n")
@@ -122,7 +122,8 @@ def cache_key(examples: Examples, tokenizer: PreTrainedTokenizerBase, settings: 
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The hash of all that the tokens of a given text depend on: vocabulary, template, versions of the packages."""
+    """Return the hash of all that the tokens of a given text depend on: vocabulary, template, versions of the
+    packages."""
     return hashlib.sha256(json.dumps(_tokenizer_state(tokenizer), sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -130,7 +131,7 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     import tokenizers
     import transformers
 
-    # A call without options takes back the padding that an earlier one may have left in the backend.
+    # A call without options resets padding that an earlier call may have left in the backend.
     tokenizer("", add_special_tokens=False)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     vocabulary = backend.to_str() if backend is not None else tokenizer.get_vocab()
@@ -140,7 +141,7 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "special": tokenizer.special_tokens_map,
         "template": template,
-        # Such a template writes today's date, so tomorrow's tokens are others.
+        # Such a template writes today's date, so tomorrow's tokens differ.
         "today": str(date.today()) if "strftime_now" in str(template) and "date_string" not in str(template) else None,
         "packages": [tokenizers.__version__, transformers.__version__],
         **_remote_code_hashes(tokenizer),
@@ -148,7 +149,7 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def _remote_code_hashes(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
-    """The hash of the Python files that a model brings for its tokenizer; nothing where transformers has the class."""
+    """Return the hash of the Python files of a tokenizer's custom code; empty if transformers has the class."""
     module = sys.modules[type(tokenizer).__module__]
     if module.__name__.partition(".")[0] == "transformers" or module.__file__ is None:
         return {}
@@ -163,7 +164,7 @@ def _directory(key: str, cache: Path | None) -> Path:
 
 
 def open_cached(key: str, cache: Path | None) -> TokenDataset | None:
-    """The data set stored under `key`; None where there is none, or only a damaged one."""
+    """Open the data set stored under `key`; None if there is none, or only a damaged one."""
     path = _directory(key, cache)
     try:
         meta = json.loads((path / "meta.json").read_bytes())
@@ -189,17 +190,17 @@ def store_dataset(
         cache: the cache directory, or None for the user's.
         kept: (int32 ids, uint8 mask) of each example.
         stats: their counts.
-        refused: as `TokenDataset` has them.
+        refused: as in `TokenDataset`.
 
     Raises:
         MachineError: the directory cannot be written.
     """
-    if (there := open_cached(key, cache)) is not None:  # another process was faster: the same key is the same tokens
-        return there
+    if (existing := open_cached(key, cache)) is not None:  # another process was faster: the same key is the same tokens
+        return existing
     path = _directory(key, cache)
     offsets = np.cumsum([0, *(len(ids) for ids, _ in kept)], dtype=np.int64)
-    ids, masks = np.empty(0, np.int32), np.empty(0, np.uint8)  # of no example there is nothing to concatenate
-    arrays = (np.concatenate([ids, *(one for one, _ in kept)]), np.concatenate([masks, *(one for _, one in kept)]))
+    ids, masks = np.empty(0, np.int32), np.empty(0, np.uint8)  # `np.concatenate` needs at least one array
+    arrays = (np.concatenate([ids, *(part for part, _ in kept)]), np.concatenate([masks, *(part for _, part in kept)]))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with directory_atomic(path) as temporary:
@@ -209,8 +210,8 @@ def store_dataset(
             meta = {"sizes": sizes, "stats": dataclasses.asdict(stats), "refused": refused or {}}
             (temporary / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
     except (MachineError, OSError) as error:
-        if (there := open_cached(key, cache)) is not None:  # put there between the look and the rename
-            return there
+        if (existing := open_cached(key, cache)) is not None:  # another process stored it in the meantime
+            return existing
         reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
         help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
         raise MachineError(reason, code="E4005", path=path, help=help_text) from error

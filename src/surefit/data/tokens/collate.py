@@ -1,4 +1,4 @@
-"""Examples of different lengths become one micro batch: padded, or packed one after the other."""
+"""Collation of examples of different lengths into one micro batch: padded, or packed one after the other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from surefit.data.tokens.cache import MASKED
 
 Item = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""(input_ids, labels) of an example, as `TokenDataset` gives them."""
+"""(input_ids, labels) of an example, as `TokenDataset` returns them."""
 OWN_KEYS = frozenset({"labels", "loss_rows", "targets", "padded"})
-"""What a micro batch holds for the step; everything else is the model's."""
+"""Keys of a micro batch for the training step; all others are the model's inputs."""
 
 
 def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
@@ -22,38 +22,39 @@ def collate(items: Sequence[Item], pad_id: int) -> dict[str, Any]:
 
     Args:
         items: at least one example.
-        pad_id: fills input_ids; the attention mask is 0 and the label -100 there, whatever token it is.
+        pad_id: fills input_ids; the attention mask is 0 and the label -100 there, for any pad token.
 
     Returns:
         input_ids, attention_mask and labels, int64, of shape (examples, longest); padded: whether the mask has zeros,
-        for those that must not ask a GPU; and what `build_loss_targets` gives.
+        for code that must not read a value back from a GPU; and the result of `build_loss_targets`.
     """
     shape = (len(items), max(len(ids) for ids, _ in items))
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
     attention_mask = torch.zeros(shape, dtype=torch.int64)
     labels = torch.full(shape, MASKED, dtype=torch.int64)
-    for row, (ids, own_labels) in enumerate(items):
+    for row, (ids, item_labels) in enumerate(items):
         input_ids[row, : len(ids)] = torch.as_tensor(ids)
         attention_mask[row, : len(ids)] = 1
-        labels[row, : len(ids)] = torch.as_tensor(own_labels)
+        labels[row, : len(ids)] = torch.as_tensor(item_labels)
     padded = any(len(ids) < shape[1] for ids, _ in items)
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, "padded": padded}
     return batch | build_loss_targets(labels)
 
 
 def collate_packed(items: Sequence[Item]) -> dict[str, Any]:
-    """Lay examples one after the other; the attention of none reaches into another (model/attention.py).
+    """Concatenate examples; none attends to another (model/attention.py).
 
     Returns:
         input_ids, labels, position_ids, int64, of shape (1, tokens): positions start at 0 in every example, whose first
-        label is masked, because nothing of its own comes before it. cu_seq_lens_q and cu_seq_lens_k, int32, of shape
-        (examples + 1,): where each begins and the last one ends. max_length_q and max_length_k: the longest example's
-        tokens, an int. Those names are transformers' own. document_lengths, a tuple of ints: the same once more, for
-        attention that works on one example at a time and must not ask a GPU. And what `build_loss_targets` gives.
+        label is masked, because no token of the example comes before it. cu_seq_lens_q and cu_seq_lens_k, int32, of
+        shape (examples + 1,): where each begins and the last one ends. max_length_q and max_length_k: the longest
+        example's tokens, an int. Those names are transformers' own. document_lengths, a tuple of ints: the lengths
+        again, for attention that works on one example at a time and must not read a value back from a GPU. And the
+        result of `build_loss_targets`.
     """
     lengths = [len(ids) for ids, _ in items]
     ends = torch.as_tensor(np.cumsum([0, *lengths]), dtype=torch.int32)
-    labels = np.concatenate([own for _, own in items]).astype(np.int64)
+    labels = np.concatenate([item_labels for _, item_labels in items]).astype(np.int64)
     labels[ends[:-1].numpy()] = MASKED
     batch: dict[str, Any] = {
         "input_ids": torch.as_tensor(np.concatenate([ids for ids, _ in items]).astype(np.int64))[None],
@@ -69,7 +70,7 @@ def collate_packed(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Where the loss looks, found on the CPU so that no step waits for a GPU to count.
+    """Return the positions and tokens that the loss uses, computed on the CPU so that no step waits for a GPU to count.
 
     Args:
         labels: (batch, length), `MASKED` where not supervised; a row's first label is never used.
@@ -78,8 +79,8 @@ def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
         loss_rows: (n,) int64, ascending: which of the batch × length hidden states predict a supervised token.
         targets: (n,) int64: that token.
 
-    >>> found = build_loss_targets(torch.tensor([[-100, -100, 7, 8], [-100, 9, -100, -100]]))
-    >>> found["loss_rows"].tolist(), found["targets"].tolist()
+    >>> batch = build_loss_targets(torch.tensor([[-100, -100, 7, 8], [-100, 9, -100, -100]]))
+    >>> batch["loss_rows"].tolist(), batch["targets"].tolist()
     ([1, 2, 4], [7, 8, 9])
     """
     shifted = torch.nn.functional.pad(labels, (0, 1), value=MASKED)[:, 1:].flatten()
@@ -88,6 +89,6 @@ def build_loss_targets(labels: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def count_batch_tokens(batch: Mapping[str, Any]) -> int:
-    """Tokens that are not padding."""
+    """Return the number of tokens that are not padding."""
     mask = batch.get("attention_mask")
     return int(batch["input_ids"].numel() if mask is None else mask.sum())

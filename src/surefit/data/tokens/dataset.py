@@ -1,4 +1,4 @@
-"""All examples of a run as token rows, in the cache: encoded, cut or left out where they are too long."""
+"""All examples of a run as token rows, in the cache: tokenized, with long examples cut or left out."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ def build_dataset(
     cache: Path | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> TokenDataset:
-    """Tokenise once: the result lies in SureFit's cache and is found again by the hash of all that it depends on.
+    """Tokenize the examples once: the result is stored in SureFit's cache under the hash of all that it depends on.
 
     Args:
-        examples: what `read_splits` returned.
+        examples: the result of `read_splits`.
         tokenizer: the model's.
-        max_length: tokens per example. A longer one is never cut at its end: that would take the answer away.
-        too_long: "drop" leaves longer examples out and counts them, "error" stops; "truncate" and "truncate_middle" cut
-            their documents (`data.rows.shorten`).
-        bad_rows: "skip" leaves out what the chat template does not take, and counts it (`TokenDataset.refused`).
+        max_length: tokens per example. A longer one is never cut at its end: that would remove the answer.
+        too_long: "drop" leaves longer examples out and counts them, "error" raises; "truncate" and "truncate_middle"
+            cut their documents (`data.rows.shorten`).
+        bad_rows: "skip" leaves out examples for which the chat template raises an error, and counts them
+            (`TokenDataset.refused`).
         source: the rows' config key.
         cache: the directory of the cache; `core.env.cache_dir()` if None.
         on_progress: called after every batch with the examples done.
@@ -64,15 +65,15 @@ def build_dataset(
         encoded = encode_all(
             examples, tokenizer, max_length, too_long, cut, refused if skips else None, source, on_progress
         )
-        kept, stats = _select(encoded, examples, max_length, too_long, refused, source)
-        dataset = store_dataset(key, cache, kept, replace(stats, cut=len(cut)), refusal_reasons(refused))
+        arrays, stats = _select(encoded, examples, max_length, too_long, refused, source)
+        dataset = store_dataset(key, cache, arrays, replace(stats, cut=len(cut)), refusal_reasons(refused))
     else:
         on_progress(len(examples), len(examples), "from the cache")
     return dataset.counting_skipped(len(examples.skipped) + len(dataset.refused))
 
 
 def build_empty_dataset(cache: Path | None = None) -> TokenDataset:
-    """Return the data set without examples: the held-out rows where nothing is held out.
+    """Return the data set without examples: the held-out rows if nothing is held out.
 
     Raises:
         MachineError: the cache cannot be written.
@@ -90,12 +91,12 @@ def encode_all(
     source: str = "data.train",
     on_progress: OnProgress = ignore_progress,
 ) -> Iterator[list[Encoded]]:
-    """Of every example the token examples that it makes, documents cut where `too_long` says so; whatever else is too
-    long is there.
+    """Yield the token examples of every example, documents cut if `too_long` says so; other long ones are included.
 
     Args:
-        cut: takes the numbers of the examples that were cut.
-        refused: takes those that the chat template does not take, which make no token example; None stops at them.
+        cut: receives the numbers of the examples that were cut.
+        refused: receives the examples for which the chat template raises an error, which make no token example; None
+            raises at them.
         source: the rows' config key.
 
     Raises:
@@ -124,11 +125,11 @@ def _encode_whole(
             if refused is None:
                 problems = [*find_untokenizable(tokenizer, examples).values()]
                 raise bad_rows_error(problems, total, source, SKIP_ROWS_HELP) from None
-            found = find_untokenizable(tokenizer, examples.subset(range(start, start + len(batch))))
-            rest = iter(encode_turns(tokenizer, [one for n, one in enumerate(batch) if n not in found]))
-            encoded = [[] if n in found else next(rest) for n in range(len(batch))]
-            refused.update({start + n: error for n, error in found.items()})
-        tokens += sum(len(ids) for own in encoded for ids, _ in own)
+            errors = find_untokenizable(tokenizer, examples.subset(range(start, start + len(batch))))
+            good = iter(encode_turns(tokenizer, [example for n, example in enumerate(batch) if n not in errors]))
+            encoded = [[] if n in errors else next(good) for n in range(len(batch))]
+            refused.update({start + n: error for n, error in errors.items()})
+        tokens += sum(len(ids) for token_examples in encoded for ids, _ in token_examples)
         yield from encoded
         on_progress(start + len(batch), total, f"{tokens:,} tokens")
 
@@ -136,11 +137,11 @@ def _encode_whole(
 def drop_untokenizable(
     examples: Examples, tokenizer: PreTrainedTokenizerBase, bad_rows: str, source: str = "data.eval"
 ) -> Examples:
-    """The examples, with `data.bad_rows: skip` without those that the chat template does not take: they are named among
-    the skipped ones. For rows that are not tokenised whole; `build_dataset` leaves them out itself.
+    """Return the examples, for `data.bad_rows: skip` without the ones for which the chat template raises an error,
+    which are listed as skipped. For rows that are not tokenized whole; `build_dataset` leaves them out itself.
 
     Raises:
-        DataError: it takes none.
+        DataError: the template raises for all of them.
     """
     if bad_rows != "skip" or not examples:
         return examples
@@ -151,12 +152,12 @@ def drop_untokenizable(
 
 
 def eval_key(section: DataSection) -> str:
-    """Return the config key of the rows that are held out: those of `data.train`, where `data.eval` is a share."""
+    """Return the config key of the held-out rows: `data.train` if `data.eval` is a share."""
     return "data.eval" if isinstance(section.eval, str) or section.tokenized is not None else "data.train"
 
 
 def find_untokenizable(tokenizer: PreTrainedTokenizerBase, examples: Examples) -> dict[int, DataError]:
-    """The numbers of the examples that cannot be tokenised, each with the reason and the place of its row."""
+    """Return the numbers of the examples that cannot be tokenized, each with the reason and the place of its row."""
     errors = {}
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
@@ -181,18 +182,20 @@ def _shorten_documents(
     too_long: str,
     cut: list[int],
 ) -> Iterator[list[Encoded]]:
-    """The examples with documents that fit; `cut` takes the numbers of those that did not."""
-    for index, own in enumerate(encoded):
-        if any(len(ids) > max_length for ids, _ in own):
+    """Yield the token examples with documents that fit; `cut` receives the numbers of the examples that were cut."""
+    for index, token_examples in enumerate(encoded):
+        if any(len(ids) > max_length for ids, _ in token_examples):
             try:
-                own = encode_turns(tokenizer, [shorten_document(examples[index], tokenizer, max_length, too_long)])[0]
+                token_examples = encode_turns(
+                    tokenizer, [shorten_document(examples[index], tokenizer, max_length, too_long)]
+                )[0]
             except DataError as error:
                 where = examples.where[index]
                 raise DataError(
                     error.message, code=error.code, path=where, field=error.field, help=error.help
                 ) from error
             cut.append(index)
-        yield own
+        yield token_examples
 
 
 def _select(
@@ -203,13 +206,16 @@ def _select(
     refused: Mapping[int, DataError],
     source: str,
 ) -> tuple[list[tuple[Any, Any]], TokenizationStats]:
-    """The examples to train on as arrays (int32 ids, uint8 mask), and the count of the others."""
-    kept, long, unsupervised = [], [], 0
-    longest_of_all = 0
-    for index, (ids, supervised) in ((index, one) for index, own in enumerate(encoded) for one in own):
-        longest_of_all = max(longest_of_all, len(ids))
+    """Return the examples to train on as arrays (int32 ids, uint8 mask), and the stats with the counts of the
+    others."""
+    kept, overlong, unsupervised = [], [], 0
+    longest = 0
+    for index, (ids, supervised) in (
+        (index, encoded_example) for index, token_examples in enumerate(encoded) for encoded_example in token_examples
+    ):
+        longest = max(longest, len(ids))
         if len(ids) > max_length:
-            long.append(
+            overlong.append(
                 DataError(
                     f"{len(ids):,} tokens, over max_length {max_length:,}", code="E4007", path=examples.where[index]
                 )
@@ -218,26 +224,26 @@ def _select(
             unsupervised += 1
         else:
             kept.append((np.array(ids, np.int32), np.array(supervised, np.uint8)))
-    way_out = f"set data.max_length to {longest_of_all} or more, or data.too_long to drop"
-    if long and too_long == "error":
-        raise bad_rows_error(long, len(long) + len(kept) + unsupervised, source, way_out)
+    way_out = f"set data.max_length to {longest} or more, or data.too_long to drop"
+    if overlong and too_long == "error":
+        raise bad_rows_error(overlong, len(overlong) + len(kept) + unsupervised, source, way_out)
     if refused and len(refused) == len(examples):
         raise bad_rows_error([*refused.values()], len(examples), source, "")
     if not kept:
         raise DataError(
-            f"no example is left: of {len(long) + unsupervised:,}, {len(long):,} are longer than max_length "
-            f"{max_length:,} tokens (the longest has {longest_of_all:,}) and {unsupervised:,} have no token to learn",
+            f"no example is left: of {len(overlong) + unsupervised:,}, {len(overlong):,} are longer than max_length "
+            f"{max_length:,} tokens (the longest has {longest:,}) and {unsupervised:,} have no token to learn",
             code="E4008",
             field="data.max_length",
-            help=f"set data.max_length to {longest_of_all} or more, as far as the model's context allows",
+            help=f"set data.max_length to {longest} or more, as far as the model's context allows",
         )
     return kept, TokenizationStats(
         rows=len(examples) - len(refused),
         kept=len(kept),
-        dropped_too_long=len(long),
+        dropped_too_long=len(overlong),
         dropped_unsupervised=unsupervised,
         tokens=sum(len(ids) for ids, _ in kept),
         supervised_tokens=sum(int(mask.sum()) for _, mask in kept),
         longest=max(len(ids) for ids, _ in kept),
-        split=len(kept) + len(long) + unsupervised - (len(examples) - len(refused)),
+        split=len(kept) + len(overlong) + unsupervised - (len(examples) - len(refused)),
     )

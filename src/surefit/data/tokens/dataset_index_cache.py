@@ -1,8 +1,7 @@
-"""What became of a run's rows at an earlier start, so that the next one need not convert them to find their tokens.
+"""The result of an earlier start of a run, so that the next start finds the tokens without converting the rows.
 
-The tokens in the cache are named by the examples (data/tokens/cache.py), and to make 60,000 examples takes longer than
-to read what was made of them. CACHE/starts/KEY.json is named by what the examples are made from, SureFit's code among
-it.
+The tokens in the cache are named by the examples (data/tokens/cache.py), and making 60,000 examples takes longer than
+reading their tokens. CACHE/starts/KEY.json is named by all that the examples are made from, including SureFit's code.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CachedTrainingData:
-    """What training begins with.
+    """The data at the start of training.
 
     Attributes:
         rows: the tokens to train on.
-        held_out: what is scored on.
+        held_out: the held-out examples, for evaluation.
         skipped: rows that could not be used, with the reason.
         conversations: no row is plain text.
     """
@@ -53,8 +52,8 @@ class CachedTrainingData:
 def start_key(
     rows: Rows, section: DataSection, recipe: TaskRecipe, seed: int, tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The hash of all that the examples and their tokens are made from; the recipe is one of SureFit's own, whose code
-    is known."""
+    """Return the hash of all that the examples and their tokens are made from; the recipe must be a built-in one, whose
+    code is hashed."""
     parts = [
         rows.sha256, len(rows), list(map(str, rows.files)), section.model_dump_json(), recipe.name, recipe.version,
         seed, tokenizer_digest(tokenizer), _code_sha256(),
@@ -65,10 +64,10 @@ def start_key(
 def store_training_data(
     key: str, rows: Rows, section: DataSection, start: CachedTrainingData, cache: Path | None = None
 ) -> None:
-    """Write down a start; one that cannot be written is made again."""
+    """Store the result of a start; if it cannot be written, the next start makes it again."""
     places = {rows.where(index): index for index in range(len(rows))}
     held_out = [] if isinstance(section.eval, str) else [places[where] for where in start.held_out.where]
-    found = {
+    values = {
         "tokens": start.rows.path.name,
         "held_out": held_out,
         "skipped": list(start.skipped),
@@ -77,7 +76,7 @@ def store_training_data(
     path = _path(key, cache)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, found)
+        write_json(path, values)
     except (OSError, SureFitError):
         return
 
@@ -85,22 +84,22 @@ def store_training_data(
 def load_training_data(
     key: str, rows: Rows, section: DataSection, recipe: TaskRecipe, cache: Path | None = None
 ) -> CachedTrainingData | None:
-    """An earlier start, its held-out rows converted anew; None where there was none, or its tokens have gone.
+    """Load an earlier start, converting its held-out rows anew; None if there is none, or its tokens are gone.
 
     Raises:
         DataError: the rows of `data.eval` cannot be used.
     """
     try:
-        found = read_json_file(_path(key, cache))
-        tokens = open_cached(found["tokens"], cache)
-        numbers, skipped, conversations = found["held_out"], found["skipped"], found["conversations"]
+        values = read_json_file(_path(key, cache))
+        tokens = open_cached(values["tokens"], cache)
+        numbers, skipped, conversations = values["held_out"], values["skipped"], values["conversations"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if tokens is None:
         return None
     if isinstance(section.eval, str):
-        scored = load_held_out(section.eval, section.split, rows)
-        held_out = to_examples(scored, recipe, section.format, section.bad_rows)
+        eval_rows = load_held_out(section.eval, section.split, rows)
+        held_out = to_examples(eval_rows, recipe, section.format, section.bad_rows)
     else:
         convert = row_converter(rows.columns, rows.source, recipe, section.format)
         held_out = Examples([convert(rows[n]) for n in numbers], [rows.where(n) for n in numbers], [])
@@ -114,10 +113,10 @@ def _path(key: str, cache: Path | None) -> Path:
 
 @once
 def _code_sha256() -> str:
-    """The hash of SureFit's modules and of the names of all packages, which have their versions in them: where one of
-    them is another, a row may become another example."""
+    """Return the hash of SureFit's modules and of the names of all packages, which include their versions: with another
+    version a row may become another example."""
     root, digest = Path(surefit.__file__).parent, hashlib.sha256(sys.version.encode())
-    for name in sorted({found.name for place in sys.path for found in Path(place).glob("*.dist-info")}):
+    for name in sorted({entry.name for directory in sys.path for entry in Path(directory).glob("*.dist-info")}):
         digest.update(f"{name}\n".encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())

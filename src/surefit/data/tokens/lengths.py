@@ -1,4 +1,4 @@
-"""How many tokens the training rows have, before anything is tokenized for training: some rows, the largest among them.
+"""Estimated token lengths of the training rows before they are tokenized for training: a sample, with the longest rows.
 
 The light tokenizer and the chat template of `check` are used, so nothing heavy is imported.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from surefit.task import TaskRecipe
 
 LARGEST, OTHERS = 16, 500
-"""Rows that are tokenized: so many with the most and with the fewest characters, and others spread evenly, for the
-mean."""
+"""Rows that are tokenized: `LARGEST` with the most and as many with the fewest characters, and others spread evenly,
+for the mean."""
 SIZED = 100_000
-"""Rows whose characters are counted at most."""
+"""Maximum number of rows whose characters are counted."""
 TURNS, FEW_TURNS = 10_000, 20
 """Rendered turns of the conversations that are cut into token examples, each counted every time; and of a conversation
 that is always cut."""
@@ -46,11 +46,12 @@ class SampledLengths:
     """Tokens of a source's rows.
 
     Attributes:
-        longest: of the rows that were tokenized, the largest and the smallest among them.
-        shortest: of these; None where the chat template divides conversations, so that a part may be shorter.
-        mean: of those spread evenly.
-        too_long: the share of these that is longer than `data.max_length`.
-        rows, total: how many were tokenized, of how many.
+        longest: tokens of the longest tokenized row; the rows with the most characters are among them.
+        shortest: tokens of the shortest one; None if the chat template divides conversations, so that a part may be
+            shorter.
+        mean: mean tokens of the rows spread evenly.
+        too_long: share of the rows spread evenly that is longer than `data.max_length`.
+        rows, total: number of tokenized rows, and of all rows.
     """
 
     longest: int
@@ -64,43 +65,50 @@ class SampledLengths:
 def sample_lengths(
     rows: Rows, recipe: TaskRecipe, config: Config, tokenizer: TokenizerFacts | None
 ) -> SampledLengths | None:
-    """Tokenize some rows; None without a tokenizer, and where the rows cannot be converted, which `check` reports."""
+    """Tokenize some rows; None without a tokenizer, and if the rows cannot be converted, which `check` reports."""
     library = load_tokenizer_file(tokenizer.file) if tokenizer and tokenizer.file else None
     if library is None or tokenizer is None or not len(rows):
         return None
-    ends, spread = _ends(rows, recipe, config.data.format), evenly_spaced_indices(len(rows), OTHERS)
+    extremes, spread = _ends(rows, recipe, config.data.format), evenly_spaced_indices(len(rows), OTHERS)
     try:
-        at_ends = _examples(rows.chosen(ends), recipe, config.data)
-        others = _examples(rows.chosen(spread), recipe, config.data)
+        extreme_examples = _examples(rows.chosen(extremes), recipe, config.data)
+        other_examples = _examples(rows.chosen(spread), recipe, config.data)
     except SureFitError:
         return None
-    if not others:
+    if not other_examples:
         return None
     template = light_template(tokenizer, config)
     count = _Counter(library, tokenizer, template)
-    found = [length for example in at_ends for length in count.lengths(example)]
-    measured = [length for example in others for length in count.lengths(example)]
-    found += measured
-    shortest: int | None = min(found)
-    if count.uncut and template and min(found) > config.data.max_length and mean_token_examples(others, template) > 1:
+    all_lengths = [length for example in extreme_examples for length in count.lengths(example)]
+    measured = [length for example in other_examples for length in count.lengths(example)]
+    all_lengths += measured
+    shortest: int | None = min(all_lengths)
+    if (
+        count.uncut
+        and template
+        and min(all_lengths) > config.data.max_length
+        and mean_token_examples(other_examples, template) > 1
+    ):
         shortest = None
     mean = sum(measured) / len(measured)
     too_long = sum(length > config.data.max_length for length in measured) / len(measured)
-    return SampledLengths(max(found), shortest, mean, too_long, len({*spread, *ends}), rows.total)
+    return SampledLengths(max(all_lengths), shortest, mean, too_long, len({*spread, *extremes}), rows.total)
 
 
 def _ends(rows: Rows, recipe: TaskRecipe, fmt: str) -> list[int]:
-    """The numbers of the rows with the most and with the fewest characters in the columns that are read, the largest
-    first."""
-    read = find_read_columns(rows, recipe, fmt)
-    looked_at = evenly_spaced_indices(len(rows), SIZED)
-    sizes = {n: count_characters([value for name, value in rows.row(n).items() if name in read]) for n in looked_at}
-    largest, smallest = (pick(LARGEST, looked_at, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
+    """Return the numbers of the rows with the most and with the fewest characters in the columns that are read, the
+    largest first."""
+    read_columns = find_read_columns(rows, recipe, fmt)
+    sampled = evenly_spaced_indices(len(rows), SIZED)
+    sizes = {
+        n: count_characters([value for name, value in rows.row(n).items() if name in read_columns]) for n in sampled
+    }
+    largest, smallest = (pick(LARGEST, sampled, key=sizes.__getitem__) for pick in (heapq.nlargest, heapq.nsmallest))
     return list(dict.fromkeys([*largest, *smallest]))
 
 
 class _Counter:
-    """Counts the tokens of examples as training makes them.
+    """Counts the tokens of examples as training tokenizes them.
 
     Attributes:
         uncut: some conversation was counted as a whole.
@@ -110,26 +118,27 @@ class _Counter:
         self._library, self._facts, self._template = library, facts, template
         self._begins = begins_texts(facts) is True
         self._left, self.uncut = TURNS, False
-        newline, letter, both = (library.encode(text, add_special_tokens=False).ids for text in ("\n", "x", "\nx"))
-        self._piecewise = newline + letter == both  # else a text's first token depends on being the first
+        newline, letter, pair = (library.encode(text, add_special_tokens=False).ids for text in ("\n", "x", "\nx"))
+        self._piecewise = newline + letter == pair  # otherwise a text's first token depends on being the first
 
     def lengths(self, example: Example) -> list[int]:
-        """The tokens of each token example that an example makes."""
+        """Return the tokens of each token example of an example."""
         if example.tokens:
             return [len(example.tokens[0])]
-        if example.text is not None:  # training adds the token that ends a text, where it is not there
-            ended = example.text.endswith(self._facts.eos_token or "\0")
-            return [count_text_tokens(self._library, example.text) + self._begins + (not ended)]
+        if example.text is not None:  # training adds a missing end-of-text token
+            has_end = example.text.endswith(self._facts.eos_token or "\0")
+            return [count_text_tokens(self._library, example.text) + self._begins + (not has_end)]
         try:
             segments = self._segments(example)
-        except DataError:  # reported where rows are looked at
+        except DataError:  # reported where rows are checked
             segments = None
         if segments is None:
             return [count_text_tokens(self._library, example_text(example, self._facts))]
-        return [self._tokens(one) for one in segments]
+        return [self._tokens(part) for part in segments]
 
     def _segments(self, example: Example) -> Segments | None:
-        """The token examples of a conversation; of a long one, once `TURNS` are rendered, the whole text as one."""
+        """Return the token examples of a conversation; once `TURNS` are rendered, a long one is returned as one
+        text."""
         if self._template is None:
             return None
         if (turns := count_rendered_turns(example)) > max(self._left, FEW_TURNS):

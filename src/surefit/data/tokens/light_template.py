@@ -1,4 +1,4 @@
-"""A model's chat template without transformers: what `surefit check` and `surefit plan` render rows with."""
+"""A model's chat template without transformers: `surefit check` and `surefit plan` render rows with it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LightTemplate:
 
     def __init__(self, facts: TokenizerFacts, switches: Mapping[str, Any]) -> None:
         assert facts.chat_template is not None
-        named = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
-        self.special = {name: text for name, text in named.items() if text is not None}
+        tokens = {"bos_token": facts.bos_token, "eos_token": facts.eos_token, "pad_token": facts.pad_token}
+        self.special = {name: text for name, text in tokens.items() if text is not None}
         self.template = bake_template_defaults(facts.chat_template, switches)
         self.tools_template = (
             bake_template_defaults(facts.tool_template, switches) if facts.tool_template else self.template
@@ -35,32 +35,32 @@ class LightTemplate:
         self.added = facts.added
 
     def segments(self, example: Example) -> Segments:
-        """The token examples of a conversation, as `tokenize.conversation_segments` has them.
+        """Return the token examples of a conversation, like `tokenize.conversation_segments`.
 
         Raises:
-            DataError: the template does not take the conversation, or it does not fit.
+            DataError: the template cannot render the conversation, or it does not fit.
         """
         ends = ends_of_turn(self._template_for(example), self.special, lambda: self.added)
         return split_segments(example, self._texts(example, plan_renderings(example)), ends)
 
     def whole(self, example: Example) -> str:
-        """The text of a whole conversation, with what asks for an answer where it does not end with one.
+        """Return the text of a whole conversation, with the generation prompt if it does not end with an answer.
 
         Raises:
-            DataError: the template does not take the conversation.
+            DataError: the template cannot render the conversation.
         """
         (text,) = self._texts(example, plan_renderings(example)[:1]).values()
         return text
 
     def question(self) -> tuple[str, str] | None:
-        """A question, and the same with what the template writes to ask for an answer; None where it takes none."""
+        """Return a question without and with the generation prompt; None if the template cannot render it."""
         question = [
             message_as_template_reads({"role": "user", "content": "?"}, probe_template_reasoning(self.template))
         ]
         try:
             before, after = (
-                render_chat_template(self.template, question, add_generation_prompt=asks, special=self.special)
-                for asks in (False, True)
+                render_chat_template(self.template, question, add_generation_prompt=add_prompt, special=self.special)
+                for add_prompt in (False, True)
             )
         except TemplateRefused:
             return None
@@ -93,7 +93,7 @@ class LightTemplate:
 
 
 def light_template(tokenizer: TokenizerFacts | None, config: Config) -> LightTemplate | None:
-    """Return the chat template of a run; None where the tokenizer has none, or is not on this machine."""
+    """Return the chat template of a run; None if the tokenizer has none, or is not on this machine."""
     if tokenizer is None or not tokenizer.chat_template:
         return None
     return LightTemplate(tokenizer, config.model.chat_template_kwargs)

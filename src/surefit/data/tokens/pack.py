@@ -1,4 +1,4 @@
-"""Which examples share a row: best-fit-decreasing bin packing, and evenly filled bins where ranks share them."""
+"""Packing of examples into rows: best-fit-decreasing bin packing, and evenly filled bins for several ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from surefit.core.errors import DataError
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Put every item into the fullest bin that still has room for it, the longest items first.
+    """Put every item into the fullest bin that it still fits into, the longest items first.
 
     At most 11/9 of the fewest bins possible, plus one (Johnson et al. 1974, doi:10.1137/0203025), in O(n log n).
 
@@ -34,8 +34,8 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
             help="examples must be cut or dropped to data.max_length before they are packed",
         )
     bins: list[list[int]] = []
-    waiting: dict[int, list[int]] = {}  # room left → the bins that have it, a heap: the oldest goes first
-    rooms: list[int] = []  # the keys of `waiting`, ascending: at most one per room, so it stays short
+    bins_by_room: dict[int, list[int]] = {}  # room left → heap of the bins with it, the oldest first
+    rooms: list[int] = []  # the keys of `bins_by_room`, ascending: at most one per room, so it stays short
     for item in order:
         length = lengths[item]
         place = bisect_left(rooms, length)
@@ -44,29 +44,30 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
             bins.append([])
         else:
             room = rooms[place]
-            number = heapq.heappop(waiting[room])
-            if not waiting[room]:
-                del waiting[room], rooms[place]
+            number = heapq.heappop(bins_by_room[room])
+            if not bins_by_room[room]:
+                del bins_by_room[room], rooms[place]
         bins[number].append(item)
-        left = room - length
-        if left and left not in waiting:
-            insort(rooms, left)
-            waiting[left] = []
-        if left:
-            heapq.heappush(waiting[left], number)
+        room_left = room - length
+        if room_left and room_left not in bins_by_room:
+            insort(rooms, room_left)
+            bins_by_room[room_left] = []
+        if room_left:
+            heapq.heappush(bins_by_room[room_left], number)
     return _fullest_first(bins, lengths)
 
 
 def pack_for(ranks: int, lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins for ranks that wait for one another: no more for each than best-fit-decreasing needs, and evenly filled.
+    """Pack items into bins for ranks that wait for one another: evenly filled, and no more per rank than
+    best-fit-decreasing needs.
 
-    Bins filled to the brim leave nothing for some: 20,000 tokens are three bins of 8,192, and five of eight ranks would
-    wait. Here each rank has as many bins as the others, and an item goes into the bin with the fewest tokens, the
-    longest first (LPT; Graham 1969, doi:10.1137/0117039: the fullest bin has at most 4/3 of the least possible). Where
-    one would overflow, the bins are nearly full, and best-fit-decreasing's stay. One rank has those, too.
+    Bins filled to the brim leave nothing for some ranks: 20,000 tokens are three bins of 8,192, and five of eight ranks
+    would wait. Here each rank has as many bins as the others, and an item goes into the bin with the fewest tokens, the
+    longest first (LPT; Graham 1969, doi:10.1137/0117039: the fullest bin has at most 4/3 of the least possible). If a
+    bin would overflow, the bins are nearly full anyway, and the result is best-fit-decreasing's, as it is for one rank.
 
-    Args and result: as `best_fit_decreasing`. No bin holds more than one rank's part of the items (rounded up) would
-    if all were as long as the longest.
+    Args and result: as `best_fit_decreasing`. No bin holds more than one rank's part of the items (rounded up) would if
+    all were as long as the longest.
 
     >>> pack_for(2, [5, 4, 3, 2], 16)
     [[0, 3], [1, 2]]
@@ -78,22 +79,22 @@ def pack_for(ranks: int, lengths: Sequence[int], capacity: int) -> list[list[int
 
 
 def _evenly(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """The items in `count` bins, the longest first, each into the bin with the fewest tokens."""
+    """Distribute the items over `count` bins, the longest first, each into the bin with the fewest tokens."""
     bins: list[list[int]] = [[] for _ in range(count)]
     emptiest = [(0, number) for number in range(count)]
     for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
-        held, number = emptiest[0]
+        tokens, number = emptiest[0]
         bins[number].append(item)
-        heapq.heapreplace(emptiest, (held + lengths[item], number))
+        heapq.heapreplace(emptiest, (tokens + lengths[item], number))
     return bins
 
 
 def distribute_bins(bins: Sequence[Sequence[int]], lengths: Sequence[int], world_size: int) -> list[list[list[int]]]:
-    """Deal the bins out to the ranks, so that none waits long for another.
+    """Distribute the bins over the ranks, so that none waits long for another.
 
-    The costliest bin goes to the rank with the least work so far, among those with the fewest bins: ranks have the same
-    number of bins, but for one where they do not divide. Work is tokens; between bins of as many tokens, the one whose
-    documents are longer (the sum of their squares: attention) counts as costlier.
+    The costliest bin goes to the rank with the least work so far, among the ranks with the fewest bins: ranks have the
+    same number of bins, except for one if they do not divide. Work is tokens; among bins with equal tokens, the one
+    with the longer documents (the sum of their squares: attention) counts as costlier.
 
     Returns:
         For each rank its bins, the costliest first. A rank may have none.
@@ -107,12 +108,12 @@ def distribute_bins(bins: Sequence[Sequence[int]], lengths: Sequence[int], world
 
     order = sorted(range(len(bins)), key=lambda number: (-tokens(bins[number]), -squares(bins[number]), number))
     ranks: list[list[list[int]]] = [[] for _ in range(world_size)]
-    work = [(0, 0, 0, rank) for rank in range(world_size)]  # bins, tokens, squares, rank: the least of these is next
+    work = [(0, 0, 0, rank) for rank in range(world_size)]  # bins, tokens, squares, rank: the smallest is next
     for number in order:
-        held, tokens_held, squares_held, rank = heapq.heappop(work)
+        bins_held, tokens_held, squares_held, rank = heapq.heappop(work)
         bin_ = list(bins[number])
         ranks[rank].append(bin_)
-        heapq.heappush(work, (held + 1, tokens_held + tokens(bin_), squares_held + squares(bin_), rank))
+        heapq.heappush(work, (bins_held + 1, tokens_held + tokens(bin_), squares_held + squares(bin_), rank))
     return ranks
 
 

@@ -1,7 +1,7 @@
-"""Prepared data: the manifest of a directory of shards, and its rows, read as they are used.
+"""Prepared data: the manifest of a directory of shards, and its rows, read when they are used.
 
-The manifest is written last and says how many rows and tokens there are, so that a run of any size starts at once;
-a shard is looked at when the first of its rows is needed.
+The manifest is written last and has the number of rows and tokens, so that a run of any size starts at once; a shard is
+opened when the first of its rows is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from surefit.data.tokens.shards import DTYPES, shard_path, shard_sha256
 
 MANIFEST = "manifest.json"
 MAX_OPEN_SHARDS = 128
-"""Shards that are mapped at once: three files each, and 1,024 open files are what Linux usually allows."""
+"""Shards that are mapped at once: three files each, and Linux usually allows 1,024 open files."""
 MEND = "make it with `surefit prepare CONFIG`, which keeps complete shards"
 
 
@@ -36,16 +36,16 @@ class ShardManifest:
     """All shards of a directory.
 
     Attributes:
-        settings: of the config, by its key, that the shards depend on.
+        settings: config key → setting that the shards depend on.
         fingerprint: the hash of these settings and of the tokenizer.
         tokenizer: the hash of the tokenizer alone (`cache.tokenizer_digest`).
-        shards: of each, in order: rows, tokens, longest, repeat, sha256 (of its files' hashes).
-        stats: of all rows, each as often as an epoch sees it.
-        lengths: examples of up to so many tokens, by powers of two.
+        shards: for each shard in order: rows, tokens, longest, repeat, sha256 (of its files' hashes).
+        stats: stats of all rows, each counted as often as an epoch sees it.
+        lengths: upper limit of tokens, a power of two → examples.
         held_out: rows of `heldout.jsonl`.
         conversations: no row is plain text.
         skipped: the first rows that could not be used, with the reason.
-        files: the sources: path, bytes and time of change.
+        files: the sources: path, bytes and modification time.
     """
 
     settings: Mapping[str, Any]
@@ -61,20 +61,20 @@ class ShardManifest:
 
     @property
     def sha256(self) -> str:
-        """The hash of all that an epoch sees."""
-        seen = [[one["sha256"], one["repeat"]] for one in self.shards]
-        return hashlib.sha256(json.dumps(seen).encode()).hexdigest()
+        """Hash of all rows that an epoch sees."""
+        shards = [[shard["sha256"], shard["repeat"]] for shard in self.shards]
+        return hashlib.sha256(json.dumps(shards).encode()).hexdigest()
 
 
 def read_shard_manifest(directory: Path) -> ShardManifest:
-    """The manifest of prepared data.
+    """Read the manifest of prepared data.
 
     Raises:
         DataError: there is none, or it is damaged; with the command that makes it.
     """
     if not (directory / MANIFEST).is_file():
-        there = sum(1 for _ in directory.glob("shard-*")) if directory.is_dir() else 0
-        problem = f"unfinished: {there:,} shards, but no manifest" if there else "there is no prepared data"
+        shard_count = sum(1 for _ in directory.glob("shard-*")) if directory.is_dir() else 0
+        problem = f"unfinished: {shard_count:,} shards, but no manifest" if shard_count else "there is no prepared data"
         raise DataError(problem, code="E4108", path=directory, field="data.tokenized", help=MEND)
     try:
         values = read_json(directory / MANIFEST)
@@ -87,7 +87,7 @@ def read_shard_manifest(directory: Path) -> ShardManifest:
 
 
 COUNTS = {"rows": 0, "tokens": 0, "longest": 0, "repeat": 1}
-"""Of a shard → the least that it may be."""
+"""Key of a shard's entry → the least valid value."""
 
 
 def _is_count(value: Any, least: int = 0) -> bool:
@@ -95,19 +95,19 @@ def _is_count(value: Any, least: int = 0) -> bool:
 
 
 def _manifest_problem(values: Any) -> str | None:
-    """Return the first entry of a manifest that cannot be; None where all are sound."""
+    """Return the first invalid entry of a manifest; None if all are valid."""
     if not isinstance(values, dict) or not isinstance(values.get("stats"), dict):
         return "it is no object with stats"
     shards = values.get("shards")
     if not isinstance(shards, list) or not shards:
         return "it names no shards"
-    for number, about in enumerate(shards):
+    for number, shard in enumerate(shards):
         wrong = [
-            key for key, least in COUNTS.items() if not isinstance(about, dict) or not _is_count(about.get(key), least)
+            key for key, least in COUNTS.items() if not isinstance(shard, dict) or not _is_count(shard.get(key), least)
         ]
-        if wrong or type(about.get("sha256")) is not str:
+        if wrong or type(shard.get("sha256")) is not str:
             return f"{[*wrong, 'sha256'][0]} of shard {number} is no such number or text"
-    seen = sum(about["rows"] * about["repeat"] for about in shards)
+    rows = sum(shard["rows"] * shard["repeat"] for shard in shards)
     wrong = [f"stats.{key}" for key, value in values["stats"].items() if not _is_count(value)]
     lengths = values.get("lengths")
     if not isinstance(lengths, dict) or not all(key.isdecimal() and _is_count(value) for key, value in lengths.items()):
@@ -120,37 +120,37 @@ def _manifest_problem(values: Any) -> str | None:
         wrong.append("held_out")
     if wrong:
         return f"{wrong[0]} cannot be what it says"
-    if seen != values["stats"].get("kept"):
-        return f"its shards have {seen:,} rows, and stats.kept is {values['stats'].get('kept'):,}"
+    if rows != values["stats"].get("kept"):
+        return f"its shards have {rows:,} rows, and stats.kept is {values['stats'].get('kept'):,}"
     return None
 
 
 def find_wrong_size(directory: Path, manifest: ShardManifest) -> str | None:
-    """Return the first shard whose files cannot hold the numbers that the manifest names; opens none of them."""
-    for number, about in enumerate(manifest.shards):
+    """Return the first shard whose files do not have the size for the manifest's counts; opens none of them."""
+    for number, shard in enumerate(manifest.shards):
         path = shard_path(directory, number)
-        counts = (about["tokens"], about["tokens"], about["rows"] + 1)
+        counts = (shard["tokens"], shard["tokens"], shard["rows"] + 1)
         for name, dtype, count in zip(ARRAYS, DTYPES, counts, strict=True):
             try:
-                rest = (path / f"{name}.npy").stat().st_size - count * dtype.itemsize
+                header_bytes = (path / f"{name}.npy").stat().st_size - count * dtype.itemsize
             except OSError:
                 return f"{path.name} has no {name}.npy"
-            if not 0 < rest <= HEADER:
+            if not 0 < header_bytes <= HEADER:
                 return f"{path.name}/{name}.npy does not have the size of {count:,} numbers"
     return None
 
 
 HEADER = 4096
-"""Bytes of the header of an .npy file at most; numpy's are 128."""
+"""Maximum bytes of the header of an .npy file; numpy's has 128."""
 AT_ONCE = 2 * GIB
 """Bytes of shards whose hashes are compared before the first step: one to four seconds."""
 HASHED = 16 * GIB
-"""Bytes of shards whose hashes one process compares; the rest is left to `surefit prepare --verify`."""
+"""Bytes of shards whose hashes one process compares; `surefit prepare --verify` compares all."""
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """One shard's arrays, mapped."""
+    """One shard's arrays, memory-mapped."""
 
     ids: npt.NDArray[np.int32]
     supervised: npt.NDArray[np.uint8]
@@ -158,22 +158,22 @@ class _Shard:
 
 
 class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]):
-    """The rows of prepared data, as `cache.TokenDataset` has those of the cache.
+    """The rows of prepared data, with the interface of `cache.TokenDataset`.
 
-    Rows that an epoch sees twice are there twice. Memory does not grow with the rows: what is kept is where each shard
-    begins, and the maps of the `MAX_OPEN_SHARDS` shards that were used last.
+    Rows that an epoch sees twice are there twice. Memory does not grow with the rows: it holds where each shard begins,
+    and the maps of the `MAX_OPEN_SHARDS` shards that were used last.
 
     Attributes:
         path: the directory.
-        stats: what became of the rows.
-        sha256: of all rows, from the hashes in the manifest.
+        stats: counts of the rows by outcome.
+        sha256: hash of all rows, from the hashes in the manifest.
     """
 
     def __init__(self, path: Path, manifest: ShardManifest | None = None) -> None:
         manifest = manifest or read_shard_manifest(path)
         self.path, self.manifest, self.stats, self.sha256 = path, manifest, manifest.stats, manifest.sha256
-        self.rows = np.array([one["rows"] for one in manifest.shards], np.int64)
-        repeats = np.array([one["repeat"] for one in manifest.shards], np.int64)
+        self.rows = np.array([shard["rows"] for shard in manifest.shards], np.int64)
+        repeats = np.array([shard["repeat"] for shard in manifest.shards], np.int64)
         self._ends = np.cumsum(self.rows * repeats)
         self._open: OrderedDict[int, _Shard] = OrderedDict()
         self._compared: set[int] = set()
@@ -184,11 +184,11 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
     @property
     def lengths(self) -> ShardedLengths:
-        """Tokens of each row, looked up when asked for."""
+        """Tokens of each row, read on access."""
         return ShardedLengths(self)
 
     def __getitem__(self, index: Any) -> Any:
-        """(input_ids, labels) of one row, int64; labels are -100 where the loss does not fall.
+        """Return (input_ids, labels) of one row, int64; labels are -100 where the loss does not fall.
 
         Raises:
             DataError: its shard is missing or damaged.
@@ -199,16 +199,16 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         return ids, np.where(shard.supervised[start:end] == 1, ids, MASKED)
 
     def place(self, index: int) -> tuple[_Shard, int]:
-        """A row's shard, and its number there."""
+        """Return a row's shard, and its number there."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
         number = int(np.searchsorted(self._ends, index, side="right"))
-        before = int(self._ends[number - 1]) if number else 0
-        return self.shard(number), (index - before) % int(self.rows[number])
+        first_row = int(self._ends[number - 1]) if number else 0
+        return self.shard(number), (index - first_row) % int(self.rows[number])
 
     def shard(self, number: int) -> _Shard:
-        """A shard's arrays; the one that was not used for longest is closed where too many are open."""
+        """Return a shard's arrays; closes the least recently used shard if too many are open."""
         if number not in self._open:
             self._open[number] = self._mapped(number)
             if len(self._open) > MAX_OPEN_SHARDS:
@@ -217,8 +217,8 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         return self._open[number]
 
     def _mapped(self, number: int) -> _Shard:
-        path, about = shard_path(self.path, number), self.manifest.shards[number]
-        sizes = (about["tokens"], about["tokens"], about["rows"] + 1)
+        path, entry = shard_path(self.path, number), self.manifest.shards[number]
+        sizes = (entry["tokens"], entry["tokens"], entry["rows"] + 1)
         try:
             arrays = [np.load(path / f"{name}.npy", mmap_mode="r") for name in ARRAYS]
         except (OSError, ValueError, EOFError) as error:
@@ -238,8 +238,8 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         return _Shard(*arrays)
 
     def _as_written(self, number: int) -> bool:
-        """Whether a shard's files have the hashes of the manifest, as far as `HASHED` goes, and its rows follow one
-        another. Looked at once for each shard, and read rather than mapped: what a map has read stays in memory."""
+        """Return whether a shard's files have the hashes of the manifest, up to `HASHED` bytes in all, and its offsets
+        increase. Checked once per shard, and read instead of mapped: pages read through a map stay in memory."""
         if number in self._compared:
             return True
         self._compared.add(number)
@@ -259,7 +259,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
         return bool(shard_sha256(digests) == self.manifest.shards[number]["sha256"])
 
     def compare(self) -> str | None:
-        """Compare the hashes of all shards, as far as `HASHED` goes in a start; return what is left to be compared.
+        """Compare the hashes of all shards, up to `HASHED` bytes per start; return what remains to be compared.
 
         Raises:
             DataError: a shard is missing or was changed.
@@ -277,12 +277,12 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
     @property
     def bytes(self) -> int:
-        """Of the arrays of all shards."""
-        return sum(5 * about["tokens"] + 8 * (about["rows"] + 1) for about in self.manifest.shards)
+        """Bytes of the arrays of all shards."""
+        return sum(5 * shard["tokens"] + 8 * (shard["rows"] + 1) for shard in self.manifest.shards)
 
 
 class ShardedLengths(Sequence[int]):
-    """Tokens of each row of `ShardedTokens`, looked up when they are asked for; as a numpy array has them otherwise."""
+    """Tokens of each row of `ShardedTokens`, read on access; otherwise like a numpy array."""
 
     def __init__(self, rows: ShardedTokens) -> None:
         self._rows = rows
@@ -291,44 +291,45 @@ class ShardedLengths(Sequence[int]):
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """Of one row, int; of a list or an array of rows, an int64 array. Shards are opened in their order."""
+        """Return the tokens of one row, int, or of a list or array of rows, an int64 array. Shards are opened in
+        order."""
         if isinstance(index, (int, np.integer)):
             shard, row = self._rows.place(int(index))
             return int(shard.offsets[row + 1] - shard.offsets[row])
-        wanted = np.asarray(index, np.int64)
-        found = np.empty(wanted.shape, np.int64)
-        for place in np.argsort(wanted, axis=None):
-            found.flat[place] = self[int(wanted.flat[place])]
-        return found
+        rows = np.asarray(index, np.int64)
+        lengths = np.empty(rows.shape, np.int64)
+        for place in np.argsort(rows, axis=None):
+            lengths.flat[place] = self[int(rows.flat[place])]
+        return lengths
 
     def max(self) -> int:
-        """Of the longest row."""
-        longest: int = max(one["longest"] for one in self._rows.manifest.shards)
+        """Return the tokens of the longest row."""
+        longest: int = max(shard["longest"] for shard in self._rows.manifest.shards)
         return longest
 
     def longest(self, count: int) -> list[int]:
-        """The numbers of the longest rows, the longest first; as many as there are, where they are fewer.
+        """Return the numbers of the `count` longest rows, or of all if there are fewer, the longest first.
 
         Only shards are opened whose longest row may be among them.
         """
         shards = self._rows.manifest.shards
-        found: list[tuple[int, int]] = []  # a heap of (tokens, -row): the least of those found is in front
+        heap: list[tuple[int, int]] = []  # (tokens, -row), the smallest first
         for number in sorted(range(len(shards)), key=lambda n: -shards[n]["longest"]):
-            if len(found) == count and shards[number]["longest"] < found[0][0]:
+            if len(heap) == count and shards[number]["longest"] < heap[0][0]:
                 break
             end, rows = int(self._rows._ends[number]), int(self._rows.rows[number])
             begin = end - rows * shards[number]["repeat"]
             lengths = np.diff(self._rows.shard(number).offsets)
             for row in np.argsort(-lengths, kind="stable")[:count]:
-                for again in range(begin, end, rows):
-                    item = (int(lengths[row]), -(again + int(row)))
-                    if len(found) < count:
-                        heapq.heappush(found, item)
+                for copy in range(begin, end, rows):
+                    item = (int(lengths[row]), -(copy + int(row)))
+                    if len(heap) < count:
+                        heapq.heappush(heap, item)
                     else:
-                        heapq.heappushpop(found, item)
-        return [-row for _, row in sorted(found, reverse=True)]
+                        heapq.heappushpop(heap, item)
+        return [-row for _, row in sorted(heap, reverse=True)]
 
 
 def held_out_file(directory: Path) -> Path:
-    """The rows that are scored on, of all shards."""
+    """Return the file of the held-out rows of all shards."""
     return directory / HELD_OUT

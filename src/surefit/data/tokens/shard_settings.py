@@ -1,4 +1,4 @@
-"""Whether prepared data is what a config asks for: the settings that shards depend on, compared without a tokenizer."""
+"""Comparison of prepared data with a config: the settings that shards depend on, without loading a tokenizer."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ SHARD_SETTING_KEYS = ("train", "mix", "format", "split", "max_length", "too_long
 """Keys of `data` on which the tokens depend."""
 ANEW = "put it back, rebuild them with `surefit prepare CONFIG --overwrite`, or name another directory"
 PROGRAM = "SureFit's own format"
-"""The key of what no setting says."""
+"""The key of the versions that no setting covers."""
 
 
 def build_shard_settings(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
-    """What the shards of a config depend on beside the rows and the tokenizer, by config key, as JSON has it."""
+    """Return the settings on which a config's shards depend beside the rows and the tokenizer: config key → JSON
+    value."""
     data = config.data
     share = isinstance(data.eval, float)
-    chosen = data.share is not None or any(passes % 1 for passes in data.mix.values())
+    uses_seed = data.share is not None or any(passes % 1 for passes in data.mix.values())
     values = {
         "recipe": f"{recipe.name}, version {recipe.version}",
         **{f"data.{key}": getattr(data, key) for key in SHARD_SETTING_KEYS},
         "data.eval": data.eval if share or data.mix else "a file",
-        "train.seed": config.train.seed if chosen else "any",
+        "train.seed": config.train.seed if uses_seed else "any",
         "model.chat_template": config.model.chat_template,
         "model.chat_template_kwargs": config.model.chat_template_kwargs,
         PROGRAM: [FORMAT, CODE_VERSION, TEMPLATE_DATE],
@@ -44,20 +45,20 @@ def build_shard_settings(config: Config, recipe: TaskRecipe) -> dict[str, Any]:
 
 
 def fingerprint(settings: Mapping[str, Any], tokenizer: str) -> str:
-    """The hash of these settings and of a tokenizer's (`cache.tokenizer_digest`)."""
+    """Return the hash of these settings and of a tokenizer's hash (`cache.tokenizer_digest`)."""
     return hashlib.sha256(json.dumps([settings, tokenizer], sort_keys=True).encode()).hexdigest()
 
 
 def require_shard_settings(was: Mapping[str, Any], config: Config, recipe: TaskRecipe, directory: Path) -> None:
-    """Refuse shards that were made with other settings.
+    """Raise if shards were made with other settings.
 
     Raises:
-        ConfigError: naming those that differ, with both values.
+        ConfigError: with the settings that differ, and both values.
     """
-    now = build_shard_settings(config, recipe)
+    settings = build_shard_settings(config, recipe)
     changed = [
         f"{key} {truncate_text(repr(was.get(key)), 60)} (now {truncate_text(repr(value), 60)})"
-        for key, value in now.items()
+        for key, value in settings.items()
         if was.get(key) != value
     ]
     if changed:
@@ -71,8 +72,10 @@ def require_shard_settings(was: Mapping[str, Any], config: Config, recipe: TaskR
 
 
 def require_tokenizer(was: str, digest: str, directory: Path) -> None:
-    """Raises:
-    ConfigError: shards were made with another tokenizer."""
+    """Raise if shards were made with another tokenizer.
+
+    Raises:
+        ConfigError: the digests differ."""
     if was != digest:
         raise ConfigError(
             "these shards were made with another tokenizer or chat template, or another version of tokenizers or "
@@ -85,20 +88,20 @@ def require_tokenizer(was: str, digest: str, directory: Path) -> None:
 
 
 def open_prepared_data(config: Config, recipe: TaskRecipe) -> ShardManifest:
-    """The manifest of `data.tokenized`, which is complete and was made with this config's settings.
+    """Open the manifest of `data.tokenized` and check that it is complete and was made with this config's settings.
 
     Raises:
-        DataError: there is none, or shards that it names are missing; with the command that mends it.
-        ConfigError: it was made with other settings; or `data.limit` is set, which it cannot obey.
+        DataError: there is none, or shards that it names are missing; with the command that repairs it.
+        ConfigError: it was made with other settings; or `data.limit` is set, which it does not support.
     """
     assert config.data.tokenized is not None
     directory = Path(config.data.tokenized)
     refuse_limit(config)
     manifest = read_shard_manifest(directory)
     require_shard_settings(manifest.settings, config, recipe, directory)
-    there = set(os.listdir(directory))
+    existing = set(os.listdir(directory))
     names = [shard_path(directory, number).name for number in range(len(manifest.shards))]
-    missing = [name for name in names if name not in there]
+    missing = [name for name in names if name not in existing]
     if missing:
         listed = ", ".join(missing[:3]) + ("…" if len(missing) > 3 else "")
         problem = f"{len(missing):,} of {len(names):,} shards are missing: {listed}"
@@ -109,8 +112,10 @@ def open_prepared_data(config: Config, recipe: TaskRecipe) -> ShardManifest:
 
 
 def refuse_limit(config: Config) -> None:
-    """Raises:
-    ConfigError: `data.limit` is set, and which rows those are only the number of all rows would say."""
+    """Raise if `data.limit` is set: the rows that it selects depend on the number of all rows.
+
+    Raises:
+        ConfigError: `data.limit` is set."""
     if config.data.limit is not None:
         raise ConfigError(
             "data.limit takes rows spread evenly over all of them, which prepared data cannot do",

@@ -1,11 +1,11 @@
-"""A range of rows becomes a shard: token arrays in a directory that is there in full or not at all.
+"""Tokenization of a range of rows into a shard: token arrays in a directory that is there in full or not at all.
 
 DIR/shard-000123/input_ids.npy, supervised.npy, offsets.npy   as in the cache (data/tokens/cache.py)
-                 heldout.jsonl   the rows of the range that are scored on
-                 meta.json       the task it was made for, the hashes of the files, and what became of the rows
+                 heldout.jsonl   the held-out rows of the range
+                 meta.json       the task it was made for, the hashes of the files, and the counts of the rows
 
-`write_shard` is a function of its arguments and of the rows' file alone. So it does not matter who calls it: one
-process, several, or the tasks of an array job; the bytes are the same.
+`write_shard` depends only on its arguments and on the rows' file. So any caller writes the same bytes: one process,
+several, or the tasks of an array job.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT = 1
-"""Raised when the same rows would become other shards."""
+"""Version of the shards, incremented when the same rows would become other shards."""
 DTYPES: tuple[np.dtype[Any], ...] = (np.dtype("<i4"), np.dtype("u1"), np.dtype("<i8"))
-"""Of `ARRAYS`."""
+"""Data types of `ARRAYS`."""
 NAMED = 3
-"""Rows that cannot be used and are named; the rest are counted."""
+"""Unusable rows that are listed; further ones are only counted."""
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What one shard is made of.
+    """The input of one shard.
 
     Attributes:
-        number: of the shard, in the order of the rows.
+        number: number of the shard, in the order of the rows.
         source: `data.train`, or a source of `data.mix`.
-        columns: by which the layout of the source's rows is told; the same for all its shards.
-        rows: where they lie.
+        columns: columns by which the layout of the source's rows is detected; the same for all its shards.
+        rows: range of the rows.
         repeat: how often an epoch sees each row of the shard.
-        share: of the rows, those that are taken, by the hash of each; 1 is all.
+        share: share of the rows to use, chosen by the hash of each; 1 is all.
         first: whether it is the first task with these rows: it writes the held-out ones, and counts the bad ones.
-        holds_out: whether the rows held out are scored on; else they are left out.
+        holds_out: whether the held-out rows are used for evaluation; otherwise they are left out.
     """
 
     number: int
@@ -78,7 +78,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class ShardContext:
-    """What all shards of a directory have in common.
+    """The settings that all shards of a directory share.
 
     Attributes:
         section: `data` of the config.
@@ -86,7 +86,7 @@ class ShardContext:
         recipe: the task.
         tokenizer: the model's.
         fingerprint: the hash of all settings and of the tokenizer.
-        secret: positions of the prompts of `data.eval` where that is a file, which `data.mix` must not teach.
+        secret: positions of the prompts of `data.eval` if it is a file, which `data.mix` must not teach.
     """
 
     section: DataSection
@@ -98,43 +98,44 @@ class ShardContext:
 
 
 def shard_path(directory: Path, number: int) -> Path:
-    """Where a shard lies."""
+    """Return the path of a shard."""
     return directory / f"shard-{number:06d}"
 
 
 def read_complete_shard(directory: Path, task: ShardTask, fingerprint: str) -> dict[str, Any] | None:
-    """meta.json of a shard that is there in full, made of these rows with these settings; else None.
+    """Return meta.json of a shard that is there in full, made of these rows with these settings; else None.
 
-    Sizes are compared, not the hashes: that is `find_damaged_file`.
+    Sizes are compared, not the hashes: `find_damaged_file` compares those.
     """
     path = shard_path(directory, task.number)
     try:
         meta: dict[str, Any] = read_json_file(path / "meta.json")
         same = meta["task"] == task_to_json(task) and meta["fingerprint"] == fingerprint
-        whole = all((path / name).stat().st_size == size for name, size in meta["sizes"].items())
+        complete = all((path / name).stat().st_size == size for name, size in meta["sizes"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return meta if same and whole else None
+    return meta if same and complete else None
 
 
 def task_to_json(task: ShardTask) -> dict[str, Any]:
-    """A task as meta.json has it."""
+    """Return a task in the form of meta.json."""
     described: dict[str, Any] = json.loads(json.dumps(asdict(task)))
     return described
 
 
 def find_damaged_file(path: Path, meta: dict[str, Any]) -> str | None:
-    """The first file of a shard whose content is not what it was when it was written."""
+    """Return the first file of a shard whose content was changed after it was written."""
     return next((name for name, sha256 in meta["sha256"].items() if file_sha256(path / name) != sha256), None)
 
 
 def shard_sha256(digests: Mapping[str, str]) -> str:
-    """Return the hash of a shard from those of its files."""
+    """Return the hash of a shard from the hashes of its files."""
     return hashlib.sha256(json.dumps(dict(digests), sort_keys=True).encode()).hexdigest()
 
 
 def source_sha256(rows: RowRange) -> str | None:
-    """The hash of a range's bytes, or of its file where a range is none of bytes; None of what is not here."""
+    """Return the hash of a range's bytes, or of its whole file if the range is not in bytes; None if it is not
+    local."""
     if not os.path.exists(rows.file):
         return None
     if rows.stop is None or file_extensions(rows.file)[0] not in LINE_READERS:
@@ -142,20 +143,20 @@ def source_sha256(rows: RowRange) -> str | None:
     digest = hashlib.sha256()
     with open(rows.file, "rb") as file:
         file.seek(rows.start)
-        left = rows.stop - rows.start
-        while left > 0 and (data := file.read(min(left, MIB))):
+        remaining = rows.stop - rows.start
+        while remaining > 0 and (data := file.read(min(remaining, MIB))):
             digest.update(data)
-            left -= len(data)
+            remaining -= len(data)
     return digest.hexdigest()
 
 
 def write_shard(task: ShardTask, making: ShardContext, directory: Path) -> dict[str, Any]:
-    """Tokenise a range of rows into a shard, a batch at a time; returns its meta.json.
+    """Tokenize a range of rows into a shard, a batch at a time; return its meta.json.
 
-    What is there under its name is replaced: two that make the same shard at once write the same bytes.
+    An existing shard of this name is replaced: two processes that make the same shard at once write the same bytes.
 
     Raises:
-        DataError: rows that cannot be used or are too long, where the config does not say to leave them out.
+        DataError: rows that cannot be used or are too long, unless the config leaves them out.
         MachineError: it cannot be written; nothing of it is left.
     """
     path = shard_path(directory, task.number)
@@ -172,7 +173,7 @@ def write_shard(task: ShardTask, making: ShardContext, directory: Path) -> dict[
 
 
 def _fill(path: Path, task: ShardTask, making: ShardContext) -> dict[str, Any]:
-    section, found, long = making.section, _ShardStats(), []
+    section, stats, too_long_errors = making.section, _ShardStats(), []
     with ExitStack() as stack:
         arrays = [
             stack.enter_context(_Growing(path / f"{name}.npy", dtype))
@@ -180,32 +181,32 @@ def _fill(path: Path, task: ShardTask, making: ShardContext) -> dict[str, Any]:
         ]
         held_out = stack.enter_context(open(path / HELD_OUT, "w", encoding="utf-8"))
         arrays[2].append([0])
-        taken = _select_examples(task, making, found, held_out)
-        while batch := list(islice(taken, BATCH)):
-            examples = Examples([one for one, _ in batch], [where for _, where in batch], [])
+        selected = _select_examples(task, making, stats, held_out)
+        while batch := list(islice(selected, BATCH)):
+            examples = Examples([example for example, _ in batch], [where for _, where in batch], [])
             refused: dict[int, DataError] | None = {} if section.bad_rows == "skip" else None
             cut: list[int] = []
             encoded = encode_all(
                 examples, making.tokenizer, section.max_length, section.too_long, cut, refused, task.source
             )
-            for own, where in zip(encoded, examples.where, strict=True):
-                found.split += max(0, len(own) - 1)
-                for ids, supervised in own:
-                    if found.counted(len(ids), supervised.count(True), section.max_length):
+            for token_examples, where in zip(encoded, examples.where, strict=True):
+                stats.split += max(0, len(token_examples) - 1)
+                for ids, supervised in token_examples:
+                    if stats.counted(len(ids), supervised.count(True), section.max_length):
                         arrays[0].append(ids)
                         arrays[1].append(supervised)
-                        arrays[2].append([found.tokens])
+                        arrays[2].append([stats.tokens])
                     elif len(ids) > section.max_length and section.too_long == "error":
                         problem = f"{len(ids):,} tokens, over max_length {section.max_length:,}"
-                        long.append(DataError(problem, code="E4112", path=where))
-            found.cut += len(cut)
-            found.problems += (refused or {}).values()
-    if long:
-        way_out = f"set data.max_length to {found.longest_of_all} or more, or data.too_long to drop"
-        raise bad_rows_error(long, found.read, task.source, way_out)
-    if found.problems and section.bad_rows == "error":
+                        too_long_errors.append(DataError(problem, code="E4112", path=where))
+            stats.cut += len(cut)
+            stats.problems += (refused or {}).values()
+    if too_long_errors:
+        way_out = f"set data.max_length to {stats.longest_of_all} or more, or data.too_long to drop"
+        raise bad_rows_error(too_long_errors, stats.read, task.source, way_out)
+    if stats.problems and section.bad_rows == "error":
         raise bad_rows_error(
-            found.problems, found.read, task.source, "set data.bad_rows: skip to leave them out (counted)"
+            stats.problems, stats.read, task.source, "set data.bad_rows: skip to leave them out (counted)"
         )
     files = [f"{name}.npy" for name in ARRAYS] + [HELD_OUT]
     return {
@@ -215,31 +216,37 @@ def _fill(path: Path, task: ShardTask, making: ShardContext) -> dict[str, Any]:
         "source_sha256": source_sha256(task.rows),
         "sizes": {name: (path / name).stat().st_size for name in files},
         "sha256": {name: file_sha256(path / name) for name in files},
-        **found.as_dict(task.first),
+        **stats.as_dict(task.first),
     }
 
 
 def _select_examples(
     task: ShardTask, making: ShardContext, found: _ShardStats, held_out: Any
 ) -> Iterator[tuple[Example, str]]:
-    """The examples of a range to train on, each with its place; the others are written to `held_out` or counted."""
+    """Yield the examples of a range to train on, each with its place; the others are written to `held_out` or
+    counted."""
     section, seed = making.section, making.seed
     convert = row_converter(list(task.columns), task.source, making.recipe, section.format)
     limit = section.share or 0.0
-    for placed in read_range(task.rows):
-        where = found.at(placed)
+    for placed_row in read_range(task.rows):
+        where = found.at(placed_row)
         try:
-            example = convert(placed.row)
+            example = convert(placed_row.row)
         except DataError as error:
             problem = DataError(
-                error.message, code=error.code, path=placed.path, line=placed.line, field=error.field, help=error.help
+                error.message,
+                code=error.code,
+                path=placed_row.path,
+                line=placed_row.line,
+                field=error.field,
+                help=error.help,
             )
             found.problems.append(problem)
             continue
         prompt = prompt_position(example, seed) if limit or making.secret else 1.0
         if prompt < limit and task.holds_out:
             if task.first:
-                held_out.write(json.dumps(_as_json(placed.row), ensure_ascii=False, default=str) + "\n")
+                held_out.write(json.dumps(_as_json(placed_row.row), ensure_ascii=False, default=str) + "\n")
             found.held_out += 1
         elif prompt < limit or (not task.holds_out and prompt in making.secret):
             found.leaked.append(where)
@@ -249,7 +256,7 @@ def _select_examples(
 
 
 def _as_json(value: Any) -> Any:
-    """A row without the numbers that JSON does not have: Parquet writes a value that is missing as NaN."""
+    """Return a row without the numbers that JSON lacks: Parquet writes a missing value as NaN."""
     if isinstance(value, dict):
         return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -259,7 +266,7 @@ def _as_json(value: Any) -> Any:
 
 @dataclass
 class _ShardStats:
-    """What became of the rows, as they go by."""
+    """Counts of the rows by outcome, updated as they are read."""
 
     read: int = 0
     kept: int = 0
@@ -279,14 +286,14 @@ class _ShardStats:
     lengths: Counter[int] = field(default_factory=Counter)
 
     def at(self, placed: RowWithPlace) -> str:
-        """Note a row; returns its place in words."""
+        """Count a row; return its place in words."""
         where = placed.path if placed.line is None else f"{placed.path}:{placed.line}"
         self.places[1:] = [where]
         self.read += 1
         return where
 
     def counted(self, tokens: int, supervised: int, max_length: int) -> bool:
-        """Count an example; returns whether it is kept."""
+        """Count an example; return whether it is kept."""
         self.longest_of_all = max(self.longest_of_all, tokens)
         fits = tokens <= max_length
         if not fits or not supervised:
@@ -301,8 +308,8 @@ class _ShardStats:
         return True
 
     def as_dict(self, first: bool) -> dict[str, Any]:
-        """For meta.json; rows that are left out are counted by the `first` task that reads them."""
-        left_out = [f"{one.where}: {one.message}" for one in self.problems]
+        """Return the entries for meta.json; rows that are left out are counted by the `first` task that reads them."""
+        left_out = [f"{problem.where}: {problem.message}" for problem in self.problems]
         left_out = [*left_out, *(f"{where}: its prompt is held out" for where in self.leaked)] if first else []
         used = self.kept + self.long + self.unsupervised - self.split
         stats = TokenizationStats(
@@ -329,7 +336,7 @@ class _ShardStats:
 
 
 class _Growing:
-    """A one-dimensional .npy file that is written as its values come; its length goes into the header at the end."""
+    """A one-dimensional .npy file written as its values come; its length is written into the header at the end."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self.file, self.dtype, self.count = path.open("wb"), dtype, 0
@@ -345,11 +352,11 @@ class _Growing:
 
     def append(self, values: Sequence[int]) -> None:
         # bytes reads a list in a third of the time of Python's array, which is no slower than numpy.
-        made = bytes(values) if self.dtype.itemsize == 1 else array(self.dtype.char, values)
-        self.file.write(np.asarray(memoryview(made)).astype(self.dtype, copy=False).data)
+        data = bytes(values) if self.dtype.itemsize == 1 else array(self.dtype.char, values)
+        self.file.write(np.asarray(memoryview(data)).astype(self.dtype, copy=False).data)
         self.count += len(values)
 
     def _header(self) -> None:
-        # numpy leaves room in a header for its longest length, so the second one takes the place of the first.
-        about = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
-        np.lib.format.write_array_header_1_0(self.file, about)
+        # numpy pads a header for the longest possible length, so the second one exactly replaces the first.
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self.file, header)

@@ -1,8 +1,8 @@
-"""Examples become token ids and labels; the labels are built here and nowhere else.
+"""Tokenization of examples to token ids and labels; labels are built only in this module.
 
-A conversation is rendered by the model's own chat template and cut into segments: what the model is given and what it
-has to write. Each segment is tokenised on its own, so that the tokens before an answer are exactly those the model is
-given when it is evaluated, whatever the answer's first letters would merge with.
+A conversation is rendered by the model's own chat template and cut into segments: the context and the parts that the
+model has to write. Each segment is tokenized separately, so the tokens before an answer are exactly the prompt tokens
+in evaluation, even if the tokenizer would merge them with the answer's first letters.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH = 256
-"""Examples that are handed to the tokenizer at once: it works on them in parallel."""
+"""Examples that are passed to the tokenizer at once: it works on them in parallel."""
 
 
 def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that the model is given when it has to answer `example.prompt`: the start of what it is trained on.
+    """Return the ids of `example.prompt` for generation: the beginning of the example as it is trained on.
 
     Raises:
-        DataError: as `conversation_segments`; and where the example is plain text, which asks for no answer.
+        DataError: as `conversation_segments`; and where the example is plain text, which has no prompt.
     """
     if not example.prompt:
         raise DataError(
@@ -49,11 +49,11 @@ def tokenize_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> lis
 
 
 def tokenize_beginning(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the ids of plain text, or the tokens that a row brings, for the model to continue: as they are trained on,
-    without the end-of-text token.
+    """Return the ids of plain text, or a row's own tokens, for the model to continue: as they are trained on, without
+    the end-of-text token.
 
     Raises:
-        DataError: the row brings tokens that the tokenizer does not have.
+        DataError: the row contains tokens that the tokenizer does not have.
     """
     if example.tokens:
         return _encode_pretokenized(example.tokens, len(tokenizer))[0]
@@ -62,15 +62,15 @@ def tokenize_beginning(example: Example, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """As `tokenize_prompt`, up to where a label stands in the answer that is trained on: behind the empty thought, or
-    the channel, that the chat template has the model write first.
+    """Return the ids of `tokenize_prompt`, extended to the place of a label in a training answer: behind the empty
+    thought, or the channel, that the chat template has the model write first.
 
     Raises:
-        DataError: as `tokenize_prompt`; and where no answer without reasoning follows what the template asks with.
+        DataError: as `tokenize_prompt`; and where no answer without reasoning follows the generation prompt.
     """
     label = "surefit"
-    answered = Example((*example.prompt, {"role": "assistant", "content": label}), example.tools)
-    segments = conversation_segments(answered, tokenizer)[-1] if example.prompt else []
+    example_with_answer = Example((*example.prompt, {"role": "assistant", "content": label}), example.tools)
+    segments = conversation_segments(example_with_answer, tokenizer)[-1] if example.prompt else []
     place = max((n for n, (_, learnt) in enumerate(segments) if learnt), default=0)
     head = segments[place][0].partition(label)[0] if segments else ""
     if not head.strip():
@@ -80,31 +80,35 @@ def tokenize_label_prompt(example: Example, tokenizer: PreTrainedTokenizerBase) 
 
 
 def conversation_segments(example: Example, tokenizer: PreTrainedTokenizerBase) -> list[list[Segment]]:
-    """The rendered conversation, cut before and after each turn that the model has to write (`data.tokens.turns`).
+    """Render the conversation and cut it before and after each turn that the model has to write (`data.tokens.turns`).
 
     A turn starts where the generation prompt before it ends, and ends with the template's end-of-turn mark.
 
     Returns:
-        One list of segments for each token example: one, but where the template rewrites earlier turns.
+        One list of segments for each token example: one, except where the template rewrites earlier turns.
 
     Raises:
-        DataError: the text with an answer does not start with what asks for it.
+        DataError: the text with an answer does not start with its generation prompt.
         ModelError: the tokenizer has no chat template.
     """
     return _all_segments([example], tokenizer)[0]
 
 
 def _all_segments(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[list[list[Segment]]]:
-    """The segments of every example; the template is called for all of them at once, which is twice as fast."""
-    needed = [plan_renderings(example) for example in examples]
-    texts = iter(_render([(e, *one) for e, ones in zip(examples, needed, strict=True) for one in ones], tokenizer))
+    """Return the segments of every example; all are rendered in batched template calls, which is twice as fast."""
+    renderings = [plan_renderings(example) for example in examples]
+    texts = iter(
+        _render(
+            [(e, *rendering) for e, plan in zip(examples, renderings, strict=True) for rendering in plan], tokenizer
+        )
+    )
     ends = [find_turn_ends(tokenizer, with_tools) for with_tools in (False, True)]
-    pairs = zip(examples, needed, strict=True)
-    return [split_segments(e, {one: next(texts) for one in ones}, ends[bool(e.tools)]) for e, ones in pairs]
+    pairs = zip(examples, renderings, strict=True)
+    return [split_segments(e, {rendering: next(texts) for rendering in plan}, ends[bool(e.tools)]) for e, plan in pairs]
 
 
 def find_turn_ends(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dict[str, str]:
-    """Return `facts.turn_end.ends_of_turn` of the template that a conversation with these tools is rendered with."""
+    """Return `facts.turn_end.ends_of_turn` of the template that renders a conversation with these tools."""
     template = template_for(tokenizer.chat_template, tools)
     if not template:
         return {}
@@ -112,28 +116,28 @@ def find_turn_ends(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> dic
 
 
 def special_tokens_from_tokenizer(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-    """The special tokens of a tokenizer that texts are searched for."""
-    known = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    asked, end = None, None
+    """Return the special tokens of a tokenizer that texts are searched for."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    question, end = None, None
     with suppress(DataError, ModelError):
         example = Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "surefit"}))
-        before, after, whole = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
-        asked = before, after
-        end = first_in(whole.rpartition("surefit")[2], known)
+        before, after, answered = _render([(example, 1, False), (example, 1, True), (example, 2, False)], tokenizer)
+        question = before, after
+        end = first_in(answered.rpartition("surefit")[2], special)
     return build_special_tokens(
-        known,
+        special,
         bos=tokenizer.bos_token,
         eos=tokenizer.eos_token,
         end_of_turn=end,
         padding=tokenizer.pad_token,
-        asked=asked,
+        asked=question,
         templated=bool(tokenizer.chat_template),
         adds=_ids(tokenizer, ["x"], add_special_tokens=True)[0][:1] == [tokenizer.bos_token_id],
     )
 
 
 def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The first turns of each example as the chat template writes them, in the order asked for."""
+    """Render the first turns of each example with the chat template, in the order of `wanted`."""
     if not wanted:  # plain text and tokens need no template
         return []
     if not tokenizer.chat_template:
@@ -145,21 +149,21 @@ def _render(wanted: Sequence[tuple[Example, int, bool]], tokenizer: PreTrainedTo
             "(data.format: text)",
         )
     reads = [_reads(tokenizer, with_tools) for with_tools in (False, True)]
-    shown = {
+    visible_turns = {
         id(example): _visible(example.messages, reads[bool(example.tools)])
         for example in {id(e): e for e, _, _ in wanted}.values()
     }
     texts = [""] * len(wanted)
-    together: dict[tuple[int, bool], list[int]] = {}
+    groups: dict[tuple[int, bool], list[int]] = {}
     for number, (example, _, generation_prompt) in enumerate(wanted):
-        # A call takes one list of tools for all its conversations.
-        together.setdefault((id(example.tools) if example.tools else 0, generation_prompt), []).append(number)
-    for (_, generation_prompt), numbers in together.items():
+        # A call accepts one list of tools for all its conversations.
+        groups.setdefault((id(example.tools) if example.tools else 0, generation_prompt), []).append(number)
+    for (_, generation_prompt), numbers in groups.items():
         tools = wanted[numbers[0]][0].tools
-        visible = [shown[id(wanted[n][0])][: wanted[n][1]] for n in numbers]
+        conversations = [visible_turns[id(wanted[n][0])][: wanted[n][1]] for n in numbers]
         try:
             rendered = tokenizer.apply_chat_template(
-                visible,
+                conversations,
                 tools=list(tools) if tools else None,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -179,55 +183,57 @@ def _reads(tokenizer: PreTrainedTokenizerBase, tools: Any) -> TemplateReasoning:
 
 
 def _visible(messages: Sequence[Message], reads: TemplateReasoning) -> list[Message]:
-    visible = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
-    return [message_as_template_reads(message, reads) for message in visible]
+    unweighted = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
+    return [message_as_template_reads(message, reads) for message in unweighted]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[Encoded]:
-    """Ids and, for each, whether the loss falls on it, of examples that make one token example each.
+    """Return (ids, whether the loss falls on each) of examples that make one token example each.
 
     Raises:
         DataError: as `encode_turns`; and where a chat template rewrites earlier turns.
         ModelError: as `encode_turns`.
     """
     encoded = encode_turns(tokenizer, examples)
-    if any(len(own) != 1 for own in encoded):
+    if any(len(token_examples) != 1 for token_examples in encoded):
         raise DataError(
             "the chat template rewrites earlier turns of a conversation, which therefore makes several token examples",
             code="E4137",
             field="messages",
             help="ask for all of them (encode_turns), or set data.thinking: only_last",
         )
-    return [own[0] for own in encoded]
+    return [token_examples[0] for token_examples in encoded]
 
 
 @pause_gc()
 def encode_turns(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[Encoded]]:
-    """The token examples that each example makes: one, but where the chat template rewrites earlier turns.
+    """Return the token examples of each example: one, except where the chat template rewrites earlier turns.
 
     Raises:
-        DataError: the chat template refuses a conversation or does not fit it (see `conversation_segments`), or a row
-            brings tokens that the tokenizer does not have.
+        DataError: the chat template raises for a conversation or does not fit it (see `conversation_segments`), or a
+            row contains tokens that the tokenizer does not have.
         ModelError: the tokenizer has no chat template, or for plain text no end-of-text token.
     """
     rendered = iter(_all_segments([e for e in examples if e.text is None], tokenizer))
     conversations = [next(rendered) if e.text is None else [] for e in examples]
-    pieces = _piecewise(tokenizer, [segments for own in conversations for segments in own])
+    pieces = _piecewise(tokenizer, [segments for conversation in conversations for segments in conversation])
     texts = iter(_texts(tokenizer, [e.text for e in examples if e.text is not None and e.tokens is None]))
-    known = len(tokenizer) if any(e.tokens for e in examples) else 0
+    vocabulary = len(tokenizer) if any(e.tokens for e in examples) else 0
     return [
-        [_encode_pretokenized(example.tokens, known)]
+        [_encode_pretokenized(example.tokens, vocabulary)]
         if example.tokens
         else [next(texts)]
         if example.text is not None
-        else [_joined(segments, pieces) for segments in own]
-        for example, own in zip(examples, conversations, strict=True)
+        else [_joined(segments, pieces) for segments in conversation]
+        for example, conversation in zip(examples, conversations, strict=True)
     ]
 
 
 def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> None:
-    """Raises:
-    DataError, ModelError: as `encode_turns` does of conversations and of tokens; nothing is tokenised.
+    """Raise if conversations or token ids cannot be encoded; nothing is tokenized.
+
+    Raises:
+        DataError, ModelError: as `encode_turns` for conversations and for token ids.
     """
     _all_segments([e for e in examples if e.text is None], tokenizer)
     for example in examples:
@@ -236,7 +242,7 @@ def require_encodable(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Exa
 
 
 def _encode_pretokenized(tokens: tuple[tuple[int, ...], tuple[bool, ...]], known: int) -> Encoded:
-    """Tokens that a row brings, which the tokenizer has to know."""
+    """Return a row's own tokens as a token example; raises if the tokenizer does not have them."""
     ids, learnt = tokens
     require_known_tokens(ids, known)
     return list(ids), [False, *learnt[1:]]
@@ -254,30 +260,29 @@ def _joined(segments: Sequence[Segment], pieces: Iterator[list[int]]) -> Encoded
 
 
 def count_token_lengths(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> list[list[tuple[int, int]]]:
-    """(ids, those of them that the loss falls on) of each token example that an example makes: the lengths of what
-    `encode_turns` makes.
+    """Return (ids, supervised ids) of each token example of each example: the lengths of the result of `encode_turns`.
 
     Raises:
         DataError, ModelError: as `encode_turns`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or any(example.text is not None for example in examples) or not _starts_freely(tokenizer):
-        made = encode_turns(tokenizer, examples)
-        return [[(len(ids), sum(supervised)) for ids, supervised in own] for own in made]
+        encoded = encode_turns(tokenizer, examples)
+        return [[(len(ids), sum(supervised)) for ids, supervised in token_examples] for token_examples in encoded]
     conversations = _all_segments(examples, tokenizer)
-    pieces = [text for own in conversations for segments in own for text, _ in segments]
+    pieces = [text for token_examples in conversations for segments in token_examples for text, _ in segments]
     counts = iter(map(len, _encodings(tokenizer, pieces)))
-    return [[_counted(segments, counts) for segments in own] for own in conversations]
+    return [[_counted(segments, counts) for segments in token_examples] for token_examples in conversations]
 
 
 def _counted(segments: Sequence[Segment], counts: Iterator[int]) -> tuple[int, int]:
-    own = [(next(counts), learnt) for _, learnt in segments]
-    # As in `_joined`, the first id of all is never learnt.
-    return sum(n for n, _ in own), sum(n for n, learnt in own if learnt) - own[0][1]
+    lengths = [(next(counts), learnt) for _, learnt in segments]
+    # As in `_joined`, the first id of all is never supervised.
+    return sum(n for n, _ in lengths), sum(n for n, learnt in lengths if learnt) - lengths[0][1]
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Encoded]:
-    """Plain texts as the tokenizer starts them, each ended by the end-of-text token."""
+    """Yield plain texts with the tokenizer's begin token, each ended by the end-of-text token."""
     if not texts:
         return
     end = tokenizer.eos_token_id
@@ -294,10 +299,10 @@ def _texts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Iterator[Enc
 
 
 def _piecewise(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Sequence[Segment]]) -> Iterator[list[int]]:
-    """The ids of every segment of every conversation.
+    """Yield the ids of every segment of every conversation.
 
-    A SentencePiece-like tokenizer puts a space before whatever it is given. Only the first segment should get it, so
-    the others are tokenised together with the one before, and that one's ids taken off again.
+    A SentencePiece-like tokenizer puts a space before every text. Only the first segment should get it, so the others
+    are tokenized together with the previous segment, whose ids are then removed.
     """
     texts = [[text for text, _ in segments] for segments in conversations]
     alone = iter(_ids(tokenizer, [text for group in texts for text in group]))
@@ -307,15 +312,15 @@ def _piecewise(tokenizer: PreTrainedTokenizerBase, conversations: Sequence[Seque
     joined = iter(_ids(tokenizer, [a + b for group in texts for a, b in pairwise(group)]))
     for group in texts:
         before: list[int] | None = None
-        for own in (next(alone) for _ in group):
-            both = next(joined) if before is not None else own
+        for piece in (next(alone) for _ in group):
+            joined_ids = next(joined) if before is not None else piece
             start = len(before or ())
-            yield both[start:] if both[:start] == (before or []) else own
-            before = own
+            yield joined_ids[start:] if joined_ids[:start] == (before or []) else piece
+            before = piece
 
 
 def _starts_freely(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a text's tokens do not depend on being the first: true of byte-level tokenizers."""
+    """Return whether a text's tokens do not depend on being the first: true for byte-level tokenizers."""
     newline, letter, both = _ids(tokenizer, ["\n", "x", "\nx"])
     return newline + letter == both
 
@@ -324,15 +329,15 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_token
     if not texts:
         return []
     if getattr(tokenizer, "backend_tokenizer", None) is not None:
-        return [one.ids for one in _encodings(tokenizer, texts, add_special_tokens)]
+        return [encoding.ids for encoding in _encodings(tokenizer, texts, add_special_tokens)]
     with catch_tokenizer_panics(tokenizer.name_or_path):
         ids: list[list[int]] = tokenizer(texts, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     return ids
 
 
 def _encodings(tokenizer: PreTrainedTokenizerBase, texts: list[str], add_special_tokens: bool = False) -> list[Any]:
-    """What the tokenizer's backend makes of texts, without the offsets, which are a quarter of its work."""
-    # A call without options takes back the padding and the cutting that an earlier one may have left in the backend.
+    """Encode texts with the tokenizer's backend, without the offsets, which are a quarter of its work."""
+    # A call without options resets padding and truncation that an earlier call may have left in the backend.
     tokenizer("", add_special_tokens=False)
     encodings: list[Any] = tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
     return encodings

@@ -1,10 +1,11 @@
-"""A conversation becomes texts to train on: cut where the model has to write, and anew where its template rewrites.
+"""Conversion of a conversation to training texts: cut where the model has to write, and restarted where its template
+rewrites earlier turns.
 
-The model is asked for turn i with the rendering of the turns before it and a generation prompt; what it has to write is
-what the rendering of i + 1 turns adds. Most templates go on from what they have written, and then one text holds every
-turn. Others drop the reasoning of earlier turns, or move the system message, once another turn follows (Qwen3, gpt-oss,
-Mistral Nemo): no single text has every turn as it was asked for, so a new one begins where the old one is no longer
-what is shown.
+The model's prompt for turn i is the rendering of the turns before it with a generation prompt; the text that it has to
+write is what the rendering of i + 1 turns adds. Most templates only append, and then one text holds every turn. Others
+drop the reasoning of earlier turns, or move the system message, once another turn follows (Qwen3, gpt-oss, Mistral
+Nemo): no single text has every turn after its own prompt, so a new text begins where the old one is no longer part of
+the prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from surefit.task import Example, Message
 Segment = tuple[str, bool]
 """A text, and whether the model has to write it."""
 Rendering = tuple[int, bool]
-"""The first so many turns, and whether a generation prompt stands behind them."""
+"""(number of first turns, whether a generation prompt stands behind them)."""
 _THOUGHT = re.compile(
     r"(?P<opened><think>|<\|channel>thought|<\|START_THINKING\|>)\s*+"
     r"(?P<closed></think>|<channel\|>|<\|END_THINKING\|>)?\s*+\Z"
@@ -31,7 +32,7 @@ _THOUGHT = re.compile(
 
 
 def build_template_refusal(reason: object) -> DataError:
-    """The error about a conversation that the chat template does not take, with the template's own reason."""
+    """Return the error about a conversation that the chat template cannot render, with the template's own reason."""
     return DataError(
         f"the model's chat template refuses this conversation: {' '.join(str(reason).split())}",
         code="E4136",
@@ -41,17 +42,17 @@ def build_template_refusal(reason: object) -> DataError:
 
 
 def plan_renderings(example: Example) -> list[Rendering]:
-    """What has to be rendered to cut a conversation: (turns, with a generation prompt behind them), the whole first."""
+    """Return the renderings needed to cut a conversation: (turns, generation prompt behind them), the whole first."""
     messages = example.messages
-    needed = [(len(messages), messages[-1]["role"] != "assistant")]
+    renderings = [(len(messages), messages[-1]["role"] != "assistant")]
     for i, message in enumerate(messages):
         if is_trained_on(message):
-            needed += [(i, True), (i + 1, False)]
-    return list(dict.fromkeys(needed))
+            renderings += [(i, True), (i + 1, False)]
+    return list(dict.fromkeys(renderings))
 
 
 def count_rendered_turns(example: Example) -> int:
-    """Turns that are rendered to cut a conversation, each counted every time; 1 for what is no conversation.
+    """Return the turns rendered to cut a conversation, each counted every time; 1 if there is no conversation.
 
     >>> count_rendered_turns(Example(({"role": "user", "content": "?"}, {"role": "assistant", "content": "!"})))
     3
@@ -61,98 +62,99 @@ def count_rendered_turns(example: Example) -> int:
 
 def truncate_conversation(example: Example, limit: int) -> Example:
     """Return a conversation up to the last answer for which at most `limit` turns are rendered, or up to its first
-    answer; an example that is no conversation, or takes no more, as it is."""
+    answer; an example that is no conversation, or needs no more, is unchanged."""
     if count_rendered_turns(example) <= limit:
         return example
-    taken, shown = 0, 0
+    rendered, kept_turns = 0, 0
     for i, message in enumerate(example.messages):
         if not is_trained_on(message):
             continue
-        taken += 2 * i + 1
-        if shown and taken > limit:
+        rendered += 2 * i + 1
+        if kept_turns and rendered > limit:
             break
-        shown = i + 1
-    return replace(example, messages=example.messages[:shown]) if shown else example
+        kept_turns = i + 1
+    return replace(example, messages=example.messages[:kept_turns]) if kept_turns else example
 
 
 def split_segments(
     example: Example, rendered: Mapping[Rendering, str], ends: Mapping[str, str] | None = None
 ) -> list[list[Segment]]:
-    """The texts to train on, each in segments: what the model is given and what it has to write, in turns.
+    """Return the training texts, each in alternating segments: context, and the parts that the model has to write.
 
     Args:
-        example: a conversation. Where it does not end with an answer, the last text ends with what asks for one.
+        example: a conversation. If it does not end with an answer, the last text ends with the generation prompt.
         rendered: its `plan_renderings`, in their order.
-        ends: of a template that writes no end of a turn, what begins the next one (facts/turn_end.py).
+        ends: for a template that writes no end of a turn, the text that begins the next one (facts/turn_end.py).
 
     Raises:
-        DataError: the text with an answer does not start with what asks for it, so nothing says what is to be written.
+        DataError: the text with an answer does not start with its generation prompt, so the answer's place is unknown.
     """
     whole = next(iter(rendered.values()))
     asks = example.messages[-1]["role"] != "assistant"
     texts: list[list[Segment]] = []
-    done = ""
+    prefix = ""
     for i, message in enumerate(example.messages):
         if not is_trained_on(message):
             continue
-        prompt, upto = rendered[i, True], rendered[i + 1, False]
-        answer = _answer(example.messages[i - 1], message, prompt, upto)
+        prompt, with_answer = rendered[i, True], rendered[i + 1, False]
+        answer = _answer(example.messages[i - 1], message, prompt, with_answer)
         if answer is None:
             if asks:  # an earlier turn of a prompt, which is only shown
                 continue
-            raise _not_answering(i, message, prompt, upto)
+            raise _not_answering(i, message, prompt, with_answer)
         answer += turn_end_text(message, ends or {})
-        if not texts or not prompt.startswith(done):
+        if not texts or not prompt.startswith(prefix):
             texts.append([])
-            done = ""
-        texts[-1] += [(prompt[len(done) :], False), (answer, True)]
-        done = prompt + answer
-    if texts and whole.startswith(done):
-        texts[-1].append((whole[len(done) :], False))
+            prefix = ""
+        texts[-1] += [(prompt[len(prefix) :], False), (answer, True)]
+        prefix = prompt + answer
+    if texts and whole.startswith(prefix):
+        texts[-1].append((whole[len(prefix) :], False))
     elif asks or not texts:
         texts.append([(whole, False)])
     return [[(text, learnt) for text, learnt in segments if text] for segments in texts]
 
 
 def _answer(given: Message, message: Message, prompt: str, upto: str) -> str | None:
-    """What the model has to write behind the prompt; None where the two renderings do not say.
+    """Return the text that the model has to write behind the prompt; None if the two renderings do not show it.
 
-    Where the text with the answer does not start with the prompt, the answer is what follows the last turn and the end
+    If the text with the answer does not start with the prompt, the answer is the text after the last turn and the end
     of the prompt: some templates write earlier turns in another way as soon as there is an answer (Mistral Nemo's
-    system message), and some end the prompt with a thought that they leave out of what they write. A closed one
-    (Gemma 4) is given, not learnt. An open one (DeepSeek-R1, QwQ) is completed: with the row's own thought and what
-    closes it.
+    system message), and some end the prompt with a thought that they leave out before the answer. A closed one (Gemma
+    4) is context. An open one (DeepSeek-R1, QwQ) is completed: with the row's own thought and the closing tag.
     """
     if upto.startswith(prompt):
         return upto[len(prompt) :]
     thought = _THOUGHT.search(prompt)
-    rest = _text_after(prompt[: thought.start()] if thought else prompt, upto, str(given.get("content") or "").strip())
-    if rest is None or thought is None:
-        return rest
-    own = reasoning_of_message(message).strip("\n")
+    written = _text_after(
+        prompt[: thought.start()] if thought else prompt, upto, str(given.get("content") or "").strip()
+    )
+    if written is None or thought is None:
+        return written
+    reasoning = reasoning_of_message(message).strip("\n")
     if thought["closed"]:
-        # Command R7B's template writes the next prompt behind every answer, asked to or not.
-        unclear = (own and own in rest) or rest.endswith(thought[0])
-        return None if unclear else rest.removeprefix(CLOSING)
-    if not own or thought["opened"] != OPENING:
+        # Command R7B's template writes the next prompt behind every answer, even without add_generation_prompt.
+        unclear = (reasoning and reasoning in written) or written.endswith(thought[0])
+        return None if unclear else written.removeprefix(CLOSING)
+    if not reasoning or thought["opened"] != OPENING:
         return None
-    answer = split_think_tags(rest)[1] if CLOSING in rest else rest
+    answer = split_think_tags(written)[1] if CLOSING in written else written
     closing = f"\n{CLOSING}\n\n" if thought[0].endswith("\n") else CLOSING
-    return own + closing + answer.lstrip("\n")
+    return reasoning + closing + answer.lstrip("\n")
 
 
 def _text_after(start: str, text: str, given: str) -> str | None:
-    """What the text has behind `start`; or, where it starts otherwise, behind the last turn's content and what `start`
-    has after that."""
+    """Return the text after `start`; or, if it starts otherwise, the text after the last turn's content and the rest of
+    `start`."""
     if text.startswith(start):
         return text[len(start) :]
     _, turn, end = start.rpartition(given) if given else ("", "", "")
-    _, found, rest = text.rpartition(turn + end) if turn and end else ("", "", "")
-    return rest if found else None
+    _, separator, after = text.rpartition(turn + end) if turn and end else ("", "", "")
+    return after if separator else None
 
 
 def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataError:
-    agreed = next(
+    common = next(
         (i for i, (a, b) in enumerate(zip(prompt, upto, strict=False)) if a != b), min(len(prompt), len(upto))
     )
     thought = _THOUGHT.search(prompt)
@@ -166,7 +168,7 @@ def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataE
     else:
         help_text = 'set "weight": 0 on this turn, or choose a chat template whose answers follow its generation prompt'
     return DataError(
-        f"the model's chat template asks for the answer of turn {turn} (assistant) with {prompt[agreed:][-40:]!r}, but "
+        f"the model's chat template asks for the answer of turn {turn} (assistant) with {prompt[common:][-40:]!r}, but "
         "writes the answer without it; training on this turn would teach text that the model never has to write",
         code="E4139",
         field=f"messages[{turn}]",

@@ -1,6 +1,6 @@
-"""What an audit looks for in single rows and in whole files, one module per kind of damage.
+"""Detectors of damage in single rows and in whole files, one module per kind of damage.
 
-A detector only says what it sees and where; the engine (`surefit.data.audit`) counts, and the rules judge.
+A detector only reports what it matches and where; the engine (`surefit.data.audit`) counts, and the rules judge.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Protocol
 from surefit.facts.audit import Observation
 
 MODULES: tuple[str, ...] = ("text", "targets", "tools", "conventions", "vintage")
-"""The modules of this folder, in the order their detectors look. Each has `DETECTORS`, `FILE_DETECTORS`, or both."""
+"""This folder's modules, in the order in which their detectors run; each has `DETECTORS`, `FILE_DETECTORS`, or both."""
 
 
 @dataclass(frozen=True)
 class DetectorMatch:
-    """One row that shows one thing.
+    """A match of one observation in one row.
 
     Attributes:
-        name: of the observation.
-        index: the row's number, as it was handed to `look`.
+        name: name of the observation.
+        index: the row's number, as passed to `look`.
         what: what is wrong there, in the row's own words.
     """
 
@@ -34,41 +34,41 @@ class DetectorMatch:
 
 
 class Detector(Protocol):
-    """Looks at one row at a time. `names` are the observations it can make."""
+    """A detector that looks at one row at a time. `names` are the observations that it can make."""
 
     names: tuple[str, ...]
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Whether rows with these columns, trained on with this recipe (None: not known), can show any of it."""
+        """Return whether rows with these columns and this recipe (None: not known) can match any of `names`."""
         ...
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """What this row shows: at most one sighting per name. Pure, quick, and never raising whatever the row holds."""
+        """Return the row's matches, at most one per name. Pure and quick, and raises nothing whatever the row holds."""
         ...
 
 
 class FileDetector(Protocol):
-    """Looks at a whole file. `names` are the observations it can make."""
+    """A detector that looks at a whole file. `names` are the observations that it can make."""
 
     names: tuple[str, ...]
 
     def look_at(self, path: Path) -> dict[str, Observation]:
-        """What the file shows, by name; nothing for a file that cannot be read."""
+        """Return the file's observations by name; empty for a file that cannot be read."""
         ...
 
 
 @lru_cache(maxsize=1)
 def load_detectors() -> tuple[Detector, ...]:
-    """Every row-level detector."""
+    """Return every row-level detector."""
     return _collected("DETECTORS")
 
 
 @lru_cache(maxsize=1)
 def load_file_detectors() -> tuple[FileDetector, ...]:
-    """Every detector of whole files."""
+    """Return every detector of whole files."""
     return _collected("FILE_DETECTORS")
 
 
 def _collected(attribute: str) -> tuple[Any, ...]:
     modules = (import_module(f"{__name__}.{name}") for name in MODULES)
-    return tuple(one for module in modules for one in getattr(module, attribute, ()))
+    return tuple(detector for module in modules for detector in getattr(module, attribute, ()))

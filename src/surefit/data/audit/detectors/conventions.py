@@ -1,6 +1,6 @@
-"""Things that can be written in several ways, each sound by itself: which way does a row take?
+"""Detectors of things that can be written in several ways, each valid by itself, and of which way a row uses.
 
-A mix of two ways in one data set is the fault; the rule AUD033 weighs the shares.
+A mix of two ways in one data set is the fault; the rule AUD033 compares the shares.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ _LONGEST_JSON = 100_000
 
 
 class Graphs:
-    """PENMAN: whether it parses, and how a concept of several words is written."""
+    """PENMAN graphs: whether they parse, and how a concept of several words is written."""
 
     names = ("graph", "graph_unparseable", "graph_spaced_concepts", "graph_underscored_concepts")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """A concept with a space is refused by one reader and glued by another: it is a way of writing here."""
+        """Match a graph, and its faults. A concept with a space is an error for one reader and joined by another; here
+        it counts as a way of writing.
+        """
         text = answer_text(row)
         if not _GRAPH.match(text) or not _ROLE.search(text):  # without a role it may be a fraction, (a / b)
             return
@@ -58,7 +60,7 @@ class Graphs:
 
 
 def _concepts(tokens: list[str]) -> tuple[str, str]:
-    """The first concept of several words, and the first with an underscore; "" for none."""
+    """Return (first concept of several words, first concept with an underscore); "" for none."""
     spaced = underscored = ""
     for place, token in enumerate(tokens):
         if token != "/":
@@ -76,9 +78,9 @@ def _concepts(tokens: list[str]) -> tuple[str, str]:
 
 
 def graph_problem(tokens: list[str]) -> str:
-    """What is wrong with these tokens of PENMAN, concepts of several words apart; "" where nothing is.
+    """Return what is wrong with these PENMAN tokens, apart from concepts of several words; "" where nothing is.
 
-    A light check of what goes wrong in practice: parentheses, quotation marks, roles and nodes without their part.
+    A light check of common faults: parentheses, quotation marks, roles and nodes without their part.
     """
     depth = 0
     for place, token in enumerate(tokens):
@@ -103,66 +105,66 @@ def graph_problem(tokens: list[str]) -> str:
 
 
 class FinalAnswers:
-    """How a worked solution ends, and whether its final number has thousands separators."""
+    """The ending of a worked solution, and whether its final number has thousands separators."""
 
     names = (*_FINALS, "thousands_separated", "thousands_plain")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """Only the last 200 characters."""
+        """Look only at the last 200 characters."""
         tail = answer_text(row)[-200:]
         for name, pattern in _FINALS.items():
-            found = pattern.search(tail)
-            if found:
-                yield DetectorMatch(name, index, f"ends with {truncate_text(found[0].strip(), 40)!r}")
-                yield from _thousands(index, found[1])
+            match = pattern.search(tail)
+            if match:
+                yield DetectorMatch(name, index, f"ends with {truncate_text(match[0].strip(), 40)!r}")
+                yield from _thousands(index, match[1])
                 return
 
 
 def _thousands(index: int, final: str) -> Iterator[DetectorMatch]:
     for name, pattern in (("thousands_separated", _SEPARATED), ("thousands_plain", _PLAIN)):
-        found = pattern.search(final)
-        if found:
-            yield DetectorMatch(name, index, f"the final answer is written {found[0]}")
+        match = pattern.search(final)
+        if match:
+            yield DetectorMatch(name, index, f"the final answer is written {match[0]}")
 
 
 class JsonStyle:
-    """JSON answers with a space after the colon, and without. Not where the recipe writes the JSON itself."""
+    """JSON answers with and without a space after the colon. Does not apply where the recipe writes the JSON itself."""
 
     names = ("json_spaced", "json_compact")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Answers that are trained on as they stand."""
+        """Return whether the answers are trained on as they are written."""
         return "function_calling" not in (recipe or "") and "answers" not in columns
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """The first key decides."""
+        """Match the style of the first key."""
         text = find_answer(row)[1]
         if not isinstance(text, str) or len(text) > _LONGEST_JSON or not text.lstrip().startswith(("{", "[{")):
             return
-        found = _KEY.search(text)
-        if found:
-            yield DetectorMatch("json_spaced" if found[1] else "json_compact", index, truncate_text(text.strip(), 40))
+        match = _KEY.search(text)
+        if match:
+            yield DetectorMatch("json_spaced" if match[1] else "json_compact", index, truncate_text(text.strip(), 40))
 
 
 class CodeStyle:
-    """Indentation of code by tabs and by spaces."""
+    """Indentation of code, by tabs or by spaces."""
 
     names = ("code_tabs", "code_spaces")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may hold code."""
+        """Return True: every row may hold code."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """A column of code, or the first fenced block of the answer."""
+        """Look at a column of code, or at the first fenced block of the answer."""
         text = next((row[name] for name in _CODE_COLUMNS if isinstance(row.get(name), str)), "")
-        if not text and "```" in (whole := answer_text(row)):
-            fenced = _FENCE.search(whole)
-            text = fenced[1] if fenced else ""
+        if not text and "```" in (answer := answer_text(row)):
+            block = _FENCE.search(answer)
+            text = block[1] if block else ""
         if "\n\t" in text:
             yield DetectorMatch("code_tabs", index, "a line begins with a tab")
         elif "\n  " in text:
@@ -171,4 +173,4 @@ class CodeStyle:
 
 DETECTORS = (Graphs(), FinalAnswers(), JsonStyle(), CodeStyle())
 NAMES = frozenset(name for detector in DETECTORS for name in detector.names) | {"name_first", "arguments_first"}
-"""The ways of writing that are compared, those of calls among them, which `tools` looks at."""
+"""The ways of writing that are compared, including the ways of writing tool calls, which `tools` detects."""

@@ -1,6 +1,6 @@
-"""What the detectors read a row by: all its texts, its answer, what was asked.
+"""Access to a row's parts for the detectors: its texts, its answer, its turns.
 
-A row comes from a stranger's file: everything here takes any value, and raises nothing.
+A row comes from an unknown file: every function here accepts any value, and raises nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 from surefit.facts.dataset import GENERAL, TARGETS
 
 ANSWERS = (*TARGETS, "code", "gold", "reference_summary", "highlights", "canonical_solution")
-"""Columns that hold an answer, in the order they are looked for."""
+"""Columns that hold an answer, in the order of the search."""
 CONVERSATIONS = ("messages", "conversations")
 _DEEPEST = 40
-"""Brackets inside brackets that are followed; no reader lets more than 100 through."""
+"""The deepest nesting that is followed; the readers accept at most 100 levels."""
 
 
 def iterate_texts(value: Any, depth: int = 0) -> Iterator[str]:
-    """Every text inside a JSON value; keys are not looked at."""
+    """Yield every text inside a JSON value; keys are not included."""
     if isinstance(value, str):
         yield value
     elif depth < _DEEPEST and isinstance(value, (dict, list)):
@@ -27,7 +27,9 @@ def iterate_texts(value: Any, depth: int = 0) -> Iterator[str]:
 
 
 def find_answer(row: Mapping[str, Any]) -> tuple[str, Any]:
-    """(column, value) of what the row is to teach; of a conversation its last assistant turn. ("", None) for none."""
+    """Return (column, value) of the row's training target, in a conversation the last assistant turn; ("", None) for
+    none.
+    """
     for turn in reversed(conversation_turns(row)):
         if _role(turn) == "assistant":
             return ("messages" if "messages" in row else "conversations"), turn.get("content", turn.get("value"))
@@ -38,7 +40,7 @@ def find_answer(row: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def answer_text(row: Mapping[str, Any]) -> str:
-    """The answer, or of a list of one text that text; "" for anything else."""
+    """Return the answer as text, also from a list of one text; "" for anything else."""
     value = find_answer(row)[1]
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -48,7 +50,7 @@ def answer_text(row: Mapping[str, Any]) -> str:
 
 
 def conversation_turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The turns of a conversation, as far as they are objects; of a file with several rounds the first."""
+    """Return the turns of a conversation that are objects; for a file with several rounds the turns of the first."""
     value = next((row[name] for name in CONVERSATIONS if isinstance(row.get(name), list)), None)
     if value is None and isinstance(row.get("question"), list):  # the function-calling leaderboard's rounds
         value = next((item for item in row["question"] if isinstance(item, list)), None)
@@ -56,18 +58,18 @@ def conversation_turns(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def turn_roles(row: Mapping[str, Any]) -> list[str]:
-    """Who speaks, turn by turn."""
+    """Return the role of each turn."""
     return [_role(turn) for turn in conversation_turns(row)]
 
 
 def _role(turn: Mapping[str, Any]) -> str:
     role = turn.get("role", turn.get("from"))
-    known = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
-    return known.get(role, role) if isinstance(role, str) else ""
+    aliases = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant"}
+    return aliases.get(role, role) if isinstance(role, str) else ""
 
 
 def excerpt_around(text: str, start: int, end: int, margin: int = 12) -> str:
-    """A place in a text with what stands around it, as `repr` shows it.
+    """Return a part of a text with the characters around it, as `repr` shows it.
 
     >>> excerpt_around("a long text with a cafÃ© in it", 22, 24)
     "'…t with a cafÃ© in it'"

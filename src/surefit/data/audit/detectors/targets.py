@@ -1,4 +1,4 @@
-"""Answers that are not what they should be: a placeholder, a summary that is too long, Python for JSON, a list."""
+"""Detectors of unsuitable answers: a placeholder, a summary that is too long, Python instead of JSON, a list."""
 
 from __future__ import annotations
 
@@ -23,69 +23,69 @@ _MOST_CHARACTERS = 20_000
 
 
 class EmptyWords:
-    """A text that stands for nothing at all, such as "None"; what has no text is counted by the audit itself."""
+    """A placeholder as the answer, such as "None"; the audit itself counts missing and empty answers."""
 
     names = ("placeholder",)
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """The whole answer must be the placeholder."""
+        """Match where the whole answer is a placeholder."""
         text = answer_text(row)
         if 0 < len(text) < 24 and _PLACEHOLDER.fullmatch(text):
             yield DetectorMatch("placeholder", index, f"the answer is the string {text.strip()!r}")
 
 
 class LongSummaries:
-    """A summary that is longer than what it summarises."""
+    """A summary that is longer than its source text."""
 
     names = ("summary_longer_than_source",)
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Rows with a column of each kind."""
+        """Return whether the rows have a summary column and a source column."""
         return any(name in columns for name in _SUMMARIES) and any(name in columns for name in _SOURCES)
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """Compares characters."""
+        """Compare the lengths in characters."""
         summary = next((row[name] for name in _SUMMARIES if isinstance(row.get(name), str)), "")
         source = next((row[name] for name in _SOURCES if isinstance(row.get(name), str)), "")
         if source and len(summary) > len(source):
-            what = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
-            yield DetectorMatch("summary_longer_than_source", index, what)
+            description = f"a summary of {len(summary):,} characters of a text of {len(source):,}"
+            yield DetectorMatch("summary_longer_than_source", index, description)
 
 
 class PythonValues:
-    """A Python value where JSON was meant, `{'a': None}`; and answers that are JSON, to set it against."""
+    """A Python value where JSON was meant, `{'a': None}`; and answers that are JSON, for comparison."""
 
     names = ("python_answer", "json_answer", "python_column")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may hold one."""
+        """Return True: every row may hold such a value."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """The answer, then the other columns."""
+        """Look at the answer, then at the other columns."""
         column, value = find_answer(row)
         if isinstance(value, str):
             if _is_python(value):
                 yield DetectorMatch("python_answer", index, f"{column} is Python, not JSON: {truncate_text(value, 40)}")
             elif _is_json(value):
                 yield DetectorMatch("json_answer", index, f"{column} is JSON: {truncate_text(value, 40)}")
-        for name, other in row.items():
-            if name != column and isinstance(other, str) and _is_python(other):
-                yield DetectorMatch("python_column", index, f"{name} is Python, not JSON: {truncate_text(other, 40)}")
+        for name, text in row.items():
+            if name != column and isinstance(text, str) and _is_python(text):
+                yield DetectorMatch("python_column", index, f"{name} is Python, not JSON: {truncate_text(text, 40)}")
                 return
 
 
 def _is_json(text: str) -> bool:
-    """An object, or a list of objects, by its beginning: Python writes `{'`."""
+    """Return whether the text begins as a JSON object or a list of objects: Python writes `{'`."""
     return text.lstrip()[:2].startswith(('{"', "[{"))
 
 
 def _is_python(text: str) -> bool:
-    """What Python reads and JSON does not."""
+    """Return whether the text is a Python literal that is not JSON."""
     if text[:1] not in "[({ \n\t" or len(text) > _MOST_CHARACTERS or not _maybe_python(text):
         return False
     try:
@@ -106,16 +106,16 @@ def _maybe_python(text: str) -> bool:
 
 
 class ListsOfOne:
-    """A text inside a list: as text it becomes `['…']`."""
+    """A text inside a list: converted to text it becomes `['…']`."""
 
     names = ("list_of_one",)
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """A list of several texts is a list of references, and none of this detector's business."""
+        """Match an answer that is a list of one text; several texts are a list of references and do not match."""
         column, value = find_answer(row)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
             yield DetectorMatch(

@@ -1,4 +1,4 @@
-"""Damage to the texts themselves: wrong decoding, stray characters, two Unicode forms of one letter, boilerplate."""
+"""Detectors of damaged text: wrong decoding, stray characters, two Unicode forms of one letter, boilerplate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from surefit.data.audit.detectors import DetectorMatch
 from surefit.data.audit.detectors.parts import answer_text, excerpt_around, find_answer, iterate_texts
 
 _LATER = "€ƒ†‡\u02c6‰ŠŒŽ•\u02dcšœžŸ\x80-\x9f\xa1-\xaa\xac-\xba\xbc-\xbf"
-"""What a later byte of a UTF-8 character becomes when it is read as Windows-1252 or Latin-1: without quotation marks,
-dashes, ellipses and no-break spaces, which follow a letter in sound text too."""
+"""The characters that a later byte of a UTF-8 character becomes when it is read as Windows-1252 or Latin-1: without
+quotation marks, dashes, ellipses and no-break spaces, which follow a letter in sound text too."""
 _LAST = "\xa0«»\u2018\u2019\u201c\u201d\u2013\u2014\u2026"
-"""What the last of three may be besides."""
+"""Further characters that the last of three bytes may become."""
 _MOJIBAKE = re.compile(
     rf"(?<![A-ZÀ-Þ])[ÂÃ][{_LATER}\xa0]"  # é → Ã©; after a capital it is a word in capitals
     rf"|â[€†\u02c6‰\x80-\x9f]|á[º»][{_LATER}]"  # quotation marks and arrows; Vietnamese
@@ -23,12 +23,12 @@ _MOJIBAKE = re.compile(
     rf"|(?:[ã-ì][{_LATER}][{_LATER}{_LAST}]){{2}}"  # Chinese, Japanese, Korean
 )
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]")
-"""Not tab, line feed, form feed (page breaks of documents) and carriage return (`CarriageReturns`)."""
+"""All control characters but tab, line feed, form feed (page breaks) and carriage return (see `CarriageReturns`)."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|nbsp|[mn]dash|[lr][sd]quo|hellip|#\d{2,6}|#x[0-9a-fA-F]{2,5});")
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\u202a-\u202e\u2066-\u2069\ufeff\U000e0001-\U000e007f]")
 _BREAKS_WITHOUT_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-"""Thai, Lao, Burmese, Khmer: there a zero-width space parts words."""
+"""Thai, Lao, Burmese, Khmer: scripts in which a zero-width space separates words."""
 _DECOMPOSED = re.compile("[A-Za-z\u00c0-\u1eff][\u0300-\u036f]")
 _MARK = re.compile("[\u0300-\u036f]")
 _COMPOSED = re.compile("[\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f\u01a0-\u01b0\u1e00-\u1eff]")
@@ -38,7 +38,7 @@ _SINGLE = {
     "replacement_characters": re.compile("\ufffd"),
     "composed_letters": _COMPOSED,
 }
-"""Names whose finds are single characters: one look at the set of a text's characters says whether they are there."""
+"""Patterns that match single characters: searching the set of a text's characters is enough to know if they match."""
 _PROVENANCE = (
     "as an ai language model",
     "as an ai assistant, i",
@@ -56,8 +56,8 @@ _FIRST_LEAD, _LAST_LEAD = "\xc2", "\xf0"
 class Characters:
     """Wrongly decoded, unprintable and invisible characters, and the Unicode form of accents, anywhere in a row.
 
-    One form (NFC) has a letter and its accent in one character, the other (NFD) in two: equal to the eye, different
-    tokens.
+    One form (NFC) has a letter and its accent in one character, the other (NFD) in two: they look equal and have
+    different tokens.
     """
 
     names = (
@@ -72,20 +72,20 @@ class Characters:
     )
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row has texts."""
+        """Return True: every row has texts."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """One pass over the row's texts, joined. Most rows are ASCII, and done after two searches."""
+        """Search the row's joined texts in one pass. Most rows are ASCII, and need only two searches."""
         text = "\n".join(iterate_texts(dict(row)))
         for name, pattern in _patterns(text):
-            found = pattern.search(text)
-            if found:
-                yield DetectorMatch(name, index, f"{_called(found[0])} in {excerpt_around(text, *found.span())}")
+            match = pattern.search(text)
+            if match:
+                yield DetectorMatch(name, index, f"{_called(match[0])} in {excerpt_around(text, *match.span())}")
 
 
 def _patterns(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """What is worth searching for, by the characters that the text is made of."""
+    """Yield the patterns that can match, chosen by the characters that the text contains."""
     if "&" in text and ";" in text:
         yield "html_entities", _ENTITY
     if text.isascii():
@@ -105,8 +105,8 @@ def _patterns(text: str) -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 def _called(found: str) -> str:
-    """U+… for every character where one of them may not be printable, else the text."""
-    return repr(found) if found.isprintable() and len(found) > 2 else " ".join(f"U+{ord(each):04X}" for each in found)
+    """Return U+… for every character where one may not be printable, else the text."""
+    return repr(found) if found.isprintable() and len(found) > 2 else " ".join(f"U+{ord(char):04X}" for char in found)
 
 
 class CarriageReturns:
@@ -115,11 +115,11 @@ class CarriageReturns:
     names = ("carriage_returns",)
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """The answer's line ends, and whether it has others beside them."""
+        """Count the answer's carriage returns, and its bare line feeds."""
         text = next(iterate_texts(find_answer(row)[1]), "")
         if "\r" in text:
             returns, lines = text.count("\r"), text.count("\n")
@@ -128,21 +128,21 @@ class CarriageReturns:
 
 
 class Boilerplate:
-    """Phrases that belong to where the text came from, not to the answer."""
+    """Phrases that come from the text's source, and do not belong to the answer."""
 
     names = ("boilerplate",)
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Every row may have an answer."""
+        """Return True: every row may have an answer."""
         return True
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """Only the beginning and the end of the answer: in between, such words may be its subject."""
+        """Look only at the beginning and the end of the answer: in between, such words may be its subject."""
         text = answer_text(row)
         edges = (text if len(text) <= 2 * _EDGE else f"{text[:_EDGE]}\n{text[-_EDGE:]}").lower()
-        found = next((phrase for phrase in _PROVENANCE if phrase in edges), None)
-        if found:
-            yield DetectorMatch("boilerplate", index, f"{found!r} in the answer")
+        phrase = next((phrase for phrase in _PROVENANCE if phrase in edges), None)
+        if phrase:
+            yield DetectorMatch("boilerplate", index, f"{phrase!r} in the answer")
 
 
 DETECTORS = (Characters(), CarriageReturns(), Boilerplate())

@@ -1,4 +1,4 @@
-"""Function calling: what the answers call against what the tools offer, and how both are written."""
+"""Detectors for function calling: the calls in the answers against the offered tools, and how both are written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from surefit.metrics.tool_calls import GoldCalls, ToolCall, is_call
 from surefit.metrics.tool_schema import function_document
 
 ToolMatches = Iterator[tuple[str, str]]
-"""(name of the observation, what)."""
+"""(name of the observation, description)."""
 _TOOLS = ("tools", "function", "functions")
 _CALLS = ("function_call", "tool_call")
-"""Speakers of ShareGPT's turns that are an assistant's."""
+"""Roles of ShareGPT's turns that count as the assistant's."""
 _PYTHON_TYPE = re.compile(r"(?:str|int|float|bool|list|dict|tuple|set|Any|List|Dict|Tuple|Set|Union|Optional)\b(?!ing)")
 _SCHEMA_KEYS = ("type", "enum", "items", "properties", "description", "required")
 
@@ -45,20 +45,20 @@ class ToolUse:
     )
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Rows with tools, or with the leaderboard's gold answers."""
+        """Return whether the rows have tools, or the leaderboard's gold answers."""
         return any(name in columns for name in (*_TOOLS, "ground_truth", "tool_calls"))
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """One sighting per name, the first."""
+        """Return the first match per name."""
         first: dict[str, str] = {}
-        for name, what in _find_matches(row):
-            first.setdefault(name, what)
-        return [DetectorMatch(name, index, what) for name, what in first.items()]
+        for name, description in _find_matches(row):
+            first.setdefault(name, description)
+        return [DetectorMatch(name, index, description) for name, description in first.items()]
 
 
 @dataclass(frozen=True)
 class _Tools:
-    """The tools of a row: how many, what is odd about them, and name → document (None: nothing to set against)."""
+    """The tools of a row: how many, what is odd about them, and name → document (None: calls cannot be compared)."""
 
     count: int
     seen: tuple[tuple[str, str], ...]
@@ -79,18 +79,18 @@ def _find_matches(row: Mapping[str, Any]) -> ToolMatches:
 
 @lru_cache(maxsize=512)
 def _read_text(text: str) -> _Tools:
-    """Rows of one data set often share their tools."""
+    """Parse and read the tools; cached, because rows of one data set often share their tools."""
     return _read(_parsed(text))
 
 
 def _read(value: Any) -> _Tools:
-    seen = [("double_encoded", "tools are JSON text inside JSON text")] if isinstance(value, str) else []
+    matches = [("double_encoded", "tools are JSON text inside JSON text")] if isinstance(value, str) else []
     tools = _objects(value)
-    return _Tools(len(tools), tuple(dict([*_schemas(tools), *seen]).items()), _functions(tools))
+    return _Tools(len(tools), tuple(dict([*_schemas(tools), *matches]).items()), _functions(tools))
 
 
 def _parsed(value: Any) -> Any:
-    """A value, or what it says as JSON text; None where it does not parse."""
+    """Return the value, parsed where it is JSON text; None where it does not parse."""
     if not isinstance(value, str):
         return value
     try:
@@ -104,7 +104,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """Name → document; None where there are no tools, or one is malformed: then nothing can be set against them."""
+    """Return name → document; None without tools or with a malformed one: then calls cannot be compared with them."""
     try:
         return {document["name"]: document for document in map(function_document, reversed(tools))} or None
     except (DataError, RecursionError):
@@ -112,7 +112,7 @@ def _functions(tools: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]] | N
 
 
 def _schemas(tools: Sequence[dict[str, Any]]) -> ToolMatches:
-    """How the parameters are written."""
+    """Yield faults in the schemas of the parameters."""
     for tool in tools:
         function = tool["function"] if isinstance(tool.get("function"), dict) else tool
         for name, spec in _properties(function).items():
@@ -121,9 +121,9 @@ def _schemas(tools: Sequence[dict[str, Any]]) -> ToolMatches:
                 continue
             if not isinstance(spec, dict):
                 continue
-            nulls = [key for key in _SCHEMA_KEYS if key in spec and spec[key] is None]
-            if nulls:
-                yield "merged_schema", f"{nulls[0]!r} of the parameter {name!r} is null"
+            null_keys = [key for key in _SCHEMA_KEYS if key in spec and spec[key] is None]
+            if null_keys:
+                yield "merged_schema", f"{null_keys[0]!r} of the parameter {name!r} is null"
             kind = spec.get("type")
             if isinstance(kind, str) and (kind.endswith("optional") or _PYTHON_TYPE.match(kind)):
                 yield "python_types", f"the parameter {name!r} has the type {kind!r}"
@@ -138,7 +138,7 @@ def _properties(function: Any) -> dict[str, Any]:
 
 
 def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> ToolMatches:
-    """What the answers call, against the tools."""
+    """Yield faults of the calls in the answers, compared with the tools."""
     answers = _parsed(row.get("answers"))
     if isinstance(answers, str):
         yield "double_encoded", "answers are JSON text inside JSON text"
@@ -149,22 +149,23 @@ def _answers(row: Mapping[str, Any], functions: Mapping[str, Any] | None) -> Too
         keys = [key for key in call if key in ("name", "arguments")]
         if len(keys) == 2:
             yield f"{keys[0]}_first", f"a call begins with {keys[0]!r}"
-    whole = [call for call in calls if is_call(call)]
-    contradictions = list(_contradictions(whole, functions)) if functions else []
+    valid_calls = [call for call in calls if is_call(call)]
+    contradictions = list(_contradictions(valid_calls, functions)) if functions else []
     yield from contradictions
-    if functions and whole and isinstance(answers, list) and not contradictions:
-        yield from _score_gold_answer(whole, list(functions.values()))
+    if functions and valid_calls and isinstance(answers, list) and not contradictions:
+        yield from _score_gold_answer(valid_calls, list(functions.values()))
 
 
 def _calls_in_turns(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """`{"name", "arguments"}` of every call in a conversation; arguments that are JSON text, as OpenAI's, are read."""
+    """Yield `{"name", "arguments"}` of every call in a conversation; arguments as JSON text, as OpenAI's, are
+    parsed."""
     for turn in conversation_turns(row):
         value = _parsed(turn.get("tool_calls") or turn.get("function_call"))
         value = _parsed(turn.get("value")) if turn.get("from") == "function_call" else value
         for item in _objects(value if isinstance(value, list) else [value]):
             function = item["function"] if isinstance(item.get("function"), dict) else item
-            given: Any = next((function[name] for name in ARGUMENTS if function.get(name)), {})
-            yield {"name": function.get("name"), "arguments": _parsed(given)}
+            arguments: Any = next((function[name] for name in ARGUMENTS if function.get(name)), {})
+            yield {"name": function.get("name"), "arguments": _parsed(arguments)}
 
 
 def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> ToolMatches:
@@ -184,7 +185,7 @@ def _contradictions(calls: Sequence[ToolCall], functions: Mapping[str, Any]) -> 
 
 
 def _score_gold_answer(calls: Sequence[ToolCall], functions: Sequence[Mapping[str, Any]]) -> ToolMatches:
-    """The gold answer, judged by the metric that will judge the model."""
+    """Score the gold answer by the metric that will score the model."""
     try:
         category = "parallel" if len(calls) > 1 else "multiple"
         error = check_calls(functions, calls, GoldCalls(calls, functions).answers(), category)
@@ -195,13 +196,13 @@ def _score_gold_answer(calls: Sequence[ToolCall], functions: Sequence[Mapping[st
 
 
 def _unwinnable(truth: Sequence[Any], functions: Mapping[str, Any] | None) -> ToolMatches:
-    """The leaderboard's gold: per parameter a list of acceptable values, "" among them where it may be left out."""
+    """Yield faults of the leaderboard's gold answers: acceptable values per parameter, "" among them if optional."""
     for name, accepted in ((name, value) for answer in _objects(list(truth)) for name, value in answer.items()):
         if not isinstance(accepted, dict):
             continue
-        empty = [key for key, values in accepted.items() if values == []]
-        if empty:
-            yield "unwinnable", f"no value of {empty[0]!r} of {name!r} is acceptable"
+        empty_keys = [key for key, values in accepted.items() if values == []]
+        if empty_keys:
+            yield "unwinnable", f"no value of {empty_keys[0]!r} of {name!r} is acceptable"
         if functions is None:
             continue
         if name not in functions:
@@ -225,18 +226,18 @@ class TurnsInARow:
     names = ("user_turns_in_a_row", "assistant_turns_in_a_row", "two_system_messages")
 
     def applies(self, columns: Collection[str], recipe: str | None) -> bool:
-        """Conversations."""
+        """Return whether the rows are conversations."""
         return any(name in columns for name in ("messages", "conversations", "question"))
 
     def look(self, index: int, row: Mapping[str, Any]) -> Iterable[DetectorMatch]:
-        """The longest such runs."""
+        """Match the longest run of turns by one role."""
         runs = [(role, len([*run])) for role, run in groupby(turn_roles(row), key=_speaker)]
         for role in ("user", "assistant"):
-            longest = max((count for who, count in runs if who == role), default=0)
+            longest = max((count for run_role, count in runs if run_role == role), default=0)
             if longest > 1:
                 yield DetectorMatch(f"{role}_turns_in_a_row", index, f"{longest} {role} turns in a row")
-        if runs and runs[0][0] == "system" and (own := _system_column(row)):
-            yield DetectorMatch("two_system_messages", index, f"{own!r} and a first turn with another text")
+        if runs and runs[0][0] == "system" and (system_column := _system_column(row)):
+            yield DetectorMatch("two_system_messages", index, f"{system_column!r} and a first turn with another text")
 
 
 def _speaker(role: str) -> str:
@@ -244,7 +245,7 @@ def _speaker(role: str) -> str:
 
 
 def _system_column(row: Mapping[str, Any]) -> str | None:
-    """The column whose system message is written before another one."""
+    """Return the column whose system message is written before another one."""
     name = next((name for name in SYSTEM_COLUMNS if isinstance(row.get(name), str) and row[name].strip()), None)
     first = conversation_turns(row)[0]
     return name if name and row[name] != first.get("content", first.get("value")) else None

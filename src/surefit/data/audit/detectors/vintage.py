@@ -1,6 +1,6 @@
-"""Files known by what is in them: which MovieLens this is, benchmark questions under another name, one large object.
+"""Detectors of known files: MovieLens releases, benchmark questions under another name, one large JSON object.
 
-Counts and first rows are those of GroupLens' own files and READMEs (https://grouplens.org/datasets/movielens/).
+Counts and first rows are from GroupLens' own files and READMEs (https://grouplens.org/datasets/movielens/).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import BinaryIO
 from surefit.facts.audit import Observation
 
 _SMALL = 32 * 2**20
-"""Bytes: of a larger ratings file only the lines are counted."""
+"""Bytes of the largest ratings file that is parsed; in a larger one only the lines are counted."""
 _LOOKED_AT = 2_000
-"""Rows of a JSON Lines file that are held against the known questions: more than GSM8K's test set has."""
+"""Rows of a JSON Lines file that are compared with the known questions: more than GSM8K's test set has."""
 
 
 @dataclass(frozen=True)
 class MovieLensRelease:
-    """One release of MovieLens: its name in paths, its counts, and (user, movie, rating, time) of its first row."""
+    """A release of MovieLens: its name in paths, its counts, and (user, movie, rating, time) of its first row."""
 
     name: str
     users: int
@@ -33,7 +33,7 @@ class MovieLensRelease:
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Name for messages, with the counts."""
         counts = f"{self.users:,} users, {self.ratings:,} ratings"
         return f"{self.name}{f' of {self.year}' if self.year else ''} ({counts})"
 
@@ -58,7 +58,7 @@ _ROW = re.compile(rb"(\d+)(,|\t|::)(\d+)\2([0-5](?:\.[05])?)\2(\d{6,10})\s*")
 
 @dataclass
 class _Survey:
-    """A ratings file, read once."""
+    """Counts and first row of a ratings file, from one reading."""
 
     rows: int = 0
     users: set[bytes] = field(default_factory=set)
@@ -68,7 +68,7 @@ class _Survey:
 
 
 class MovieLens:
-    """Ratings files: the release they are, and what was done to them since."""
+    """Ratings files: which release they are, and later changes to them."""
 
     names = (
         "movielens",
@@ -79,7 +79,7 @@ class MovieLens:
     )
 
     def look_at(self, path: Path) -> dict[str, Observation]:
-        """Nothing for a file that is not a MovieLens ratings file."""
+        """Return the observations of a MovieLens ratings file; empty for any other file."""
         try:
             with open(path, "rb") as file:
                 survey = _survey(file, path)
@@ -98,8 +98,8 @@ def _survey(file: BinaryIO, path: Path) -> _Survey | None:
     survey = _Survey()
     if path.stat().st_size > _SMALL:
         first = file.readline()
-        found = _ROW.fullmatch(first)
-        survey.first = _fields(found) if found else None
+        match = _ROW.fullmatch(first)
+        survey.first = _fields(match) if match else None
         survey.rows = 1 + sum(block.count(b"\n") for block in iter(lambda: file.read(2**20), b""))
         return survey
     _read(file, survey, path, 1 if start else 2)
@@ -107,20 +107,20 @@ def _survey(file: BinaryIO, path: Path) -> _Survey | None:
 
 
 def _read(file: BinaryIO, survey: _Survey, path: Path, number: int) -> None:
-    marks = {vintage.ratings for vintage in MOVIELENS_RELEASES}
-    users, match = survey.users, _ROW.fullmatch
+    release_sizes = {vintage.ratings for vintage in MOVIELENS_RELEASES}
+    users, fullmatch = survey.users, _ROW.fullmatch
     for line, data in enumerate(file, start=number):
-        found = match(data)
-        if found is None:
+        match = fullmatch(data)
+        if match is None:
             if data.strip():
                 survey.rows += 1
                 survey.corrupt.append(f"{path.name}:{line}: {data[:40].decode('utf-8', 'replace').strip()}")
             continue
         survey.rows += 1
-        users.add(found[1])
+        users.add(match[1])
         if survey.first is None:
-            survey.first = _fields(found)
-        if survey.rows in marks:
+            survey.first = _fields(match)
+        if survey.rows in release_sizes:
             survey.users_at[survey.rows] = len(users)
 
 
@@ -130,37 +130,37 @@ def _fields(found: re.Match[bytes]) -> tuple[str, str, str, str]:
 
 
 def _by_first_row(first: tuple[str, str, str, str] | None) -> MovieLensRelease | None:
-    """The user's number apart: copies shift it."""
+    """Return the release with this first row; the user's number is not compared, because copies shift it."""
     return next((v for v in MOVIELENS_RELEASES if first and v.first and v.first[1:] == first[1:]), None)
 
 
 def _check_release(survey: _Survey, path: Path) -> Iterator[tuple[str, Observation]]:
     rows, users = survey.rows, len(survey.users)
-    by_counts = (v for v in MOVIELENS_RELEASES if v.ratings == rows and users in (0, v.users))
+    by_counts = (release for release in MOVIELENS_RELEASES if release.ratings == rows and users in (0, release.users))
     vintage = next(by_counts, None) or _by_first_row(survey.first)
     counts = f"{rows:,} ratings" + (f" of {users:,} users" if users else "")
     title = vintage.title if vintage else "no known release"
     yield "movielens", Observation(rows, rows, (), f"{path.name}: {counts}: {title}")
     if survey.corrupt:
         yield "movielens_corrupt_rows", Observation(len(survey.corrupt), rows, tuple(survey.corrupt[:3]))
-    other = _other_vintage(vintage, rows, path)
-    if other:
-        yield "movielens_other_vintage", Observation(rows, rows, (), other)
+    mismatch = _other_vintage(vintage, rows, path)
+    if mismatch:
+        yield "movielens_other_vintage", Observation(rows, rows, (), mismatch)
     if vintage is None:
         return
     if rows > vintage.ratings and survey.users_at.get(vintage.ratings) == vintage.users:
         added, strangers = rows - vintage.ratings, users - vintage.users
-        what = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} users it does not have"
-        yield "movielens_appended", Observation(added, rows, (), what)
+        description = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} users it does not have"
+        yield "movielens_appended", Observation(added, rows, (), description)
     if vintage.first and survey.first and survey.first[0] != vintage.first[0]:
-        what = f"the first user of {vintage.title} is {vintage.first[0]}, here {survey.first[0]}"
-        yield "movielens_shifted_users", Observation(rows, rows, (), what)
+        description = f"the first user of {vintage.title} is {vintage.first[0]}, here {survey.first[0]}"
+        yield "movielens_shifted_users", Observation(rows, rows, (), description)
 
 
 def _other_vintage(vintage: MovieLensRelease | None, rows: int, path: Path) -> str:
-    """What speaks against the name in the path, or against a release that was replaced; "" where nothing does."""
-    named = _NAMED.search("/".join(path.absolute().parts[-3:]))
-    name = f"ml-{named[1].lower().replace('_', '-')}" if named else ""
+    """Return what contradicts the name in the path, or says that the release was replaced; "" where nothing does."""
+    match = _NAMED.search("/".join(path.absolute().parts[-3:]))
+    name = f"ml-{match[1].lower().replace('_', '-')}" if match else ""
     if vintage is None:
         return f"named {name}, with {rows:,} ratings, which no release of that name has" if name else ""
     if name and name != vintage.name:
@@ -173,28 +173,34 @@ def _other_vintage(vintage: MovieLensRelease | None, rows: int, path: Path) -> s
 
 
 class Benchmarks:
-    """Questions of GSM8K's test set, by their hashes, in files of any name."""
+    """Questions of GSM8K's test set, recognized by their hashes, in files of any name."""
 
     names = ("gsm8k_test", "mislabelled_benchmark")
 
     def look_at(self, path: Path) -> dict[str, Observation]:
-        """JSON Lines only; the first rows."""
+        """Look at the first rows of a JSON Lines file; empty for other files."""
         if path.suffix.lower() != ".jsonl":
             return {}
-        found, looked = [], 0
+        places, rows = [], 0
         try:
             with open(path, "rb") as file:
-                for looked, line in zip(range(1, _LOOKED_AT + 1), file, strict=False):
+                for rows, line in zip(range(1, _LOOKED_AT + 1), file, strict=False):
                     if _question_hash(line) in GSM8K_TEST:
-                        found.append(f"{path.name}:{looked}")
+                        places.append(f"{path.name}:{rows}")
         except OSError:
             return {}
-        if not found:
+        if not places:
             return {}
-        what = f"{path.name} holds {len(found)} of {len(GSM8K_TEST)} questions known to be from GSM8K's test set"
-        seen = Observation(len(found), looked, tuple(found[:3]), what)
+        description = (
+            f"{path.name} holds {len(places)} of {len(GSM8K_TEST)} questions known to be from GSM8K's test set"
+        )
+        observation = Observation(len(places), rows, tuple(places[:3]), description)
         rightly_named = "gsm" in path.stem.lower() or "gsm" in path.absolute().parent.name.lower()
-        return {"gsm8k_test": seen} if rightly_named else {"gsm8k_test": seen, "mislabelled_benchmark": seen}
+        return (
+            {"gsm8k_test": observation}
+            if rightly_named
+            else {"gsm8k_test": observation, "mislabelled_benchmark": observation}
+        )
 
 
 def _question_hash(line: bytes) -> str:
@@ -208,7 +214,7 @@ def _question_hash(line: bytes) -> str:
 
 
 def hash_normalized_text(text: str) -> str:
-    """The first 16 digits of the SHA-256 of a text in lower case with single spaces."""
+    """Return the first 16 digits of the SHA-256 of a text in lower case with single spaces."""
     return hashlib.sha256(" ".join(text.split()).lower().encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
@@ -228,7 +234,7 @@ class SingleObjects:
     names = ("single_object",)
 
     def look_at(self, path: Path) -> dict[str, Observation]:
-        """`.json` files of up to 32 MiB; a `.jsonl` file of this kind is refused by its reader."""
+        """Look at `.json` files of up to 32 MiB; for a `.jsonl` file of this kind the reader raises an error."""
         if path.suffix.lower() != ".json":
             return {}
         try:
@@ -236,17 +242,17 @@ class SingleObjects:
                 first = file.readline().strip()
                 if not first.removeprefix(b"\xef\xbb\xbf").startswith(b"{") or path.stat().st_size > _SMALL:
                     return {}
-                rest = file.read()
-            if not rest.strip() or isinstance(_loaded(first), dict):
+                following = file.read()
+            if not following.strip() or isinstance(_loaded(first), dict):
                 return {}
-            value = _loaded(first + b"\n" + rest)
+            value = _loaded(first + b"\n" + following)
         except OSError:
             return {}
         if not isinstance(value, dict):
             return {}
         keys = ", ".join(list(value)[:3])
-        what = f"{path.name} is one object with {len(value)} keys ({keys}{', …' if len(value) > 3 else ''})"
-        return {"single_object": Observation(1, 1, (str(path),), what)}
+        description = f"{path.name} is one object with {len(value)} keys ({keys}{', …' if len(value) > 3 else ''})"
+        return {"single_object": Observation(1, 1, (str(path),), description)}
 
 
 def _loaded(data: bytes) -> object:
