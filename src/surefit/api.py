@@ -189,10 +189,10 @@ def train(
             help="`surefit train CONFIG --gpus N` starts them",
         )
     with _progress_lines(quiet, callbacks) as watcher:
-        result = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+        doc = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
     return TrainingResult(
-        run.run.path, Path(result["output"]) if "output" in result else None, result.get("steps", 0), result["total_steps"],
-        result.get("loss"), result.get("eval_loss"), result.get("stopped_early", False), result,
+        run.run.path, Path(doc["output"]) if "output" in doc else None, doc.get("steps", 0), doc["total_steps"],
+        doc.get("loss"), doc.get("eval_loss"), doc.get("stopped_early", False), doc,
     )  # fmt: skip
 
 

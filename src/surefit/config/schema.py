@@ -1,8 +1,8 @@
-"""The shape of a config file: what can be set, with which values, and what each setting does.
+"""Schema of a config file: the settings, their allowed values, and what each one does.
 
-One class per section; the docstring under a field is what `surefit init` writes beside it and the docs show.
-Validators look at one section and never change a value: checks across sections are lint rules, and every `auto` is
-decided in `resolve.py`. Names are the ones Hugging Face users know.
+One class per section; `surefit init` and the docs show the docstring under each field. Validators look at one section
+and never change a value: checks across sections are lint rules, and every `auto` is decided in `resolve.py`. Names are
+the ones Hugging Face users know.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefit.core.units import bytes_of
 
 
 def _as_a_file_system_takes_it(path: str) -> str:
-    """Linux refuses these with an error of its own wherever the path is first looked at: `PATH_MAX`, `NAME_MAX`."""
+    """Raise for a path over Linux's `NAME_MAX` or `PATH_MAX`, which would fail at its first use."""
     name = max((part.encode(errors="surrogatepass") for part in path.split("/")), key=len)
     if len(name) > 255 or len(path.encode(errors="surrogatepass")) > 4095:
         raise ValueError(f"a path has at most 255 bytes between two slashes, and 4,095 in all: {path[:40]}…")
@@ -31,16 +31,16 @@ def _as_a_file_system_takes_it(path: str) -> str:
 
 
 def _on_one_line(value: object) -> object:
-    """What goes into a batch script stays on the line it is written to: a second line would be a command."""
+    """Raise if a text for a batch script has several lines: a second line would be a command."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and (not text.strip() or not text.isprintable()):
-            what = "has a line break or another control character in it" if text.strip() else "is empty"
-            raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
+            problem = "has a line break or another control character in it" if text.strip() else "is empty"
+            raise ValueError(f"{text!r:.60} {problem}: the batch script takes one line of plain text")
     return value
 
 
 def _number_as_text(value: object) -> object:
-    """YAML reads 4090 as a number."""
+    """Convert an integer to text, because YAML parses 4090 as a number."""
     return str(value) if type(value) is int else value
 
 
@@ -50,7 +50,7 @@ def _size_with_unit(text: str) -> str:
 
 
 def _null_as_zero(value: object) -> object:
-    """Return 0 for null: `eval: null` says the same as `eval: 0`, that nothing is held out."""
+    """Return 0 for null: `eval: null` means the same as `eval: 0`, that nothing is held out."""
     if isinstance(value, str) and value.strip().lower() in ("", "none", "no", "off"):
         raise ValueError(f"{value!r} is no file of rows: write 0 to hold nothing out")
     return 0.0 if value is None else value
@@ -69,7 +69,7 @@ TEMPLATE_OWN = {
     "pad_token", "unk_token", "raise_exception", "strftime_now", "namespace", "range", "true", "false", "none", "True",
     "False", "None", "not", "and", "or", "if", "else", "in", "is",
 }  # fmt: skip
-"""What a chat template is given anyway, or what means something else in it."""
+"""Names that every chat template receives, or that have another meaning in Jinja."""
 
 
 def _can_be_set(name: str) -> str:
@@ -120,7 +120,7 @@ STACKED = (
     "a run starts from one adapter, or from fresh factors: merge the others first, `surefit merge ADAPTER --base "
     "MODEL` (`--with OTHER` adds them up), and name the merged model as model.name_or_path"
 )
-"""What to do with several adapters."""
+"""Help for a config that names several adapters."""
 
 
 class LoraSection(Section):
@@ -179,17 +179,19 @@ class DataSection(Section):
 
     @property
     def share(self) -> float | None:
-        """The share of the training rows that is held out; None where nothing is, or the held-out rows are a file."""
+        """Return the share of the training rows that is held out; None where nothing is, or the held-out rows are a
+        file.
+        """
         return self.eval if isinstance(self.eval, float) and self.eval > 0 else None
 
     @property
     def holds_nothing_out(self) -> bool:
-        """Whether all rows are trained on and there are no held-out rows."""
+        """Return whether all rows are trained on and there are no held-out rows."""
         return self.eval == 0
 
     @property
     def cuts(self) -> bool:
-        """Whether documents that are too long are cut."""
+        """Return whether documents that are too long are truncated."""
         return self.too_long.startswith("truncate")
 
 
@@ -428,7 +430,7 @@ class Config(Section):
     data: DataSection
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
-    """The optimisation."""
+    """The optimization."""
     speed: SpeedSection = SpeedSection()
     """How the arithmetic is carried out."""
     hardware: HardwareSection = HardwareSection()
@@ -440,7 +442,7 @@ class Config(Section):
     evaluate: EvaluateSection = EvaluateSection()
     """How base, adapter and merged model are scored."""
     telemetry: TelemetrySection = TelemetrySection()
-    """Where else the numbers of a run go."""
+    """Further places to log a run's metrics to."""
     slurm: SlurmSection = SlurmSection()
     """How `surefit slurm` asks for machines."""
     lint: LintSection = LintSection()
@@ -450,18 +452,18 @@ class Config(Section):
 
     @property
     def adapter(self) -> LoraSection | None:
-        """`lora`, where its factors are trained; None where every weight is."""
+        """Return the LoRA section, where its factors are trained; None where every weight is trained."""
         return self.lora if self.train.method == "lora" else None
 
     @property
     def answering(self) -> ModelSection:
-        """`model` with the switches of the chat template that it is asked with."""
+        """Return the model section with the chat template's switches for answers."""
         switches = self.model.chat_template_kwargs | self.evaluate.chat_template_kwargs
         return self.model.model_copy(update={"chat_template_kwargs": switches})
 
 
 def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) of everything in a config that may name a path: found by its type, `PathText`."""
+    """Yield (dotted key, text) of every config value that may name a path: found by its type, `PathText`."""
     for name, field in type(section).model_fields.items():
         value, dotted = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
@@ -476,7 +478,7 @@ def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]
 
 
 def _is_path(annotation: Any, metadata: Sequence[object] = ()) -> bool:
-    """Whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
+    """Return whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
     if PathText.__metadata__[0] in (*metadata, *getattr(annotation, "__metadata__", ())):  # type: ignore[attr-defined]
         return True
     return any(_is_path(part) for part in get_args(annotation))
