@@ -161,14 +161,14 @@ def _check_dict(value: Any, acceptable: Sequence[Any]) -> str | None:
 def _check_dict_option(value: Any, option: Any) -> str | None:
     if not isinstance(value, dict) or not isinstance(option, dict):
         return "value_error:dict_key"
-    # A reference whose values are no lists names nothing acceptable; the official checker dies of it.
+    # An option whose values are no lists accepts nothing; the official checker raises on it.
     option = {key: values if isinstance(values, (list, str)) else [] for key, values in option.items()}
     if any(key not in value and "" not in values for key, values in option.items()):
         return "value_error:dict_key"
-    for key, given in value.items():
+    for key, item in value.items():
         if key not in option:
             return "value_error:dict_key"
-        if _plain(given) not in [_plain(listed) for listed in option[key]]:
+        if _plain(item) not in [_plain(accepted) for accepted in option[key]]:
             return "value_error:dict_value"
     return None
 
@@ -180,12 +180,12 @@ def _check_dicts(value: list[Any], acceptable: Sequence[Any]) -> str | None:
             error = "value_error:list_dict_count"
             continue
         errors = (_check_dict(item, [expected]) for item, expected in zip(value, option, strict=True))
-        error = next((found for found in errors if found), None)
+        error = next((message for message in errors if message), None)
         if error is None:
             return None
     return error
 
 
 def _plain(value: Any) -> Any:
-    """A string without case, spaces and the punctuation , . / - _ * ^ (and ' as "); anything else as it is."""
+    """Normalize a string: no case, spaces or punctuation , . / - _ * ^ (and ' as "); return other values unchanged."""
     return value.translate(_IGNORED_IN_STRINGS).lower() if isinstance(value, str) else value
