@@ -340,7 +340,7 @@ class _Parts:
             def embed_or_receive(*args: Any, **kwargs: Any) -> Any:
                 return forward(*args, **kwargs) if self._first else self.received
 
-            return answer
+            return embed_or_receive
 
         wrap_forward(self.embeddings, embed)
 
@@ -349,7 +349,7 @@ class _Parts:
             def run_or_skip(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
                 return forward(hidden, *args, **kwargs) if runs() else hidden
 
-            return through
+            return run_or_skip
 
         wrap_forward(module, wrap)
 

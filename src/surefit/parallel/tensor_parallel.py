@@ -337,19 +337,19 @@ def _share(module: torch.nn.Module, mesh: DeviceMesh, input_placement: Replicate
 
 
 def _require_cut(part: _Part, size: int) -> None:
-    """Each slice has the size it must have, in a memory of its own."""
+    """Assert that each slice has the right size, and memory of its own."""
     for module in part.cut:
         weight: Any = module.weight
         assert isinstance(weight, DTensor), part.name
         assert weight.placements == (Shard(part.dimension),), part.name
-        local, whole = weight.to_local(), weight.shape
-        assert local.shape[part.dimension] * size == whole[part.dimension], part.name
+        local, full_shape = weight.to_local(), weight.shape
+        assert local.shape[part.dimension] * size == full_shape[part.dimension], part.name
         assert local.untyped_storage().nbytes() == local.nbytes, part.name
 
 
 @torch.no_grad()
 def _hidden(causal_lm: Any) -> torch.Tensor:
-    """The decoder's answer to a few tokens."""
+    """Return the decoder's hidden states for a few tokens."""
     was_training = causal_lm.training
     causal_lm.eval()
     device = causal_lm.get_input_embeddings().weight.device
@@ -361,7 +361,9 @@ def _hidden(causal_lm: Any) -> torch.Tensor:
 
 
 def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> None:
-    """Slices add up in another order, so the last bits differ; a wrong cut gives something else altogether."""
+    """Raise if slicing changed the hidden states: slices sum in another order, so the last bits differ; wrong slicing
+    gives something else altogether.
+    """
     tolerance = 1e-3 if causal_lm.dtype == torch.float32 else 0.1
     difference = float((cut.to(whole.device) - whole).norm() / whole.norm())
     if not difference < tolerance:
@@ -375,5 +377,5 @@ def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> Non
 
 
 def _parameter_for_name(name: str, like: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    found = like.get(name)
-    return like.get(name.partition(".")[2]) if found is None else found
+    tensor = like.get(name)
+    return like.get(name.partition(".")[2]) if tensor is None else tensor
