@@ -59,8 +59,7 @@ def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tu
 
     Returns:
         Dotted key → (value, reason), whether "auto" or not; where nothing fits, the first combination that needs least
-            memory. None where the memory is unknown.
-        where nobody knows what is needed.
+        memory. None where the memory is unknown.
     """
     estimates: list[tuple[int, MemoryChoice]] = []
     too_large: dict[str, int] = {}

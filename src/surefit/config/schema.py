@@ -93,9 +93,9 @@ class ModelSection(Section):
     revision: str | None = None
     """The hub revision (branch, tag or commit) to pin."""
     dtype: Auto | Dtype = "auto"
-    """The type the weights are held and computed in."""
+    """Data type of the weights and of the computation."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
-    """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
+    """Storage of the frozen weights under an adapter: nf4 needs a quarter of bfloat16's memory, fp8 half."""
     chat_template: PathText | None = None
     """Write conversations with this Jinja file; where a base model has no template of its own, with `plain`, or with
     `chatml` or `llama3` if it has their tokens."""
@@ -154,11 +154,11 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
-    """How rows are laid out; auto looks at the column names."""
+    """Format of the rows; auto detects it by the column names."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
-    """Which split of a hub data set to train on."""
+    """Split of a hub data set to train on."""
     tokenized: PathText | None = None
     """The directory of token shards that `surefit prepare` writes and training reads instead of `train` and `mix`: for
     more rows than fit in memory, or many machines."""
@@ -167,7 +167,7 @@ class DataSection(Section):
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
-    """Concatenate the examples of a micro batch instead of padding them; what is learnt does not change."""
+    """Concatenate the examples of a micro batch instead of padding them; what is learned does not change."""
     thinking: Literal["keep", "drop", "only_last"] = "keep"
     """What to learn from rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
     without any; only_last, only the last turn of each conversation, with its reasoning."""
@@ -220,8 +220,9 @@ class TrainSection(Section):
     optim: OptimizerName = "adamw_torch"
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
     lr_scheduler_type: SchedulerName = "cosine"
-    """How the learning rate goes from its peak to zero after the warmup, by transformers' names. constant_with_warmup
-    keeps the peak, warmup_stable_decay until `decay_steps` begin; constant has no warmup."""
+    """Schedule of the learning rate from its peak to zero after the warmup, by transformers' names.
+    constant_with_warmup keeps the peak, warmup_stable_decay until `decay_steps` begin; constant has no warmup.
+    """
     warmup_steps: Annotated[float, Field(ge=0, le=1e9)] = 0.03
     """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
     decay_steps: Annotated[float, Field(gt=0, le=1e9)] = 0.2
@@ -239,11 +240,11 @@ class TrainSection(Section):
     """Stop after this many measurements in a row without a better `checkpoint.metric_for_best_model` (or held-out
     loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seeds the order of the rows, the LoRA initialisation and dropout."""
+    """Seed of the order of the rows, the LoRA initialization and dropout."""
 
 
 class SpeedSection(Section):
-    """How the arithmetic is carried out: nothing here changes what is learnt beyond rounding."""
+    """Implementation of the arithmetic: nothing here changes what is learned beyond rounding."""
 
     attention: Auto | Literal["torch_varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     """The attention code; auto needs nothing but torch."""
@@ -275,10 +276,12 @@ class HardwareSection(Section):
 
 
 class ParallelSection(Section):
-    """How several devices share the work."""
+    """Distribution of the work over several devices."""
 
     mode: Auto | ModeName = "auto"
-    """What the processes divide among themselves; `reference/combinations.md` lists the modes and what each allows."""
+    """Parallel mode: what is divided among the processes; `reference/combinations.md` lists the modes and what each
+    allows.
+    """
     tp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share each matrix."""
     cp: Annotated[int, Field(ge=1, le=2**20)] = 1
@@ -290,7 +293,7 @@ class ParallelSection(Section):
     offload: bool = False
     """Keep in the host's memory what the mode shards: fsdp's, or DeepSpeed's."""
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0
-    """How long a process waits for the others before the run is stopped."""
+    """Minutes that a process waits for the others before the run is stopped."""
     accelerate_config: PathText | None = None
     """An Accelerate YAML file whose settings take precedence over this section's."""
     deepspeed_config: PathText | None = None
@@ -298,7 +301,7 @@ class ParallelSection(Section):
 
 
 class SlurmSection(Section):
-    """How `surefit slurm` asks for machines."""
+    """Resources that `surefit slurm` requests."""
 
     partition: str | None = None
     """The partition to run in."""
@@ -313,9 +316,9 @@ class SlurmSection(Section):
     modules: list[str] = Field(default_factory=list)
     """Environment modules to load."""
     venv: PathText | None = None
-    """The virtual environment to activate; that of the submitting process if not set."""
+    """The virtual environment to activate; the submitting process's if not set."""
     signal_seconds: Annotated[int, Field(ge=1, le=65_535)] = 120
-    """How long before the end of its time a job is told to save and requeue itself."""
+    """Seconds before the end of its time limit at which a job gets the signal to save and requeue itself."""
     options: list[str] = Field(default_factory=list)
     """More #SBATCH lines, such as --constraint=a100."""
 
@@ -336,16 +339,16 @@ class SlurmSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is saved while training."""
+    """Checkpoints during training."""
 
     save_steps: Auto | Annotated[int, Field(ge=1, le=10**9)] = "auto"
     """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
     save_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 2
-    """How many checkpoints to keep."""
+    """Number of checkpoints to keep."""
     metric_for_best_model: str | None = None
     """Keep the best checkpoint too, and export it: eval_loss, or a metric of the recipe (`evaluate.in_training`)."""
     best_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """With metric_for_best_model: how many of the best checkpoints to keep beside the newest."""
+    """With metric_for_best_model: number of the best checkpoints to keep beside the newest."""
 
 
 class GateSection(Section):
@@ -359,13 +362,13 @@ class GateSection(Section):
     """base, a baseline of the recipe, or another run's directory: pass when the tuned model is surely not worse by more
     than `margin`, fail when it is surely worse. With several tasks, each one is tested, unless `metric` is set."""
     margin: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """The largest loss that is accepted, 0.05 being 5 points; a smaller one takes more rows to rule out."""
+    """The largest accepted loss of score, 0.05 being 5 points; a smaller one needs more rows to rule out."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """The confidence level of the intervals that `min` and `not_worse_than` look at."""
 
 
 class EvaluateSection(Section):
-    """How base, adapter and merged model are scored."""
+    """Scoring of the base, adapter and merged models."""
 
     max_examples: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Score only this many held-out rows, taken evenly from the whole set."""
@@ -380,7 +383,7 @@ class EvaluateSection(Section):
     samples: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Answers per prompt, for pass@k; more than one needs a temperature."""
     temperature: Annotated[float, Field(ge=0, le=1_000)] = 0.0
-    """0 takes the most probable token; above it answers are drawn, with `train.seed`."""
+    """0 is greedy decoding; above it answers are sampled, with the seed `train.seed`."""
     prefill_chunk: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
@@ -432,19 +435,19 @@ class Config(Section):
     train: TrainSection = TrainSection()
     """The optimization."""
     speed: SpeedSection = SpeedSection()
-    """How the arithmetic is carried out."""
+    """Implementation of the arithmetic."""
     hardware: HardwareSection = HardwareSection()
     """The devices to train on."""
     parallel: ParallelSection = ParallelSection()
-    """How several devices share the work."""
+    """Distribution of the work over several devices."""
     checkpoint: CheckpointSection = CheckpointSection()
-    """What is saved while training."""
+    """Checkpoints during training."""
     evaluate: EvaluateSection = EvaluateSection()
-    """How base, adapter and merged model are scored."""
+    """Scoring of the base, adapter and merged models."""
     telemetry: TelemetrySection = TelemetrySection()
     """Further places to log a run's metrics to."""
     slurm: SlurmSection = SlurmSection()
-    """How `surefit slurm` asks for machines."""
+    """Resources that `surefit slurm` requests."""
     lint: LintSection = LintSection()
     """Findings of `surefit check` that are known and accepted."""
     output_dir: PathText

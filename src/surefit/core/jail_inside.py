@@ -4,7 +4,7 @@
 JSON texts one after the other; the first one is FIRST_BYTES long. It becomes three processes:
 
     launcher   unshares the namespaces, waits
-    judge process 1 of the namespaces: builds the file system, drops every privilege, runs the tests, judges
+    judge      process 1 of the namespaces: builds the file system, drops every privilege, runs the tests, judges
     program    runs the untrusted code, answers the judge's calls
 
 The program never has the tests or the pipe for the verdict: the judge reads the second text after it has forked the

@@ -1,10 +1,10 @@
 """Rules on what a command may overwrite, in one place for every command that writes a file or a directory.
 
 - Never its own input: the config, the rows, a model or an adapter, whatever the flags, and under any name: a relative
-path, a link or a second name of the same file.
+  path, a link or a second name of the same file.
 - Never into a directory whose files are its input: the new file would be read as one of them the next time.
 - An existing output only with `--overwrite`, if the command has it, or if the same command wrote it earlier, which its
-content shows; an empty file may always be replaced.
+  content shows; an empty file may always be replaced.
 """
 
 from __future__ import annotations

@@ -200,11 +200,8 @@ def shard_micro_batch(
 
     Returns:
         input_ids, position_ids (1, n), loss_rows and targets, of this process's pieces. n is the same for all
-            processes: one or more filling tokens come last, which no other token attends to. They are at the last
-            position of the longest document, so that rotary embeddings that depend on the highest position are the same
-            everywhere.
-        them: one or more tokens of filling come last, which no other token reads. They stand at the last position of
-        the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
+        processes: one or more filling tokens come last, which no other token attends to. They are at the last position
+        of the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
     """
     ids, targets, lengths = _without_padding(batch)
     pieces = split_documents_across_ranks(lengths, size)

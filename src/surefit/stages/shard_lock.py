@@ -1,6 +1,7 @@
 """Locks for making shards in one directory: either one process makes all of them, or the groups of one division do.
 
-DIR/.lock held exclusively by a process that makes all shards, shared by groups
+DIR/.lock         held exclusively by a process that makes all shards, shared by groups
+    .lock-I-of-N  held by group I of N; the files stay
 """
 
 from __future__ import annotations
