@@ -123,9 +123,9 @@ def check(target: Target) -> CheckReport:
     from surefit.stages.checking import run_check
 
     document = run_check(load_run_context(_target(target), patience=PATIENCE_S, look=True))
-    shown = json.loads(env.redact(json.dumps(document["findings"])))
+    redacted = json.loads(env.redact(json.dumps(document["findings"])))
     findings = tuple(
-        FindingResult(**{field.name: finding[field.name] for field in fields(FindingResult)}) for finding in shown
+        FindingResult(**{field.name: finding[field.name] for field in fields(FindingResult)}) for finding in redacted
     )
     return CheckReport(findings, document["rules"], document)
 

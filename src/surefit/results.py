@@ -27,8 +27,8 @@ class FindingResult:
 
     def __str__(self) -> str:
         position = ":".join(str(part) for part in (self.path, self.line) if part)
-        about = f" {self.field}:" if self.field else ""
-        return f"{f'{position}: ' if position else ''}{self.severity}[{self.code}]{about} {self.message}"
+        field_text = f" {self.field}:" if self.field else ""
+        return f"{f'{position}: ' if position else ''}{self.severity}[{self.code}]{field_text} {self.message}"
 
 
 @dataclass(frozen=True)

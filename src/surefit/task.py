@@ -179,18 +179,20 @@ def task_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: b
     Raises:
         DataError: no task fits, or more than one.
     """
-    fitting: list[TaskRecipe] = []
-    for has in (all,) if complete else (all, any):
+    candidates: list[TaskRecipe] = []
+    for quantifier in (all,) if complete else (all, any):
         matches = [
-            part for part in parts.values() if part.columns and has(c in columns for c in part.columns_in(columns))
+            part
+            for part in parts.values()
+            if part.columns and quantifier(c in columns for c in part.columns_in(columns))
         ]
-        fitting = fitting or matches
-    fitting = fitting or [part for part in parts.values() if not part.columns]
-    if len(fitting) == 1:
-        return fitting[0]
-    task_columns = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in fitting or parts.values())
+        candidates = candidates or matches
+    candidates = candidates or [part for part in parts.values() if not part.columns]
+    if len(candidates) == 1:
+        return candidates[0]
+    task_columns = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in candidates or parts.values())
     raise DataError(
-        f"the row has the columns of {'two tasks' if fitting else 'no task of this run'}: {', '.join(columns)}",
+        f"the row has the columns of {'two tasks' if candidates else 'no task of this run'}: {', '.join(columns)}",
         code="E7157",
         field="recipe",
         help=f"a row belongs to the task whose columns it has ({task_columns})",

@@ -327,5 +327,9 @@ def estimate_checkpoint_bytes(state: CheckpointState) -> int:
 
 def changed_versions(path: Path) -> list[str]:
     """List how versions, threads and device differ from a checkpoint's, as `torch: 2.11.0, now 2.13.0`."""
-    before, now = read_json(path / MANIFEST)["versions"], versions()
-    return [f"{name}: {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
+    saved_versions, current_versions = read_json(path / MANIFEST)["versions"], versions()
+    return [
+        f"{name}: {saved_versions.get(name)}, now {current_versions[name]}"
+        for name in current_versions
+        if saved_versions.get(name) != current_versions[name]
+    ]

@@ -172,8 +172,8 @@ def conflicts(there: frozenset[Trait]) -> list[Conflict]:
 
 def conflict_with_trait(config: Config, trait: Trait) -> Conflict | None:
     """Return the first conflict that adding this trait to the config would cause."""
-    before = traits(config)
-    return next((row for row in conflicts(before | {trait}) if trait in (row.one, row.other)), None)
+    existing_traits = traits(config)
+    return next((row for row in conflicts(existing_traits | {trait}) if trait in (row.one, row.other)), None)
 
 
 def require_compatible_settings(config: Config) -> None:

@@ -216,8 +216,8 @@ def _without(text: str, step: _Step) -> str:
         if step.number + 1 < len(entries):
             start, end = step.key.start_mark.index, entries[step.number + 1][0].start_mark.index
         else:
-            before = entries[step.number - 1][1].end_mark if step.number else step.mapping.start_mark
-            start, end = before.index + (step.number == 0), step.value.end_mark.index
+            previous_mark = entries[step.number - 1][1].end_mark if step.number else step.mapping.start_mark
+            start, end = previous_mark.index + (step.number == 0), step.value.end_mark.index
         return text[:start] + text[end:]
     start = text.rfind("\n", 0, step.key.start_mark.index) + 1
     return text[:start] + text[_line_end(text, step) :]
@@ -228,16 +228,16 @@ def _added(text: str, node: yaml.Node, keys: list[str], value: Any) -> str:
     if not isinstance(node, yaml.MappingNode):
         return _replaced(text, node, _nested(keys, value))
     first, *inner = keys
-    shown = one_line_yaml(_nested(inner, value) if inner else value)
+    value_text = one_line_yaml(_nested(inner, value) if inner else value)
     if node.flow_style:
         position = node.value[-1][1].end_mark.index if node.value else node.start_mark.index + 1
-        return f"{text[:position]}{', ' if node.value else ''}{first}: {shown}{text[position:]}"
+        return f"{text[:position]}{', ' if node.value else ''}{first}: {value_text}{text[position:]}"
     last = _Step.of(node, len(node.value) - 1)
     indent = " " * last.key.start_mark.column
     position = _line_end(text, last)
     end = "\r\n" if "\r\n" in text else "\n"
     gap = "" if text[:position].endswith("\n") else end
-    return f"{text[:position]}{gap}{indent}{first}: {shown}{end}{text[position:]}"
+    return f"{text[:position]}{gap}{indent}{first}: {value_text}{end}{text[position:]}"
 
 
 def _nested(keys: list[str], value: Any) -> Any:

@@ -312,8 +312,8 @@ def _decide_packing(config: Config, model: ModelLike) -> tuple[bool, str]:
 def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
     if packing:
         return "torch_varlen", "packed examples, with what torch itself brings"
-    why = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
-    return model.padded_attention, why
+    reason = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
+    return model.padded_attention, reason
 
 
 def _decide_fused_lora(config: Config) -> tuple[bool, str]:
@@ -325,8 +325,8 @@ def _decide_fused_lora(config: Config) -> tuple[bool, str]:
 
 
 def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
-    if why := kernels_obstacle(config, hardware):
-        return False, why
+    if obstacle := kernels_obstacle(config, hardware):
+        return False, obstacle
     if hardware.source == "catalogue":
         return (
             False,

@@ -144,15 +144,15 @@ def env_without_safepath() -> dict[str, str]:
 @contextmanager
 def safe_path_for_children() -> Iterator[None]:
     """Keep Python processes that any library starts meanwhile from importing modules of the working directory."""
-    before = os.environ.get("PYTHONSAFEPATH")
+    previous_value = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
         yield
     finally:
-        if before is None:
+        if previous_value is None:
             os.environ.pop("PYTHONSAFEPATH", None)
         else:
-            os.environ["PYTHONSAFEPATH"] = before
+            os.environ["PYTHONSAFEPATH"] = previous_value
 
 
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")

@@ -197,5 +197,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("learnig_rate", ["learning_rate", "epochs"])
     "; did you mean 'learning_rate'?"
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

@@ -77,8 +77,8 @@ def read_only(path: str) -> None:
     """Make a mount and every one below it read-only, without set-user-id programs."""
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    where = path.encode()
-    result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, where, AT_RECURSIVE, ctypes.byref(attributes), size)
+    path_bytes = path.encode()
+    result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, path_bytes, AT_RECURSIVE, ctypes.byref(attributes), size)
     check_syscall(int(result), f"making {path} read-only (Linux 5.12 or newer)")
 
 
@@ -118,8 +118,8 @@ def give_up_rights(limits: dict[str, int]) -> None:
         os.setresuid(NOBODY, NOBODY, NOBODY)
         # The kernel counts processes by user and user namespace: do not share the count with other processes of nobody.
         check_syscall(libc.unshare(USER_NAMESPACE), "a user namespace")
-    header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    check_syscall(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "giving up capabilities")
+    header, no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    check_syscall(libc.capset(ctypes.byref(header), ctypes.byref(no_capabilities)), "giving up capabilities")
     check_syscall(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
     check_syscall(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "closing the process to tracers")
     for name, value in limits.items():
@@ -392,10 +392,10 @@ def run_judge_process(job: dict[str, Any], own: bool, first: int) -> dict[str, s
     end_with_the_parent()
     end_in(job["seconds"])
     (program_in, judge_out), (judge_in, program_out) = os.pipe(), os.pipe()
-    nothing = os.open("/dev/null", os.O_RDONLY)
+    dev_null = os.open("/dev/null", os.O_RDONLY)
     program = os.fork()
     if program == 0:
-        os.dup2(nothing, 0)
+        os.dup2(dev_null, 0)
         kept_fds = sorted((program_in, program_out))
         for start, stop in ((3, kept_fds[0]), (kept_fds[0] + 1, kept_fds[1]), (kept_fds[1] + 1, 4096)):
             os.closerange(start, stop)
@@ -424,7 +424,7 @@ def send_verdict(verdict: int, message: dict[str, str]) -> None:
 
 
 def main() -> None:
-    own, inherited, first = sys.argv[1] == "own", int(sys.argv[2]), int(sys.argv[3])
+    own_namespaces, inherited, first = sys.argv[1] == "own", int(sys.argv[2]), int(sys.argv[3])
     # A caller with thousands of open files passes it under a high number. Under the lowest free one it is among the
     # file descriptors that the program's process closes.
     verdict = os.dup(inherited)
@@ -433,13 +433,13 @@ def main() -> None:
     sys.set_int_max_str_digits(0)
     try:
         end_with_the_parent()
-        if own:
+        if own_namespaces:
             enter_namespaces()
             child = os.fork()
             if child:
                 os.waitpid(child, 0)
                 os._exit(0)
-        message = run_judge_process(job, own, first)
+        message = run_judge_process(job, own_namespaces, first)
     except (SandboxUnavailable, OSError) as error:
         message = {"status": "refused", "detail": str(error)}
     send_verdict(verdict, message)

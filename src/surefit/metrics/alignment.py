@@ -62,7 +62,7 @@ def best_alignment(
     >>> best_alignment({(0, 0): 1, (0, 1): 1, (1, 0): 1}, {((0, 1), (1, 0)): 2}).pairs
     {0: 1, 1: 0}
     """
-    pairs = sorted({*single, *(pair for both in double for pair in both)})
+    pairs = sorted({*single, *(pair for two_pairs in double for pair in two_pairs)})
     if not pairs:
         return Alignment({}, 0, 0)
     rows, columns = sorted({i for i, _ in pairs}), sorted({j for _, j in pairs})
@@ -235,8 +235,8 @@ class _Search:
 
 
 def _worth(problem: _Problem, chosen: NDArray[np.bool_]) -> int:
-    both = chosen[problem.owner] & chosen[problem.partner]
-    return round(float(problem.worth[chosen].sum() + problem.full[both].sum() / 2))
+    both_chosen = chosen[problem.owner] & chosen[problem.partner]
+    return round(float(problem.worth[chosen].sum() + problem.full[both_chosen].sum() / 2))
 
 
 def _disagreement(problem: _Problem, chosen: NDArray[np.bool_], groups: Floats) -> Indices:
@@ -259,6 +259,6 @@ def _cases(problem: _Problem, chosen: NDArray[np.bool_], disagreeing: Indices) -
     pair = int(np.argmax(np.where(chosen, doubt * 100 + rivals, -1)))
     excluded = (problem.row == problem.row[pair]) | (problem.column == problem.column[pair])
     excluded[pair] = False
-    without = np.ones(len(problem.row), dtype=bool)
-    without[pair] = False
-    return [problem.kept(~excluded), problem.kept(without)]
+    remaining = np.ones(len(problem.row), dtype=bool)
+    remaining[pair] = False
+    return [problem.kept(~excluded), problem.kept(remaining)]

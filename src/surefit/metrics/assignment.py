@@ -68,23 +68,23 @@ def _augment(row: int, costs: Floats, owner: NDArray[np.intp], row_price: Floats
     distance, previous = np.full(width, np.inf), np.full(width, -1)
     open_columns = np.ones(width, dtype=bool)
     visited: list[int] = []
-    current, reached, steps = row, 0.0, 0
+    current, path_cost, steps = row, 0.0, 0
     while True:
         steps += 1
-        path_length = reached + costs[current] - row_price[current] - column_price
-        better = open_columns & (path_length < distance)
-        distance[better] = path_length[better]
-        previous[better] = visited[-1] if visited else -1
+        path_length = path_cost + costs[current] - row_price[current] - column_price
+        shorter = open_columns & (path_length < distance)
+        distance[shorter] = path_length[shorter]
+        previous[shorter] = visited[-1] if visited else -1
         column = int(np.where(open_columns, distance, np.inf).argmin())
-        reached = float(distance[column])
+        path_cost = float(distance[column])
         if owner[column] < 0:
             break
         open_columns[column] = False
         visited.append(column)
         current = int(owner[column])
-    row_price[row] += reached
+    row_price[row] += path_cost
     if visited:
-        slack = reached - distance[visited]
+        slack = path_cost - distance[visited]
         row_price[owner[visited]] += slack
         column_price[visited] -= slack
     while previous[column] >= 0:

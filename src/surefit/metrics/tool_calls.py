@@ -136,10 +136,10 @@ def _argument_accuracy(gold: Sequence[ToolCall], given: Sequence[ToolCall]) -> f
     first.
     """
     pairs = [
-        (_equal_arguments(right, call), i, j)
-        for i, right in enumerate(gold)
+        (_equal_arguments(gold_call, call), i, j)
+        for i, gold_call in enumerate(gold)
         for j, call in enumerate(given)
-        if right["name"] == call["name"]
+        if gold_call["name"] == call["name"]
     ]
     paired_gold, paired_given, equal = set(), set(), 0
     for common, i, j in sorted(pairs, key=lambda pair: -pair[0]):

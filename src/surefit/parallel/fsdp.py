@@ -162,9 +162,9 @@ class FullySharded(Engine):
 
 def _gather(shard: DTensor, device: torch.device) -> torch.Tensor:
     """Return the whole tensor on the CPU. Every process must call it; an offloaded shard is sent over the device."""
-    moved: Any = shard.to(device)
-    whole: torch.Tensor = moved.full_tensor().cpu()
-    return whole
+    on_device: Any = shard.to(device)
+    full: torch.Tensor = on_device.full_tensor().cpu()
+    return full
 
 
 def _own_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[SimpleNamespace]:

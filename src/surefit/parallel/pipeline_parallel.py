@@ -105,9 +105,11 @@ class Pipeline(Engine):
         """Return the group of this pipeline's first and last stage; every process creates all such groups, as torch
         requires.
         """
-        firsts = range(0, self.world.size, self.stages)
-        ends: list[dist.ProcessGroup | None] = [dist.new_group([first, first + self.stages - 1]) for first in firsts]
-        return ends[self.data_rank]
+        first_ranks = range(0, self.world.size, self.stages)
+        end_groups: list[dist.ProcessGroup | None] = [
+            dist.new_group([first, first + self.stages - 1]) for first in first_ranks
+        ]
+        return end_groups[self.data_rank]
 
     def _require_shards(self, model: torch.nn.Module) -> None:
         """Assert that this stage holds its own layers, and no others."""

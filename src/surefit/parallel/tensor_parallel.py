@@ -169,15 +169,15 @@ class TensorParallel(Engine):
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
         """Return the gradient norm: sliced parameters are summed over the processes, replicated ones count once."""
-        cut: list[Any] = []
-        whole: list[Any] = []
+        sliced: list[Any] = []
+        replicated: list[Any] = []
         for parameter in parameters:
             if parameter.grad is not None:
                 gradient: Any = parameter.grad
-                (cut if gradient.placements[0].is_shard() else whole).append(_Gradient(gradient.to_local()))
-        square = norm(cut).double().square().to(communication_device(self.world))
+                (sliced if gradient.placements[0].is_shard() else replicated).append(_Gradient(gradient.to_local()))
+        square = norm(sliced).double().square().to(communication_device(self.world))
         if self.counts_whole:
-            square += norm(whole).double().square().to(square.device)
+            square += norm(replicated).double().square().to(square.device)
         dist.all_reduce(square, group=self.mesh.get_group())
         return square.sqrt().float()
 
@@ -291,8 +291,8 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     if not isinstance(module, LoraLayer):
         return _Part(name, style, module, [base], [])
     a, b = (list(factors.values()) for factors in (module.lora_A, module.lora_B))
-    cut, whole = (b, a) if style.startswith("colwise") else (a, b)
-    return _Part(name, style, module, [base, *cut], whole)
+    sliced, replicated = (b, a) if style.startswith("colwise") else (a, b)
+    return _Part(name, style, module, [base, *sliced], replicated)
 
 
 def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> None:

@@ -51,7 +51,7 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
     tokenizer, tokenizer_errors = load_tokenizer_facts(found)
     sample, data_errors = _sample(found)
-    sampled = len(sample or ())
+    sample_size = len(sample or ())
     shared = TimedTemplateCheck(tokenizer, loaded.config, 1 + len(found.mixed) + len(list_eval_sources(loaded.config)))
     sample, rendered, render_errors = _render_sample(found, sample, tokenizer, shared)
     data_errors += render_errors
@@ -108,7 +108,7 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
     report = result.as_dict()
     report["findings"] = [_point_at_tool_file(finding, loaded) for finding in report["findings"]]
     if SPECIAL in rendered:
-        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sampled}
+        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sample_size}
     return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
 
 
@@ -160,12 +160,12 @@ def _dataset(found: RunContext, columns: Sequence[str]) -> DatasetFacts | None:
     if not rows:
         return None
     facts = dataset_facts(rows.source, rows, rows.where, expected=None if recipe and recipe.parts else columns)
-    count, added = count_training_rows(config, rows, found.mixed)
+    count, mixed_rows = count_training_rows(config, rows, found.mixed)
     split_rows = rows_to_split(config, recipe, rows, found.mixed)
     return replace(
         facts,
         rows=rows.total,
-        epoch_rows=None if count is None else count + round(added),
+        epoch_rows=None if count is None else count + round(mixed_rows),
         divided=None if split_rows is None else sum(source_rows.total for source_rows in split_rows),
     )
 

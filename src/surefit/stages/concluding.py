@@ -106,12 +106,12 @@ def score_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     difference of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if a gate passed or failed.
     """
     values: dict[str, float] = {}
-    for name, scored in summary["sets"].items():
-        for variant, metrics in scored["variants"].items():
+    for name, set_scores in summary["sets"].items():
+        for variant, metrics in set_scores["variants"].items():
             for metric, estimate in metrics.items():
                 values |= _with_interval(f"{name}/{variant}/{metric}", estimate["mean"], estimate["ci95"])
-        tuned = select_tuned_variant(scored["variants"])
-        for pair in scored["comparisons"]:
+        tuned = select_tuned_variant(set_scores["variants"])
+        for pair in set_scores["comparisons"]:
             if tuned and (pair["a"], pair["b"]) == (base_variant(tuned), tuned):
                 key = f"{name}/{tuned}_minus_{pair['a']}/{pair['metric']}"
                 values |= _with_interval(key, pair["difference"], pair["ci95"])
@@ -132,9 +132,9 @@ def select_example_rows(run: RunDir, summary: Mapping[str, Any]) -> list[dict[st
     Columns: question, expected, base, tuned, outcome: won, lost or same by the primary metric, or empty where a recipe
     has no such metric per row.
     """
-    for name, scored in summary["sets"].items():
-        tuned = select_tuned_variant(scored["variants"])
-        if tuned and base_variant(tuned) in scored["variants"]:
+    for name, set_scores in summary["sets"].items():
+        tuned = select_tuned_variant(set_scores["variants"])
+        if tuned and base_variant(tuned) in set_scores["variants"]:
             with contextlib.suppress(SureFitError):  # answers that are missing, or to other rows
                 return _side_by_side(run, name, tuned, summary["primary_metric"])
     return []

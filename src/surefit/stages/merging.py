@@ -247,8 +247,8 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
             help=f"{error.help}; or name a copy of it with --base",
         ) from error
     _require_matrices(directory_facts(directory, name))
-    stored = _stored_dtype(directory)
-    return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
+    stored_dtype = _stored_dtype(directory)
+    return section.model_copy(update={"dtype": stored_dtype, "quantization": options.trained_on})
 
 
 def _require_matrices(model: ModelFacts) -> None:

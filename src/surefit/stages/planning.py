@@ -26,8 +26,11 @@ def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = F
 
     examples_per = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
     rows = None if run.row_count is None else round(examples_per * run.row_count)
-    lengths, scored = require_rows_left(run) if needs_rows else load_example_lengths(run), load_run_eval_prompts(run)
-    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
+    lengths, prompt_facts = (
+        require_rows_left(run) if needs_rows else load_example_lengths(run),
+        load_run_eval_prompts(run),
+    )
+    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=prompt_facts)
 
 
 def require_rows_left(run: CheckedRun) -> ExampleLengths:

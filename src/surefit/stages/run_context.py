@@ -143,18 +143,20 @@ def load_run_context(
     rows_by_source = {source: attempt(partial(_mixed_rows, source, config, look)) for source in local_sources}
     mixed = {source: source_rows for source, source_rows in rows_by_source.items() if source_rows is not None}
     # Shards are an epoch's rows: none of them is held out any more.
-    count, added = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
+    count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
     examples_per = examples_per_row(config, recipe, model, rows)
-    count, added = count and round(count * examples_per), added * examples_per
+    count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
     resolved = None
     if model and hardware:
-        needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
+        needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
         started = _read_started_processes() if training else None
-        resolved = attempt(lambda: resolve_config(loaded, model, hardware, count, added, needed, started, fitting))
+        resolved = attempt(
+            lambda: resolve_config(loaded, model, hardware, count, mixed_rows, needed, started, eval_batch_size)
+        )
         if resolved is None:
             with contextlib.suppress(ConfigError):  # the error is among the problems already
                 resolved = resolve_config(
-                    with_auto_micro_batch(loaded), model, hardware, count, added, needed, started, fitting
+                    with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look
@@ -321,13 +323,13 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
         return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
     if run.run.passport.is_file() and run.rows is not None:
         passport = read_json(run.run.passport)
-        whole = passport.get("lengths", {}).get("whole", {})
-        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
+        row_lengths = passport.get("lengths", {}).get("whole", {})
+        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in row_lengths:
             source = "the real rows', as passport.json has them"
-            short = _sample_lengths(run) if whole["max"] > run.resolved.config.data.max_length else None
+            short = _sample_lengths(run) if row_lengths["max"] > run.resolved.config.data.max_length else None
             supervised = passport.get("supervised_share") or 1.0
             return ExampleLengths(
-                whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None
+                row_lengths["max"], row_lengths["mean"], source, supervised, "all", short.shortest if short else None
             )
     return _sample_lengths(run) or ExampleLengths()
 
@@ -369,19 +371,20 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     lengths_by_source = [
         (sample_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows
     ]
-    sampled = [(lengths, lengths.total * passes) for lengths, passes in lengths_by_source if lengths is not None]
-    if not sampled or len(sampled) < len(sources):
+    known_lengths = [(lengths, lengths.total * passes) for lengths, passes in lengths_by_source if lengths is not None]
+    if not known_lengths or len(known_lengths) < len(sources):
         return None
-    sampled_rows, total = (sum(getattr(lengths, name) for lengths, _ in sampled) for name in ("rows", "total"))
+    sampled_rows, total = (sum(getattr(lengths, name) for lengths, _ in known_lengths) for name in ("rows", "total"))
     mean, too_long = (
-        sum(getattr(lengths, name) * weight for lengths, weight in sampled) / sum(weight for _, weight in sampled)
+        sum(getattr(lengths, name) * weight for lengths, weight in known_lengths)
+        / sum(weight for _, weight in known_lengths)
         for name in ("mean", "too_long")
     )
     left_out = too_long if config.data.too_long == "drop" else 0.0
     source = f"those of {sampled_rows:,} of {total:,} rows, the largest among them"
-    longest = max(lengths.longest for lengths, _ in sampled)
-    shortest_lengths = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
-    shortest = min(shortest_lengths) if len(shortest_lengths) == len(sampled) else None
+    longest = max(lengths.longest for lengths, _ in known_lengths)
+    shortest_lengths = [lengths.shortest for lengths, _ in known_lengths if lengths.shortest is not None]
+    shortest = min(shortest_lengths) if len(shortest_lengths) == len(known_lengths) else None
     coverage: Literal["all", "sample"] = "all" if sampled_rows >= total else "sample"
     return ExampleLengths(longest, mean, source, known=coverage, shortest=shortest, left_out=left_out)
 

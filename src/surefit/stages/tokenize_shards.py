@@ -310,10 +310,10 @@ def _make(todo: Sequence[ShardTask], jobs: Sequence[ShardJob], watcher: Progress
     )
     with watcher.progress("shards") as on_progress:
         on_progress(0, len(todo), "")
-        for done, meta in enumerate(shard_metas, start=1):
+        for completed, meta in enumerate(shard_metas, start=1):
             tokens += meta["stats"]["tokens"]
             tokens_per_second = tokens / max(1e-9, time.monotonic() - start)
-            on_progress(done, len(todo), f"{tokens:,} tokens, {tokens_per_second:,.0f} tokens/s")
+            on_progress(completed, len(todo), f"{tokens:,} tokens, {tokens_per_second:,.0f} tokens/s")
 
 
 def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dict[str, Any]]:
@@ -323,9 +323,9 @@ def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dic
     from concurrent.futures import as_completed
 
     with pool(workers, _start_worker, (_needs_torch(jobs[0].config),)) as executor:
-        waiting = [executor.submit(make_shard, job) for job in jobs]
+        futures = [executor.submit(make_shard, job) for job in jobs]
         try:
-            for future in as_completed(waiting):
+            for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
             help_text = "run the same command again, with fewer --workers if memory ran out: complete shards are kept"

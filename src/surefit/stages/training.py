@@ -388,8 +388,8 @@ def _scorer(run: CheckedRun, data: TrainingData) -> Any:
     from surefit.evaluate.in_training import build_scorer
 
     config = run.resolved.config
-    scored = config.evaluate.in_training and len(data.eval_rows) > 0
-    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
+    is_scored = config.evaluate.in_training and len(data.eval_rows) > 0
+    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if is_scored else None
 
 
 def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequence[str], which: str = "") -> None:
@@ -399,10 +399,10 @@ def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequen
         (stats.dropped_too_long, "examples are over data.max_length"),
         (stats.dropped_unsupervised, "examples have nothing to learn"),
     )
-    for number, why in left_out:
+    for number, reason in left_out:
         if number:
-            total = stats.rows + (stats.split if "examples" in why else 0)
-            watcher.note(f"left out: {which}{number:,} of {total:,} {why}")
+            total = stats.rows + (stats.split if "examples" in reason else 0)
+            watcher.note(f"left out: {which}{number:,} of {total:,} {reason}")
     for location in skipped[:3]:
         watcher.note(f"  {location}")
     if stats.split and not which:
