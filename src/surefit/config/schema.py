@@ -137,7 +137,7 @@ class LoraSection(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
+    """Linear layers with LoRA factors: all but the output head, or a list of module name endings."""
     experts: bool | Literal["with_router"] = False
     """In a mixture of experts, give every routed expert LoRA factors too: they hold most of the weights, and each
     expert gets its own factors. with_router: the routers as well; otherwise they stay as they are."""
@@ -169,13 +169,15 @@ class DataSection(Section):
     packing: Auto | bool = "auto"
     """Concatenate the examples of a micro batch instead of padding them; what is learned does not change."""
     thinking: Literal["keep", "drop", "only_last"] = "keep"
-    """What to learn from rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
-    without any; only_last, only the last turn of each conversation, with its reasoning."""
+    """Handling of rows with reasoning: keep, learn every assistant turn with the reasoning it has; drop, the answers
+    without any; only_last, only the last turn of each conversation, with its reasoning.
+    """
     too_long: Literal["drop", "error", "truncate", "truncate_middle"] = "drop"
-    """What to do with an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
-    (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""
+    """Handling of an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
+    (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut.
+    """
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+    """Handling of a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
 
     @property
     def share(self) -> float | None:

@@ -58,7 +58,9 @@ STEERING = (
     "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "WANDB_MODE", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES", "LD_PRELOAD",
 )  # fmt: skip
-"""Variables that change how training runs, which are recorded. None of them holds a secret; never add one that may."""
+"""Variables that change how training runs; `check` and `doctor` report them. None of them holds a secret; never add one
+that may.
+"""
 
 DOTENV = (
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "SUREFIT_CACHE",

@@ -52,7 +52,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "io_setup": (206, 0),
-    # parts of the kernel that have been attacked
+    # parts of the kernel with a history of exploits
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),

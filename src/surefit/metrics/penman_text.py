@@ -21,7 +21,7 @@ logging.getLogger("penman").setLevel(logging.ERROR)  # it warns of every gap; th
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()/]|:[^\s()/":]*|[^\s()/":]+|"')
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 DEEPEST = 200
-"""Largest nesting depth of nodes; sentences have less than 20."""
+"""Largest nesting depth of nodes; sentences have fewer than 20."""
 
 
 def tokenize_penman(text: str) -> list[str]:
