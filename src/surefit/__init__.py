@@ -47,7 +47,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What `__all__` names, imported when it is asked for (PEP 562)."""
+    """Import a name of `__all__` at its first use (PEP 562)."""
     if name in _ROOMS:
         return import_module(f"surefit.{name}")
     if name in __all__:
@@ -62,9 +62,9 @@ _MODULES = {
     ),
     "CheckFailed": "stages.checking",
 }  # fmt: skip
-"""Where a name of `__all__` is, if not in `api`."""
+"""Module of each name of `__all__` that is not in `api`."""
 _ROOMS = ("evaluate", "merge", "plan", "report", "train")
-"""Packages that have the name of their stage."""
+"""Packages with the name of their stage."""
 
 
 class Stage(ModuleType):

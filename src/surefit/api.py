@@ -1,10 +1,11 @@
 """SureFit from Python: the stages of a run as functions with typed results. `import surefit` gives these names.
 
-What a function returns has the fields that the command of the same name prints with `--json`, all of them in
-`document`; what would be an exit code is an exception, or a property. Nothing heavy is imported before it is needed.
+A function returns the fields that the command of the same name prints with `--json`, all of them in `document`; where
+the command has an exit code, the function raises an exception or has a property. Heavy libraries are imported only when
+they are needed.
 
-Stable, within a minor version: the names in `__all__`, their parameters, and the attributes of what they return. What
-`document` holds may gain fields. Everything else in the package may change with any release.
+Stable within a minor version: the names in `__all__`, their parameters, and the attributes of their results. The fields
+of `document` may become more. Everything else in the package may change with any release.
 """
 
 from __future__ import annotations
@@ -50,90 +51,92 @@ __all__ = [
     "report",
     "train",
 ]
-# As the command line does: libraries read it when they are imported, and any of these functions may import them first.
+# As the command line does: libraries read these settings when they are imported, and any function here may be the first
+# to import them.
 env.quiet_libraries()
 env.sleep_at_barriers()
 PYTHON = Path("python")
-"""What messages call a config that is in no file."""
+"""Path that messages show for a config that is in no file."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """A valid config, of a file or of a dict.
+    """A valid config, from a file or a dict.
 
     Attributes:
-        loaded: the settings, and where each came from.
+        loaded: the settings, and where each came from (file, `--set`, default).
     """
 
     loaded: LoadedConfig
 
     @classmethod
     def load(cls, path: str | Path, changes: Mapping[str, Any] | None = None) -> Config:
-        """Read a YAML file, or the resolved config of a run directory.
+        """Load a config from a YAML file, or from the resolved config of a run directory.
 
         Args:
-            changes: dotted key → value, as `--set` takes them.
+            changes: dotted key → value, as in `--set`.
 
         Raises:
-            ConfigError: with file, line and field, for every problem found.
+            ConfigError: with file, line and field, for every problem.
         """
-        # A run that was moved is where it is now.
-        here = {"output_dir": str(path)} if Path(path).is_dir() else {}
-        return cls(load_config(find_config_file(Path(path)), _overrides(here | dict(changes or {}))))
+        # The recorded output_dir of a run directory that was moved is wrong: use the path where it is now.
+        moved_output = {"output_dir": str(path)} if Path(path).is_dir() else {}
+        return cls(load_config(find_config_file(Path(path)), _overrides(moved_output | dict(changes or {}))))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Config:
-        """A config from nested mappings, laid out as the YAML file.
+        """Make a config from nested mappings, laid out as the YAML file.
 
-        Where the file would name data (`data.train`, `data.eval`, `evaluate.extra_sets`), rows may stand themselves: a
-        list of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache, by their
-        hash, so that the run can be repeated and resumed without this program.
+        Where the file has the path of a data set (`data.train`, `data.eval`, `evaluate.extra_sets`), the value may be
+        the rows: a list of dicts, a pandas DataFrame, a `datasets.Dataset`. They are written once into SureFit's cache,
+        named by their hash, so that the run can be repeated and resumed without this program.
         """
         text = yaml.safe_dump(_to_yaml_value(values), sort_keys=False, allow_unicode=True)
         return cls(load_text(text, PYTHON, _overrides(changes)))
 
     def changed(self, changes: Mapping[str, Any]) -> Config:
-        """The same with other values, by dotted key."""
+        """Return a copy of the config with other values, by dotted key."""
         return Config.from_dict(self.settings.model_dump(mode="json", exclude_unset=True), changes)
 
     @property
     def settings(self) -> Settings:
-        """The sections, each with its fields: `config.settings.train.learning_rate`."""
+        """Sections of the config, each with its fields: `config.settings.train.learning_rate`."""
         return self.loaded.config
 
     def __str__(self) -> str:
-        """As YAML, what is default left out."""
+        """Return the config as YAML, without the default values."""
         values = self.settings.model_dump(mode="json", exclude_unset=True)
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 Target = Config | str | Path
-"""A config; or the path of a config file or of a run directory."""
+"""A config, or the path of a config file or of a run directory."""
 
 
 def check(target: Target) -> CheckReport:
-    """Say what will break: config, model and data. Torch is not imported.
+    """Report what will break: config, model and data. Torch is not imported.
 
     Raises:
-        ConfigError: the config itself is not usable.
+        ConfigError: the config is not valid.
     """
     from surefit.facts.hub import PATIENCE_S
     from surefit.stages.checking import run_check
 
     document = run_check(load_run_context(_target(target), patience=PATIENCE_S, look=True))
-    shown = json.loads(env.redact(json.dumps(document["findings"])))
+    redacted = json.loads(env.redact(json.dumps(document["findings"])))
     findings = tuple(
-        FindingResult(**{each.name: found[each.name] for each in fields(FindingResult)}) for found in shown
+        FindingResult(**{field.name: finding[field.name] for field in fields(FindingResult)}) for finding in redacted
     )
     return CheckReport(findings, document["rules"], document)
 
 
 def plan(target: Target, gpu: str | None = None, *, quick: bool = False) -> Plan:
-    """Say what the run needs, and whether it fits: in a process of its own, on a CPU without what this one has in RAM.
+    """Predict what the run needs, and whether it fits, in a separate CPU process that does not inherit this process's
+    RAM.
 
     Args:
-        gpu: instead of the one that is here, e.g. "h100"; `hardware.gpu`.
-        quick: by arithmetic alone; otherwise the run is simulated, which imports torch.
+        gpu: GPU to plan for instead of the one in this machine, e.g. "h100"; `hardware.gpu`.
+        quick: estimate by arithmetic alone; otherwise the run is simulated, which imports torch.
     """
     from surefit.plan.process import planning_for_new_process
     from surefit.stages.planning import build_run_plan
@@ -161,18 +164,18 @@ def train(
     """Check, then train in this process.
 
     Args:
-        callbacks: called after every step with its state (step, loss, tokens per second, ETA, …), which they cannot
-            change; one that returns True ends the run there, with what was learnt so far as its result.
-        resume: go on after the newest checkpoint, if there is one.
-        overwrite: delete a run that is there already.
+        callbacks: called after every step with its state (step, loss, tokens per second, ETA, …), which is read-only; a
+            callback that returns True ends the run, with the weights so far as its result.
+        resume: continue from the newest checkpoint, if there is one.
+        overwrite: delete an existing run.
         dry_run: prepare everything, run no step, write nothing.
-        adapt: where memory runs out, go on with a configuration that needs less and learns the same.
-        quiet: say nothing; otherwise lines go to stderr.
+        adapt: when memory runs out, continue with a configuration that needs less and learns the same.
+        quiet: print nothing; otherwise progress lines go to stderr.
 
     Raises:
-        Refused: the check has findings of severity error.
-        Interrupted: by Ctrl-C, with the work saved; `resume=True` goes on.
-        ConfigError: the config asks for several devices, which `surefit train --gpus N` starts.
+        CheckFailed: the check has findings of severity error.
+        Interrupted: by Ctrl-C, with the work saved; `resume=True` continues.
+        ConfigError: the config needs several devices, which `surefit train --gpus N` starts.
     """
     from surefit.config.world import count_processes
     from surefit.stages.training import train_run as train_run
@@ -186,21 +189,21 @@ def train(
             help="`surefit train CONFIG --gpus N` starts them",
         )
     with _progress_lines(quiet, callbacks) as watcher:
-        done = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
+        doc = train_run(run, watcher, resume=resume, overwrite=overwrite, dry_run=dry_run, adapt=adapt)
     return TrainingResult(
-        run.run.path, Path(done["output"]) if "output" in done else None, done.get("steps", 0), done["total_steps"],
-        done.get("loss"), done.get("eval_loss"), done.get("stopped_early", False), done,
+        run.run.path, Path(doc["output"]) if "output" in doc else None, doc.get("steps", 0), doc["total_steps"],
+        doc.get("loss"), doc.get("eval_loss"), doc.get("stopped_early", False), doc,
     )  # fmt: skip
 
 
 def merge(target: Target | TrainingResult, into: str = "auto", *, quiet: bool = False) -> Certificate:
-    """Merge a run's adapter into its base, with a certificate that the result is the same model.
+    """Merge a run's adapter into its base model and certify that the result computes the same.
 
     Args:
-        into: the type of the merged weights; the base's by default.
+        into: data type of the merged weights; the base model's by default.
 
     Raises:
-        GateError: it is not, and what was made is deleted.
+        GateError: it does not; the merged model is deleted.
     """
     from surefit.stages.merging import merge_run
 
@@ -212,10 +215,10 @@ def merge(target: Target | TrainingResult, into: str = "auto", *, quiet: bool = 
 
 
 def evaluate(target: Target | TrainingResult, variants: Sequence[str] | None = None, *, quiet: bool = False) -> Scores:
-    """Score base, adapter and merged model on the held-out rows, with confidence intervals.
+    """Score the base, adapter and merged models on the held-out rows, with confidence intervals.
 
     Args:
-        variants: only these: base, adapter, merged, model, served, or step-N.
+        variants: score only these: base, adapter, merged, model, served, or step-N.
     """
     from surefit.stages.evaluating import evaluate_run as evaluate_run
 
@@ -223,34 +226,34 @@ def evaluate(target: Target | TrainingResult, variants: Sequence[str] | None = N
         document = evaluate_run(_run(target), watcher, variants)
     assert document is not None, "one process is the first"
     gate = document["gate"]
-    decided = gate is not None and gate["outcome"] != "cannot tell"
-    return Scores(document["primary_metric"], gate["passed"] if decided else None, document)
+    has_outcome = gate is not None and gate["outcome"] != "cannot tell"
+    return Scores(document["primary_metric"], gate["passed"] if has_outcome else None, document)
 
 
 def compare(
     a: str | Path | TrainingResult, b: str | Path | TrainingResult, *, set_name: str = "eval", metric: str | None = None
 ) -> Comparison:
-    """Say whether B is better than A: two runs that were scored, RUN:VARIANT, or files of scored predictions.
+    """Test whether B is better than A: two scored runs, RUN:VARIANT, or files of scored predictions.
 
     Args:
-        metric: that decides; the recipe's primary metric by default.
+        metric: the metric that decides; the recipe's primary metric by default.
     """
     from surefit.stages.comparing import compare_answer_sets
 
     document = compare_answer_sets(_side(a), _side(b), set_name, metric=metric)
     del document["matched"]
     document["judge"] = None
-    metric, found = document["metric"], document["metrics"][document["metric"]]
-    return Comparison(metric, document["verdict"], found["difference"], tuple(found["ci95"]), document)
+    metric, scores = document["metric"], document["metrics"][document["metric"]]
+    return Comparison(metric, document["verdict"], scores["difference"], tuple(scores["ci95"]), document)
 
 
 def report(target: Target | TrainingResult, *others: Target | TrainingResult) -> Path:
-    """Write the page of a run, or one that compares several; its path."""
+    """Write the report page of one run, or one page that compares several, and return its path."""
     from surefit.stages.reporting import write_comparison_report
     from surefit.stages.reporting import write_run_report as report_run
     from surefit.stages.run_context import find_run_directory
 
-    runs = [find_run_directory(_path(each)) for each in (target, *others)]
+    runs = [find_run_directory(_path(run)) for run in (target, *others)]
     with _progress_lines(quiet=False) as watcher:
         return write_comparison_report(runs, watcher) if others else report_run(runs[0], watcher)
 
@@ -268,10 +271,10 @@ def _run(target: Target | TrainingResult) -> CheckedRun:
 
 
 def _path(target: Target | TrainingResult) -> Path:
-    """A run directory, or the config file that names it.
+    """Return a run directory, or the path of the config file that names it.
 
     Raises:
-        ConfigError: a config whose run has not begun.
+        ConfigError: the config's run has not begun.
     """
     if isinstance(target, TrainingResult):
         return target.run
@@ -291,7 +294,7 @@ def _side(target: str | Path | TrainingResult) -> str:
 def _progress_lines(
     quiet: bool, callbacks: Sequence[Callable[[TrainingProgress], bool | None]] = ()
 ) -> Iterator[ProgressListener]:
-    """Someone who hears how far a stage is."""
+    """Yield a listener that prints a stage's progress to stderr and calls the callbacks."""
     lines = LineListener((lambda text: None) if quiet else _to_stderr, tuple(callbacks))
     with progress_listener(lines.note):
         yield lines
@@ -310,16 +313,16 @@ def _overrides(changes: Mapping[str, Any] | None) -> list[str]:
 
 
 def _to_yaml_value(value: Any, dotted: str = "") -> Any:
-    """A value as YAML has it: numpy's numbers and paths as plain ones, and files in place of rows.
+    """Convert a value to what YAML can hold: numpy scalars and paths to plain values, rows to the path of a file.
 
     Raises:
-        ConfigError: nothing that a config can hold.
+        ConfigError: a config cannot hold a value of this type.
         DataError: rows that cannot be written as JSON.
     """
     if isinstance(value, Mapping):
-        return {key: _to_yaml_value(each, f"{dotted}.{key}".lstrip(".")) for key, each in value.items()}
+        return {key: _to_yaml_value(item, f"{dotted}.{key}".lstrip(".")) for key, item in value.items()}
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()  # numpy's, some of which are Python's floats, too
+        return value.item()  # a numpy scalar; some of them are Python floats, too
     if isinstance(value, str | int | float | None):
         return value
     if isinstance(value, Path):
@@ -327,7 +330,7 @@ def _to_yaml_value(value: Any, dotted: str = "") -> Any:
     if dotted in ("data.train", "data.eval") or dotted.startswith("evaluate.extra_sets."):
         return str(_rows_file(value, dotted))
     if isinstance(value, list | tuple | set):
-        return [_to_yaml_value(each, dotted) for each in value]
+        return [_to_yaml_value(item, dotted) for item in value]
     raise ConfigError(
         f"a config cannot hold {type(value).__name__}",
         code="E1003",
@@ -337,9 +340,9 @@ def _to_yaml_value(value: Any, dotted: str = "") -> Any:
 
 
 def _rows_file(value: Any, dotted: str) -> Path:
-    """The file that holds these rows, made if need be."""
+    """Return the JSONL file in the cache that holds these rows; write it if it does not exist."""
     try:
-        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a DataFrame, whose gaps are NaN
+        if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a DataFrame: missing values are NaN
             value = value.astype(object).where(value.notna(), None).to_dict("records")
         text = "".join(json.dumps(dict(row), ensure_ascii=False, allow_nan=False) + "\n" for row in value)
     except (AttributeError, TypeError, ValueError) as error:

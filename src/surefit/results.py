@@ -1,4 +1,4 @@
-"""What the stages return to Python: the fields that matter, with pictures for notebooks, and the whole document."""
+"""Typed results of the stages: the fields that matter, with figures for notebooks, and the whole document."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from surefit.core.units import bytes_text, plural
 
 @dataclass(frozen=True)
 class FindingResult:
-    """One thing that a rule has found; `surefit explain CODE` says what it means."""
+    """One finding of a rule; `surefit explain CODE` explains it."""
 
     code: str
     severity: str
@@ -26,18 +26,18 @@ class FindingResult:
     field: str | None
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.path, self.line) if part)
-        about = f" {self.field}:" if self.field else ""
-        return f"{f'{place}: ' if place else ''}{self.severity}[{self.code}]{about} {self.message}"
+        position = ":".join(str(part) for part in (self.path, self.line) if part)
+        field_text = f" {self.field}:" if self.field else ""
+        return f"{f'{position}: ' if position else ''}{self.severity}[{self.code}]{field_text} {self.message}"
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a check found.
+    """Findings of a check.
 
     Attributes:
-        findings: errors first.
-        rules: that had something to judge.
+        findings: the findings, errors first.
+        rules: number of rules that had something to judge.
         document: the content of check.json.
     """
 
@@ -47,12 +47,14 @@ class CheckReport:
 
     @property
     def errors(self) -> tuple[FindingResult, ...]:
-        """Findings with which `train` would not start."""
+        """Findings that prevent `train` from starting."""
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def require_no_errors(self) -> None:
-        """Raises:
-        Refused: there are errors.
+        """Raise if there are errors.
+
+        Raises:
+            CheckFailed: there are errors.
         """
         from surefit.stages.checking import require_no_errors
 
@@ -66,14 +68,14 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run needs.
+    """Predicted needs of a run.
 
     Attributes:
         verdict: "fits", "does not fit", "too close to call" or "unknown"; None where nothing could be estimated.
-        low_bytes, high_bytes: memory of the fullest moment, the device's share of one process.
-        total_seconds: of the whole run; None where the device's speed is not known.
-        disk_bytes: that it writes.
-        does_not_fit: memory, disk and what else is short, each as a sentence.
+        low_bytes, high_bytes: range of the peak memory on the device, one process's share.
+        total_seconds: time of the whole run; None where the device's speed is not known.
+        disk_bytes: bytes that the run writes.
+        does_not_fit: memory, disk or anything else that is short, each as a sentence.
         document: the content of plan.json.
     """
 
@@ -87,7 +89,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing is known to be short."""
+        """Return whether nothing is known to be short."""
         return not self.does_not_fit
 
     def _repr_html_(self) -> str:
@@ -100,16 +102,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended.
+    """Result of a training run.
 
     Attributes:
         run: the run directory.
-        output: of the adapter or the model; None of a dry run.
-        steps: optimizer steps done, of `total_steps`.
-        loss: of the last step; nats per supervised token.
-        eval_loss: on the held-out rows, after the last step.
-        stopped_early: before its last step, by patience or by a callback.
-        document: what `surefit train --json` prints.
+        output: directory of the adapter or the model; None after a dry run.
+        steps: optimizer steps that were run, of `total_steps`.
+        loss: loss of the last step in nats per supervised token.
+        eval_loss: loss on the held-out rows after the last step.
+        stopped_early: whether patience or a callback ended the run before its last step.
+        document: the output of `surefit train --json`.
     """
 
     run: Path
@@ -122,7 +124,7 @@ class TrainingResult:
     document: dict[str, Any] = field(repr=False)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every line of metrics.jsonl: of steps, and of measurements (`kind: eval`)."""
+        """Return every line of metrics.jsonl: the steps, and the evaluations (`kind: eval`)."""
         return list(read_jsonl(RunDir(self.run).metrics))
 
     def _repr_html_(self) -> str:
@@ -136,10 +138,10 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Whether a merged model is base + adapter.
+    """Result of the proof that a merged model equals base + adapter.
 
     Attributes:
-        merged: the model's directory.
+        merged: directory of the merged model.
         document: the content of certificate.json.
     """
 
@@ -154,10 +156,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the variants of a run's model score.
+    """Scores of the variants of a run's model.
 
     Attributes:
-        metric: the primary one.
+        metric: the primary metric.
         gate_passed: whether the gate passed; None where the config has no gate, and where the gate cannot tell.
         document: the content of eval/summary.json.
     """
@@ -167,9 +169,9 @@ class Scores:
     document: dict[str, Any] = field(repr=False)
 
     def of(self, variant: str, set_name: str = "eval") -> tuple[float, tuple[float, float]]:
-        """The primary metric's mean, and its 95 % interval."""
-        found = self.document["sets"][set_name]["variants"][variant][self.metric]
-        return found["mean"], tuple(found["ci95"])
+        """Return the primary metric's mean and its 95 % interval."""
+        scores = self.document["sets"][set_name]["variants"][variant][self.metric]
+        return scores["mean"], tuple(scores["ci95"])
 
     def _repr_html_(self) -> str:
         rows = []
@@ -182,12 +184,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Whether B is better than A on the rows that both answered.
+    """Verdict whether B is better than A on the rows that both answered.
 
     Attributes:
-        verdict: of B: better, worse, or undecided.
+        verdict: better, worse or undecided, for B.
         difference: B minus A on `metric`, with `ci95`, its 95 % interval.
-        document: what `surefit compare --json` prints.
+        document: the output of `surefit compare --json`.
     """
 
     metric: str
@@ -213,15 +215,15 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def _curve(title: str, points: Sequence[tuple[float, float]]) -> str:
-    """A line through points, as SVG."""
+    """Draw a line through points as SVG."""
     from surefit.core.svg import WIDTH, document
 
     if len(points) < 2:
         return _table(title, [], [])
     (x0, *_, x1), values = [x for x, _ in points], [y for _, y in points]
     low, high = min(values), max(values)
-    across, up = (WIDTH - 100) / (x1 - x0), 160 / (high - low or 1)
-    path = " ".join(f"{80 + (x - x0) * across:.1f},{230 - (y - low) * up:.1f}" for x, y in points)
+    x_scale, y_scale = (WIDTH - 100) / (x1 - x0), 160 / (high - low or 1)
+    path = " ".join(f"{80 + (x - x0) * x_scale:.1f},{230 - (y - low) * y_scale:.1f}" for x, y in points)
     labels = [(70, 234, f"{low:.3f}", "end"), (70, 74, f"{high:.3f}", "end"), (80, 252, f"step {x0}", "start"),
               (WIDTH - 20, 252, f"step {x1}", "end")]  # fmt: skip
     texts = [

@@ -1,7 +1,7 @@
-"""The contract between a task and everything else: rows become `Example`s, generated text becomes scores.
+"""The contract between a task and the stages: rows become `Example`s, generated text becomes scores.
 
-A task is one frozen `TaskRecipe`, no inheritance: `recipes/function_calling.py` is the one to imitate and
-docs/write-a-recipe.md the guide.
+A task is one frozen `TaskRecipe`, without inheritance: `recipes/function_calling.py` is the one to imitate, and
+docs/write-a-recipe.md is the guide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from surefit.core.errors import DataError
 
 Row = Mapping[str, Any]
 Message = dict[str, Any]
-"""`{"role": "system" | "user" | "assistant" | "tool", "content": str, …}` as Hugging Face chat templates take it."""
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": str, …}`, as in Hugging Face chat templates."""
 Scores = dict[str, float]
 T = TypeVar("T")
 
@@ -27,12 +27,12 @@ class Example:
     Attributes:
         messages: the conversation, the prompt's turns first; the turns that are trained on have role "assistant".
         tools: JSON-schema functions for the template's `tools` argument, or None.
-        completion: the text the model should answer to `prompt` with; None where the row has no gold answer.
-        reference: whatever `score` needs to judge an answer (parsed gold, schemas…).
+        completion: the gold answer to `prompt`; None where the row has none.
+        reference: anything that `score` needs to judge an answer (parsed gold, schemas…).
         text: plain text to continue, for rows that are not a conversation; then `messages` is empty.
-        tokens: of rows that are tokens already, the ids and for each whether it is learnt; `text` has the ids then.
-        document: the part of the last user turn that may be cut where the example is too long (`data.too_long`).
-        part: the name of the task it belongs to, where the recipe is several (`TaskRecipe.parts`).
+        tokens: for tokenized rows, the token ids and whether each is supervised; `text` then holds the ids.
+        document: the part of the last user turn that may be truncated when the example is too long (`data.too_long`).
+        part: the name of the row's task, where the recipe has several (`TaskRecipe.parts`).
     """
 
     messages: tuple[Message, ...] = ()
@@ -46,12 +46,12 @@ class Example:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is anything that a model's answer can be compared with; without, the row is not scored."""
+        """Return whether there is anything to compare a model's answer with; otherwise the row is not scored."""
         return self.completion is not None or self.reference is not None
 
     @property
     def prompt(self) -> tuple[Message, ...]:
-        """The turns before the last assistant turn: what the model is shown when it is evaluated."""
+        """Turns before the last assistant turn, which the model is prompted with in evaluation."""
         if self.messages and self.messages[-1]["role"] == "assistant":
             return self.messages[:-1]
         return self.messages
@@ -59,12 +59,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model answered to one `Example`.
+    """A model's answer to one `Example`.
 
     Attributes:
         text: the raw decoded answer, special tokens removed.
         truncated: the answer hit the token limit before the model ended it.
-        parsed: what `TaskRecipe.parse` made of `text`; None where it does not parse.
+        parsed: the result of `TaskRecipe.parse` on `text`; None where it does not parse.
     """
 
     text: str
@@ -86,8 +86,9 @@ class Grammar:
 
 
 def mean_scores(rows: Sequence[Scores]) -> Scores:
-    """The mean of every metric over the rows that have it. A row that could not be parsed has its zeros; a row to which
-    a metric does not apply leaves it out. Names that begin with "_" are no metrics but counts for other aggregates.
+    """Return the mean of every metric over the rows that contain it. A row that could not be parsed contains zeros; a
+    row to which a metric does not apply leaves it out. Names that begin with "_" are no metrics but counts for other
+    aggregates.
 
     >>> mean_scores([{"exact_match": 1.0}, {"exact_match": 0.0, "irrelevance": 1.0}])
     {'exact_match': 0.5, 'irrelevance': 1.0}
@@ -102,34 +103,36 @@ def mean_scores(rows: Sequence[Scores]) -> Scores:
 
 @dataclass(frozen=True)
 class TaskRecipe:
-    """A task: how its rows are shown to a model and how its answers are judged.
+    """A task: how its rows are shown to a model, and how the answers are scored.
 
     Attributes:
-        name: as written in the config's `recipe`.
+        name: the value of `recipe` in the config.
         version: raised whenever a change makes scores incomparable with earlier ones.
         citation: where the task, its data format and its scoring rules come from.
         columns: the row's columns; empty when the general data formats are used.
-        aliases: column → other names under which rows may have it, the most usual first; `to_example` knows them too.
-        to_example: row → `Example`; raises `DataError` (with `field`) on a row it cannot use.
-        parse: raw answer → parsed object, or None where it does not parse; never evaluates it.
+        aliases: column → other names that it may have in the rows, the most usual first; `to_example` accepts them too.
+        to_example: row → `Example`; raises `DataError` (with `field`) on an unusable row.
+        parse: raw answer → parsed object, or None where it does not parse; must not evaluate it as code.
         score: (example, prediction) → metric name → value in [0, 1].
         primary_metric: the metric that decides "did it help".
-        metrics: every name that the scores of a row or of the corpus can have; `check` compares the metrics that a
-            config names with them, and leaves them to `evaluate` where none are said.
-        chance_level: the primary metric's value for an answer drawn at random.
+        metrics: every name that the scores of a row or of the corpus can have; `check` compares the config's metrics
+            with them. If empty, only `evaluate` finds unknown names.
+        chance_level: the primary metric's value for a random answer.
         grammar: example → constraint for constrained decoding, where the task has one.
         aggregate: per-row scores → corpus scores; the mean by default.
-        choices: example → labels. Such a task is answered by one forward pass that ranks the labels, not by generating:
-            `Prediction.parsed` is {label: log-probability}, most probable first, and `text` the first label.
-        score_samples: (example, several sampled predictions) → scores, for tasks that are judged so (pass@k).
-        score_many: what `score` gives for each of many rows, for scorers so slow that they want several processes.
-        baselines: name → an answer without a model, scored beside the models: leading sentences, a retriever's order.
+        choices: example → labels. The model answers such a task in one forward pass that ranks the labels, without
+            generating: `Prediction.parsed` is {label: log-probability}, most probable first, and `text` the first
+            label.
+        score_samples: (example, several sampled predictions) → scores, for metrics over several samples (pass@k).
+        score_many: `score` for many rows at once, for scorers slow enough to need several processes.
+        baselines: name → an answer without a model, scored like the models' answers: leading sentences, a retriever's
+            order.
         to_gold: row → `Example` with `reference` only, for rows with a gold answer but no prompt (`surefit score`).
-        stop: texts that end an answer; they are cut off.
-        thoughts: `parse` and the scorers are given answers with the reasoning before them; as a rule they see the final
+        stop: texts that end an answer; the answer is cut before them.
+        thoughts: whether `parse` and the scorers see the reasoning before the answer; by default they see the final
             answer alone (`facts.thinking.answer_of`).
-        parts: name → task, where this recipe is several in one run (`recipes.mixed`): its metrics are theirs, each
-            behind the task's name and a dot, and its primary metric is the mean of their primary metrics.
+        parts: name → task, where this recipe is several tasks in one run (`recipes.mixed`): its metrics are theirs,
+            each prefixed with the task's name and a dot, and its primary metric is the mean of their primary metrics.
     """
 
     name: str
@@ -155,11 +158,11 @@ class TaskRecipe:
     parts: Mapping[str, TaskRecipe] = field(default_factory=dict)
 
     def of(self, example: Example) -> TaskRecipe:
-        """The task that an example belongs to: one of the parts, or this one."""
+        """Return the task of an example: one of the parts, or this one."""
         return self.parts[example.part] if example.part is not None else self
 
     def columns_in(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Its columns, each under the name that rows with these columns have it."""
+        """Return the task's columns, each under its name (or alias) in `names`."""
         return tuple(
             next((name for name in (column, *self.aliases.get(column, ())) if name in names), column)
             for column in self.columns
@@ -167,33 +170,37 @@ class TaskRecipe:
 
 
 def task_of(columns: Sequence[str], parts: Mapping[str, TaskRecipe], complete: bool = True) -> TaskRecipe:
-    """The task of several that a row with these columns belongs to: the one whose columns it has; the one that reads
-    the general formats where it has no other's.
+    """Return the task to which a row with these columns belongs: the one whose columns it has; otherwise the one that
+    reads the general formats.
 
     Args:
-        complete: whether all columns of a task must be there; a row without its gold answer has only some.
+        complete: whether the row must have all columns of a task; a row without its gold answer has only some.
 
     Raises:
-        DataError: none, or more than one.
+        DataError: no task fits, or more than one.
     """
-    fitting: list[TaskRecipe] = []
-    for has in (all,) if complete else (all, any):
-        own = [part for part in parts.values() if part.columns and has(c in columns for c in part.columns_in(columns))]
-        fitting = fitting or own
-    fitting = fitting or [part for part in parts.values() if not part.columns]
-    if len(fitting) == 1:
-        return fitting[0]
-    asked = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in fitting or parts.values())
+    candidates: list[TaskRecipe] = []
+    for quantifier in (all,) if complete else (all, any):
+        matches = [
+            part
+            for part in parts.values()
+            if part.columns and quantifier(c in columns for c in part.columns_in(columns))
+        ]
+        candidates = candidates or matches
+    candidates = candidates or [part for part in parts.values() if not part.columns]
+    if len(candidates) == 1:
+        return candidates[0]
+    task_columns = "; ".join(f"{part.name}: {', '.join(part.columns)}" for part in candidates or parts.values())
     raise DataError(
-        f"the row has the columns of {'two tasks' if fitting else 'no task of this run'}: {', '.join(columns)}",
+        f"the row has the columns of {'two tasks' if candidates else 'no task of this run'}: {', '.join(columns)}",
         code="E7157",
         field="recipe",
-        help=f"a row belongs to the task whose columns it has ({asked})",
+        help=f"a row belongs to the task whose columns it has ({task_columns})",
     )
 
 
 def add_task_prefix(part: str, scores: Mapping[str, T]) -> dict[str, T]:
-    """A part's scores under the names that a recipe of several tasks gives them; counts keep their underscore.
+    """Prefix a part's metric names with its task name, as in recipes of several tasks; counts keep their underscore.
 
     >>> add_task_prefix("graphs", {"smatch": 0.5, "_matched": 3.0})
     {'graphs.smatch': 0.5, '_graphs.matched': 3.0}
@@ -202,15 +209,15 @@ def add_task_prefix(part: str, scores: Mapping[str, T]) -> dict[str, T]:
 
 
 def strip_task_prefix(part: str, scores: Mapping[str, T]) -> dict[str, T]:
-    """Those of the scores that are the part's, under its own names; the opposite of `add_task_prefix`."""
-    own = {name: value for name, value in scores.items() if name.removeprefix("_").startswith(f"{part}.")}
-    return {name.replace(f"{part}.", "", 1): value for name, value in own.items()}
+    """Return the scores of one part under their unprefixed names; the inverse of `add_task_prefix`."""
+    part_scores = {name: value for name, value in scores.items() if name.removeprefix("_").startswith(f"{part}.")}
+    return {name.replace(f"{part}.", "", 1): value for name, value in part_scores.items()}
 
 
 def select_task_rows(part: str, rows: Iterable[Scores]) -> list[Scores]:
-    """The scores of the rows that are a part's, under its own names.
+    """Return the scores of the rows that belong to one part, under their unprefixed names.
 
     >>> select_task_rows("graphs", [{"graphs.smatch": 1.0}, {"code.passed": 0.0}])
     [{'smatch': 1.0}]
     """
-    return [own for row in rows if (own := strip_task_prefix(part, row))]
+    return [part_scores for row in rows if (part_scores := strip_task_prefix(part, row))]

@@ -1,2 +1,3 @@
-"""Checkpoints that are complete or not there (manager): copied before they are written (snapshot), waiting for room
-where the disk is full (disk_guard), ranked by what was measured (best)."""
+"""Checkpoints that are complete or absent (manager): copied before they are written (snapshot), waiting for disk space
+(disk_guard), ranked by their metrics (best).
+"""

@@ -1,7 +1,7 @@
-"""Which checkpoints are the best, and when a run has stopped improving: pure functions of what was measured.
+"""Ranking of checkpoints and the early-stopping test: pure functions of the evaluations.
 
-Both are decided from the held-out lines of metrics.jsonl alone, which a resumed run has as the uninterrupted one has
-them: it keeps the same checkpoints and stops at the same step.
+Both are decided from the held-out lines of metrics.jsonl alone, which are the same in a resumed and in an uninterrupted
+run: it keeps the same checkpoints and stops at the same step.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 LOSSES = ("eval_loss", "eval_perplexity")
-"""What is measured of every run, and lower is better; a recipe's metrics are in [0, 1], and higher is better."""
+"""Metrics of every run, lower is better; a recipe's metrics are in [0, 1], and higher is better."""
 
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """What one measurement gave.
+    """One evaluation's value of a metric.
 
     Attributes:
         step: optimizer steps before it.
-        value: None where it was not finite: never the best.
+        value: the value, or None where it was not finite: never the best.
     """
 
     step: int
@@ -28,17 +28,17 @@ class EvalPoint:
 
 
 def eval_points(lines: Iterable[Mapping[str, Any]], metric: str) -> list[EvalPoint]:
-    """The held-out lines' values of one metric, in their order."""
+    """Return the values of one metric in the held-out lines, in their order."""
     return [EvalPoint(line["step"], line[metric]) for line in lines if metric in line]
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric is a loss."""
+    """Return whether a metric is a loss."""
     return metric in LOSSES
 
 
 def rank_checkpoints(found: Sequence[EvalPoint], metric: str) -> list[EvalPoint]:
-    """The finite ones, the best first; of equals, the earlier.
+    """Return the finite points, the best first; of equals, the earlier first.
 
     >>> points = [EvalPoint(2, 0.5), EvalPoint(4, 0.7), EvalPoint(6, None), EvalPoint(8, 0.7)]
     >>> [point.step for point in rank_checkpoints(points, "exact_match")]
@@ -51,7 +51,7 @@ def rank_checkpoints(found: Sequence[EvalPoint], metric: str) -> list[EvalPoint]
 
 
 def count_evals_since_best(found: Sequence[EvalPoint], metric: str) -> int:
-    """How many measurements there have been since the best one.
+    """Return the number of evaluations since the best one.
 
     >>> points = [EvalPoint(2, 1.0), EvalPoint(4, 0.9), EvalPoint(6, 0.9), EvalPoint(8, None)]
     >>> count_evals_since_best(points, "eval_loss")

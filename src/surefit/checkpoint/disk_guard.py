@@ -1,9 +1,9 @@
-"""A full disk makes a run wait; it never ends it, and never damages a checkpoint.
+"""Guard against a full disk: it makes a run wait, but never ends it and never damages a checkpoint.
 
-Before anything large is written, the free space is compared with what it needs. Where there is too little, first what
-the retention allows is deleted, then the run pauses: it says what it needs and where, looks again every few seconds,
-and goes on by itself. A write that meets a full disk all the same (another process was quicker; a quota, which no free
-space tells of) left nothing behind, and is tried again in the same way.
+Before anything large is written, the free space is compared with the bytes it needs. Where there is too little, first
+the checkpoints that retention does not keep are deleted; then the run pauses: it reports how many bytes it needs and
+where, checks again every few seconds, and continues by itself. A write that meets a full disk all the same (another
+process was quicker; a quota, which free space does not show) left nothing behind, and is repeated in the same way.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from surefit.core.rundir import is_full
 from surefit.core.units import MIB, bytes_text, duration_text
 
 RESERVE = MIB
-"""Left free besides: lines of the logs until the next checkpoint, and what a file system takes for itself."""
+"""Bytes left free besides: log lines until the next checkpoint, and the file system's own needs."""
 LOOK_SECONDS = 2.0
-"""Between two looks at the free space. A write that a quota refuses is tried as often."""
+"""Interval between two checks of the free space, and between two tries of a write that a quota denied."""
 T = TypeVar("T")
 
 
 def free_bytes(directory: Path) -> int:
-    """What this process may still write there; the directory need not exist yet."""
-    place = directory.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    """Return the bytes that this process may still write to the directory, which need not exist yet."""
+    ancestor = directory.absolute()
+    while not ancestor.exists():
+        ancestor = ancestor.parent
+    return shutil.disk_usage(ancestor).free
 
 
 @dataclass
 class DiskGuard:
-    """Stands before every large write of a run.
+    """Check of the free space before every large write of a run.
 
     Attributes:
-        directory: where is written.
-        on_note: called with a sentence when the run pauses and when it goes on.
-        stopped: the name of the stop signal that has come, or None; asked all the while.
-        left_behind: what the user should know who stops a paused run: which checkpoint is complete.
-        free, sleep, clock: of the machine; a test brings its own.
+        directory: directory that is written to.
+        on_note: called with a sentence when the run pauses and when it continues.
+        stopped: returns the name of the stop signal that has arrived, or None; polled during a pause.
+        left_behind: returns which checkpoint is complete, for the user who stops a paused run.
+        free, sleep, clock: functions of the machine; tests replace them.
     """
 
     directory: Path
@@ -56,20 +56,20 @@ class DiskGuard:
     paused_seconds: float = field(default=0.0, init=False)
 
     def write(self, what: str, needed: int, write: Callable[[], T], prune: Callable[[], object] = lambda: None) -> T:
-        """Carry out a write as soon as there is room for it.
+        """Carry out a write as soon as the disk has space for it.
 
         Args:
-            what: is written, for the message.
-            needed: bytes.
-            write: leaves nothing behind where it meets a full disk.
-            prune: deletes what is not needed any more.
+            what: name of what is written, for the message.
+            needed: bytes to write.
+            write: must leave nothing behind when the disk is full.
+            prune: deletes what is no longer needed.
 
         Raises:
             Interrupted: a stop signal came during the pause.
         """
-        began = None
+        pause_start = None
         while True:
-            refused = False
+            write_failed = False
             if self._short(needed):
                 prune()
             if not self._short(needed):
@@ -78,31 +78,36 @@ class DiskGuard:
                 except (MachineError, OSError) as error:
                     if not is_full(error):
                         raise
-                    refused = True
+                    write_failed = True
                     prune()
                 else:
-                    self._went_on(what, began)
+                    self._went_on(what, pause_start)
                     return result
-            if began is None:
-                began = self.clock()
-                self._announce(what, needed, refused)
+            if pause_start is None:
+                pause_start = self.clock()
+                self._announce(what, needed, write_failed)
             self._wait(what)
 
     def require(self, weights: int, checkpoint: int, copies: int, result: int) -> None:
-        """Compare, before the run, what it will write with what is free.
+        """Compare, before the run, the bytes that it will write with the free bytes.
 
         Args:
-            weights: bytes of what is trained, the least that a checkpoint holds.
-            checkpoint: bytes of one at most: how small an optimizer's state is shows only once it has one.
-            copies: how many are on the disk together at most.
+            weights: bytes of the trained weights, the least that a checkpoint holds.
+            checkpoint: upper bound of one checkpoint's bytes: an optimizer's state shows how small it is only once it
+                exists.
+            copies: largest number of checkpoints on the disk at the same time.
             result: bytes of the trained adapter or model.
 
         Raises:
-            MachineError: there is no room for even one checkpoint beside the result.
+            MachineError: the free space does not suffice for even one checkpoint beside the result.
         """
-        free, least, whole = self.free(self.directory), weights + result + RESERVE, copies * checkpoint + result
+        free, minimum_bytes, total_bytes = (
+            self.free(self.directory),
+            weights + result + RESERVE,
+            copies * checkpoint + result,
+        )
         sizes = f"{copies} checkpoints of {bytes_text(checkpoint)} at a time and a result of {bytes_text(result)}"
-        if free < least:
+        if free < minimum_bytes:
             raise MachineError(
                 f"the run will write {sizes}, and {bytes_text(free)} are free",
                 code="E5001",
@@ -110,7 +115,7 @@ class DiskGuard:
                 field="output_dir",
                 help="free some space, or choose an output_dir on another disk",
             )
-        if free < whole + RESERVE:
+        if free < total_bytes + RESERVE:
             self.on_note(
                 f"the disk is too small for all the run may write, {sizes}: {bytes_text(free)} are free in "
                 f"{self.directory}. It will delete old checkpoints early, and pause where that is not enough"
@@ -121,9 +126,9 @@ class DiskGuard:
 
     def _announce(self, what: str, needed: int, refused: bool) -> None:
         free = bytes_text(self.free(self.directory))
-        found = f"the system refused it with {free} free (a quota?)" if refused else f"{free} are free"
+        reason = f"the system refused it with {free} free (a quota?)" if refused else f"{free} are free"
         self.on_note(
-            f"PAUSED: {what} needs {bytes_text(needed + RESERVE)} in {self.directory}, and {found}. Delete something "
+            f"PAUSED: {what} needs {bytes_text(needed + RESERVE)} in {self.directory}, and {reason}. Delete something "
             f"on that disk, other runs for example: this one goes on by itself. Ctrl-C leaves it; {self.left_behind()}"
         )
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there.
+"""Checkpoints that are complete or absent.
 
 A checkpoint is a directory `step-N` with tensors as safetensors, everything else as JSON (nothing that could run code),
 and a manifest with the size and SHA-256 of each file:
@@ -8,11 +8,11 @@ and a manifest with the size and SHA-256 of each file:
     trainer.json           the counters, and the settings that must be the same on resume
     manifest.json          step, versions, {file: {bytes, sha256}}
 
-What several processes hold in shards, each of them writes itself, and the first two are files of parts
-(checkpoint/shards.py); `load_checkpoint` gives whole tensors of either.
+Where several processes hold shards, each of them writes its own, and the first two are files of parts
+(checkpoint/shards.py); `load_checkpoint` returns whole tensors of either format.
 
-It is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never meets a
-part of one. One process at a time writes to a run directory (core/lock.py).
+A checkpoint is filled under a temporary name, flushed to the disk and renamed: a reader, a crash or a full disk never
+sees an incomplete one. One process at a time writes to a run directory (core/lock.py).
 """
 
 from __future__ import annotations
@@ -50,23 +50,25 @@ from surefit.core.units import KIB
 
 WEIGHTS, OPTIMIZER, TRAINER, MANIFEST = "weights.safetensors", "optimizer.safetensors", "trainer.json", "manifest.json"
 FORMAT, IN_PARTS = 1, 2
-"""Of the manifest; the second is that of a checkpoint in parts, which versions that do not know them pass over."""
+"""Formats of the manifest; the second is a checkpoint in parts, which versions that do not know it skip."""
 ENTRY = 100
 """Bytes of a tensor's entry in a safetensors header besides its name, rounded up."""
 OTHER_FILES = 16 * KIB
-"""trainer.json, manifest.json, two headers' beginnings and what four files lose to whole blocks, rounded up."""
+"""Bytes of trainer.json, manifest.json, two headers' beginnings and the slack of four files' last blocks, rounded
+up.
+"""
 _NAME = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
         weights: the trained parameters by name.
         optimizer: the optimizer's tensors by name.
         trainer: counters and settings, as JSON can hold them.
-        part: where these are the parts that one process has, 1-d: of what. None for whole tensors.
+        part: for the 1-d parts that one process holds, their place in the whole tensors; None for whole tensors.
     """
 
     weights: Mapping[str, torch.Tensor]
@@ -81,8 +83,8 @@ class LatestCheckpoint:
 
     Attributes:
         path: its directory; None where there is no complete one.
-        step: the optimizer steps it was made after.
-        skipped: newer ones that are damaged, each with what is wrong.
+        step: the number of optimizer steps before it.
+        skipped: newer checkpoints that are damaged, each with its fault.
     """
 
     path: Path | None = None
@@ -91,7 +93,7 @@ class LatestCheckpoint:
 
 
 def save_checkpoint(directory: Path, step: int, state: CheckpointState) -> Path:
-    """Write the checkpoint of one step and return its directory; an older one of the same step is replaced.
+    """Write the checkpoint of one step and return its directory; replace an older one of the same step.
 
     Raises:
         MachineError: the disk is full or may not be written to; what was there before is untouched.
@@ -109,8 +111,8 @@ def save_checkpoint(directory: Path, step: int, state: CheckpointState) -> Path:
 
 
 def begin_sharded_checkpoint(directory: Path, step: int) -> Path:
-    """An empty directory for the parts of one step's checkpoint, under a name that nobody takes for a complete one, and
-    that was never used before: a process of a run that was killed may still be writing into an older one.
+    """Make an empty directory for the parts of one step's checkpoint, under a name that does not count as a complete
+    one and was never used before: a process of a killed run may still be writing into an older one.
 
     Raises:
         MachineError: the disk is full or may not be written to.
@@ -123,7 +125,7 @@ def begin_sharded_checkpoint(directory: Path, step: int) -> Path:
 
 
 def write_part(temporary: Path, state: CheckpointState) -> None:
-    """Write the part of one process into what `begin_sharded_checkpoint` made; its record says that it is on the disk.
+    """Write one process's part into the directory of `begin_sharded_checkpoint`, and a record that it is on the disk.
 
     Raises:
         MachineError: the disk is full or may not be written to; nothing of this part is left.
@@ -135,7 +137,7 @@ def write_part(temporary: Path, state: CheckpointState) -> None:
 
 
 def commit_sharded_checkpoint(temporary: Path, step: int, state: CheckpointState) -> Path:
-    """Make a checkpoint of what all processes have written, records and all, and return it; called by one of them.
+    """Commit the parts and records of all processes as one checkpoint and return its path; one process calls it.
 
     Raises:
         MachineError: the disk is full or may not be written to; what was there before is untouched.
@@ -156,11 +158,11 @@ MANIFEST_BYTES = 64 * 1024**2
 
 
 def load_checkpoint(path: Path) -> CheckpointState:
-    """Read a checkpoint that `latest_complete` found, onto the CPU. Of one in parts, a tensor is put together when it
-    is asked for.
+    """Read a checkpoint that `latest_complete` found, onto the CPU. In a checkpoint in parts, a tensor is put together
+    when it is accessed.
 
     Raises:
-        OSError, SafetensorError: it is gone by now.
+        OSError, SafetensorError: it does not exist any more.
     """
     if not any(path.glob("weights-*-of-*.safetensors")):
         return CheckpointState(load_file(path / WEIGHTS), load_file(path / OPTIMIZER), read_json(path / TRAINER))
@@ -172,7 +174,7 @@ def load_checkpoint(path: Path) -> CheckpointState:
 
 
 def latest_complete(directory: Path) -> LatestCheckpoint:
-    """The newest checkpoint whose every file is what its manifest says, hashes included."""
+    """Find the newest checkpoint whose every file matches its manifest, hashes included."""
     skipped: list[tuple[Path, str]] = []
     for step, path in reversed(list_steps(directory)):
         fault = find_checkpoint_damage(path, hashes=True)
@@ -183,27 +185,27 @@ def latest_complete(directory: Path) -> LatestCheckpoint:
 
 
 def list_steps(directory: Path) -> list[tuple[int, Path]]:
-    """The (step, directory) of everything named like a checkpoint, complete or not, the oldest first."""
+    """Return (step, directory) of everything named like a checkpoint, complete or not, the oldest first."""
     if not directory.is_dir():
         return []
-    named = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
-    return sorted((int(match[1]), path) for match, path in named)
+    matches = ((match, path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name)))
+    return sorted((int(match[1]), path) for match, path in matches)
 
 
 def find_checkpoint_damage(path: Path, hashes: bool) -> str | None:
-    """What is wrong with a checkpoint, or None where it is complete.
+    """Describe what is wrong with a checkpoint; None where it is complete.
 
     Args:
-        path: its directory.
+        path: the checkpoint's directory.
         hashes: also read every file and compare its hash; otherwise names and sizes only.
     """
     try:
         manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        needed = _required(manifest)
+        required_files = _required(manifest)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or unreadable"
-    if needed is None or not needed <= files.keys():
+    if required_files is None or not required_files <= files.keys():
         return f"{MANIFEST} is not one of this version of SureFit"
     for name, (size, sha256) in files.items():
         file = path / name
@@ -217,7 +219,7 @@ def find_checkpoint_damage(path: Path, hashes: bool) -> str | None:
 
 
 def _required(manifest: Mapping[str, Any]) -> set[str] | None:
-    """The files that a checkpoint must have; None where it is of another version."""
+    """Return the files that a checkpoint must have; None where its format is unknown."""
     if manifest["format"] == FORMAT:
         return {WEIGHTS, OPTIMIZER, TRAINER}
     if manifest["format"] == IN_PARTS:
@@ -226,14 +228,15 @@ def _required(manifest: Mapping[str, Any]) -> set[str] | None:
 
 
 def checkpoint_weights_sha256(path: Path) -> str | None:
-    """What tells a checkpoint's weights from others: the sha256 of their file, as its manifest has it, or of the lines
-    `sha256sum` prints of their files; None where it is gone or damaged."""
+    """Return an identifier of a checkpoint's weights: the sha256 of their file from the manifest, or the sha256 of the
+    `sha256sum` lines of their files; None where the checkpoint is missing or damaged.
+    """
     try:
         manifest = read_json_file(path / MANIFEST, MANIFEST_BYTES)
         files = manifest["files"]
         if manifest["format"] == FORMAT:
-            found: str = files[WEIGHTS]["sha256"]
-            return found
+            digest: str = files[WEIGHTS]["sha256"]
+            return digest
         lines = [f"{files[name]['sha256']}  {name}\n" for name in shards.file_names("weights", manifest["parts"])]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -245,17 +248,17 @@ def delete_old_checkpoints(
 ) -> list[Path]:
     """Delete all complete checkpoints but the newest `keep` and the best.
 
-    Damaged ones are not counted and not touched. A deleted one loses its name first: a reader never sees half of it.
+    Damaged ones are not counted and not touched. A deleted one is renamed first: a reader never sees half of it.
 
     Args:
-        directory: of the checkpoints.
+        directory: the directory of the checkpoints.
         keep: at least 1: the newest complete one is never deleted.
-        newest: the step of the one just written. Those after it were passed over by the run, which is on its way to
-            replace them: they count for nothing.
-        best: steps to keep besides.
+        newest: the step that was just written. The run skipped later checkpoints and is about to replace them: they are
+            not counted.
+        best: further steps to keep.
 
     Returns:
-        What should have been deleted and could not be.
+        Paths that should have been deleted but could not be.
     """
     assert keep >= 1
     older = [(step, path) for step, path in list_steps(directory) if newest is None or step <= newest]
@@ -268,7 +271,7 @@ def delete_old_checkpoints(
 
 
 def versions() -> dict[str, Any]:
-    """What the bits of a training run depend on besides its config: software, threads, device."""
+    """Return what the bits of a training run depend on besides its config: versions, threads, device."""
     packages = {name: metadata.version(name) for name in ("torch", "transformers", "peft", "safetensors")}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     return {
@@ -284,13 +287,18 @@ def restore_weights(state: CheckpointState, parameters: Mapping[str, torch.nn.Pa
     """Copy a checkpoint's weights into the model's trained parameters.
 
     Raises:
-        ModelError: the checkpoint's parameters are not those of this model.
+        ModelError: the checkpoint's parameters are not the model's.
     """
     for name in sorted(parameters.keys() | state.weights.keys()):
-        ours, theirs = parameters.get(name), state.weights.get(name)
-        if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        parameter_here, saved = parameters.get(name), state.weights.get(name)
+        if (
+            parameter_here is None
+            or saved is None
+            or parameter_here.shape != saved.shape
+            or parameter_here.dtype != saved.dtype
+        ):
             raise ModelError(
-                f"{name} is {_describe(theirs)} in the checkpoint and {_describe(ours)} in the model",
+                f"{name} is {_describe(saved)} in the checkpoint and {_describe(parameter_here)} in the model",
                 code="E5003",
                 path=path,
                 help="resume with the config of the run, or start anew in another output_dir",
@@ -309,13 +317,19 @@ def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def estimate_checkpoint_bytes(state: CheckpointState) -> int:
-    """What the files of a checkpoint take, within a few bytes per tensor: its tensors, and what names them."""
+    """Estimate the bytes of a checkpoint's files, within a few bytes per tensor: the tensors and their header
+    entries.
+    """
     tensors = [*state.weights.items(), *state.optimizer.items()]
-    entries = 1 if state.part is None else 2  # in the metadata once more
+    entries = 1 if state.part is None else 2  # a sharded checkpoint's metadata repeats each entry
     return OTHER_FILES + sum(tensor.nbytes + entries * (len(name) + ENTRY) for name, tensor in tensors)
 
 
 def changed_versions(path: Path) -> list[str]:
-    """How today's software, threads and device differ from those of a checkpoint, as `torch: 2.11.0, now 2.13.0`."""
-    before, now = read_json(path / MANIFEST)["versions"], versions()
-    return [f"{name}: {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
+    """List how versions, threads and device differ from a checkpoint's, as `torch: 2.11.0, now 2.13.0`."""
+    saved_versions, current_versions = read_json(path / MANIFEST)["versions"], versions()
+    return [
+        f"{name}: {saved_versions.get(name)}, now {current_versions[name]}"
+        for name in current_versions
+        if saved_versions.get(name) != current_versions[name]
+    ]

@@ -1,14 +1,14 @@
-"""A checkpoint in parts: each process of a run writes what it holds, and nobody ever has all of it.
+"""A checkpoint in parts: each process of a run writes the shards it holds, and no process ever holds all of it.
 
     weights-00001-of-00004.safetensors     flat ranges of the trained parameters, by their names
     optimizer-00001-of-00004.safetensors   the same of the optimizer's tensors
 
-The metadata of each file say which range of which shape every tensor in it is. All ranges together cover each tensor
-exactly once; a reader takes whole tensors, one at a time, or any range (parallel/shard_ranges.py).
+Each file's metadata give the range and whole shape of every tensor in it. All ranges together cover each tensor exactly
+once; a reader loads whole tensors, one at a time, or any range (parallel/shard_ranges.py).
 
-While a checkpoint is written, each process leaves a record beside its files when they are on the disk. The first one
-commits when all records are there (`manager.commit`): until then the directory has a temporary name, and counts for
-nothing.
+While a checkpoint is written, each process leaves a record beside its files once they are on the disk. The first
+process commits when all records exist (`manager.commit_sharded_checkpoint`): until then the directory has a temporary
+name, and does not count as a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ RANGES = "ranges"
 
 @dataclass(frozen=True)
 class CheckpointShard:
-    """Which part of a checkpoint a process has.
+    """The part of a checkpoint that one process holds.
 
     Attributes:
-        number: of the process, from 0.
-        of: how many there are.
-        ranges: by the tensor's name, where its part begins in it, flattened, and the shape of the whole.
+        number: the process's number, from 0.
+        of: the number of processes.
+        ranges: tensor name → offset of the part in the flattened tensor, and the shape of the whole tensor.
     """
 
     number: int
@@ -50,38 +50,38 @@ class CheckpointShard:
 
 
 def file_names(kind: str, of: int) -> list[str]:
-    """The files of one of `KINDS`, by the process's number."""
+    """Return the file names of one of `KINDS`, by process number."""
     return [f"{kind}-{number:05}-of-{of:05}.safetensors" for number in range(1, of + 1)]
 
 
 def build_checkpoint_shard(
     number: int, of: int, weights: Mapping[str, FlatRange], optimizer: Mapping[str, FlatRange]
 ) -> CheckpointShard:
-    """What the parts are that a process holds."""
-    held = [*weights.items(), *optimizer.items()]
-    ranges = {name: (flat.offset, flat.shape) for name, flat in held}
-    assert len(ranges) == len(held), "a weight has the name of an optimizer's tensor"
+    """Describe the parts that a process holds."""
+    flat_ranges = [*weights.items(), *optimizer.items()]
+    ranges = {name: (flat.offset, flat.shape) for name, flat in flat_ranges}
+    assert len(ranges) == len(flat_ranges), "a weight has the name of an optimizer's tensor"
     return CheckpointShard(number, of, ranges)
 
 
 def shard_values(held: Mapping[str, FlatRange]) -> dict[str, torch.Tensor]:
-    """The numbers of the parts, 1-d."""
+    """Return the values of the parts, 1-d."""
     return {name: flat.values for name, flat in held.items()}
 
 
 def write_checkpoint_shard(
     directory: Path, part: CheckpointShard, tensors: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> None:
-    """Write this process's files into a directory that all of them see, flush them, and leave the record.
+    """Write this process's files into a directory shared by all processes, flush them, and leave the record.
 
     Args:
-        directory: made by the first process.
-        part: what `tensors` are.
-        tensors: by `KINDS`, 1-d, contiguous, on the CPU.
+        directory: the directory that the first process made.
+        part: description of `tensors`.
+        tensors: tensors by `KINDS`: 1-d, contiguous, on the CPU.
 
     Raises:
         MachineError: this process does not see the directory.
-        OSError, SafetensorError: whatever the disk says; nothing is left then.
+        OSError, SafetensorError: the write failed; the files are deleted.
     """
     if not directory.is_dir():
         raise MachineError(
@@ -106,18 +106,18 @@ def write_checkpoint_shard(
 
 
 def shard_manifest_entry(file: Path) -> dict[str, Any]:
-    """A file's entry in the manifest."""
+    """Return a file's entry in the manifest."""
     return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
 
 
 def has_all_records(directory: Path, of: int) -> bool:
-    """Whether every process has left its record."""
+    """Return whether every process has left its record."""
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     return all(_record(directory, number).name in names for number in range(of))
 
 
 def collect_records(directory: Path, of: int) -> dict[str, dict[str, Any]]:
-    """The entries of all files, from the records, which are gone afterwards."""
+    """Return the manifest entries of all files from the records, and delete the records."""
     files: dict[str, dict[str, Any]] = {}
     for number in range(of):
         files |= read_json(_record(directory, number))
@@ -137,7 +137,7 @@ class _Piece(NamedTuple):
 
 
 class MergedShards(ShardedTensors):
-    """The whole tensors of one of `KINDS`; read when they are asked for, from files that are mapped.
+    """Whole tensors of one of `KINDS`, read from memory-mapped files when they are accessed.
 
     Raises:
         ModelError: the ranges do not cover each tensor exactly once.
@@ -180,14 +180,14 @@ class MergedShards(ShardedTensors):
         return self._shapes[name]
 
     def part(self, name: str, offset: int, count: int) -> torch.Tensor:
-        """Of one file where they lie in one: the pages of that file, of which none is read yet."""
+        """Return a range of a flattened tensor; if it lies in one file, as a view of the mapped pages, not read yet."""
         last = offset + count
-        found = [
+        slices = [
             piece.file.get_tensor(name)[max(offset - piece.first, 0) : last - piece.first]
             for piece in self._pieces[name]
             if max(piece.first, offset) < min(piece.last, last)
         ]
-        if not found:
+        if not slices:
             first: torch.Tensor = self._pieces[name][0].file.get_tensor(name)
             return first[:0]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return slices[0] if len(slices) == 1 else torch.cat(slices)

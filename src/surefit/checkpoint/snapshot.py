@@ -1,4 +1,4 @@
-"""A copy of what a checkpoint holds, in the host's memory, so that training can go on while it is written."""
+"""Copies of checkpoint tensors in host memory, so that training continues while they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from surefit.core.units import GIB
 from surefit.parallel.engine import Engine
 
 PINNED_BYTES = 16 * GIB
-"""Up to here a copy from a GPU lands in page-locked memory: faster, but the system can give it to nobody else."""
+"""Largest checkpoint that is copied from a GPU into page-locked memory: faster, but no other process can use that
+memory.
+"""
 
 
 def build_checkpoint_state(
@@ -24,27 +26,27 @@ def build_checkpoint_state(
     trainer: Mapping[str, Any],
     adapter: bool,
 ) -> CheckpointState:
-    """What a checkpoint has to hold, not copied yet; every process must call it.
+    """Collect the tensors of a checkpoint, not copied yet; every process must call it.
 
-    Where each process has a share of everything, it is this process's part. An adapter is small: it is gathered, and
-    only what the first process gets is used, as it is where the engine has no shares.
+    Where each process holds a shard of everything, the state is this process's part. An adapter is small: it is
+    gathered, and only the first process's state is used, as with engines that do not shard.
     """
-    held = None if adapter else engine.held(weights)
-    states = None if held is None else engine.held(optimizer)
-    if held is None or states is None:
+    weight_ranges = None if adapter else engine.held(weights)
+    state_ranges = None if weight_ranges is None else engine.held(optimizer)
+    if weight_ranges is None or state_ranges is None:
         return CheckpointState(engine.whole(weights), engine.whole(optimizer), trainer)
-    part = build_checkpoint_shard(engine.world.rank, engine.world.size, held, states)
-    return CheckpointState(shard_values(held), shard_values(states), trainer, part)
+    part = build_checkpoint_shard(engine.world.rank, engine.world.size, weight_ranges, state_ranges)
+    return CheckpointState(shard_values(weight_ranges), shard_values(state_ranges), trainer, part)
 
 
 class Snapshot:
-    """Host buffers that each checkpoint is copied into, made by the first and kept for the next.
+    """Host buffers that each checkpoint is copied into, allocated by the first and reused.
 
-    They take as many bytes of the host's memory as one checkpoint has, or this process's part of one, for as long as
-    the run lasts. Whoever reads the returned state must be done before the next `take`.
+    They occupy the bytes of one checkpoint, or of this process's part of one, in host memory for the whole run. The
+    returned state must be written before the next `take`.
 
     Args:
-        processes: those of this machine that take one.
+        processes: number of processes on this machine that make snapshots.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -52,7 +54,7 @@ class Snapshot:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def take(self, state: CheckpointState) -> CheckpointState:
-        """Copy everything; when this returns, nothing of it changes with the model any more."""
+        """Copy all tensors; when this returns, the copies no longer change with the model."""
         tensors = [*state.weights.values(), *state.optimizer.values()]
         pin = any(tensor.is_cuda for tensor in tensors) and sum(tensor.nbytes for tensor in tensors) <= self._pinned
         weights, optimizer = (
@@ -73,5 +75,5 @@ class Snapshot:
         return buffer.copy_(tensor.detach(), non_blocking=True)
 
     def _forget_others(self, weights: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor]) -> None:
-        used = {f"weights.{name}" for name in weights} | {f"optimizer.{name}" for name in optimizer}
-        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key in used}
+        current = {f"weights.{name}" for name in weights} | {f"optimizer.{name}" for name in optimizer}
+        self._buffers = {key: buffer for key, buffer in self._buffers.items() if key in current}

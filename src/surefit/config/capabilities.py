@@ -1,8 +1,8 @@
-"""What cannot be combined: one table, with the reason and the way out.
+"""Settings that cannot be combined: one table, with the reason and the way out.
 
-`check` names every row that a config meets, `resolve` and the plan's search choose nothing that meets one, and training
-refuses by the same rows; the engines have no list of their own. To allow or refuse a combination, change the table; the
-combinations of tests/combinations say whether it is true.
+`check` reports every conflict of a config, `resolve` and the plan's search choose nothing that conflicts, and training
+raises on the same conflicts; the engines have no list of their own. To allow or forbid a combination, change the table;
+the combinations in tests/combinations show whether it is true.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Trait = Literal[
     "all weights", "DoRA", "experts", "dropout", "fused LoRA", "fused kernels", "compiled layers", "NEFTune",
     "new tokens", "flash attention", "answers in training",
 ]  # fmt: skip
-"""What a run has, as far as it matters for the table."""
+"""Properties of a run that the table refers to."""
 TRAITS: tuple[Trait, ...] = get_args(Trait)
 
 QUANTIZED: tuple[Trait, ...] = ("nf4", "fp8")
@@ -46,7 +46,7 @@ WITHOUT: dict[Trait, str] = {
     "answers in training": "evaluate.in_training: false",
     "shared tokens": "parallel.cp: 1",
 }
-"""The setting with which a trait is gone; the others are values of `parallel.mode`."""
+"""Setting that removes a trait; the other traits are values of `parallel.mode`."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Conflict:
     """Two traits that cannot be combined.
 
     Attributes:
-        one, other: the traits; `other` is the one that is named as the fault, and given up in the help.
-        why: as a clause.
-        instead: another way out than giving up `other`.
-        code: the rule that names it.
+        one, other: the traits; `other` is the one that is reported as the fault, and that the help gives up.
+        why: the reason, as a clause.
+        instead: another way out than to give up `other`.
+        code: code of the rule that reports it.
     """
 
     one: Trait
@@ -86,7 +86,7 @@ def _named(trait: Trait) -> str:
 
 
 def _rows(code: str, ones: Iterable[Trait], others: Iterable[Trait], why: str, instead: str = "") -> Iterator[Conflict]:
-    yield from (Conflict(one, other, why, instead, code) for one in ones for other in others)
+    yield from (Conflict(first, second, why, instead, code) for first in ones for second in others)
 
 
 NOT_PROVED = "the result has not been proved to equal a single process's"
@@ -143,9 +143,9 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 
 def traits(config: Config) -> frozenset[Trait]:
-    """Those of a config; what is "auto" in it counts as chosen so that nothing conflicts."""
+    """Return the traits of a config; "auto" counts as chosen so that nothing conflicts."""
     lora, train, speed, parallel = config.adapter, config.train, config.speed, config.parallel
-    there = {
+    present = {
         "shared tokens": parallel.cp > 1,
         "all weights": lora is None,
         "DoRA": lora and lora.use_dora,
@@ -159,33 +159,33 @@ def traits(config: Config) -> frozenset[Trait]:
         "flash attention": speed.attention.startswith("flash"),
         "answers in training": config.evaluate.in_training,
     }
-    # tp and pp say by their size alone which mode `auto` will be.
-    sized = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]
-    values = {parallel.mode, *sized, config.model.quantization, train.optim}
-    return frozenset(trait for trait in TRAITS if trait in values or there.get(trait, False))
+    # The sizes of tp and pp alone decide what mode `auto` becomes.
+    parallel_modes = [name for name in ("tp", "pp") if getattr(parallel, name) > 1]
+    values = {parallel.mode, *parallel_modes, config.model.quantization, train.optim}
+    return frozenset(trait for trait in TRAITS if trait in values or present.get(trait, False))
 
 
 def conflicts(there: frozenset[Trait]) -> list[Conflict]:
-    """Every row that these traits meet."""
+    """Return every row of the table whose two traits are present."""
     return [row for row in CONFLICTS if row.one in there and row.other in there]
 
 
 def conflict_with_trait(config: Config, trait: Trait) -> Conflict | None:
-    """The first row that the config would meet with this trait added."""
-    before = traits(config)
-    return next((row for row in conflicts(before | {trait}) if trait in (row.one, row.other)), None)
+    """Return the first conflict that adding this trait to the config would cause."""
+    existing_traits = traits(config)
+    return next((row for row in conflicts(existing_traits | {trait}) if trait in (row.one, row.other)), None)
 
 
 def require_compatible_settings(config: Config) -> None:
-    """Refuse settings that cannot be combined.
+    """Raise if the config has settings that cannot be combined.
 
     Raises:
-        ConfigError: the first row that they meet, the others behind it.
+        ConfigError: for the first conflict; the others are in `also`.
     """
     errors = [
         ConfigError(row.message, code="E2101", field=row.field, help=row.help) for row in conflicts(traits(config))
     ]
     if errors:
-        first, *rest = errors
-        first.also = tuple(rest)
+        first, *others = errors
+        first.also = tuple(others)
         raise first

@@ -1,9 +1,10 @@
-"""Changing values in a config file's text, and not another character of it.
+"""Edit values in a config file's text without changing another character.
 
-A value's own characters are replaced, a key's own line is taken out: comments, order, quotes, spacing and line ends
-stay. (YAML libraries write the whole file anew: ruamel.yaml, for one, indents it its own way and loses the comment
-behind a key that is removed.) Every change is proven by reading the result: it must hold the old values with that one
-changed. So what cannot be changed alone, such as a value that an anchor shares with another key, is refused.
+Only a value's own characters are replaced, and only a key's own line is removed: comments, order, quotes, spacing and
+line ends stay. (YAML libraries write the whole file anew: ruamel.yaml, for one, indents it its own way and loses the
+comment behind a key that is removed.) Every change is verified by parsing the result: it must hold the old values with
+that one changed. A value that cannot be changed alone, for example one that an anchor shares with another key, is not
+changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class EditResult:
     Attributes:
         text: the new text.
         done: the dotted keys that were changed.
-        refused: dotted key → why it was not.
+        refused: dotted key → why it was not changed.
     """
 
     text: str
@@ -44,7 +45,7 @@ class EditResult:
 
 
 class _Step(NamedTuple):
-    """A key on the way to the one that is changed: the mapping it is in, its place there, and its nodes."""
+    """A key on the path to the one that is changed: its mapping, its index in the mapping, and its nodes."""
 
     mapping: yaml.MappingNode
     number: int
@@ -58,7 +59,7 @@ class _Step(NamedTuple):
 
 
 def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> EditResult:
-    """Set dotted keys to values; None takes a key out, and a section that is empty then.
+    """Set dotted keys to values; None removes a key, and its section if that is empty then.
 
     Args:
         text: the text of a config that `load_config` accepts.
@@ -76,7 +77,7 @@ def edit_text(text: str, changes: Mapping[str, Any], path: Path) -> EditResult:
 
 
 def rename_text(text: str, path: Path) -> EditResult:
-    """Give every key with an old name the new one (config/renamed.py), in place where it stays in its section.
+    """Rename every key with an old name (config/renamed.py), in place where it stays in its section.
 
     Args:
         text: the text of a config.
@@ -119,10 +120,10 @@ def _with_key(text: str, step: _Step, name: str) -> str:
 
 
 def write_edited(path: Path, text: str) -> None:
-    """Replace a config file's text at once, keeping its byte-order mark and mode; a link stays a link.
+    """Replace a config file's text atomically, keeping its byte-order mark and mode; a symbolic link stays one.
 
     Raises:
-        MachineError: it cannot be written.
+        MachineError: the file cannot be written.
     """
     path = path.resolve()
     mark = codecs.BOM_UTF8 if path.read_bytes().startswith(codecs.BOM_UTF8) else b""
@@ -132,14 +133,14 @@ def write_edited(path: Path, text: str) -> None:
     except MachineError as error:
         error.help = "make the file and its directory writable; it is as it was"
         raise
-    with contextlib.suppress(OSError):  # a file system without modes
+    with contextlib.suppress(OSError):  # some file systems have no modes
         os.chmod(path, mode)
 
 
 def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
     tree, _ = parse_yaml(text, path)
     root = compose_yaml(text)
-    if root is None:  # nothing but comments
+    if root is None:  # the text has only comments
         first, *inner = keys
         gap = "\n" if text and not text.endswith("\n") else ""
         return text if value is None else f"{text}{gap}{first}: {one_line_yaml(_nested(inner, value))}\n"
@@ -175,31 +176,31 @@ def _may_hold_keys(node: yaml.Node) -> bool:
 
 
 def _find(root: yaml.MappingNode, keys: list[str]) -> list[_Step]:
-    """The keys that are there, from the outermost."""
+    """Return the steps of the keys that exist, from the outermost."""
     steps: list[_Step] = []
-    here: yaml.Node = root
+    node: yaml.Node = root
     for key in keys:
-        if not isinstance(here, yaml.MappingNode):
+        if not isinstance(node, yaml.MappingNode):
             break
-        index = next((i for i, (node, _) in enumerate(here.value) if node.value == key), None)
+        index = next((i for i, (child, _) in enumerate(node.value) if child.value == key), None)
         if index is None:
             break
-        steps.append(_Step.of(here, index))
-        here = steps[-1].value
+        steps.append(_Step.of(node, index))
+        node = steps[-1].value
     return steps
 
 
 def _expected(tree: Any, keys: list[str], value: Any) -> Any:
-    """The values that the new text must hold."""
+    """Return the values that the new text must hold."""
     tree = copy.deepcopy(tree)
-    here = tree
+    section = tree
     for key in keys[:-1]:
-        here[key] = here.get(key) or {}
-        here = here[key]
+        section[key] = section.get(key) or {}
+        section = section[key]
     if value is None:
-        here.pop(keys[-1], None)
+        section.pop(keys[-1], None)
     else:
-        here[keys[-1]] = value
+        section[keys[-1]] = value
     return tree
 
 
@@ -215,28 +216,28 @@ def _without(text: str, step: _Step) -> str:
         if step.number + 1 < len(entries):
             start, end = step.key.start_mark.index, entries[step.number + 1][0].start_mark.index
         else:
-            before = entries[step.number - 1][1].end_mark if step.number else step.mapping.start_mark
-            start, end = before.index + (step.number == 0), step.value.end_mark.index
+            previous_mark = entries[step.number - 1][1].end_mark if step.number else step.mapping.start_mark
+            start, end = previous_mark.index + (step.number == 0), step.value.end_mark.index
         return text[:start] + text[end:]
     start = text.rfind("\n", 0, step.key.start_mark.index) + 1
     return text[:start] + text[_line_end(text, step) :]
 
 
 def _added(text: str, node: yaml.Node, keys: list[str], value: Any) -> str:
-    """The text with a key that was not there, as the last of its mapping."""
+    """Return the text with a new key, as the last of its mapping."""
     if not isinstance(node, yaml.MappingNode):
         return _replaced(text, node, _nested(keys, value))
     first, *inner = keys
-    shown = one_line_yaml(_nested(inner, value) if inner else value)
+    value_text = one_line_yaml(_nested(inner, value) if inner else value)
     if node.flow_style:
-        at = node.value[-1][1].end_mark.index if node.value else node.start_mark.index + 1
-        return f"{text[:at]}{', ' if node.value else ''}{first}: {shown}{text[at:]}"
+        position = node.value[-1][1].end_mark.index if node.value else node.start_mark.index + 1
+        return f"{text[:position]}{', ' if node.value else ''}{first}: {value_text}{text[position:]}"
     last = _Step.of(node, len(node.value) - 1)
     indent = " " * last.key.start_mark.column
-    at = _line_end(text, last)
+    position = _line_end(text, last)
     end = "\r\n" if "\r\n" in text else "\n"
-    gap = "" if text[:at].endswith("\n") else end
-    return f"{text[:at]}{gap}{indent}{first}: {shown}{end}{text[at:]}"
+    gap = "" if text[:position].endswith("\n") else end
+    return f"{text[:position]}{gap}{indent}{first}: {value_text}{end}{text[position:]}"
 
 
 def _nested(keys: list[str], value: Any) -> Any:
@@ -246,10 +247,10 @@ def _nested(keys: list[str], value: Any) -> Any:
 
 
 def _line_end(text: str, step: _Step) -> int:
-    """Behind the line break that ends an entry of a block mapping."""
+    """Return the index behind the line break that ends an entry of a block mapping."""
     node = step.value
     while isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        # A block collection "ends" where the next token starts, behind comments that are not its own.
+        # A block collection "ends" where the next token starts, behind comments that belong to other keys.
         node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
     end = max(node.end_mark.index, step.key.end_mark.index)
     if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):

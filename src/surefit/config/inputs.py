@@ -1,4 +1,4 @@
-"""The files and directories that a config names and a run reads: what no command may write over."""
+"""Files and directories that a config names and a run reads: no command may overwrite them."""
 
 from __future__ import annotations
 
@@ -11,50 +11,54 @@ from surefit.config.schema import Config, path_texts
 from surefit.core.rundir import RunDir
 
 WRITTEN = ("output_dir", "data.tokenized")
-"""Keys that name what a run writes."""
+"""Keys that name the run's outputs."""
 
 
 def input_files(config: Config, path: Path | None = None) -> dict[str, Path]:
-    """Name → file or directory, for all that a config names and that is there.
+    """Return name → file or directory, for all existing inputs that a config names.
 
-    Keys are found by their type, `PathText`, so that a new one is not missed.
+    Keys are found by their type, `PathText`, so that a new key is not missed.
 
     Args:
         config: the config.
-        path: its own file.
+        path: the config's own file.
     """
-    found = {"the config": path} if path is not None else {}
+    inputs = {"the config": path} if path is not None else {}
     for key, text in path_texts(config):
         if key not in WRITTEN:
-            found |= row_files(key if key not in found else f"{key} ({text})", text)
-    return found
+            inputs |= row_files(key if key not in inputs else f"{key} ({text})", text)
+    return inputs
 
 
 def overwritten_inputs(
     config: Config, run: RunDir, path: Path | None = None, written: Sequence[Path] = ()
 ) -> dict[str, Path]:
-    """Name → file or directory that a run would write over, or delete with --overwrite: what it reads is where one of
-    its own artefacts belongs.
+    """Return name → input file or directory that a run would overwrite, or delete with --overwrite: inputs that lie at
+    or inside one of the run's own artifacts.
 
     Args:
-        config: the run's.
-        run: its directory.
-        path: the config's own file, which may be the record of a run that is there.
-        written: of the run's artefacts, what is written now; by default all.
+        config: the run's config.
+        run: the run's directory.
+        path: the config's own file, which may be the record of an existing run.
+        written: the artifacts that are written now; by default all of the run's.
     """
-    found = input_files(config, None if path and _real(path) == _real(run.resolved) and run.events.exists() else path)
-    places = [_real(place) for place in written or run.artefacts()]
-    return {name: each for name, each in found.items() if any(_real(each).is_relative_to(place) for place in places)}
+    inputs = input_files(config, None if path and _real(path) == _real(run.resolved) and run.events.exists() else path)
+    artifacts = [_real(artifact) for artifact in written or run.artefacts()]
+    return {
+        name: file
+        for name, file in inputs.items()
+        if any(_real(file).is_relative_to(artifact) for artifact in artifacts)
+    }
 
 
 def row_files(name: str, text: str) -> dict[str, Path]:
-    """Name → file or directory, for what a text names on this machine: a path, or the files that match a pattern."""
+    """Return name → file or directory on this machine for a text: a path, or the files that match a glob pattern."""
     paths = _paths(text)
-    return {name if len(paths) == 1 else f"{name} ({each})": Path(each) for each in paths}
+    return {name if len(paths) == 1 else f"{name} ({path})": Path(path) for path in paths}
 
 
 def _paths(text: str) -> list[str]:
-    """What is there of that name, or matches the pattern."""
+    """Return the path if it exists, otherwise the paths that match the pattern."""
     try:
         path = os.path.expanduser(text)
         if os.path.exists(path):

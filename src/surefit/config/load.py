@@ -1,7 +1,7 @@
-"""The config file: YAML read with line numbers, overrides applied, every problem reported at once.
+"""Loading of the config file: YAML parsed with line numbers, overrides applied, every problem reported at once.
 
-YAML is read by its 1.2 core rules, because the 1.1 rules of most Python loaders bite: there `2e-4` is a text and `no`
-is false. Anchors are allowed within a bound, tags and duplicate keys are not.
+YAML is parsed by its 1.2 core rules, because the 1.1 rules of most Python loaders surprise: there `2e-4` is a string
+and `no` is false. Anchors are allowed within a bound, tags and duplicate keys are not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from surefit.core.units import KIB, truncate_text
 
 MAX_BYTES = 256 * KIB
 MAX_VALUES = 5_000
-"""Values in a file after anchors are expanded: a bound against files that expand without end."""
+"""Bound on a file's values after anchors are expanded, against files that expand without end."""
 MAX_DEPTH = 50
 OVERRIDE = "--set"
 _CORE = "tag:yaml.org,2002:"
@@ -42,7 +42,7 @@ class LoadedConfig:
         path: the file it was read from.
         lines: dotted key → 1-based line, for the keys in the file.
         overridden: the dotted keys set on the command line.
-        adopted: dotted key → its place in another tool's file that the config names (importers/adopt.py).
+        adopted: dotted key → its position in another tool's file that the config names (importers/adopt.py).
     """
 
     config: Config
@@ -53,9 +53,9 @@ class LoadedConfig:
 
 
 class _Loader(yaml.SafeLoader):
-    """A composer whose plain scalars follow the YAML 1.2 core schema, and that stops at what is no config any more.
+    """A composer whose plain scalars follow the YAML 1.2 core schema, and that stops at texts too large for a config.
 
-    It is written in Python: 60,000 values would take it more than a second.
+    It is pure Python: 60,000 values would need more than a second.
     """
 
     def __init__(self, stream: str) -> None:
@@ -90,7 +90,7 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _first)
 
 PLAIN_PATTERNS: dict[str, list[tuple[str, re.Pattern[str]]]] = _Loader.yaml_implicit_resolvers
-"""First letter → (tag, pattern) of plain text that stands for something else than a text."""
+"""First letter → (tag, pattern) of plain text that is parsed as something else than a string."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
@@ -101,18 +101,18 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
         overrides: `a.b=value` texts; the value is read as YAML.
 
     Raises:
-        ConfigError: with file, line and field, for every problem found.
+        ConfigError: with file, line and field, for every problem.
     """
     return load_text(read_config_text(path), path, overrides)
 
 
 def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedConfig:
-    """The same of YAML that was read already; `path`, which need not exist, is what messages call it."""
+    """Override and validate a config given as YAML text; messages show `path`, which need not exist."""
     tree, lines = parse_yaml(text, path)
     if not isinstance(tree, dict):
-        what = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
+        problem = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
         raise ConfigError(
-            f"the config {what}", code="E2005", path=path, help="`surefit init RECIPE` writes a config to start from"
+            f"the config {problem}", code="E2005", path=path, help="`surefit init RECIPE` writes a config to start from"
         )
     tree = dict(tree)
     overridden = {_override(tree, text) for text in overrides}
@@ -123,7 +123,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     except ValidationError as error:
         problems += [_problem(item, path, lines, overridden) for item in _merge_unions(error)]
     if problems or config is None:
-        first, *rest = problems
+        first, *others = problems
         raise ConfigError(
             first.message,
             code=first.code,
@@ -131,7 +131,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
             path=first.path,
             line=first.line,
             field=first.field,
-            also=rest,
+            also=others,
         )
     return LoadedConfig(config, path, lines, frozenset(overridden))
 
@@ -141,11 +141,11 @@ def _old_names(
 ) -> Iterator[ConfigError]:
     for old, new, value, both in renamed_keys(tree):
         section, _, key = old.partition(".")
-        there = tree[section][key] if key else tree[section]
-        changed = [f"this key is called {new} now"] if new != old else []
-        changed += [f"{there!r} is called {value!r} now"] if there != value else []
-        changed += ["that is set, too"] if both else []
-        message = ", and ".join(changed)
+        old_value = tree[section][key] if key else tree[section]
+        changes = [f"this key is called {new} now"] if new != old else []
+        changes += [f"{old_value!r} is called {value!r} now"] if old_value != value else []
+        changes += ["that is set, too"] if both else []
+        message = ", and ".join(changes)
         if is_overridden(old, overridden):
             yield ConfigError(message, code="E2102", path=OVERRIDE, field=old, help=f"write {OVERRIDE} {new}={value}")
         else:
@@ -154,12 +154,12 @@ def _old_names(
 
 
 def read_config_text(path: Path) -> str:
-    """A small UTF-8 file's text, with or without a byte-order mark."""
+    """Read a small UTF-8 file's text, with or without a byte-order mark."""
     if path.is_dir():
         raise ConfigError(
             "this is a directory, not a config file", code="E2006", path=path, help="name the YAML file in it"
         )
-    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # but `<(a command)` of a shell
+    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # but allow a shell's `<(command)`
         raise ConfigError("not a regular file", code="E2007", path=path, help="name the YAML file")
     try:
         with open(path, "rb") as file:
@@ -187,11 +187,11 @@ def read_config_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | None = None) -> tuple[Any, dict[str, int]]:
-    """YAML text → (plain Python values, dotted key → line).
+    """Parse YAML text into (plain Python values, dotted key → line).
 
     Args:
-        repeated: takes dotted key → the lines of its last two places, for every key that is set more than once, of
-            which the last counts, as most YAML readers have it. Without it such a key is an error.
+        repeated: filled with dotted key → the lines of its last two occurrences, for every key that is set more than
+            once; the last counts, as in most YAML readers. Without this argument such a key is an error.
     """
     try:
         node = compose_yaml(text)
@@ -209,12 +209,12 @@ def parse_yaml(text: str, path: Path, repeated: dict[str, tuple[int, int]] | Non
     except ConfigError as error:
         error.path = str(path)
         raise
-    except RecursionError:  # an anchor inside itself
+    except RecursionError:  # an anchor that contains itself
         raise ConfigError("nested too deeply to be a config", code="E2014", path=path) from None
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """The nodes of a YAML text, with their places in it; `parse_yaml` says what may be wrong with it."""
+    """Return the nodes of a YAML text, with their positions; `parse_yaml` raises readable errors for the same text."""
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     return node
 
@@ -227,7 +227,7 @@ def _yaml_help(text: str, line: int | None) -> str:
 
 
 class _Builder:
-    """Turns YAML nodes into plain values, noting the line of every key."""
+    """Converter of YAML nodes to plain values that records the line of every key."""
 
     def __init__(self, path: Path, lines: dict[str, int], repeated: dict[str, tuple[int, int]] | None = None) -> None:
         self.path = path
@@ -249,29 +249,29 @@ class _Builder:
         return self._scalar(node, dotted)
 
     def _items(self, node: yaml.MappingNode, dotted: str) -> Iterator[tuple[str, Any]]:
-        seen: set[str] = set()
+        seen_keys: set[str] = set()
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._error(key_node, dotted, "a key must be plain text")
             key = key_node.value
             name = f"{dotted}.{key}" if dotted else key
-            if key in seen:
+            if key in seen_keys:
                 if self.repeated is None:
                     raise self._error(key_node, name, f"set twice; the first time on line {self.lines[name]}")
                 self._forget(name, key_node.start_mark.line + 1)
-            seen.add(key)
+            seen_keys.add(key)
             self.lines[name] = key_node.start_mark.line + 1
             if "[" in name:
-                # Of a list's entries, the first that has the key also answers for the list.
+                # A list's key is located at the first entry that has it.
                 self.lines.setdefault(re.sub(r"\[\d+\]", "", name), self.lines[name])
             yield key, self.build(value_node, name)
 
     def _forget(self, name: str, line: int) -> None:
-        """Drop the earlier value of a key that is set again on this line."""
+        """Forget the earlier value of a key that is set again on this line."""
         assert self.repeated is not None
         self.repeated[name] = (self.lines[name], line)
-        for inside in [key for key in self.lines if key.startswith((f"{name}.", f"{name}["))]:
-            del self.lines[inside]
+        for nested_key in [key for key in self.lines if key.startswith((f"{name}.", f"{name}["))]:
+            del self.lines[nested_key]
 
     def _scalar(self, node: yaml.ScalarNode, dotted: str) -> Any:
         kind, text = node.tag.removeprefix(_CORE), node.value
@@ -280,7 +280,7 @@ class _Builder:
         if kind == "bool" and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if len(text) <= 40:
-            # An explicit tag (`!!int x`) can sit on a text that is no number.
+            # An explicit tag (`!!int x`) can mark a text that is no number.
             with contextlib.suppress(ValueError):
                 if kind == "int":
                     return int(text, 0 if text[:2] in ("0x", "0o") else 10)
@@ -293,7 +293,7 @@ class _Builder:
 
 
 def _override(tree: dict[str, Any], text: str) -> str:
-    """Apply one `a.b=value` to the tree; returns the dotted key."""
+    """Apply one `a.b=value` to the tree and return the dotted key."""
     dotted, equals, value = text.partition("=")
     dotted = dotted.strip()
     if not equals or not dotted:
@@ -304,18 +304,18 @@ def _override(tree: dict[str, Any], text: str) -> str:
         )
     *parents, leaf = dotted.split(".")
     parsed, _ = parse_yaml(value, Path(OVERRIDE))
-    here = tree
+    mapping = tree
     for name in parents:
-        child = here.get(name)
+        child = mapping.get(name)
         # Copied, not changed in place: an anchor may share this mapping with another key.
-        here[name] = dict(child) if isinstance(child, dict) else {}
-        here = here[name]
-    here[leaf] = parsed
+        mapping[name] = dict(child) if isinstance(child, dict) else {}
+        mapping = mapping[name]
+    mapping[leaf] = parsed
     return dotted
 
 
 def is_overridden(dotted: str, overridden: Iterable[str]) -> bool:
-    """Whether a key, or a section it is in, was set on the command line.
+    """Return whether a key, or a section that contains it, was set on the command line.
 
     >>> is_overridden("train.num_train_epochs", ["train"]), is_overridden("train", ["train.num_train_epochs"])
     (True, False)
@@ -324,8 +324,9 @@ def is_overridden(dotted: str, overridden: Iterable[str]) -> bool:
 
 
 def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
-    """One entry per key: pydantic reports every branch of a union on its own. What a validator of ours says goes first:
-    the value had the type of that branch."""
+    """Return one error per key: pydantic reports every branch of a union separately. An error of our own validators is
+    preferred, because the value had the type of that branch.
+    """
     merged: dict[str, dict[str, Any]] = {}
     for item in error.errors(include_url=False):
         dotted = ".".join(_key_path(item["loc"]))
@@ -335,23 +336,23 @@ def _merge_unions(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _key_path(loc: tuple[int | str, ...]) -> list[str]:
-    """The config keys in a pydantic location, without list positions and the names of union branches."""
+    """Return the config keys in a pydantic location, without list positions and the names of union branches."""
     keys: list[str] = []
-    here: Any = Config
+    annotation: Any = Config
     for part in loc:
-        section = here if isinstance(here, type) and issubclass(here, BaseModel) else None
+        section = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
         if section is None:
-            if here is dict and isinstance(part, str):
+            if annotation is dict and isinstance(part, str):
                 keys.append(part)
             break
         keys.append(str(part))
         field = section.model_fields.get(str(part))
-        here = _container(field.annotation) if field else None
+        annotation = _container(field.annotation) if field else None
     return keys
 
 
 def _container(annotation: Any) -> Any:
-    """The section class or `dict` that an annotation can hold, else None."""
+    """Return the section class or `dict` that an annotation allows, or None."""
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
@@ -361,14 +362,14 @@ def _container(annotation: Any) -> Any:
 
 
 def _options(annotation: Any) -> list[Any]:
-    """The branches of a union, flattened."""
+    """Return the branches of a union, flattened."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [leaf for part in typing.get_args(annotation) for leaf in _options(part)]
     return [annotation]
 
 
 def _problem(item: dict[str, Any], path: Path, lines: dict[str, int], overridden: set[str]) -> ConfigError:
-    """A pydantic error in the user's terms."""
+    """Convert a pydantic error to a ConfigError in the user's terms."""
     dotted: str = item["dotted"]
     message, help_text = _explain(item)
     nearest = dotted
@@ -383,10 +384,10 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     dotted, value = item["dotted"], item["input"]
     section, _, name = dotted.rpartition(".")
     if item["type"] == "extra_forbidden":
-        inside = _section_at(section)
-        known = list(inside.model_fields) if inside else []
-        hint = did_you_mean(name, known) or _elsewhere(name)
-        return f"unknown key{hint}", f"known here: {', '.join(known)}"
+        section_class = _section_at(section)
+        known_keys = list(section_class.model_fields) if section_class else []
+        hint = did_you_mean(name, known_keys) or _elsewhere(name)
+        return f"unknown key{hint}", f"known here: {', '.join(known_keys)}"
     expected = expected_text(dotted)
     if item["type"] == "missing":
         return "missing", f"add {name}: {EXAMPLES.get(dotted, expected)}"
@@ -398,8 +399,8 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
         return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
     if expected.startswith("a mapping") and isinstance(value, str | list):
         first = value[0] if isinstance(value, list) and value else value
-        meant = "why" if dotted == "lint.ignore" else "…"
-        return f"expected {expected}, got {_shape(value)}", f'write {name}: {{{first or "NAME"}: "{meant}"}}'
+        placeholder = "why" if dotted == "lint.ignore" else "…"
+        return f"expected {expected}, got {_shape(value)}", f'write {name}: {{{first or "NAME"}: "{placeholder}"}}'
     return f"expected {expected}, got {_shape(value)}", _value_help(value)
 
 
@@ -410,11 +411,11 @@ EXAMPLES = {
     "data.train": "train.jsonl",
     "output_dir": "runs/first",
 }
-"""What a key that has to be there can be set to."""
+"""Example values of required keys."""
 
 
 def _elsewhere(name: str) -> str:
-    """Point to the section a misplaced key belongs to."""
+    """Name the section to which a misplaced key belongs."""
     for section, entry in Config.model_fields.items():
         inner = _container(entry.annotation)
         if inner not in (None, dict) and name in inner.model_fields:
@@ -423,15 +424,15 @@ def _elsewhere(name: str) -> str:
 
 
 def _section_at(dotted: str) -> type[BaseModel] | None:
-    here: Any = Config
+    annotation: Any = Config
     for part in filter(None, dotted.split(".")):
-        field = here.model_fields.get(part) if here not in (None, dict) else None
-        here = _container(field.annotation) if field else None
-    return here if here is not dict else None
+        field = annotation.model_fields.get(part) if annotation not in (None, dict) else None
+        annotation = _container(field.annotation) if field else None
+    return annotation if annotation is not dict else None
 
 
 def expected_text(dotted: str) -> str:
-    """What a key accepts, in words.
+    """Describe the values that a key accepts.
 
     >>> expected_text("train.per_device_train_batch_size")
     "'auto' or a whole number (at least 1, at most 1,048,576)"
@@ -454,11 +455,11 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     origin, inner = typing.get_origin(option) or option, typing.get_args(option)
     if origin is dict:
-        values = " or ".join(dict.fromkeys(_type_text(each, []) for each in _options(inner[1])))
+        values = " or ".join(dict.fromkeys(_type_text(item_option, []) for item_option in _options(inner[1])))
         return f"a mapping of names to {values}" if len(inner) == 2 else "a mapping"
     if origin is list:
-        each = _type_text(inner[0], []) if inner else "text"
-        return "a list of texts" if each == "text" else f"a list, each {each}"
+        item_text = _type_text(inner[0], []) if inner else "text"
+        return "a list of texts" if item_text == "text" else f"a list, each {item_text}"
     name = names.get(origin, "text")
     bounds = _bounds_text(metadata) if origin in (int, float) else ""
     return f"{name} ({bounds})" if bounds else name
@@ -466,8 +467,8 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
 
 def _bounds_text(metadata: list[Any]) -> str:
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    found = [(word, _plain(getattr(m, key))) for m in metadata for key, word in words.items() if hasattr(m, key)]
-    return ", ".join(f"{word} {bound}" for word, bound in found)
+    bounds = [(word, _plain(getattr(m, key))) for m in metadata for key, word in words.items() if hasattr(m, key)]
+    return ", ".join(f"{word} {bound}" for word, bound in bounds)
 
 
 def _plain(bound: float) -> str:
@@ -475,7 +476,7 @@ def _plain(bound: float) -> str:
 
 
 def _shape(value: Any) -> str:
-    """A value as the user wrote it, short."""
+    """Return a value as the user wrote it, shortened."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     text = truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))

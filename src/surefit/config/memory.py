@@ -1,6 +1,6 @@
-"""The decisions that depend on how much memory a step takes: the micro batch, what is recomputed, tiles.
+"""Decisions that depend on the memory of a step: the micro batch, gradient checkpointing, tiled MLPs.
 
-The arithmetic itself (`facts/memory_formula.py`) stands above `config/`, so it is passed in as a function.
+The formulas (`facts/memory_formula.py`) are in a layer above `config/`, so they are passed in as a function.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from surefit.config.world import count_accumulation_steps, examples_per_data_ran
 from surefit.core.units import bytes_text
 
 Needed = Callable[[Config, int], int | None]
-"""(config, micro batches per step) → bytes that a step takes of the device at most; None where nobody knows."""
+"""(config, micro batches per step) → upper bound of a step's device memory in bytes; None where it is unknown."""
 
 EFFICIENT_TOKENS = 8_192
-"""Tokens of a micro batch from which on matrix products are as fast as they get: more only take memory."""
+"""Tokens of a micro batch beyond which matrix products get no faster: more only need memory."""
 FEW_TOKENS = EFFICIENT_TOKENS // 4
-"""Recomputing a part is no worse than micro batches of fewer."""
+"""Micro batches below this size are no better than gradient checkpointing."""
 CHECKPOINTING, MICRO, TILED = (
     "train.gradient_checkpointing", "train.per_device_train_batch_size", "speed.tiled_mlp",
 )  # fmt: skip
 RECOMPUTED: tuple[Any, ...] = (False, "selective", True, "offload")
-"""What is recomputed in the backward pass: each kind takes less memory and more time than the one before."""
+"""Values of gradient checkpointing: each needs less memory and more time than the one before."""
 LEVELS: tuple[tuple[Any, bool], ...] = (*((kind, False) for kind in RECOMPUTED[:-1]), (True, True))
-"""(what is recomputed, whether MLPs are tiled), the fastest first."""
+"""(gradient checkpointing, whether MLPs are tiled), the fastest first."""
 WORDS = {False: "nothing recomputed", "selective": "all but attention recomputed", True: "layers recomputed"}
 WORDS |= {"offload": "layers recomputed, their inputs on the host"}
 
 
 @dataclass(frozen=True)
 class MemoryChoice:
-    """One way to run a step."""
+    """One combination of gradient checkpointing, tiled MLPs and micro batch size."""
 
     checkpointing: Any
     tiled: bool
@@ -50,41 +50,42 @@ class MemoryChoice:
 
 
 def decide_memory(config: Config, capacity: int, needed: Needed) -> dict[str, tuple[Any, str]] | None:
-    """The first way that fits, in the order of `LEVELS`, with the largest micro batch that is of use.
+    """Choose the first combination that fits, in the order of `LEVELS`, with the largest useful micro batch.
 
     Args:
-        config: everything else decided; what is not "auto" in it is kept.
-        capacity: bytes that the device has.
-        needed: what a way takes.
+        config: everything else is decided; values that are not "auto" are kept.
+        capacity: the device's memory in bytes.
+        needed: function that returns the memory of a step.
 
     Returns:
-        Dotted key → (value, reason), whether "auto" or not; where nothing fits, the first way that takes least. None
-        where nobody knows what is needed.
+        Dotted key → (value, reason), whether "auto" or not; where nothing fits, the first combination that needs least
+        memory. None where the memory is unknown.
     """
-    tried: list[tuple[int, MemoryChoice]] = []
+    estimates: list[tuple[int, MemoryChoice]] = []
     too_large: dict[str, int] = {}
-    for way in _ways(config):
-        changed = way.of(config)
-        found = needed(changed, count_accumulation_steps(changed))
-        if found is None:
+    for choice in _ways(config):
+        candidate = choice.of(config)
+        step_bytes = needed(candidate, count_accumulation_steps(candidate))
+        if step_bytes is None:
             return None
-        tried.append((found, way))
-        if found <= capacity:
+        estimates.append((step_bytes, choice))
+        if step_bytes <= capacity:
             break
-        # Of each level the smallest micro batch comes last: it says whether the level can be had at all.
-        too_large[_level(way)] = found
-    # Where nothing fits, several ways may take the least: the update takes the same whatever was recomputed.
-    size, way = tried[-1] if tried[-1][0] <= capacity else min(tried, key=lambda one: one[0])
-    too_large.pop(_level(way), None)
-    return _explained(way, size, capacity, too_large)
+        # The smallest micro batch of each level comes last: it shows whether the level can fit at all.
+        too_large[_level(choice)] = step_bytes
+    # Where nothing fits, several choices may need the least: the optimizer update needs the same memory under any
+    # gradient checkpointing.
+    size, choice = estimates[-1] if estimates[-1][0] <= capacity else min(estimates, key=lambda estimate: estimate[0])
+    too_large.pop(_level(choice), None)
+    return _explained(choice, size, capacity, too_large)
 
 
 def _ways(config: Config) -> list[MemoryChoice]:
     train, speed = config.train, config.speed
-    whole, length = train.global_batch_size, config.data.max_length
-    divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if whole % size == 0]
-    enough = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), whole)
-    micros = [size for size in reversed(divisors) if size <= enough]
+    batch_size, length = train.global_batch_size, config.data.max_length
+    divisors = [size for size in range(1, examples_per_data_rank(config) + 1) if batch_size % size == 0]
+    efficient_micro = next((size for size in divisors if size * length >= EFFICIENT_TOKENS), batch_size)
+    micros = [size for size in reversed(divisors) if size <= efficient_micro]
     levels = dict.fromkeys(
         (
             checkpointing if train.gradient_checkpointing == "auto" else train.gradient_checkpointing,
@@ -92,13 +93,18 @@ def _ways(config: Config) -> list[MemoryChoice]:
         )
         for checkpointing, tiled in LEVELS
     )
-    ways = []
+    choices = []
     for checkpointing, tiled in levels:
-        last = (checkpointing, tiled) == list(levels)[-1]
-        few = [size for size in micros if last or size * length >= min(FEW_TOKENS, enough * length)]
-        given = train.per_device_train_batch_size
-        ways += [MemoryChoice(checkpointing, tiled, size) for size in (few if given == "auto" else [given])]
-    return ways
+        is_last = (checkpointing, tiled) == list(levels)[-1]
+        useful_micros = [
+            size for size in micros if is_last or size * length >= min(FEW_TOKENS, efficient_micro * length)
+        ]
+        configured = train.per_device_train_batch_size
+        choices += [
+            MemoryChoice(checkpointing, tiled, size)
+            for size in (useful_micros if configured == "auto" else [configured])
+        ]
+    return choices
 
 
 def _level(way: MemoryChoice) -> str:
@@ -106,12 +112,14 @@ def _level(way: MemoryChoice) -> str:
 
 
 def _explained(way: MemoryChoice, size: int, capacity: int, too_large: dict[str, int]) -> dict[str, tuple[Any, str]]:
-    takes = f"up to {bytes_text(size)} of {bytes_text(capacity)}"
+    memory_text = f"up to {bytes_text(size)} of {bytes_text(capacity)}"
     if size > capacity:
-        takes = f"the least of all ways, and still {takes}"
-    before = "".join(f"; {level} would take {bytes_text(other)}" for level, other in too_large.items())
+        memory_text = f"the least of all ways, and still {memory_text}"
+    smaller_levels = "".join(
+        f"; {level} would take {bytes_text(bytes_needed)}" for level, bytes_needed in too_large.items()
+    )
     return {
-        CHECKPOINTING: (way.checkpointing, f"{takes}{before}"),
-        MICRO: (way.micro, f"as many examples as are of use and fit: {takes}"),
-        TILED: (way.tiled, f"{'nothing else fits' if way.tiled else 'not needed'}: {takes}"),
+        CHECKPOINTING: (way.checkpointing, f"{memory_text}{smaller_levels}"),
+        MICRO: (way.micro, f"as many examples as are of use and fit: {memory_text}"),
+        TILED: (way.tiled, f"{'nothing else fits' if way.tiled else 'not needed'}: {memory_text}"),
     }

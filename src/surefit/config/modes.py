@@ -1,7 +1,7 @@
-"""The parallel modes, a row each, read wherever it matters which one a run has.
+"""Table of the parallel modes, read wherever the code depends on a run's mode.
 
-What a mode cannot be combined with is in `config/capabilities.py`; what a process then needs, sends and runs is
-arithmetic and code of its own: `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/engine.py`.
+Conflicts of a mode with other settings are in `config/capabilities.py`; the memory, communication and engine of each
+process are in `facts/memory_per_rank.py`, `plan/communication.py`, `parallel/engine.py`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 ModeName = Literal["single", "ddp", "fsdp", "zero2", "zero3", "tp", "pp", "cp"]
-"""Values of `parallel.mode` once it is decided."""
+"""Values of `parallel.mode` after "auto" is resolved."""
 
 
 @dataclass(frozen=True)
 class ParallelMode:
-    """A way in which processes share a run.
+    """One way to distribute a run over processes.
 
     Attributes:
-        holds: what each process has, in words.
-        divided: what each process has a part of: the optimizer's state with its float32 masters and gradients, or that
+        holds: what each process holds, in words.
+        divided: what is sharded over the processes: the optimizer state with its float32 masters and gradients, or that
             and the weights.
-        grouped: as many processes as the setting of `parallel` with the mode's name says read the same examples.
-        zero_stage: of ZeRO, which DeepSpeed runs: it reads the values of tensors, and is of use to one process too. 0
-            where it does not.
+        grouped: whether processes form groups that read the same examples; the field of `parallel` with the mode's name
+            is the group size.
+        zero_stage: stage of DeepSpeed's ZeRO, or 0 for other modes. ZeRO reads the values of tensors, and is of use
+            with one process too.
     """
 
     holds: str
@@ -37,17 +38,21 @@ class ParallelMode:
 
     @property
     def sharded(self) -> bool:
-        """Each process has a part of every tensor that is divided. What is not with it can be in the host's memory."""
+        """Return whether each process holds a part of every sharded tensor. Such a mode can offload it to host
+        memory.
+        """
         return self.divided != "nothing" and not self.grouped
 
     @property
     def overlaps(self) -> bool:
-        """It exchanges while it computes: only what takes longer than the arithmetic is waited for."""
+        """Return whether communication overlaps computation: only the part that is longer than the arithmetic costs
+        time.
+        """
         return not self.grouped
 
     @property
     def loads_on_host(self) -> bool:
-        """Weights are read into the host's memory, and what a process holds of them is moved to its device."""
+        """Return whether weights are loaded into host memory, and each process moves its part to its device."""
         return self.divided == "weights" and not self.deepspeed
 
 

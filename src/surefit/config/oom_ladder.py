@@ -1,4 +1,4 @@
-"""Where memory runs out: the next configuration, which needs less of it and learns the same."""
+"""Reaction to out-of-memory errors: the next configuration that needs less memory and learns the same."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from surefit.config.schema import Config
 from surefit.config.world import count_accumulation_steps
 
 ADAPTED = ValueOrigin("auto", "adapted after out of memory")
-"""Where the values come from that `with_oom_changes` has set."""
+"""Origin of the values that `with_oom_changes` sets."""
 
 
 def next_rung(config: Config, kind: str) -> dict[str, Any]:
-    """The next configuration that needs less memory and learns the same, as dotted key → value; empty at the end.
+    """Return the next configuration that needs less memory and learns the same, as dotted key → value; empty at the
+    end.
 
-    The global batch stays as it is. What costs little time comes first: smaller micro batches, then recomputing all but
-    the attention, then all, then loss and MLP in parts, then activations in the host's memory.
+    The global batch stays as it is. The cheapest change in time comes first: smaller micro batches, then recomputing
+    all but the attention, then all, then loss and MLP in chunks, then activations in host memory.
 
     Args:
-        config: nothing in it is "auto".
-        kind: of the device, cpu or cuda.
+        config: a config without "auto".
+        kind: device type, cpu or cuda.
     """
     train, speed = config.train, config.speed
-    micro, whole = train.per_device_train_batch_size, train.global_batch_size
+    micro, batch_size = train.per_device_train_batch_size, train.global_batch_size
     assert isinstance(micro, int)
     if micro > 1:
-        return {MICRO: max(d for d in range(1, micro // 2 + 1) if whole % d == 0)}
+        return {MICRO: max(d for d in range(1, micro // 2 + 1) if batch_size % d == 0)}
     recomputed = RECOMPUTED.index(train.gradient_checkpointing)
     if recomputed < RECOMPUTED.index(True):
         return {CHECKPOINTING: RECOMPUTED[recomputed + 1]}
     parts = {"speed.chunked_loss": speed.chunked_loss, TILED: speed.tiled_mlp}
-    if off := {key: True for key, on in parts.items() if not on}:
-        return off
+    if disabled := {key: True for key, on in parts.items() if not on}:
+        return disabled
     if train.gradient_checkpointing is True and kind == "cuda":
         return {CHECKPOINTING: "offload"}
     return {}
 
 
 def lowest_rung(config: Config, kind: str) -> dict[str, Any]:
-    """All that `next_rung` would change, one after the other, as dotted key → value; empty at the end."""
+    """Return all changes that `next_rung` would make, one after the other, as dotted key → value; empty at the end."""
     changes: dict[str, Any] = {}
-    while further := next_rung(with_changes(config, changes), kind):
-        changes |= further
+    while step_changes := next_rung(with_changes(config, changes), kind):
+        changes |= step_changes
     return changes
 
 
 def with_oom_changes(resolved: ResolvedConfig, changes: Mapping[str, Any]) -> ResolvedConfig:
-    """The same run with other values, by dotted key, because its memory ran out."""
+    """Return the resolved config with other values, by dotted key, because memory ran out."""
     config = with_changes(resolved.config, changes)
     provenance = resolved.provenance | dict.fromkeys(changes, ADAPTED)
     return replace(
@@ -59,12 +60,14 @@ def with_oom_changes(resolved: ResolvedConfig, changes: Mapping[str, Any]) -> Re
 
 
 def oom_changes(resolved: ResolvedConfig) -> dict[str, Any]:
-    """What `with_oom_changes` has changed in it, as dotted key → value."""
-    return {dotted: lookup(resolved.config, dotted) for dotted, why in resolved.provenance.items() if why == ADAPTED}
+    """Return the values that `with_oom_changes` has changed, as dotted key → value."""
+    return {
+        dotted: lookup(resolved.config, dotted) for dotted, origin in resolved.provenance.items() if origin == ADAPTED
+    }
 
 
 def as_arguments(changes: Mapping[str, Any]) -> str:
-    """Changes as the command line takes them.
+    """Format changes as command-line arguments.
 
     >>> as_arguments({"train.gradient_checkpointing": True, "speed.chunked_loss": True})
     '--set train.gradient_checkpointing=true --set speed.chunked_loss=true'

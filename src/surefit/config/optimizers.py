@@ -1,7 +1,7 @@
-"""The optimizers, a row each, read wherever it matters which one a run has.
+"""Table of the optimizers, read wherever the code depends on a run's optimizer.
 
-What one cannot be combined with is in `config/capabilities.py`; `train/optim.py` makes it. DeepSpeed's engine
-(`parallel/zero.py`) asks for AdamW's state by name.
+Conflicts of an optimizer with other settings are in `config/capabilities.py`; `train/optim.py` constructs it.
+DeepSpeed's engine (`parallel/zero.py`) reads AdamW's state by name.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 BitsAndBytesName = Literal["adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
-"""Those of bitsandbytes."""
+"""Optimizers of bitsandbytes."""
 OtherName = BitsAndBytesName
-"""All but torch's AdamW, the one whose state DeepSpeed shares out."""
+"""All optimizers but torch's AdamW, the only one whose state DeepSpeed shards."""
 OptimizerName = Literal["adamw_torch", OtherName]
 """Values of `train.optim`."""
 
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What is kept of the gradients.
+    """State that an optimizer keeps per trained parameter.
 
     Attributes:
-        aliases: what other tools call it besides.
-        state: the tensors that it keeps of each trained one, by their names in a checkpoint; float32, and as large.
-        eight_bit: they have 8 bits, where bitsandbytes has it so.
-        paged: they lie where a driver may move them to the host.
+        aliases: names of the same optimizer in other tools.
+        state: names, as in a checkpoint, of the state tensors of each trained parameter; float32, and of its shape.
+        eight_bit: whether the state has 8 bits, for the tensors that bitsandbytes quantizes.
+        paged: whether the state is in memory that the driver may move to the host.
     """
 
     aliases: tuple[str, ...] = ()

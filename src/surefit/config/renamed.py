@@ -1,4 +1,4 @@
-"""The names that config keys and values had before they became those of TrainingArguments and LoraConfig."""
+"""Old names of config keys and values, before they became the names in TrainingArguments and LoraConfig."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ VALUES = {
     "train.optimizer": {"adamw": "adamw_torch", "paged_adamw": "paged_adamw_32bit"},
     "train.schedule": {"constant": "constant_with_warmup", "wsd": "warmup_stable_decay"},
 }
-"""Old key → old value → new value, where that changed too."""
+"""Old key → old value → new value, for keys whose values changed too."""
 RECIPES = {"sft": "chat"}
-"""Old name → new name; several are joined by +."""
+"""Old recipe name → new name; a config can join several with +."""
 
 
 class RenamedKey(NamedTuple):
-    """A key by its old name, what it is called now, the value to write there, and whether the new one is set too."""
+    """A key with an old name: old and new name, the value for the new one, and whether the new one is set too."""
 
     old: str
     new: str
@@ -46,7 +46,7 @@ class RenamedKey(NamedTuple):
 
 
 def renamed_keys(tree: Mapping[str, Any]) -> Iterator[RenamedKey]:
-    """Yield every key of a config that has another name now.
+    """Yield every key of a config that has been renamed.
 
     >>> list(renamed_keys({"train": {"schedule": "wsd"}}))
     [RenamedKey(old='train.schedule', new='train.lr_scheduler_type', value='warmup_stable_decay', both=False)]
@@ -58,27 +58,27 @@ def renamed_keys(tree: Mapping[str, Any]) -> Iterator[RenamedKey]:
             yield RenamedKey("recipe", "recipe", value)
     for old, new in KEYS.items():
         section, _, key = old.partition(".")
-        here, there = tree.get(section), tree.get(new.partition(".")[0])
-        if not isinstance(here, Mapping) or key not in here:
+        old_section, new_section = tree.get(section), tree.get(new.partition(".")[0])
+        if not isinstance(old_section, Mapping) or key not in old_section:
             continue
-        value = here[key]
-        both = isinstance(there, Mapping) and new.partition(".")[2] in there
+        value = old_section[key]
+        both = isinstance(new_section, Mapping) and new.partition(".")[2] in new_section
         yield RenamedKey(old, new, VALUES.get(old, {}).get(value, value) if isinstance(value, str) else value, both)
 
 
 def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config's values by their new names; where both are set, the new one's."""
-    changed = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
+    """Return the config's values under their new names; where both names are set, the new one counts."""
+    renamed = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tree.items()}
     for old, new, value, both in list(renamed_keys(tree)):
         if old == new:
-            changed[old] = value
+            renamed[old] = value
             continue
         section, _, key = old.partition(".")
-        del changed[section][key]
-        if section == "adapter" and not changed[section]:
-            del changed[section]
+        del renamed[section][key]
+        if section == "adapter" and not renamed[section]:
+            del renamed[section]
         section, _, key = new.partition(".")
         if both:
             continue
-        changed[section] = (changed.get(section) or {}) | {key: value}
-    return changed
+        renamed[section] = (renamed.get(section) or {}) | {key: value}
+    return renamed

@@ -1,7 +1,7 @@
-"""Every "auto", decided once, with its reason; and `resolved.yaml`, which says where each value came from.
+"""Resolution of every "auto", with its reason; and `resolved.yaml`, which records each value's origin.
 
-Each `_decide_*` function returns the value *and the reason*; nothing else in SureFit replaces an "auto". The facts it
-decides from are passed in as plain attributes (`facts/` stands above `config/`).
+Each `_decide_*` function returns the value *and the reason*; nothing else in SureFit replaces an "auto". The facts are
+passed in as plain attributes (`facts/` is in a layer above `config/`).
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from surefit.core.rundir import write_atomic
 from surefit.core.units import GIB, bytes_text, count_text, plural
 
 LOSS_BYTES = 12
-"""Per supervised token and vocabulary entry in the backward pass of `train/loss.py` without chunks, whatever the
-model's type: the float32 log-probabilities, their gradient, and the gradient of the logits (a test measures it)."""
+"""Bytes per supervised token and vocabulary entry in the backward pass of `train/loss.py` without chunks, for any model
+dtype: the float32 log-probabilities, their gradient, and the gradient of the logits (a test measures it).
+"""
 LOGIT_SHARE = 0.1
-"""The share of a GPU's memory that the automatic micro batch lets the logits take."""
+"""Largest share of a GPU's memory that the automatic micro batch lets the logits occupy."""
 UNKNOWN_MEMORY = 8 * GIB
-"""What a GPU is taken to have where nobody knows."""
+"""Memory assumed for a GPU of unknown size, in bytes."""
 CPU_MICRO_BATCH = 4
-"""Measured: 5.5 thousand tokens/s of one core at 4, 4.7 at 8, 2.9 at 32, 5.3 at 2 (docs/LOG.md)."""
+"""Measured: 5.5 thousand tokens/s on one core at 4, 4.7 at 8, 2.9 at 32, 5.3 at 2 (docs/LOG.md)."""
 LONG_CONTEXT = 32_768
-"""Tokens from which on the MLPs are run in tiles."""
+"""Smallest number of tokens at which the MLPs are tiled."""
 SMALL_MODEL = 100_000_000
-"""Parameters below which activations are no reason to recompute them on a GPU."""
+"""Parameters below which a GPU needs no gradient checkpointing."""
 
 
 class ModelLike(Protocol):
-    """What resolving needs of `facts.model.ModelFacts`."""
+    """The part of `facts.model.ModelFacts` that resolving needs."""
 
     @property
     def parameters(self) -> int | None: ...
@@ -65,7 +66,7 @@ class ModelLike(Protocol):
 
 
 class HardwareLike(Protocol):
-    """What resolving needs of `facts.hardware.HardwareFacts`."""
+    """The part of `facts.hardware.HardwareFacts` that resolving needs."""
 
     @property
     def kind(self) -> str: ...
@@ -81,8 +82,9 @@ class HardwareLike(Protocol):
 
 @dataclass(frozen=True)
 class ValueOrigin:
-    """Where a value came from: `kind` is user, --set, file (another tool's), default or auto; `detail` the file and
-    line, or the reason."""
+    """Origin of a value: `kind` is user, --set, file (another tool's), default or auto; `detail` is the file and line,
+    or the reason.
+    """
 
     kind: str
     detail: str = ""
@@ -98,10 +100,10 @@ class ResolvedConfig:
     """A config without "auto".
 
     Attributes:
-        config: every value decided.
-        provenance: dotted key → where the value came from.
-        gradient_accumulation_steps: micro batches that each process runs per optimizer step.
-        total_steps: optimizer steps of the whole run; None while the number of rows is not known.
+        config: the config with every value decided.
+        provenance: dotted key → the value's origin.
+        gradient_accumulation_steps: micro batches of each process per optimizer step.
+        total_steps: optimizer steps of the whole run; None while the number of rows is unknown.
     """
 
     config: Config
@@ -126,14 +128,15 @@ def resolve_config(
         loaded: the valid config.
         model: facts about the base model.
         hardware: facts about the device.
-        rows: rows of `data.train`, before any is left out for its length; None where not all rows are counted yet.
-        mixed: rows that one epoch sees of `data.mix`.
-        needed: what a step takes of a GPU's memory; without it rules of thumb decide.
-        started: the processes, where this is one of several.
-        fitting: how many prompts fit the device at a time, at most as many as the config has.
+        rows: rows of `data.train`, before any is dropped for its length; None while not all rows are counted.
+        mixed: rows of `data.mix` in one epoch.
+        needed: function that returns the GPU memory of a step; without it rules of thumb decide.
+        started: the launched processes, where this is one of several.
+        fitting: function that returns the number of prompts that fit the device at a time, at most the config's batch
+            size.
 
     Raises:
-        ConfigError: numbers that contradict each other.
+        ConfigError: the global batch size is not a multiple of the micro batch, or processes cannot share the run.
     """
     provenance = {dotted: _origin(dotted, loaded) for dotted, _ in iter_config_values(loaded.config)}
     config = _with_devices(loaded.config, provenance, started)
@@ -152,67 +155,69 @@ def resolve_config(
         if lookup(config, dotted) == "auto":
             changes[dotted], reason = decide()
             provenance[dotted] = ValueOrigin("auto", reason)
-    decided = with_changes(config, changes)
-    most = fitting(decided) if fitting and config.evaluate.batch_size == "auto" else None
-    if most is not None and most != decided.evaluate.batch_size:
-        decided = with_changes(decided, {"evaluate.batch_size": most})
+    resolved = with_changes(config, changes)
+    eval_batch_size = fitting(resolved) if fitting and config.evaluate.batch_size == "auto" else None
+    if eval_batch_size is not None and eval_batch_size != resolved.evaluate.batch_size:
+        resolved = with_changes(resolved, {"evaluate.batch_size": eval_batch_size})
         provenance["evaluate.batch_size"] = ValueOrigin(
             "auto", f"more prompts of {config.data.max_length:,} tokens may not fit"
         )
     if config.parallel.mode == "auto":
         capacity = hardware.memory_bytes if hardware.kind == "cuda" else None
-        way, reason = decide_mode(decided, capacity, lambda shared: _least(shared, model, hardware, needed))
-        decided = with_changes(decided, way)
-        provenance |= dict.fromkeys(way, ValueOrigin("auto", reason))
-    if config.speed.kernels == "auto":  # they are not worth another way of sharing the run
-        kernels, reason = _decide_kernels(decided, hardware)
-        decided = with_changes(decided, {"speed.kernels": kernels})
+        mode_changes, reason = decide_mode(resolved, capacity, lambda shared: _least(shared, model, hardware, needed))
+        resolved = with_changes(resolved, mode_changes)
+        provenance |= dict.fromkeys(mode_changes, ValueOrigin("auto", reason))
+    if config.speed.kernels == "auto":  # kernels are no reason to choose another mode
+        kernels, reason = _decide_kernels(resolved, hardware)
+        resolved = with_changes(resolved, {"speed.kernels": kernels})
         provenance["speed.kernels"] = ValueOrigin("auto", reason)
-    memory = _decide_by_memory(decided, model, hardware, needed)
-    chosen = {dotted: found for dotted, found in memory.items() if lookup(config, dotted) == "auto"}
-    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in chosen.items()}
-    decided = with_changes(decided, {dotted: value for dotted, (value, _) in chosen.items()})
-    require_shareable(decided)
-    micro = decided.train.per_device_train_batch_size
+    memory = _decide_by_memory(resolved, model, hardware, needed)
+    automatic = {dotted: choice for dotted, choice in memory.items() if lookup(config, dotted) == "auto"}
+    provenance |= {dotted: ValueOrigin("auto", reason) for dotted, (_, reason) in automatic.items()}
+    resolved = with_changes(resolved, {dotted: value for dotted, (value, _) in automatic.items()})
+    require_shareable(resolved)
+    micro = resolved.train.per_device_train_batch_size
     assert isinstance(micro, int)
-    if decided.train.global_batch_size % micro:
+    if resolved.train.global_batch_size % micro:
         raise ConfigError(
-            f"global_batch_size {decided.train.global_batch_size} is not a multiple of the micro batch {micro}",
+            f"global_batch_size {resolved.train.global_batch_size} is not a multiple of the micro batch {micro}",
             code="E2019",
             path=loaded.path,
             line=loaded.lines.get("train.per_device_train_batch_size"),
             field="train.per_device_train_batch_size",
             help="choose a divisor of global_batch_size, or leave it at auto",
         )
-    return ResolvedConfig(decided, provenance, count_accumulation_steps(decided), steps)
+    return ResolvedConfig(resolved, provenance, count_accumulation_steps(resolved), steps)
 
 
 def _with_devices(config: Config, provenance: dict[str, ValueOrigin], started: LaunchedProcesses | None) -> Config:
-    """The config with its devices decided; what was started counts for more than a default."""
-    chosen = {}
+    """Return the config with its devices decided; the launched processes override a default."""
+    changes = {}
     for dotted, (value, reason) in decide_devices(config, started).items():
         default = dotted != COUNT and provenance[dotted].kind == "default" and value != lookup(config, dotted)
         if lookup(config, dotted) == "auto" or default:
-            chosen[dotted] = value
+            changes[dotted] = value
             provenance[dotted] = ValueOrigin("auto", reason)
-    return with_changes(config, chosen)
+    return with_changes(config, changes)
 
 
 def total_steps(config: Config, rows: int | None, mixed: float = 0) -> int | None:
-    """Optimizer steps of the run, as far as they can be told before the rows are tokenised; `max_steps` without rows.
+    """Estimate the optimizer steps of the run before the rows are tokenized; `max_steps` where rows are unknown.
 
-    Rows are held out by the hash of their prompt, so about, not exactly, the share of `data.eval` is. `mixed` rows are
-    never held out.
+    Rows are held out by the hash of their prompt, so only about the share in `data.eval`. `mixed` rows are never held
+    out.
     """
     train = config.train
     if rows is None:
         return train.max_steps
-    trained = rows - round(rows * (config.data.share or 0))
-    return optimizer_steps(trained + round(mixed), train.num_train_epochs, train.global_batch_size, train.max_steps)
+    training_rows = rows - round(rows * (config.data.share or 0))
+    return optimizer_steps(
+        training_rows + round(mixed), train.num_train_epochs, train.global_batch_size, train.max_steps
+    )
 
 
 def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps: int | None) -> int:
-    """Steps until every row was seen `epochs` times, at most `max_steps`.
+    """Return the steps until every row was seen `epochs` times, at most `max_steps`.
 
     >>> optimizer_steps(2940, 2, 64, None), optimizer_steps(2940, 2, 64, 50), optimizer_steps(3, 1, 64, None)
     (92, 50, 1)
@@ -222,7 +227,7 @@ def optimizer_steps(rows: int, epochs: float, global_batch_size: int, max_steps:
 
 
 def warmup_steps(total_steps: int, warmup: float) -> int:
-    """Optimizer steps of warmup: a share of all steps below 1, else the number itself.
+    """Return the optimizer steps of warmup: below 1 a share of all steps, else the number itself.
 
     >>> warmup_steps(200, 0.03), warmup_steps(200, 10), warmup_steps(200, 0)
     (6, 10, 0)
@@ -241,11 +246,13 @@ def decide_dtype(hardware: HardwareLike) -> tuple[str, str]:
 def _decide_by_memory(
     config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None
 ) -> dict[str, tuple[Any, str]]:
-    """The micro batch, what is recomputed and tiles: by what they take where that is known, else by rules of thumb."""
+    """Decide the micro batch, gradient checkpointing and tiled MLPs: by their memory where it is known, else by rules
+    of thumb.
+    """
     if needed is not None and hardware.kind == "cuda" and hardware.memory_bytes:
-        found = decide_memory(config, hardware.memory_bytes, needed)
-        if found is not None:
-            return found
+        decisions = decide_memory(config, hardware.memory_bytes, needed)
+        if decisions is not None:
+            return decisions
     return {
         MICRO: _decide_micro_batch(config, model, hardware),
         CHECKPOINTING: _decide_checkpointing(model, hardware),
@@ -254,39 +261,42 @@ def _decide_by_memory(
 
 
 def _least(config: Config, model: ModelLike, hardware: HardwareLike, needed: Needed | None) -> int | None:
-    """What a step takes with everything that depends on memory decided for this way of sharing it."""
+    """Return the memory of a step in bytes, with everything that depends on memory decided for this parallel mode."""
     if needed is None:
         return None
     if config.speed.kernels == "auto":
         config = with_changes(config, {"speed.kernels": _decide_kernels(config, hardware)[0]})
-    chosen = {
+    changes = {
         dotted: value
         for dotted, (value, _) in _decide_by_memory(config, model, hardware, needed).items()
         if lookup(config, dotted) == "auto"
     }
-    decided = with_changes(config, chosen)
-    return needed(decided, count_accumulation_steps(decided))
+    resolved = with_changes(config, changes)
+    return needed(resolved, count_accumulation_steps(resolved))
 
 
 def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike) -> tuple[int, str]:
-    """On a GPU the largest divisor of the global batch that is of use, `EFFICIENT_TOKENS`; or, where the logits of all
-    tokens are held, the largest with which they stay within a budget.
+    """Decide the micro batch. On a GPU it is the largest divisor of the global batch within `EFFICIENT_TOKENS`; or,
+    without chunked loss, the largest whose logits stay within a budget.
 
     Vocabulary 128,256 at 2,048 tokens: 12 bytes × 128,256 × 2,048 = 2.94 GiB per example, so 2 on an 80 GiB GPU.
     """
-    whole, length = config.train.global_batch_size, config.data.max_length
-    divisors = [d for d in range(1, examples_per_data_rank(config) + 1) if whole % d == 0]
+    batch_size, length = config.train.global_batch_size, config.data.max_length
+    divisors = [d for d in range(1, examples_per_data_rank(config) + 1) if batch_size % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
         return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
     if config.speed.chunked_loss:
         micro = max((d for d in divisors if d * length <= EFFICIENT_TOKENS), default=1)
-        return micro, f"the largest divisor of {whole} within {EFFICIENT_TOKENS:,} tokens; what it takes is not known"
+        return (
+            micro,
+            f"the largest divisor of {batch_size} within {EFFICIENT_TOKENS:,} tokens; what it takes is not known",
+        )
     budget = LOGIT_SHARE * (hardware.memory_bytes or UNKNOWN_MEMORY)
     per_example = LOSS_BYTES * model.vocab_size * length
     micro = max((d for d in divisors if d * per_example <= budget), default=1)
     return micro, (
-        f"the largest divisor of {whole} whose logits ({bytes_text(per_example)} per example) stay within "
+        f"the largest divisor of {batch_size} whose logits ({bytes_text(per_example)} per example) stay within "
         f"{bytes_text(budget)}; activations are not counted"
     )
 
@@ -302,21 +312,21 @@ def _decide_packing(config: Config, model: ModelLike) -> tuple[bool, str]:
 def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
     if packing:
         return "torch_varlen", "packed examples, with what torch itself brings"
-    why = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
-    return model.padded_attention, why
+    reason = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
+    return model.padded_attention, reason
 
 
 def _decide_fused_lora(config: Config) -> tuple[bool, str]:
     if config.train.method != "lora":
         return False, "there are no LoRA factors"
-    if found := conflict_with_trait(config, "fused LoRA"):
-        return False, found.why
+    if conflict := conflict_with_trait(config, "fused LoRA"):
+        return False, conflict.why
     return True, "fewer passes over the activations, the same gradients"
 
 
 def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
-    if why := kernels_obstacle(config, hardware):
-        return False, why
+    if obstacle := kernels_obstacle(config, hardware):
+        return False, obstacle
     if hardware.source == "catalogue":
         return (
             False,
@@ -328,32 +338,32 @@ def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
 
 
 def kernels_obstacle(config: Config, hardware: HardwareLike) -> str | None:
-    """Return why fused kernels are not for this config or this GPU, whatever is installed; None where they are."""
+    """Return why fused kernels do not work with this config or GPU, whatever is installed; None where they do."""
     if hardware.kind == "cpu":
         return "they need a GPU"
     if not hardware.bf16:
         return f"Triton compiles for Ampere and later GPUs, and {hardware.name} is older"
     if config.speed.compile:
         return "the compiler fuses the same parts by itself"
-    found = conflict_with_trait(config, "fused kernels")
-    return found.why if found else None
+    conflict = conflict_with_trait(config, "fused kernels")
+    return conflict.why if conflict else None
 
 
 KERNEL_PACKAGES = {"liger-kernel": ">=0.8.5,<0.9", "triton": ">=3.6"}
-"""What fused kernels need, as the extra `kernels` has it."""
+"""Requirements of fused kernels, as in the extra `kernels`."""
 
 
 def missing_for_kernels() -> str | None:
-    """The first requirement of fused kernels that is not installed, as pip takes it, such as "triton>=3.6"."""
+    """Return the first requirement of fused kernels that is not installed, in pip's syntax, such as "triton>=3.6"."""
     from packaging.specifiers import SpecifierSet
 
-    for package, wanted in KERNEL_PACKAGES.items():
+    for package, specifier in KERNEL_PACKAGES.items():
         try:
-            fits = SpecifierSet(wanted).contains(version(package), prereleases=True)
-        except PackageNotFoundError:  # a GPU's nightly torch brings Triton under other names
+            fits = SpecifierSet(specifier).contains(version(package), prereleases=True)
+        except PackageNotFoundError:  # a GPU's nightly torch includes Triton under other package names
             fits = package == "triton" and find_spec("triton") is not None
         if not fits:
-            return package + wanted
+            return package + specifier
     return None
 
 
@@ -372,7 +382,7 @@ def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[boo
 
 
 def count_due_steps(steps: int, *every: int | None) -> int:
-    """After how many steps of a run at least one of these comes round: at multiples of each, and after the last step.
+    """Count the steps of a run that are a multiple of at least one of these intervals, or the last step.
 
     >>> count_due_steps(86, 50), count_due_steps(86, 50, 20)  # 50 and 86; 20, 40, 50, 60, 80 and 86
     (2, 6)
@@ -381,14 +391,16 @@ def count_due_steps(steps: int, *every: int | None) -> int:
 
 
 def count_due_steps_before(step: int, *every: int | None) -> int:
-    """The same of the steps before `step`, whose end is not that of the run.
+    """Count such steps before `step`, where `step - 1` is not the end of the run.
 
     >>> count_due_steps_before(50, 50, 20), count_due_steps_before(51, 50, 20)  # 20 and 40; and 50
     (2, 3)
     """
-    first, *others = [each for each in every if each]
-    done = max(0, step - 1)
-    return done // first + sum(done // other - done // math.lcm(first, other) for other in others[:1])
+    first, *further_intervals = [interval for interval in every if interval]
+    completed = max(0, step - 1)
+    return completed // first + sum(
+        completed // second - completed // math.lcm(first, second) for second in further_intervals[:1]
+    )
 
 
 def _decide_save_every(steps: int | None) -> tuple[int, str]:
@@ -420,9 +432,9 @@ def _origin(dotted: str, loaded: LoadedConfig) -> ValueOrigin:
 
 
 def iter_config_values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every (dotted key, value) of a config, in the order of the schema.
+    """Yield every (dotted key, value) of a config, in the order of the schema.
 
-    A mapping whose own keys have dots, as the paths in `data.mix`, is one value.
+    A mapping whose own keys contain dots, such as the paths in `data.mix`, is one value.
     """
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -436,27 +448,27 @@ def iter_config_values(section: BaseModel, prefix: str = "") -> Iterator[tuple[s
 
 
 def lookup(config: BaseModel, dotted: str) -> Any:
-    """The value at a dotted key."""
-    here: Any = config
+    """Return the value at a dotted key."""
+    value: Any = config
     for name in dotted.split("."):
-        here = getattr(here, name)
-    return here
+        value = getattr(value, name)
+    return value
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with other values, by dotted key; pydantic's error where one does not fit."""
+    """Return the config with other values, by dotted key; pydantic raises where one is not valid."""
     tree = config.model_dump()
     for dotted, value in changes.items():
         *parents, leaf = dotted.split(".")
-        here = tree
+        section = tree
         for name in parents:
-            here = here[name]
-        here[leaf] = value
+            section = section[name]
+        section[leaf] = value
     return Config.model_validate(tree)
 
 
 def write_resolved(resolved: ResolvedConfig, path: Path) -> None:
-    """Write `resolved.yaml`: a config that runs as it is, each value with a comment that says where it came from."""
+    """Write `resolved.yaml`: a complete config, each value with a comment on its origin."""
     lines = [f"# Written by SureFit {__version__}: every value of the run, and where it came from.", ""]
     open_sections: list[str] = []
     for dotted, value in iter_config_values(resolved.config):
@@ -472,7 +484,9 @@ def write_resolved(resolved: ResolvedConfig, path: Path) -> None:
 
 
 def _without_secrets(value: Any) -> Any:
-    """SEC001 stops a run whose config holds a secret; where it is let through all the same it is not written down."""
+    """Redact secrets in a value. SEC001 stops a run whose config holds a secret; if the rule is ignored, the secret is
+    still not written to the run directory.
+    """
     match value:
         case str():
             return redact(value)
@@ -485,10 +499,10 @@ def _without_secrets(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that either the rules of YAML 1.1 or those that SureFit reads by would take for something else."""
+    """A dumper that quotes every string that either YAML 1.1 or SureFit's own loader would parse as something else."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        """A text with line breaks is quoted so that they are escaped."""
+        """Represent a string; one with line breaks is double-quoted so that they are escaped."""
         style = None if text.splitlines() in ([], [text]) else '"'
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -500,6 +514,6 @@ for _first, _patterns in PLAIN_PATTERNS.items():
 
 
 def one_line_yaml(value: Any) -> str:
-    """A value as it stands behind its key."""
+    """Format a value as one line of YAML, as it is written behind its key."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

@@ -1,8 +1,8 @@
-"""The shape of a config file: what can be set, with which values, and what each setting does.
+"""Schema of a config file: the settings, their allowed values, and what each one does.
 
-One class per section; the docstring under a field is what `surefit init` writes beside it and the docs show.
-Validators look at one section and never change a value: checks across sections are lint rules, and every `auto` is
-decided in `resolve.py`. Names are the ones Hugging Face users know.
+One class per section; `surefit init` and the docs show the docstring under each field. Validators look at one section
+and never change a value: checks across sections are lint rules, and every `auto` is decided in `resolve.py`. Names are
+the ones Hugging Face users know.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from surefit.core.units import bytes_of
 
 
 def _as_a_file_system_takes_it(path: str) -> str:
-    """Linux refuses these with an error of its own wherever the path is first looked at: `PATH_MAX`, `NAME_MAX`."""
+    """Raise for a path over Linux's `NAME_MAX` or `PATH_MAX`, which would fail at its first use."""
     name = max((part.encode(errors="surrogatepass") for part in path.split("/")), key=len)
     if len(name) > 255 or len(path.encode(errors="surrogatepass")) > 4095:
         raise ValueError(f"a path has at most 255 bytes between two slashes, and 4,095 in all: {path[:40]}…")
@@ -31,16 +31,16 @@ def _as_a_file_system_takes_it(path: str) -> str:
 
 
 def _on_one_line(value: object) -> object:
-    """What goes into a batch script stays on the line it is written to: a second line would be a command."""
+    """Raise if a text for a batch script has several lines: a second line would be a command."""
     for text in value if isinstance(value, list) else [value]:
         if isinstance(text, str) and (not text.strip() or not text.isprintable()):
-            what = "has a line break or another control character in it" if text.strip() else "is empty"
-            raise ValueError(f"{text!r:.60} {what}: the batch script takes one line of plain text")
+            problem = "has a line break or another control character in it" if text.strip() else "is empty"
+            raise ValueError(f"{text!r:.60} {problem}: the batch script takes one line of plain text")
     return value
 
 
 def _number_as_text(value: object) -> object:
-    """YAML reads 4090 as a number."""
+    """Convert an integer to text, because YAML parses 4090 as a number."""
     return str(value) if type(value) is int else value
 
 
@@ -50,7 +50,7 @@ def _size_with_unit(text: str) -> str:
 
 
 def _null_as_zero(value: object) -> object:
-    """Return 0 for null: `eval: null` says the same as `eval: 0`, that nothing is held out."""
+    """Return 0 for null: `eval: null` means the same as `eval: 0`, that nothing is held out."""
     if isinstance(value, str) and value.strip().lower() in ("", "none", "no", "off"):
         raise ValueError(f"{value!r} is no file of rows: write 0 to hold nothing out")
     return 0.0 if value is None else value
@@ -69,7 +69,7 @@ TEMPLATE_OWN = {
     "pad_token", "unk_token", "raise_exception", "strftime_now", "namespace", "range", "true", "false", "none", "True",
     "False", "None", "not", "and", "or", "if", "else", "in", "is",
 }  # fmt: skip
-"""What a chat template is given anyway, or what means something else in it."""
+"""Names that every chat template receives, or that have another meaning in Jinja."""
 
 
 def _can_be_set(name: str) -> str:
@@ -93,9 +93,9 @@ class ModelSection(Section):
     revision: str | None = None
     """The hub revision (branch, tag or commit) to pin."""
     dtype: Auto | Dtype = "auto"
-    """The type the weights are held and computed in."""
+    """Data type of the weights and of the computation."""
     quantization: Literal["none", "nf4", "fp8"] = "none"
-    """How the frozen weights under an adapter are stored: nf4 takes a quarter of bfloat16's memory, fp8 half."""
+    """Storage of the frozen weights under an adapter: nf4 needs a quarter of bfloat16's memory, fp8 half."""
     chat_template: PathText | None = None
     """Write conversations with this Jinja file; where a base model has no template of its own, with `plain`, or with
     `chatml` or `llama3` if it has their tokens."""
@@ -120,7 +120,7 @@ STACKED = (
     "a run starts from one adapter, or from fresh factors: merge the others first, `surefit merge ADAPTER --base "
     "MODEL` (`--with OTHER` adds them up), and name the merged model as model.name_or_path"
 )
-"""What to do with several adapters."""
+"""Help for a config that names several adapters."""
 
 
 class LoraSection(Section):
@@ -137,7 +137,7 @@ class LoraSection(Section):
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the input of the LoRA factors."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Which linear layers get LoRA factors: all but the output head, or a list of module name endings."""
+    """Linear layers with LoRA factors: all but the output head, or a list of module name endings."""
     experts: bool | Literal["with_router"] = False
     """In a mixture of experts, give every routed expert LoRA factors too: they hold most of the weights, and each
     expert gets its own factors. with_router: the routers as well; otherwise they stay as they are."""
@@ -154,11 +154,11 @@ class DataSection(Section):
     """The held-out rows: another file, or the share of the training rows to set aside (with several tasks, of every
     source). 0 or null holds nothing out: all rows are trained on, and no loss or score is measured on held-out rows."""
     format: Literal["auto", "recipe", "messages", "prompt_completion", "tokens", "text", "alpaca", "sharegpt"] = "auto"
-    """How rows are laid out; auto looks at the column names."""
+    """Format of the rows; auto detects it by the column names."""
     mix: dict[PathText, Annotated[float, Field(gt=0, le=1e6)]] = Field(default_factory=dict)
     """More training rows by path or id, each with how often one epoch sees them: 1 is once, 0.25 a fixed quarter."""
     split: str = "train"
-    """Which split of a hub data set to train on."""
+    """Split of a hub data set to train on."""
     tokenized: PathText | None = None
     """The directory of token shards that `surefit prepare` writes and training reads instead of `train` and `mix`: for
     more rows than fit in memory, or many machines."""
@@ -167,29 +167,33 @@ class DataSection(Section):
     max_length: Annotated[int, Field(ge=8, le=2**30)] = 2048
     """Tokens per example, prompt and answer together."""
     packing: Auto | bool = "auto"
-    """Concatenate the examples of a micro batch instead of padding them; what is learnt does not change."""
+    """Concatenate the examples of a micro batch instead of padding them; what is learned does not change."""
     thinking: Literal["keep", "drop", "only_last"] = "keep"
-    """What to learn from rows with reasoning: keep, every assistant turn with the reasoning it has; drop, the answers
-    without any; only_last, only the last turn of each conversation, with its reasoning."""
+    """Handling of rows with reasoning: keep, learn every assistant turn with the reasoning it has; drop, the answers
+    without any; only_last, only the last turn of each conversation, with its reasoning.
+    """
     too_long: Literal["drop", "error", "truncate", "truncate_middle"] = "drop"
-    """What to do with an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
-    (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut."""
+    """Handling of an example over max_length: leave it out (counted) or stop; or keep the beginning of its document
+    (truncate), or its beginning and end (truncate_middle), for recipes that have documents. No answer is ever cut.
+    """
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
+    """Handling of a row that cannot be used: stop and name it, or leave it out (counted and reported)."""
 
     @property
     def share(self) -> float | None:
-        """The share of the training rows that is held out; None where nothing is, or the held-out rows are a file."""
+        """Return the share of the training rows that is held out; None where nothing is, or the held-out rows are a
+        file.
+        """
         return self.eval if isinstance(self.eval, float) and self.eval > 0 else None
 
     @property
     def holds_nothing_out(self) -> bool:
-        """Whether all rows are trained on and there are no held-out rows."""
+        """Return whether all rows are trained on and there are no held-out rows."""
         return self.eval == 0
 
     @property
     def cuts(self) -> bool:
-        """Whether documents that are too long are cut."""
+        """Return whether documents that are too long are truncated."""
         return self.too_long.startswith("truncate")
 
 
@@ -218,8 +222,9 @@ class TrainSection(Section):
     optim: OptimizerName = "adamw_torch"
     """AdamW (Loshchilov & Hutter 2019), betas 0.9 and 0.999; with 8-bit moments, or moments paged to the host."""
     lr_scheduler_type: SchedulerName = "cosine"
-    """How the learning rate goes from its peak to zero after the warmup, by transformers' names. constant_with_warmup
-    keeps the peak, warmup_stable_decay until `decay_steps` begin; constant has no warmup."""
+    """Schedule of the learning rate from its peak to zero after the warmup, by transformers' names.
+    constant_with_warmup keeps the peak, warmup_stable_decay until `decay_steps` begin; constant has no warmup.
+    """
     warmup_steps: Annotated[float, Field(ge=0, le=1e9)] = 0.03
     """Below 1: the share of all steps over which the rate rises from zero; 1 or more: the number of steps."""
     decay_steps: Annotated[float, Field(gt=0, le=1e9)] = 0.2
@@ -237,11 +242,11 @@ class TrainSection(Section):
     """Stop after this many measurements in a row without a better `checkpoint.metric_for_best_model` (or held-out
     loss)."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seeds the order of the rows, the LoRA initialisation and dropout."""
+    """Seed of the order of the rows, the LoRA initialization and dropout."""
 
 
 class SpeedSection(Section):
-    """How the arithmetic is carried out: nothing here changes what is learnt beyond rounding."""
+    """Implementation of the arithmetic: nothing here changes what is learned beyond rounding."""
 
     attention: Auto | Literal["torch_varlen", "sdpa", "eager", "flash_attention_2", "flash_attention_3"] = "auto"
     """The attention code; auto needs nothing but torch."""
@@ -273,10 +278,12 @@ class HardwareSection(Section):
 
 
 class ParallelSection(Section):
-    """How several devices share the work."""
+    """Distribution of the work over several devices."""
 
     mode: Auto | ModeName = "auto"
-    """What the processes divide among themselves; `reference/combinations.md` lists the modes and what each allows."""
+    """Parallel mode: what is divided among the processes; `reference/combinations.md` lists the modes and what each
+    allows.
+    """
     tp: Annotated[int, Field(ge=1, le=2**20)] = 1
     """Devices that share each matrix."""
     cp: Annotated[int, Field(ge=1, le=2**20)] = 1
@@ -288,7 +295,7 @@ class ParallelSection(Section):
     offload: bool = False
     """Keep in the host's memory what the mode shards: fsdp's, or DeepSpeed's."""
     timeout_minutes: Annotated[float, Field(gt=0, le=1e6)] = 10.0
-    """How long a process waits for the others before the run is stopped."""
+    """Minutes that a process waits for the others before the run is stopped."""
     accelerate_config: PathText | None = None
     """An Accelerate YAML file whose settings take precedence over this section's."""
     deepspeed_config: PathText | None = None
@@ -296,7 +303,7 @@ class ParallelSection(Section):
 
 
 class SlurmSection(Section):
-    """How `surefit slurm` asks for machines."""
+    """Resources that `surefit slurm` requests."""
 
     partition: str | None = None
     """The partition to run in."""
@@ -311,9 +318,9 @@ class SlurmSection(Section):
     modules: list[str] = Field(default_factory=list)
     """Environment modules to load."""
     venv: PathText | None = None
-    """The virtual environment to activate; that of the submitting process if not set."""
+    """The virtual environment to activate; the submitting process's if not set."""
     signal_seconds: Annotated[int, Field(ge=1, le=65_535)] = 120
-    """How long before the end of its time a job is told to save and requeue itself."""
+    """Seconds before the end of its time limit at which a job gets the signal to save and requeue itself."""
     options: list[str] = Field(default_factory=list)
     """More #SBATCH lines, such as --constraint=a100."""
 
@@ -334,16 +341,16 @@ class SlurmSection(Section):
 
 
 class CheckpointSection(Section):
-    """What is saved while training."""
+    """Checkpoints during training."""
 
     save_steps: Auto | Annotated[int, Field(ge=1, le=10**9)] = "auto"
     """Optimizer steps between checkpoints; the held-out loss is measured at the same steps."""
     save_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 2
-    """How many checkpoints to keep."""
+    """Number of checkpoints to keep."""
     metric_for_best_model: str | None = None
     """Keep the best checkpoint too, and export it: eval_loss, or a metric of the recipe (`evaluate.in_training`)."""
     best_total_limit: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """With metric_for_best_model: how many of the best checkpoints to keep beside the newest."""
+    """With metric_for_best_model: number of the best checkpoints to keep beside the newest."""
 
 
 class GateSection(Section):
@@ -357,13 +364,13 @@ class GateSection(Section):
     """base, a baseline of the recipe, or another run's directory: pass when the tuned model is surely not worse by more
     than `margin`, fail when it is surely worse. With several tasks, each one is tested, unless `metric` is set."""
     margin: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """The largest loss that is accepted, 0.05 being 5 points; a smaller one takes more rows to rule out."""
+    """The largest accepted loss of score, 0.05 being 5 points; a smaller one needs more rows to rule out."""
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     """The confidence level of the intervals that `min` and `not_worse_than` look at."""
 
 
 class EvaluateSection(Section):
-    """How base, adapter and merged model are scored."""
+    """Scoring of the base, adapter and merged models."""
 
     max_examples: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """Score only this many held-out rows, taken evenly from the whole set."""
@@ -378,7 +385,7 @@ class EvaluateSection(Section):
     samples: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Answers per prompt, for pass@k; more than one needs a temperature."""
     temperature: Annotated[float, Field(ge=0, le=1_000)] = 0.0
-    """0 takes the most probable token; above it answers are drawn, with `train.seed`."""
+    """0 is greedy decoding; above it answers are sampled, with the seed `train.seed`."""
     prefill_chunk: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Read prompts this many tokens at a time: less memory for very long ones, the same answers."""
     chat_template_kwargs: dict[Switch, SwitchValue] = Field(default_factory=dict)
@@ -428,21 +435,21 @@ class Config(Section):
     data: DataSection
     """The rows to train on and to be scored on."""
     train: TrainSection = TrainSection()
-    """The optimisation."""
+    """The optimization."""
     speed: SpeedSection = SpeedSection()
-    """How the arithmetic is carried out."""
+    """Implementation of the arithmetic."""
     hardware: HardwareSection = HardwareSection()
     """The devices to train on."""
     parallel: ParallelSection = ParallelSection()
-    """How several devices share the work."""
+    """Distribution of the work over several devices."""
     checkpoint: CheckpointSection = CheckpointSection()
-    """What is saved while training."""
+    """Checkpoints during training."""
     evaluate: EvaluateSection = EvaluateSection()
-    """How base, adapter and merged model are scored."""
+    """Scoring of the base, adapter and merged models."""
     telemetry: TelemetrySection = TelemetrySection()
-    """Where else the numbers of a run go."""
+    """Further places to log a run's metrics to."""
     slurm: SlurmSection = SlurmSection()
-    """How `surefit slurm` asks for machines."""
+    """Resources that `surefit slurm` requests."""
     lint: LintSection = LintSection()
     """Findings of `surefit check` that are known and accepted."""
     output_dir: PathText
@@ -450,18 +457,18 @@ class Config(Section):
 
     @property
     def adapter(self) -> LoraSection | None:
-        """`lora`, where its factors are trained; None where every weight is."""
+        """Return the LoRA section, where its factors are trained; None where every weight is trained."""
         return self.lora if self.train.method == "lora" else None
 
     @property
     def answering(self) -> ModelSection:
-        """`model` with the switches of the chat template that it is asked with."""
+        """Return the model section with the chat template's switches for answers."""
         switches = self.model.chat_template_kwargs | self.evaluate.chat_template_kwargs
         return self.model.model_copy(update={"chat_template_kwargs": switches})
 
 
 def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted key, text) of everything in a config that may name a path: found by its type, `PathText`."""
+    """Yield (dotted key, text) of every config value that may name a path: found by its type, `PathText`."""
     for name, field in type(section).model_fields.items():
         value, dotted = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
@@ -476,7 +483,7 @@ def path_texts(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]
 
 
 def _is_path(annotation: Any, metadata: Sequence[object] = ()) -> bool:
-    """Whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
+    """Return whether `PathText` is anywhere in a type; pydantic keeps the outermost `Annotated` apart, as metadata."""
     if PathText.__metadata__[0] in (*metadata, *getattr(annotation, "__metadata__", ())):  # type: ignore[attr-defined]
         return True
     return any(_is_path(part) for part in get_args(annotation))

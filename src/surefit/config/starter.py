@@ -1,4 +1,4 @@
-"""`surefit init`: a commented config to start from, written from the schema so that it cannot fall behind it."""
+"""`surefit init`: a commented starter config, generated from the schema so that both agree."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ STARTERS: dict[str, dict[str, Any]] = {
         "output_dir": "runs/rec-ranking",
     },
 }
-"""Per recipe, the values of a config that runs as written; a recipe that is not here gets `GENERAL`."""
+"""Recipe → values of a config that runs as written; other recipes get `GENERAL`."""
 
 OWN_ROWS = "train.jsonl"
-"""What a starter without bundled rows names: a file of the user's own."""
+"""File that a starter without bundled rows names: the user replaces it with a file of their own."""
 GENERAL: dict[str, Any] = {
     "model.name_or_path": "Qwen/Qwen2.5-0.5B-Instruct",
     "data.train": OWN_ROWS,
@@ -100,12 +100,13 @@ GENERAL: dict[str, Any] = {
 
 
 def has_bundled_rows(recipe: str) -> bool:
-    """Whether the recipe's starter has bundled rows; the others name rows of the user's own."""
+    """Return whether the recipe's starter has bundled rows; the others name a file of the user's."""
     return recipe in STARTERS
 
 
 def starter_config(recipe: str) -> str:
-    """A config for `recipe` as commented YAML: the values one has to look at set, every other one a comment.
+    """Return a config for `recipe` as commented YAML: the values that everyone has to check are set, the others are
+    comments.
 
     The file parses as it is; uncommenting a line sets that value.
     """
@@ -127,8 +128,8 @@ def _section(section: type[BaseModel], prefix: str, values: dict[str, Any]) -> l
         inner = field.annotation
         lines += [f"{indent}# {text}" for text in textwrap.wrap(field.description or "", 110)]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            used = any(key.startswith(f"{dotted}.") for key in values)
-            lines.append(f"{'' if used else '#'}{indent}{name}:")
+            has_values = any(key.startswith(f"{dotted}.") for key in values)
+            lines.append(f"{'' if has_values else '#'}{indent}{name}:")
             lines += _section(inner, f"{dotted}.", values)
         elif dotted in values:
             lines.append(f"{indent}{name}: {one_line_yaml(values[dotted])}")

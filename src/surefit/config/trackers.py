@@ -1,6 +1,6 @@
-"""The trackers that a run can report to: their settings, and a row each with all that the rest asks about them.
+"""The trackers that a run can report to: their settings, and a table row each with their properties.
 
-To add one: its settings and its row here, its sink in telemetry/; `core/env.py` where a key of its is a secret.
+To add one: its settings and its row here, its sink in telemetry/; `core/env.py` if one of its variables is a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from surefit.core import env
 
 
 class TelemetrySection(Section):
-    """Where else the numbers of a run go; metrics.jsonl always has them all."""
+    """Further places to log a run's metrics to; metrics.jsonl always has them all."""
 
     mlflow_uri: str | None = None
     """An MLflow tracking server, such as http://127.0.0.1:5000, or a database, such as sqlite:///mlflow.db; env: the
@@ -38,7 +38,7 @@ class TelemetrySection(Section):
 
     @property
     def mlflow_address(self) -> str | None:
-        """What `mlflow_uri` stands for; None where nothing is named."""
+        """MLflow's tracking address after `mlflow_uri: env` is replaced; None where none is set."""
         return env.tracking_uri() if self.mlflow_uri == "env" else self.mlflow_uri
 
     @field_validator("mlflow_uri")
@@ -56,27 +56,29 @@ class TelemetrySection(Section):
 
 @dataclass(frozen=True)
 class Tracker:
-    """One of them. What it has no use for is left out.
+    """One tracker. Fields that it does not need keep their defaults.
 
     Attributes:
-        title: its name in a sentence.
-        setting: what switches it on, in `TelemetrySection`.
-        packages: of which one has to be installed; the last is the one that has the code. Empty: Python has it.
-        module: what is imported to see whether it works.
+        title: the tracker's name in a sentence.
+        setting: the field of `TelemetrySection` that enables it.
+        packages: packages of which one must be installed; the last is the one with the code. Empty: the standard
+            library suffices.
+        module: module that is imported to test whether it works.
         sink: module and class in telemetry/, imported when it is used.
-        arguments: what the sink takes before the run directory.
-        leaves: the file or folder that it writes in the run directory.
-        on: the value of `setting` where another tool's config does no more than name the tracker; None: it has to say
-            an address as well.
-        axolotl: the keys with which Axolotl asks for it.
-        axolotl_values: those of its keys whose value is one of our settings → that setting.
-        quiet: variables, and the values with which it neither talks nor reports on its users, and gives up in seconds:
-            whoever calls it tries again.
-        variables: with any of which it knows where to log, and who does.
-        host: of which a login in ~/.netrc does as well.
-        unknown: what it does where neither is there.
-        login: the command after which it asks nothing, if it asks who logs; its `setting` then has the value offline.
-        offline: the variable that keeps it from asking, as it is set.
+        arguments: section → arguments of the sink before the run directory.
+        leaves: file or folder that it writes in the run directory.
+        on: value of `setting` where another tool's config only names the tracker; None where an address is required as
+            well.
+        axolotl: keys of Axolotl's config that enable it.
+        axolotl_values: Axolotl's key → the setting that gets its value.
+        quiet: environment variables → values that silence it, switch off usage reports, and make it give up within
+            seconds: the caller retries.
+        variables: environment variables, any of which tells it the address and the account.
+        host: host whose login in ~/.netrc serves as well.
+        unknown: its behavior without either.
+        login: command after which it does not prompt for an account, if it prompts at all; `setting` can then be
+            "offline".
+        offline: assignment of the environment variable that keeps it from prompting.
     """
 
     title: str
@@ -98,21 +100,21 @@ class Tracker:
 
     @property
     def key(self) -> str:
-        """The dotted key of what switches it on."""
+        """Dotted key of the setting that enables it."""
         return f"telemetry.{self.setting}"
 
     @property
     def without_address(self) -> str:
-        """Why the name alone is not enough."""
+        """Message that the tracker's name alone is not enough."""
         return f"{self.title}'s address is not in the file: give it as {self.key}"
 
     @property
     def is_set_up(self) -> bool:
-        """Whether this machine says where it logs and who does."""
+        """Return whether this machine has its address or account."""
         return env.any_set(self.variables) or (self.host != "" and env.logged_in(self.host))
 
     def asks(self, section: TelemetrySection) -> bool:
-        """Whether it would ask who logs, where nobody is logged in."""
+        """Return whether it would prompt for an account when nobody is logged in."""
         return self.login != "" and getattr(section, self.setting) != "offline"
 
 
@@ -137,18 +139,18 @@ TRACKERS = {
     "tensorboard": Tracker(
         "TensorBoard", "tensorboard", ("tensorboard",), "torch.utils.tensorboard", "tensorboard:TensorBoard",
         leaves="tensorboard", on=True, axolotl=("use_tensorboard",),
-        quiet={"TF_CPP_MIN_LOG_LEVEL": "2"},  # it imports TensorFlow where that is installed
+        quiet={"TF_CPP_MIN_LOG_LEVEL": "2"},  # it imports TensorFlow if that is installed
     ),
     "prometheus": Tracker(
         "Prometheus", "prometheus_port", ("prometheus-client",), "prometheus_client", "prometheus:Prometheus",
         lambda section: (section.prometheus_port, section.prometheus_host), leaves="prometheus-target.json",
     ),
 }  # fmt: skip
-"""By name: as other tools' report_to has it, and as the extra that installs it is called."""
+"""Name → tracker; the name is the one in other tools' report_to, and of the extra that installs it."""
 
 
 def enabled_trackers(section: TelemetrySection) -> dict[str, Tracker]:
-    """Those that a config asks for."""
+    """Return the trackers that a config enables."""
     return {
         name: tracker
         for name, tracker in TRACKERS.items()

@@ -1,4 +1,4 @@
-"""How many devices a run has and how they share its work: the arithmetic of the processes, and what "auto" becomes."""
+"""Number of devices and their parallel mode: the arithmetic of the processes, and the resolution of "auto"."""
 
 from __future__ import annotations
 
@@ -18,38 +18,40 @@ COUNT, NODES, MODE = "hardware.count", "hardware.nodes", "parallel.mode"
 
 @dataclass(frozen=True)
 class LaunchedProcesses:
-    """The processes that torchrun, srun or our own launcher has started: on each machine, and on how many."""
+    """The processes that torchrun, srun or our own launcher has started: per machine, and the number of machines."""
 
     each: int
     nodes: int
 
 
 def count_processes(config: Config) -> int:
-    """All of them, over all machines; one device on each where that is not decided yet."""
+    """Return the number of processes on all machines; one device per machine while that is undecided."""
     count = config.hardware.count
     return (1 if count == "auto" else count) * config.hardware.nodes
 
 
 def count_data_ranks(config: Config) -> int:
-    """How many parts the global batch is cut into: the processes, or groups of them that read the same examples."""
-    together = config.parallel.tp * config.parallel.cp * config.parallel.pp
-    return max(1, count_processes(config) // together)
+    """Return the number of parts of the global batch: processes, or groups of them that read the same examples."""
+    group_size = config.parallel.tp * config.parallel.cp * config.parallel.pp
+    return max(1, count_processes(config) // group_size)
 
 
 def examples_per_data_rank(config: Config) -> int:
-    """Examples of a step that one part has: its share of the global batch, rounded up."""
+    """Return the examples of a step per part: its share of the global batch, rounded up."""
     return math.ceil(config.train.global_batch_size / count_data_ranks(config))
 
 
 def count_accumulation_steps(config: Config) -> int:
-    """Micro batches that each process runs in a step; where they do not divide, some of them run an empty one."""
+    """Return the micro batches of each process per step; where they do not divide evenly, some processes run an empty
+    one.
+    """
     micro = config.train.per_device_train_batch_size
     assert isinstance(micro, int)
     return math.ceil(math.ceil(config.train.global_batch_size / micro) / count_data_ranks(config))
 
 
 def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:
-    """`hardware.count` and `hardware.nodes`, with their reasons."""
+    """Decide `hardware.count` and `hardware.nodes`, with their reasons."""
     if started is None:
         return {COUNT: (1, "one device; --gpus N takes more")}
     return {
@@ -61,15 +63,17 @@ def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[st
 def decide_mode(
     config: Config, capacity: int | None, needed: Callable[[Config], int | None]
 ) -> tuple[dict[str, Any], str]:
-    """`parallel.mode`, and `parallel.cp` where tokens are shared, with the reason.
+    """Decide `parallel.mode`, and `parallel.cp` where tokens are shared, with the reason.
 
-    The first that fits: a whole model on each device, which exchanges least; shards of it; then the tokens of each
-    example shared by as few processes as hold them; then both. Where nothing fits it is the one that takes least.
+    The first that fits: a whole model on each device, which communicates least; shards of it; then the tokens of each
+    example shared by the fewest processes that hold them; then both. Where nothing fits, the one that needs the least
+    memory.
 
     Args:
-        config: what does not depend on memory decided.
-        capacity: bytes that a device has.
-        needed: what a step takes of it, the rest decided for that mode; asked only where it decides.
+        config: config whose values that do not depend on memory are decided.
+        capacity: a device's memory in bytes.
+        needed: function that returns a step's memory in bytes for a mode, the rest decided for it; called only if it
+            matters.
 
     Returns:
         Dotted key → value, and the reason.
@@ -84,58 +88,65 @@ def decide_mode(
         return {MODE: "fsdp"}, "it alone has what parallel.offload and parallel.dp_replicate ask for"
     if capacity is None or count % config.parallel.cp:
         return _likely(config, count)
-    tried: list[tuple[int, dict[str, Any]]] = []
-    for way in parallel_candidates(config, count):
-        size = needed(with_parallel_settings(config, way))
+    estimates: list[tuple[int, dict[str, Any]]] = []
+    for candidate in parallel_candidates(config, count):
+        size = needed(with_parallel_settings(config, candidate))
         if size is None:
             return _likely(config, count)
-        tried.append((size, way))
+        estimates.append((size, candidate))
         if size <= capacity:
-            return way, _mode_reason(tried, capacity, config.parallel.cp)
-    if not tried:  # every way conflicts with a setting; `check` says with which
+            return candidate, _mode_reason(estimates, capacity, config.parallel.cp)
+    if not estimates:  # every candidate conflicts with a setting; `check` reports which
         return _likely(config, count)
-    tried.sort(key=lambda one: -one[0])
-    return tried[-1][1], _mode_reason(tried, capacity, config.parallel.cp)
+    estimates.sort(key=lambda estimate: -estimate[0])
+    return estimates[-1][1], _mode_reason(estimates, capacity, config.parallel.cp)
 
 
 def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
-    """The mode where it is not known what a step takes, with the reason."""
+    """Return the mode for unknown memory needs, with the reason."""
     if config.parallel.cp > 1:
         return {MODE: "cp"}, f"parallel.cp is {config.parallel.cp}"
     return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least to exchange"
 
 
 def parallel_candidates(config: Config, count: int) -> Iterator[dict[str, Any]]:
-    """What several processes can do with this config, the least to exchange first; `cp` stays where it is set."""
+    """Yield the candidates for several processes with this config, the least communication first; `cp` stays where it
+    is set.
+    """
     if config.parallel.cp > 1:
-        ways: list[dict[str, Any]] = [{MODE: "cp"}, {MODE: "fsdp"}]
+        candidates: list[dict[str, Any]] = [{MODE: "cp"}, {MODE: "fsdp"}]
     else:
         sizes = [size for size in range(2, count + 1) if count % size == 0 and config.data.packing is True]
-        ways = [{MODE: "ddp"}, {MODE: "fsdp"}]
-        ways += [{MODE: mode, "parallel.cp": size} for mode in ("cp", "fsdp") for size in sizes]
-    # What conflicts without any of them is no reason against one.
-    anyway = conflicts(traits(config))
+        candidates = [{MODE: "ddp"}, {MODE: "fsdp"}]
+        candidates += [{MODE: mode, "parallel.cp": size} for mode in ("cp", "fsdp") for size in sizes]
+    # Conflicts that exist without any candidate do not rule one out.
+    existing_conflicts = conflicts(traits(config))
     yield from (
-        way for way in ways if all(row in anyway for row in conflicts(traits(with_parallel_settings(config, way))))
+        candidate
+        for candidate in candidates
+        if all(row in existing_conflicts for row in conflicts(traits(with_parallel_settings(config, candidate))))
     )
 
 
 def with_parallel_settings(config: Config, way: Mapping[str, Any]) -> Config:
-    """The config with other values of its section `parallel`, by dotted key."""
+    """Return the config with other values in its section `parallel`, by dotted key."""
     values = {dotted.removeprefix("parallel."): value for dotted, value in way.items()}
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=values)})
 
 
 def _mode_reason(tried: list[tuple[int, dict[str, Any]]], capacity: int, cp: int) -> str:
-    """Why the last of these, beside those before it."""
-    *before, (size, way) = tried
-    fits = "up to" if size <= capacity else "nothing fits; the least is up to"
-    others = "".join(f"; {_in_words(other, cp)} would take {bytes_text(large)}" for large, other in before[:2])
-    return f"{_in_words(way, cp)}: {fits} {bytes_text(size)} of {bytes_text(capacity)}{others}"
+    """Explain the last candidate by comparison with those before it."""
+    *earlier, (size, chosen) = tried
+    fit_text = "up to" if size <= capacity else "nothing fits; the least is up to"
+    alternatives = "".join(
+        f"; {_in_words(alternative, cp)} would take {bytes_text(other_bytes)}"
+        for other_bytes, alternative in earlier[:2]
+    )
+    return f"{_in_words(chosen, cp)}: {fit_text} {bytes_text(size)} of {bytes_text(capacity)}{alternatives}"
 
 
 def _in_words(way: Mapping[str, Any], cp: int) -> str:
-    """What each device has; `cp` where the way leaves it as it is."""
+    """Describe the part that each device holds; `cp` is the value where the mode leaves it unchanged."""
     tokens = "a share of each example's tokens"
     match way[MODE]:
         case "ddp":
@@ -149,13 +160,13 @@ def _in_words(way: Mapping[str, Any], cp: int) -> str:
 
 
 def require_shareable(config: Config) -> None:
-    """Refuse what the processes cannot share.
+    """Raise if the processes cannot share the run.
 
     Raises:
-        ConfigError: several ways at once, or numbers that do not divide.
+        ConfigError: several modes at once, or numbers that do not divide.
     """
     parallel, count = config.parallel, count_processes(config)
-    used = [name for name in GROUPED if getattr(parallel, name) > 1]
+    group_modes = [name for name in GROUPED if getattr(parallel, name) > 1]
     if parallel.mode == "single" and count > 1:
         raise ConfigError(
             f"{count} processes, and parallel.mode is single",
@@ -163,10 +174,10 @@ def require_shareable(config: Config) -> None:
             field=MODE,
             help="leave it at auto, or use one device",
         )
-    if used and used != [parallel.mode] and (parallel.mode, used) != ("fsdp", ["cp"]):
-        set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in used)
-        cut = "tp and pp cut the weights that fsdp would shard again; only cp can be combined with it"
-        why = cut if parallel.mode == "fsdp" else "one way at a time"
+    if group_modes and group_modes != [parallel.mode] and (parallel.mode, group_modes) != ("fsdp", ["cp"]):
+        set_to = ", ".join(f"{name}: {getattr(parallel, name)}" for name in group_modes)
+        weights_reason = "tp and pp cut the weights that fsdp would shard again; only cp can be combined with it"
+        why = weights_reason if parallel.mode == "fsdp" else "one way at a time"
         raise ConfigError(
             f"parallel.mode is {parallel.mode}, with {set_to}",
             code="E2021",
@@ -174,7 +185,7 @@ def require_shareable(config: Config) -> None:
             help=f"{why}: set the others to 1, and the mode to auto",
         )
     _require_effect(config, count)
-    for name in (*used, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):
+    for name in (*group_modes, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):
         if count % getattr(parallel, name):
             raise ConfigError(
                 f"{count} processes cannot be divided into groups by parallel.{name}: {getattr(parallel, name)}",
@@ -185,7 +196,7 @@ def require_shareable(config: Config) -> None:
 
 
 def _require_effect(config: Config, count: int) -> None:
-    """Refuse settings of modes other than the one that is used: they would do nothing, and nobody would notice."""
+    """Raise if settings belong to a mode that is not used: they would silently have no effect."""
     parallel = config.parallel
     if parallel.mode in GROUPED and getattr(parallel, parallel.mode) == 1:
         raise ConfigError(

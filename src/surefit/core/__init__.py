@@ -1,1 +1,1 @@
-"""The ground floor: errors, units, the process environment and the run directory."""
+"""The lowest layer: errors, units, the process environment and the run directory."""

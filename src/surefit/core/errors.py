@@ -1,4 +1,4 @@
-"""What can go wrong, said the same way everywhere.
+"""Errors that users can cause, in one format.
 
 Every error a user can cause is a `SureFitError`: it states the problem in the user's own names and numbers, says
 where it is (file, line, field), and only its `help` proposes what to do. The CLI prints it without a traceback and
@@ -17,9 +17,9 @@ EXIT_OK = 0
 EXIT_FINDINGS = 1
 """Findings of severity error, or a gate (certificate, score) that did not pass."""
 EXIT_USAGE = 2
-"""The command line, the config or the data is not usable as it is."""
+"""The command line, the config or the data is not usable."""
 EXIT_ENVIRONMENT = 3
-"""The machine is not usable as it is: a package, a permission, disk space, a device."""
+"""The machine is not usable: a package, a permission, disk space, a device is missing."""
 EXIT_BUG = 4
 """An error that SureFit did not foresee: please report it."""
 EXIT_UNDECIDED = 5
@@ -28,11 +28,13 @@ EXIT_INTERRUPTED = 75
 """Stopped on request with the work saved; `surefit train --resume` continues (75 is sysexits' EX_TEMPFAIL)."""
 
 EXIT_LOST = 76
-"""Of one process of several: another one was gone. The launcher (launch/local.py) says which, and what that one left
-with; nobody else sees this number."""
+"""One of several processes ended because another was lost. The launcher (launch/local.py) reports which one, and its
+exit status; the user does not see this number.
+"""
 EXIT_SHORT = 77
-"""Of one process of several: its memory ran out, and with less that learns the same there may be enough. The launcher
-starts all of them again; nobody else sees this number."""
+"""One of several processes ran out of memory, and a configuration that needs less and learns the same may fit. The
+launcher restarts all of them; the user does not see this number.
+"""
 
 
 class SureFitError(Exception):
@@ -40,10 +42,10 @@ class SureFitError(Exception):
 
     Args:
         message: the problem, in the user's names and numbers.
-        code: names this error in tests, logs and `--json`; unique within SureFit and never reused
-            (`scripts/error_codes.py` gives out the next). None for an error of a recipe from outside.
+        code: identifies this error in tests, logs and `--json`; unique within SureFit and never reused
+            (`scripts/error_codes.py` generates the next). None for an error of an external recipe.
         help: what to do about it.
-        path: the file it is in.
+        path: the file with the problem.
         line: 1-based line in that file.
         field: dotted config key or column name.
         also: further problems found in the same pass, so that all are reported at once.
@@ -72,18 +74,18 @@ class SureFitError(Exception):
         self.also = tuple(also)
 
     def about(self, field: str) -> None:
-        """Name a config key, in this error and in those behind it, where they name no field themselves."""
+        """Set a config key as the field of this error and those in `also`, where they have none."""
         self.field = self.field or field
-        for other in self.also:
-            other.about(field)
+        for error in self.also:
+            error.about(field)
 
     @property
     def where(self) -> str:
-        """`file:line: field`, with whatever of the three is known."""
-        place = self.path or ""
-        if place and self.line is not None:
-            place += f":{self.line}"
-        return ": ".join(part for part in (place, self.field) if part)
+        """Location as `file:line: field`, with the parts that are known."""
+        position = self.path or ""
+        if position and self.line is not None:
+            position += f":{self.line}"
+        return ": ".join(part for part in (position, self.field) if part)
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.message}" if self.where else self.message
@@ -91,7 +93,7 @@ class SureFitError(Exception):
         return "\n".join([text, *map(str, self.also)])
 
     def as_dict(self) -> dict[str, object]:
-        """The same, for `--json`."""
+        """Return the error as a dict, for `--json`."""
         return {
             "error": type(self).__name__,
             "code": self.code,
@@ -101,7 +103,7 @@ class SureFitError(Exception):
             "field": self.field,
             "help": self.help,
             "exit_code": self.exit_code,
-            "also": [other.as_dict() for other in self.also],
+            "also": [error.as_dict() for error in self.also],
         }
 
 
@@ -114,7 +116,7 @@ class DataError(SureFitError):
 
 
 class RecipeError(SureFitError):
-    """A recipe's own code failed. No row is at fault for certain, so that no setting leaves such a row out."""
+    """A recipe's own code failed. The row may be fine, so that no setting skips it."""
 
 
 class ModelError(SureFitError):
@@ -122,25 +124,25 @@ class ModelError(SureFitError):
 
 
 class MachineError(SureFitError):
-    """The machine lacks something: a package, a permission, space, a device."""
+    """The machine lacks something: a package, a permission, disk space, a device."""
 
     exit_code = EXIT_ENVIRONMENT
 
 
 class LostProcess(MachineError):
-    """Another process of this run is gone, so that this one cannot go on."""
+    """Another process of this run was lost, so that this one cannot continue."""
 
     exit_code = EXIT_LOST
 
 
 class ShortOfMemory(MachineError):
-    """Memory ran out in this process, and all processes of the run are to start again with settings that need less."""
+    """Memory ran out in this process; all processes of the run must restart with settings that need less."""
 
     exit_code = EXIT_SHORT
 
 
 class GateError(SureFitError):
-    """A check that stands between two stages did not pass."""
+    """A check between two stages did not pass."""
 
     exit_code = EXIT_FINDINGS
 
@@ -153,7 +155,7 @@ class Interrupted(SureFitError):
 
 @contextlib.contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """Add the place of a row to what is wrong with it, unless the error names one itself."""
+    """Add a row's position to the errors raised inside, unless they have one already."""
     try:
         yield
     except DataError as error:
@@ -181,7 +183,7 @@ _OS_HELP = {
 
 
 def os_help(error: OSError) -> str:
-    """Return what to do about a path that the operating system refuses.
+    """Return advice for a path that the operating system cannot use.
 
     >>> os_help(PermissionError(errno.EACCES, "Permission denied")), os_help(OSError(errno.EROFS, "Read-only"))
     ('check its permissions', 'name a place that can be written to')
@@ -190,10 +192,10 @@ def os_help(error: OSError) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` where something known is close to `word`, else the empty string.
+    """Return `; did you mean 'x'?` where a known word is close to `word`, else the empty string.
 
     >>> did_you_mean("learnig_rate", ["learning_rate", "epochs"])
     "; did you mean 'learning_rate'?"
     """
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from work in which it would find nothing."""
+"""Pausing Python's garbage collector in work during which it would find nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_gc() -> Iterator[None]:
-    """No garbage collection inside.
+    """Disable garbage collection inside the context.
 
-    torch, transformers and PEFT make millions of objects that all stay, and the collector would go through them again
-    and again: about a tenth of the time their import takes, and of a simulation nearly half. What a simulated step
-    frees is then freed at the same moment in every run, too. Of a batch that is tokenised it takes 8 %.
+    torch, transformers and PEFT create millions of objects that all stay, and the collector would visit them again and
+    again: about a tenth of their import time, and nearly half of a simulation's. A simulated step then also frees its
+    objects at the same moment in every run. For a batch that is tokenized it costs 8 %.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -1,6 +1,7 @@
-"""Starts untrusted Python shut in: own namespaces, no file but Python's library, no rights, limits on everything.
+"""Starts untrusted Python in a sandbox: own namespaces, no file but Python's library, no privileges, limits on
+everything.
 
-Two ways to shut in, tried once on this machine. `own`: `jail_inside` makes the namespaces itself; the interpreter is
+Two kinds of sandbox, tried once on this machine. `own`: `jail_inside` makes the namespaces itself; the interpreter is
 not even visible to the program, and as root the program is the real `nobody`. `bwrap`: bubblewrap makes them, for
 machines that let only a few known programs do so (Ubuntu's AppArmor). The rest (limits, capabilities, the filter of
 system calls) is the same code for both. Without either nothing is run.
@@ -35,19 +36,19 @@ DISK_BYTES = 16 * MIB
 OPEN_FILES = 64
 THREADS = 64
 CLOCK = 3
-"""Seconds by the clock for each second of processor time: a busy machine must not change a score."""
+"""Wall-clock seconds for each second of processor time: a busy machine must not change a score."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
 @dataclass(frozen=True)
 class Program:
-    """Untrusted code and how to judge it.
+    """Untrusted code and the tests that judge it.
 
     Attributes:
         program: the untrusted source.
-        tests: trusted source that calls what the program defines; has to run to its end.
-        names: what `tests` uses of the program.
-        before: trusted source that is run before `tests`, without the program.
+        tests: trusted source that calls the program's definitions; must run to its end.
+        names: the program's names that `tests` uses.
+        before: trusted source that runs before `tests`, without the program.
         module: the program's `__name__`.
     """
 
@@ -60,7 +61,7 @@ class Program:
 
 @dataclass(frozen=True)
 class JailResult:
-    """What came of a job: the judge's status, its reason, and the start of what was printed."""
+    """Result of a job: the judge's status, its reason, and the start of the output."""
 
     status: str
     detail: str
@@ -68,41 +69,43 @@ class JailResult:
 
 
 def run_program(job: Program, timeout_s: float, memory_bytes: int, way: SandboxKind | None = None) -> JailResult:
-    """Run one job to its end, or end it.
+    """Run one job to its end, or kill it at its limits.
 
     Args:
-        timeout_s: seconds of processor time for each of program and tests, and `CLOCK` times as many by the clock.
+        timeout_s: processor seconds for each of program and tests; the wall-clock limit is `CLOCK` times that.
         memory_bytes: address space of each of the two.
-        way: how to shut in; what works here by default.
+        way: kind of sandbox; by default one that works on this machine.
 
     Raises:
-        MachineError: this machine cannot shut a program in.
+        MachineError: no sandbox works on this machine.
     """
     way = way or find_working_sandbox()
-    first = json.dumps(_jail_settings(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}).encode()
-    second = json.dumps({"tests": job.tests, "names": job.names, "before": job.before}).encode()
+    job_json = json.dumps(
+        _jail_settings(timeout_s, memory_bytes) | {"program": job.program, "name": job.module}
+    ).encode()
+    tests_json = json.dumps({"tests": job.tests, "names": job.names, "before": job.before}).encode()
     try:
-        text = os.memfd_create("job")
+        job_file = os.memfd_create("job")
     except OSError as error:
         reason = f"a file in memory is refused ({error.strerror})"
         raise MachineError(f"this machine cannot shut untrusted code in: {reason}", code="E1052", help=_HELP) from error
-    verdict, said = os.pipe()
+    verdict, verdict_writer = os.pipe()
     try:
-        with os.fdopen(text, "wb", closefd=False) as file:
-            file.write(first + second)
+        with os.fdopen(job_file, "wb", closefd=False) as file:
+            file.write(job_json + tests_json)
         process = subprocess.Popen(
-            _command(way, said, len(first)),
-            stdin=text,
+            _command(way, verdict_writer, len(job_json)),
+            stdin=job_file,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(said,),
+            pass_fds=(verdict_writer,),
             env={},
             cwd="/",
             start_new_session=True,
         )
     finally:
-        os.close(said)
-        os.close(text)
+        os.close(verdict_writer)
+        os.close(job_file)
     _running.add(process)
     try:
         return _watch(process, verdict, time.monotonic() + CLOCK * timeout_s)
@@ -116,7 +119,7 @@ _running: set[subprocess.Popen[bytes]] = set()
 
 
 def end_all() -> None:
-    """End every job that is running, in whichever thread; those that wait for one get its end as a failure."""
+    """Kill every running job, in any thread; threads that wait for one get a failure."""
     for process in list(_running):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -147,7 +150,8 @@ def _jail_settings(timeout_s: float, memory_bytes: int) -> dict[str, object]:
 
 @functools.cache
 def library_paths() -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
-    """What a program may see: Python's own library without installed packages, the C libraries, three devices.
+    """Return the paths that a program may see: Python's standard library without installed packages, the C libraries,
+    three devices.
 
     Returns:
         The visible paths, folders in them that are hidden, and symbolic links of the root folder.
@@ -157,15 +161,17 @@ def library_paths() -> tuple[tuple[str, ...], tuple[str, ...], dict[str, str]]:
         for name in ("stdlib", "platstdlib")
     }
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        mapped = {line.split(None, 5)[-1].strip() for line in maps if "/" in line}
-    known = ("/libc.so", "/libc-", "/ld-", "/libpython", "/libm.so")
-    shared = {os.path.dirname(path) for path in mapped if any(name in path for name in known)}
-    shared |= {os.path.realpath(folder) for folder in ("/lib64", "/lib") if list(Path(folder).glob("ld-linux*"))}
-    folders = sorted(path for path in base | shared if os.path.isdir(path))
-    visible = [p for p in folders if not any(p != other and p.startswith(other + "/") for other in folders)]
-    places = [os.path.join(path, name) for path in sorted(base) for name in ("site-packages", "dist-packages")]
+        mapped_files = {line.split(None, 5)[-1].strip() for line in maps if "/" in line}
+    library_names = ("/libc.so", "/libc-", "/ld-", "/libpython", "/libm.so")
+    library_folders = {os.path.dirname(path) for path in mapped_files if any(name in path for name in library_names)}
+    library_folders |= {
+        os.path.realpath(folder) for folder in ("/lib64", "/lib") if list(Path(folder).glob("ld-linux*"))
+    }
+    folders = sorted(path for path in base | library_folders if os.path.isdir(path))
+    visible = [p for p in folders if not any(p != parent and p.startswith(parent + "/") for parent in folders)]
+    package_folders = [os.path.join(path, name) for path in sorted(base) for name in ("site-packages", "dist-packages")]
     links = {link: os.readlink(link) for link in ("/lib", "/lib64", "/lib32") if os.path.islink(link)}
-    return (*visible, *filter(os.path.exists, DEVICES)), tuple(filter(os.path.isdir, places)), links
+    return (*visible, *filter(os.path.exists, DEVICES)), tuple(filter(os.path.isdir, package_folders)), links
 
 
 def _command(way: SandboxKind, verdict: int, first: int) -> list[str]:
@@ -192,17 +198,17 @@ def _bubblewrap() -> str | None:
 
 
 def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> JailResult:
-    """Collect output and verdict; at the deadline, or at the verdict, end everything."""
+    """Collect output and verdict; end everything at the deadline or at the verdict."""
     assert process.stdout is not None
-    output, said = bytearray(), bytearray()
-    late = False
+    output, verdict_bytes = bytearray(), bytearray()
+    timed_out = False
     with selectors.DefaultSelector() as selector, process.stdout as stdout:
         selector.register(stdout, selectors.EVENT_READ, output)
-        selector.register(verdict, selectors.EVENT_READ, said)
+        selector.register(verdict, selectors.EVENT_READ, verdict_bytes)
         while verdict in selector.get_map():
             ready = selector.select(max(0.0, deadline - time.monotonic()))
-            late = not ready or time.monotonic() > deadline
-            if late:
+            timed_out = not ready or time.monotonic() > deadline
+            if timed_out:
                 break
             for key, _ in ready:
                 part = os.read(key.fd, 65536)
@@ -212,13 +218,15 @@ def _watch(process: subprocess.Popen[bytes], verdict: int, deadline: float) -> J
         _end(process)
         _rest(stdout.fileno(), output)
     text = output.decode("utf-8", errors="replace")
-    if late:
+    if timed_out:
         return JailResult("timeout", "the limit on time by the clock", text)
-    return _outcome(bytes(said), text)
+    return _outcome(bytes(verdict_bytes), text)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The group holds the launcher and process 1 of the namespaces: with that one every process in them is gone."""
+    """Kill the job. The group holds the launcher and process 1 of the namespaces: when that ends, every process in them
+    ends.
+    """
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -226,7 +234,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _rest(stdout: int, output: bytearray) -> None:
-    """What was printed before the verdict and not read yet."""
+    """Read the output that was printed before the verdict and not read yet."""
     os.set_blocking(stdout, False)
     with suppress(BlockingIOError):
         while len(output) < OUTPUT_BYTES and (part := os.read(stdout, OUTPUT_BYTES - len(output))):
@@ -251,37 +259,37 @@ _HELP = (
 
 
 def sandbox_kinds_to_try() -> Sequence[SandboxKind]:
-    """The ways to try here, the one that is preferred first.
+    """Return the kinds of sandbox to try on this machine, the preferred one first.
 
-    Bubblewrap is no way for root: what it starts as another user is the real root to the kernel, outside every limit on
-    processes.
+    Bubblewrap does not work for root: what it starts as another user is the real root to the kernel, outside every
+    limit on processes.
     """
     return ("own", "bwrap") if _bubblewrap() and os.geteuid() != 0 else ("own",)
 
 
 @functools.cache
 def find_working_sandbox() -> SandboxKind:
-    """The first way that works on this machine, tried with a program of one line.
+    """Return the first kind of sandbox that works on this machine, tried with a one-line program.
 
     Raises:
-        MachineError: none does.
+        MachineError: none works.
     """
     if sys.platform != "linux" or not seccomp.supported():
         raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", code="E1054", help=_HELP)
-    if own := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
+    if paths_in_tmp := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
         raise MachineError(
-            f"this Python's library is under /tmp ({own[0]}), where the sandbox has a folder of its own",
+            f"this Python's library is under /tmp ({paths_in_tmp[0]}), where the sandbox has a folder of its own",
             code="E1055",
             help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
         )
     problems = []
-    for way in sandbox_kinds_to_try():
+    for kind in sandbox_kinds_to_try():
         try:
-            outcome = run_program(Program("ready = True"), 20.0, 512 * MIB, way)
+            outcome = run_program(Program("ready = True"), 20.0, 512 * MIB, kind)
         except MachineError as error:
             problems.append(error.message)
             continue
         if outcome.status == "passed":
-            return way
-        problems.append(f"{way}: {outcome.detail} {outcome.output}".strip())
+            return kind
+        problems.append(f"{kind}: {outcome.detail} {outcome.output}".strip())
     raise MachineError("; ".join(problems), code="E1056", help=_HELP)

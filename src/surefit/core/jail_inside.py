@@ -1,17 +1,17 @@
-"""Runs as a program of its own, in a fresh interpreter: shut itself in, then run untrusted code and judge it.
+"""Program that runs in a fresh interpreter: it enters the sandbox, then runs untrusted code and judges it.
 
-`core.jail` starts it as `python -I -S jail_inside.py own|bwrap VERDICT_FD FIRST_BYTES`. Standard input is the job,
-two JSON texts one after the other; the first one is FIRST_BYTES long. Three processes come of it:
+`core.jail` starts it as `python -I -S jail_inside.py own|bwrap VERDICT_FD FIRST_BYTES`. Standard input is the job, two
+JSON texts one after the other; the first one is FIRST_BYTES long. It becomes three processes:
 
     launcher   unshares the namespaces, waits
-    judge      process 1 of the namespaces: builds the file system, gives up every right, runs the tests, judges
+    judge      process 1 of the namespaces: builds the file system, drops every privilege, runs the tests, judges
     program    runs the untrusted code, answers the judge's calls
 
-The program never holds the tests nor the pipe that the verdict goes through: the judge reads the second text after it
-has forked the program, and what it gets back from a call is plain data or a numbered reference. So no exit status, no
-output, no patched builtin and no object with an obliging `__eq__` is a pass.
+The program never has the tests or the pipe for the verdict: the judge reads the second text after it has forked the
+program, and the results of its calls are plain data or numbered references. So no exit status, no output, no patched
+builtin and no object with an accommodating `__eq__` can fake a pass.
 
-Only the standard library, nothing of surefit: inside there is nothing else.
+Only the standard library, nothing of surefit: nothing else exists inside the sandbox.
 """
 
 import builtins
@@ -26,10 +26,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 OTHER_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000
-"""Mounts, control groups, host name, IPC, processes, network."""
+"""Namespaces of mounts, control groups, host name, IPC, processes, network."""
 USER_NAMESPACE = 0x10000000
 NOBODY = 65534
-STAGE = "/proc"  # a folder that is there, and that holds nothing the program is to see
+STAGE = "/proc"  # a folder that always exists and holds nothing that the program should see
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
 MOUNT_SETATTR, AT_RECURSIVE, READ_ONLY_NOSUID = 442, 0x8000, 1 | 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -40,10 +40,10 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SandboxUnavailable(Exception):
-    """The machine does not let us shut ourselves in."""
+    """The machine does not allow the sandbox."""
 
 
-# ---------------------------------------------------------------- shutting in
+# ---------------------------------------------------------------- entering the sandbox
 
 
 def check_syscall(result: int, what: str) -> None:
@@ -52,7 +52,7 @@ def check_syscall(result: int, what: str) -> None:
 
 
 def enter_namespaces() -> None:
-    """New namespaces. Real root needs no user namespace for the others and gets its own one in `give_up_rights`."""
+    """Enter new namespaces. Real root needs no user namespace for the others; `give_up_rights` makes its own."""
     if os.geteuid() == 0 and libc.unshare(OTHER_NAMESPACES) == 0:
         return
     uid, gid = os.geteuid(), os.getegid()
@@ -77,13 +77,15 @@ def read_only(path: str) -> None:
     """Make a mount and every one below it read-only, without set-user-id programs."""
     attributes = (ctypes.c_uint64 * 4)(READ_ONLY_NOSUID, 0, 0, 0)
     size = ctypes.c_size_t(ctypes.sizeof(attributes))
-    where = path.encode()
-    result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, where, AT_RECURSIVE, ctypes.byref(attributes), size)
+    path_bytes = path.encode()
+    result = libc.syscall(ctypes.c_long(MOUNT_SETATTR), -100, path_bytes, AT_RECURSIVE, ctypes.byref(attributes), size)
     check_syscall(int(result), f"making {path} read-only (Linux 5.12 or newer)")
 
 
 def build_file_system(job: dict[str, Any]) -> None:
-    """An empty root with some paths read-only, folders in them hidden, and a small /tmp: everything else is gone."""
+    """Build an empty root with some read-only paths, folders in them hidden, and a small /tmp: nothing else is
+    visible.
+    """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("root", STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     for path in job["visible"]:
@@ -109,20 +111,20 @@ def build_file_system(job: dict[str, Any]) -> None:
 
 
 def give_up_rights(limits: dict[str, int]) -> None:
-    """No user, no capability, no way to gain one; limits on everything that can be counted."""
+    """Drop the user, all capabilities and any way to gain one; limit everything that can be counted."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        # Processes are counted by user and user namespace: not together with whatever else is nobody's.
+        # The kernel counts processes by user and user namespace: do not share the count with other processes of nobody.
         check_syscall(libc.unshare(USER_NAMESPACE), "a user namespace")
-    header, nothing = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
-    check_syscall(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "giving up capabilities")
+    header, no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    check_syscall(libc.capset(ctypes.byref(header), ctypes.byref(no_capabilities)), "giving up capabilities")
     check_syscall(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges")
     check_syscall(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "closing the process to tracers")
     for name, value in limits.items():
-        last = value + 1 if name == "CPU" else value  # first a signal that says which limit it was, then the end
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, last))
+        hard_limit = value + 1 if name == "CPU" else value  # first a signal that identifies the limit, then the kill
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, hard_limit))
     os.chdir("/tmp")
 
 
@@ -136,11 +138,11 @@ def deny_calls(filter_hex: str) -> None:
     check_syscall(libc.prctl(PR_SET_SECCOMP, FILTER_MODE, ctypes.byref(program), 0, 0), "filtering system calls")
 
 
-# ---------------------------------------------------------------- what judge and program say to each other
+# ---------------------------------------------------------------- messages between judge and program
 
 
 class PeerDisconnected(Exception):
-    """The other end is not there any more."""
+    """The other end has closed its pipe."""
 
 
 class Channel:
@@ -151,10 +153,10 @@ class Channel:
 
     def send(self, message: Any) -> None:
         body = json.dumps(message).encode()
-        rest = memoryview(len(body).to_bytes(4, "big") + body)
+        unsent = memoryview(len(body).to_bytes(4, "big") + body)
         try:
-            while rest:
-                rest = rest[os.write(self.outgoing, rest) :]
+            while unsent:
+                unsent = unsent[os.write(self.outgoing, unsent) :]
         except BrokenPipeError:
             raise PeerDisconnected from None
 
@@ -180,7 +182,7 @@ CONTAINERS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset
 
 
 def encode_value(value: Any, keep: Callable[[Any], Any]) -> Any:
-    """Plain data as JSON; of anything else the reference that `keep` gives it."""
+    """Encode plain data as JSON, and anything else as the reference that `keep` returns for it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, list):
@@ -213,16 +215,16 @@ def decode_value(value: Any, refer: Any) -> Any:
         return complex(*inner)
     if kind == "bytes":
         return bytes.fromhex(inner)
-    if kind == "type" and isinstance(named := getattr(builtins, inner), type):
-        return named
+    if kind == "type" and isinstance(builtin := getattr(builtins, inner), type):
+        return builtin
     return CONTAINERS[kind](decode_value(item, refer) for item in inner)
 
 
-# ---------------------------------------------------------------- the program
+# ---------------------------------------------------------------- the program's process
 
 
 def serve_program(job: dict[str, Any], channel: Channel) -> NoReturn:
-    """Run the untrusted source, then answer calls of what it defines until the judge goes away."""
+    """Run the untrusted source, then answer calls of its definitions until the judge disconnects."""
     module = types.ModuleType(job["name"])
     sys.modules[job["name"]] = module
     sys.argv = [""]
@@ -267,7 +269,7 @@ def flush() -> None:
         try:
             stream.flush()
         except Exception:
-            continue  # the program has put something else there
+            continue  # the program has replaced the stream
 
 
 def shortened(error: BaseException) -> str:
@@ -277,17 +279,17 @@ def shortened(error: BaseException) -> str:
         return ""
 
 
-# ---------------------------------------------------------------- the judge
+# ---------------------------------------------------------------- the judge's process
 
 
 class ProgramError(Exception):
-    """An exception of the program that is not one of Python's own."""
+    """An exception of the program that is not one of Python's own classes."""
 
 
 class RemoteReference:
-    """What the judge holds of something that lives in the program: its name or its number.
+    """The judge's reference to an object in the program: its name or its number.
 
-    Equal to nothing but itself, whatever the program's class says of equality.
+    Equal to nothing but itself, whatever the program's class defines as equality.
     """
 
     def __init__(self, channel: Channel, key: int | str) -> None:
@@ -340,16 +342,18 @@ def receive_answer(channel: Channel) -> Any:
     name, message = map(str, details)
     if name == "MemoryError":
         raise MemoryError
-    known = getattr(builtins, name, None)
-    if isinstance(known, type) and issubclass(known, Exception):
-        if issubclass(known, (StopIteration, StopAsyncIteration)):  # would end a loop of the tests as if it were done
+    builtin = getattr(builtins, name, None)
+    if isinstance(builtin, type) and issubclass(builtin, Exception):
+        if issubclass(
+            builtin, (StopIteration, StopAsyncIteration)
+        ):  # would end a loop of the tests as if it were complete
             raise RuntimeError(f"{name}: {message}")
-        raise known(message)
+        raise builtin(message)
     raise ProgramError(f"{name}: {message}")
 
 
 def judge_program(channel: Channel, tests: dict[str, Any], program: int, seconds: int) -> dict[str, str]:
-    """Load the program, run the tests against it. Only tests that have run to their end are a pass."""
+    """Load the program and run the tests against it. Only tests that have run to their end pass."""
     try:
         channel.send(["load"])
         receive_answer(channel)
@@ -368,10 +372,10 @@ def judge_program(channel: Channel, tests: dict[str, Any], program: int, seconds
 
 
 def program_end_status(program: int, seconds: int) -> dict[str, str]:
-    """Why the program is gone."""
-    _, status, used = os.wait4(program, 0)
+    """Return why the program has ended."""
+    _, status, usage = os.wait4(program, 0)
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if number == signal.SIGXCPU or used.ru_utime + used.ru_stime >= seconds:
+    if number == signal.SIGXCPU or usage.ru_utime + usage.ru_stime >= seconds:
         return {"status": "timeout", "detail": "the limit on processor time"}
     if number:
         return {"status": "failed", "detail": f"the program was ended by {signal.Signals(number).name}"}
@@ -379,19 +383,21 @@ def program_end_status(program: int, seconds: int) -> dict[str, str]:
 
 
 def run_judge_process(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:
-    """In the judge's process: shut in, fork the program, read the tests, judge. The program does not return."""
+    """Enter the sandbox as the judge, fork the program, read the tests, judge. The program's process does not
+    return.
+    """
     if own:
         build_file_system(job)
     give_up_rights(job["limits"])
     end_with_the_parent()
     end_in(job["seconds"])
     (program_in, judge_out), (judge_in, program_out) = os.pipe(), os.pipe()
-    nothing = os.open("/dev/null", os.O_RDONLY)
+    dev_null = os.open("/dev/null", os.O_RDONLY)
     program = os.fork()
     if program == 0:
-        os.dup2(nothing, 0)
-        kept = sorted((program_in, program_out))
-        for start, stop in ((3, kept[0]), (kept[0] + 1, kept[1]), (kept[1] + 1, 4096)):
+        os.dup2(dev_null, 0)
+        kept_fds = sorted((program_in, program_out))
+        for start, stop in ((3, kept_fds[0]), (kept_fds[0] + 1, kept_fds[1]), (kept_fds[1] + 1, 4096)):
             os.closerange(start, stop)
         deny_calls(job["filter"])
         serve_program(job, Channel(program_in, program_out))
@@ -403,13 +409,12 @@ def run_judge_process(job: dict[str, Any], own: bool, first: int) -> dict[str, s
 
 
 def end_with_the_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone, however that came; to be said again after
-    a change of user."""
+    """Let the kernel kill this process when its parent ends for any reason; must be repeated after a change of user."""
     check_syscall(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "ending with the caller")
 
 
 def end_in(seconds: int) -> None:
-    """Whatever else fails, process 1 ends, and with it everything inside."""
+    """Set an alarm after which process 1 ends in any case, and with it everything inside."""
     signal.signal(signal.SIGALRM, lambda number, frame: os._exit(1))
     signal.alarm(seconds)
 
@@ -419,22 +424,22 @@ def send_verdict(verdict: int, message: dict[str, str]) -> None:
 
 
 def main() -> None:
-    own, inherited, first = sys.argv[1] == "own", int(sys.argv[2]), int(sys.argv[3])
-    # A caller with thousands of open files hands it over under a high number. Under the lowest free one it is among
-    # those that are closed in the program.
+    own_namespaces, inherited, first = sys.argv[1] == "own", int(sys.argv[2]), int(sys.argv[3])
+    # A caller with thousands of open files passes it under a high number. Under the lowest free one it is among the
+    # file descriptors that the program's process closes.
     verdict = os.dup(inherited)
     os.close(inherited)
     job = json.loads(os.pread(0, first, 0))
     sys.set_int_max_str_digits(0)
     try:
         end_with_the_parent()
-        if own:
+        if own_namespaces:
             enter_namespaces()
             child = os.fork()
             if child:
                 os.waitpid(child, 0)
                 os._exit(0)
-        message = run_judge_process(job, own, first)
+        message = run_judge_process(job, own_namespaces, first)
     except (SandboxUnavailable, OSError) as error:
         message = {"status": "refused", "detail": str(error)}
     send_verdict(verdict, message)

@@ -1,7 +1,7 @@
-"""One process at a time writes to a run directory.
+"""Locks so that one process at a time writes to a run directory.
 
-The lock is the kernel's (`flock`), not the file's being there: it is gone with the process that held it, also after
-`kill -9` and a crash of the machine, so nobody ever has to delete anything.
+The lock is the kernel's (`flock`), not the existence of the file: it ends with the process that held it, also after
+`kill -9` and a crash of the machine, so that stale locks never have to be deleted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class DirectoryInUse(MachineError):
 
 
 _NOT_THERE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What file systems without `flock` answer."""
+"""Error numbers of file systems without `flock`."""
 _held: dict[Path, int] = {}
-"""How many times this process holds each lock: a stage may be part of another."""
+"""Lock file → number of times that this process holds it: a stage may be part of another."""
 
 
 @contextlib.contextmanager
@@ -41,14 +41,14 @@ def hold_lock(
     """Hold the lock of a directory, whose lock file is `path`.
 
     Args:
-        path: the file is made where it is not there, and stays.
-        stage: what is done under the lock, for whoever comes second.
-        on_note: told where the file system has no locks; the work goes on without.
-        wait: until whoever holds it is done; for what takes a moment.
-        shared: beside others that share it; nobody then holds it alone.
+        path: the lock file, which is created if it does not exist, and stays.
+        stage: name of the work under the lock, for the message to a second process.
+        on_note: called if the file system has no locks; the work continues without.
+        wait: wait until the lock is free, for work that is short.
+        shared: hold the lock together with other sharers; no process then holds it exclusively.
 
     Raises:
-        InUse: another process holds it, with its number and its host.
+        DirectoryInUse: another process holds it; the message has its number and host.
         MachineError: the file cannot be written.
     """
     path = path.absolute()
@@ -76,9 +76,9 @@ def hold_lock(
 
 @contextlib.contextmanager
 def hold_folder_lock(folder: Path) -> Iterator[None]:
-    """Wait for the lock of a folder itself, which leaves no file there, and hold it against other threads, too.
+    """Wait for the lock of a folder itself, which creates no file in it, and hold it, also against other threads.
 
-    On a file system without locks the work goes on without.
+    On a file system without locks the work continues without.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -123,14 +123,14 @@ def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None
         on_note(f"the file system of {path.parent} has no locks ({error.strerror}): start no second process on it")
         return
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "stage": stage, "since": time.time()}
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without it
-        os.ftruncate(descriptor, 0)  # it names whoever held it before
-        if not how & fcntl.LOCK_SH:  # else one of several, of whom the file names none
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without the record
+        os.ftruncate(descriptor, 0)  # remove the previous holder's record
+        if not how & fcntl.LOCK_SH:  # a shared lock has several holders, and the file names none of them
             os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as far as the file tells."""
+    """Name the holder of the lock, as far as the file shows."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"`surefit {holder['stage']}`, process {holder['pid']} on {holder['host']}"

@@ -1,10 +1,10 @@
-"""What a command may write over, decided in one place for every command that writes a file or a directory.
+"""Rules on what a command may overwrite, in one place for every command that writes a file or a directory.
 
-- Never its own input: the config, the rows, a model or an adapter, whatever the flags, and by whatever name: a relative
+- Never its own input: the config, the rows, a model or an adapter, whatever the flags, and under any name: a relative
   path, a link or a second name of the same file.
 - Never into a directory whose files are its input: the new file would be read as one of them the next time.
-- What is there already only with `--overwrite`, where the command has it, or where it is what the same command wrote
-  earlier, which its content shows; an empty file may always be replaced.
+- An existing output only with `--overwrite`, if the command has it, or if the same command wrote it earlier, which its
+  content shows; an empty file may always be replaced.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from surefit.core.errors import ConfigError, MachineError
 from surefit.core.reading import read_json_file
 
 Recognized = Callable[[Path], bool]
-"""Whether a file or directory is what the same command wrote earlier."""
+"""Function that returns whether the same command wrote a file or directory earlier."""
 OPENING_BYTES = 1024 * 1024
-"""Read of a file that is recognized by how it begins."""
+"""Bytes that are read to recognize a file by its beginning."""
 
 
 def output_file(
@@ -37,34 +37,34 @@ def output_file(
     """Return `path` if it may be written.
 
     Args:
-        path: the file that is to be written, or the directory that is to be replaced.
-        inputs: what the command reads, by the name that a message gives it: files and directories.
-        overwrite: the user allows to replace what is there.
+        path: the file to write, or the directory to replace.
+        inputs: the files and directories that the command reads, by the name for messages.
+        overwrite: the user allows replacing an existing output.
         earlier: recognizes an earlier output of the same command, which may be replaced.
-        directory: a directory is to be written.
-        as_rows: the file ends as rows do, so that a directory of rows would be read with it.
-        option: how the user named the path.
-        help: what to do where something else is there.
+        directory: the output is a directory.
+        as_rows: the file has a suffix of row files, so that a directory of rows would be read with it.
+        option: the command-line option of the path.
+        help: advice if something else exists at the path.
 
     Raises:
-        ConfigError: it is an input, lies in one or holds one; or something else is there.
+        ConfigError: it is an input, lies in one or contains one; or something else exists at the path.
     """
     path = Path(path)
-    for name, read in (inputs or {}).items():
-        _require_other(path, name, read, overwrite, directory, as_rows, option)
+    for name, input_path in (inputs or {}).items():
+        _require_other(path, name, input_path, overwrite, directory, as_rows, option)
     try:
-        there = os.path.lexists(path)
-        empty = there and (not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0)
+        exists = os.path.lexists(path)
+        empty = exists and (not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0)
     except OSError as error:
         raise MachineError(
             f"cannot be looked at: {error.strerror}", code="E1602", path=path, field=option, help="name another place"
         ) from None
-    if not there:
+    if not exists:
         return path
     if path.is_dir() != directory or not (directory or path.is_file() or path.is_symlink()):
-        what = "is a directory" if path.is_dir() else "is a file" if path.is_file() else "is not a regular file"
-        wanted = "a directory" if directory else "a file"
-        raise ConfigError(what, code="E1603", path=path, field=option, help=f"name {wanted}, or a new name")
+        problem = "is a directory" if path.is_dir() else "is a file" if path.is_file() else "is not a regular file"
+        expected = "a directory" if directory else "a file"
+        raise ConfigError(problem, code="E1603", path=path, field=option, help=f"name {expected}, or a new name")
     if not (overwrite or empty or (earlier is not None and earlier(path))):
         raise ConfigError(
             f"there is a {'directory' if directory else 'file'} of that name",
@@ -79,17 +79,19 @@ def output_file(
 def _require_other(
     path: Path, name: str, read: Path, overwrite: bool, directory: bool, as_rows: bool, option: str
 ) -> None:
-    """Raises:
-    ConfigError: the output is this input, lies directly in it, or is a directory that holds it.
+    """Raise if the output would overwrite this input or be read as part of it.
+
+    Raises:
+        ConfigError: the output is this input, lies directly in it, or is a directory that contains it.
     """
-    place, source = _real(path), _real(read)
-    if _same(place, source):
+    target, source = _real(path), _real(read)
+    if _same(target, source):
         problem = f"this is {name}, which is read here: it would be overwritten"
-    elif source.is_dir() and (as_rows or directory) and _same(place.parent, source):
+    elif source.is_dir() and (as_rows or directory) and _same(target.parent, source):
         problem = f"it would be written into {read}, which is {name} and is read file by file"
-    elif overwrite and source.is_dir() and place.exists() and source in place.parents:
+    elif overwrite and source.is_dir() and target.exists() and source in target.parents:
         problem = f"this file is in {read}, which is {name}, and would be overwritten"
-    elif directory and any(_same(place, folder) for folder in source.parents):
+    elif directory and any(_same(target, folder) for folder in source.parents):
         problem = f"this directory holds {name} ({read}), which is read here: it would be deleted"
     else:
         return
@@ -101,15 +103,17 @@ def _real(path: Path) -> Path:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two paths without links are one file: by name, or as hard links and where case does not matter."""
+    """Return whether two paths without links are the same file: by name, as hard links, or where case does not
+    matter.
+    """
     try:
         return one == other or os.path.samefile(one, other)
-    except OSError:  # one of them is not there
+    except OSError:  # one of them does not exist
         return False
 
 
 def json_with(*keys: str) -> Recognized:
-    """A recognizer of JSON objects that have these keys."""
+    """Return a recognizer of JSON objects that have these keys."""
 
     def recognized(path: Path) -> bool:
         try:
@@ -122,7 +126,7 @@ def json_with(*keys: str) -> Recognized:
 
 
 def json_lines_with(*keys: str) -> Recognized:
-    """A recognizer of JSON Lines whose first record has these keys."""
+    """Return a recognizer of JSON Lines whose first record has these keys."""
 
     def recognized(path: Path) -> bool:
         try:
@@ -136,7 +140,7 @@ def json_lines_with(*keys: str) -> Recognized:
 
 
 def text_with(*parts: str) -> Recognized:
-    """A recognizer of texts that have these parts within their first MiB."""
+    """Return a recognizer of texts that contain these parts within their first MiB."""
 
     def recognized(path: Path) -> bool:
         try:
@@ -150,5 +154,5 @@ def text_with(*parts: str) -> Recognized:
 
 
 def directory_with(*names: str) -> Recognized:
-    """A recognizer of directories that hold files of these names."""
+    """Return a recognizer of directories that contain files of these names."""
     return lambda path: all((path / name).is_file() for name in names)

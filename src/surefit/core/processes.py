@@ -1,8 +1,7 @@
-"""Python processes that SureFit starts: none of them takes code from the directory that one works in.
+"""Python processes that SureFit starts: none of them imports code from the working directory.
 
-`python -m NAME` and the workers of `multiprocessing` look for modules in the working directory first, where somebody
-else's `yaml.py` may lie beside a config. `-P` (PYTHONSAFEPATH) leaves it out, and this package is named by its file.
-https://docs.python.org/3/using/cmdline.html#cmdoption-P
+`python -m NAME` and the workers of `multiprocessing` search for modules in the working directory first, where somebody
+else's `yaml.py` may lie beside a config. `-P` (PYTHONSAFEPATH) excludes it, and this package is named by its file.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
 MAIN = Path(__file__).resolve().parents[1] / "__main__.py"
-"""What `python -m surefit` runs; started as a file it is this very package, wherever that lies."""
+"""The file that `python -m surefit` runs; started as a file it is this very package, wherever it is installed."""
 
 
 def own_command(*arguments: str) -> list[str]:
-    """The command line of another process of SureFit."""
+    """Return the command line of another SureFit process."""
     return [sys.executable, "-P", str(MAIN), *arguments]
 
 
@@ -31,8 +30,9 @@ def own_command(*arguments: str) -> list[str]:
 def pool(
     workers: int, initializer: Callable[..., None] | None = None, initargs: tuple[Any, ...] = ()
 ) -> Iterator[ProcessPoolExecutor]:
-    """Worker processes, spawned and not forked: a fork would copy the thread pools of tokenizers and torch without
-    their threads, and a caller's CUDA context."""
+    """Yield a pool of worker processes, spawned and not forked: a fork would copy the thread pools of tokenizers and
+    torch without their threads, and a caller's CUDA context.
+    """
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 

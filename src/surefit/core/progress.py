@@ -1,4 +1,4 @@
-"""How library code says how far it is: through a function that it is handed, never by printing."""
+"""Progress of library code: reported through a callback, never printed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 OnProgress = Callable[[int, int, str], None]
-"""Called with (done, total, what is being done)."""
+"""Called with (done, total, description of the work)."""
 
 
 def ignore_progress(done: int, total: int, text: str) -> None:
-    """The `OnProgress` of a caller who does not want to know."""
+    """Ignore progress; the default `OnProgress`."""
 
 
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
@@ -19,7 +19,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 @contextlib.contextmanager
 def progress_listener(listener: Callable[[str], None]) -> Iterator[None]:
-    """Have `emit_progress_line` say its lines to someone, in this context."""
+    """Send the lines of `emit_progress_line` to a listener, in this context."""
     token = _listener.set(listener)
     try:
         yield
@@ -28,7 +28,8 @@ def progress_listener(listener: Callable[[str], None]) -> Iterator[None]:
 
 
 def emit_progress_line(text: str) -> None:
-    """A line about work that whoever asked does not know of: any stage may be the first that needs a converted model.
-    Nobody hears it where nobody listens."""
+    """Report a line about work that the caller did not request: any stage may be the first that needs a converted
+    model. Without a listener it is dropped.
+    """
     if (listener := _listener.get()) is not None:
         listener(text)

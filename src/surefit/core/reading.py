@@ -1,7 +1,7 @@
-"""Files of other people: read within a bound, and whatever is wrong with one becomes a message with its name.
+"""Readers of other people's files: bounded in size, and every failure becomes a message with the file's name.
 
-A file can be a pipe that never ends, a gigabyte, or JSON that takes Python's parser past its own limit; and a library
-that is given one raises what it likes. All readers go through these functions.
+A file can be a pipe that never ends, a gigabyte, or JSON that exceeds the limit of Python's parser; and a library that
+reads one may raise anything. All readers use these functions.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from surefit.core.errors import SureFitError
 from surefit.core.units import MIB, printable, truncate_text
 
 JSON_BYTES = 256 * MIB
-"""Of one JSON file: a tokenizer.json has up to 35 MB."""
+"""Largest JSON file in bytes: a tokenizer.json has up to 35 MB."""
 JSON_DEPTH = 100
-"""Brackets inside brackets."""
+"""Largest nesting depth of brackets."""
 
 
 def open_file(path: Path) -> BufferedReader:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or a device; with the reason in words as its `strerror`.
+        OSError: it cannot be read, or is a pipe or a device; the reason is in `strerror`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would keep us waiting
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe without a writer would block
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return open(descriptor, "rb")
@@ -43,7 +43,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
-    """A regular file's content.
+    """Read a regular file's content.
 
     Raises:
         OSError: see `open_file`; or it is larger than `limit` bytes.
@@ -56,7 +56,7 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """`json.loads`, of which every failure is a `ValueError`: not UTF-8, nested too deeply, thousands of digits."""
+    """Parse JSON; every failure is a `ValueError`: not UTF-8, nested too deeply, thousands of digits."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
@@ -69,7 +69,7 @@ def parse_json(text: str | bytes, *, parse_constant: Callable[[str], Any] | None
 
 
 def read_json_file(path: Path, limit: int = JSON_BYTES) -> Any:
-    """The value in a JSON file.
+    """Read the value in a JSON file.
 
     Raises:
         OSError: see `read_bytes`. ValueError: see `parse_json`.
@@ -78,7 +78,7 @@ def read_json_file(path: Path, limit: int = JSON_BYTES) -> Any:
 
 
 def deeper_than(value: Any, limit: int) -> bool:
-    """Whether a JSON value has brackets more than `limit` deep; does not recurse."""
+    """Return whether a JSON value is nested more than `limit` levels deep; does not recurse."""
     level = [value]
     for _ in range(limit):
         if not level:
@@ -95,16 +95,16 @@ def deeper_than(value: Any, limit: int) -> bool:
 
 @contextmanager
 def library_errors(path: str | Path, kind: type[SureFitError], problem: str, help: str) -> Iterator[None]:
-    """Turn whatever a library raises while it reads a user's file into `kind`, with the file and the library's words.
+    """Turn any exception of a library that reads a user's file into `kind`, with the file and the library's message.
 
-    What says nothing about the file passes: our own errors, an interruption, memory that has run out.
+    Exceptions that are not about the file pass: our own errors, an interruption, out of memory.
     """
     try:
         yield
     except (SureFitError, MemoryError):
         raise
     except BaseException as error:
-        # A panic of a library that is written in Rust is no Exception; torch's OutOfMemoryError is a RuntimeError.
+        # A panic of a Rust library is no Exception; torch's OutOfMemoryError is a RuntimeError.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if type(error).__name__ == "OutOfMemoryError":
@@ -113,11 +113,11 @@ def library_errors(path: str | Path, kind: type[SureFitError], problem: str, hel
 
 
 def reason_of(error: BaseException) -> str:
-    """What a library's error says, in one short line without secrets."""
+    """Return the message of a library's error as one short line without secrets."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = first_line(error) if isinstance(error, Exception) else str(error).partition("\n")[0]
-    named = text if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: {text}"
-    return truncate_text(printable(named), 300)
+    message = text if isinstance(error, (ValueError, OSError, RuntimeError)) else f"{type(error).__name__}: {text}"
+    return truncate_text(printable(message), 300)

@@ -1,4 +1,4 @@
-"""RUN/log.txt: what a command has said, with times, as plain text. It is no reason to end anything."""
+"""RUN/log.txt: the output of commands, with times, as plain text. A failure to write it never ends a command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 
 WAITING_BYTES = 64 * 1024
-"""Of what is said before a run directory is known, or while its disk is full: the oldest lines beyond it are lost."""
+"""Bytes of output that are buffered before a run directory is known, or while its disk is full; beyond it the oldest
+lines are lost.
+"""
 
 
 class RunLog:
-    """Appends lines to a file, once it is known which. Any process may append to it; each line is written at once.
+    """Log that appends lines to a file once its path is known. Any process may append; each line is written at once.
 
-    Where it cannot be written (no room, no right), the lines wait, and are tried again with the next one.
+    Where it cannot be written (disk space, permission), the lines are buffered, and written with the next one.
     """
 
     def __init__(self) -> None:
@@ -22,15 +24,15 @@ class RunLog:
         self._waiting = b""
 
     def open(self, path: Path) -> None:
-        """Write what was said so far, and everything from now on, to the end of this file."""
+        """Write the buffered lines, and all later ones, to the end of this file."""
         self._path = path
         self._write()
 
     def say(self, text: str) -> None:
-        """Add a text with the time; its further lines are indented.
+        """Append a text with the time; its further lines are indented.
 
         Args:
-            text: without secrets and control characters.
+            text: text without secrets and control characters.
         """
         if not text.strip():
             return

@@ -1,6 +1,6 @@
-"""The run directory: every stage reads the config and this directory, and writes its one artefact into it.
+"""The run directory: every stage reads the config and this directory, and writes its one artifact into it.
 
-A run directory is all that anyone needs to understand a run a year later:
+A run directory contains everything to understand a run a year later:
 
     resolved.yaml            every value of the config and where it came from
     check.json  plan.json    what was found and what was planned
@@ -47,18 +47,18 @@ from surefit.core.lock import hold_lock
 from surefit.core.reading import open_file, parse_json, read_bytes, read_json_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""How an operating system says that there is no room."""
+"""Error numbers of a full disk or quota."""
 LOG_BYTES = 2 * 1024**3
-"""Of one JSONL log; a million steps take half of it."""
+"""Largest JSONL log in bytes; a million steps need half of it."""
 IDLE_SECONDS = 3600.0
 _LEFTOVER = re.compile(r"\.(.+)\.\d+(?:-[0-9a-f]+)?\.(tmp|old)")
 _CODE = re.compile(r"os error (\d+)")
 _unwritten: dict[Path, bytes] = {}
-"""The lines of each JSONL log that a full disk did not take, in order."""
+"""Lines of each JSONL log that could not be written to a full disk, in order."""
 
 
 class _At:
-    """A path below that of the run."""
+    """Descriptor for a path inside the run directory."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class _At:
 
 @dataclass(frozen=True)
 class RunDir:
-    """The paths of one run."""
+    """Paths of one run."""
 
     path: Path
 
@@ -100,7 +100,9 @@ class RunDir:
     lock = _At(".lock")
 
     def artefacts(self) -> list[Path]:
-        """Everything that the stages write; besides, trackers leave what config/trackers.py says. No more is ours."""
+        """List everything that the stages write; trackers also write the files in config/trackers.py. Other files are
+        not ours.
+        """
         files = [self.resolved, self.check, self.plan, self.passport, self.events, self.environment]
         files += [self.batch_audit, self.dry_pass, self.metrics, self.log, self.telemetry]
         return [
@@ -109,11 +111,11 @@ class RunDir:
         ]  # fmt: skip
 
     def stage_script(self, stage: str) -> Path:
-        """The batch script of a stage."""
+        """Return the batch script of a stage."""
         return self.job_script if stage == "train" else self.path / f"{stage}.sbatch"
 
     def stage_job(self, stage: str) -> Path:
-        """The record of the job that runs a stage."""
+        """Return the record of the job that runs a stage."""
         return self.slurm if stage == "train" else self.path / f"{stage}.slurm.json"
 
     def create(self) -> None:
@@ -130,27 +132,29 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, stage: str, on_note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-        """Be the only process that writes here (core/lock.py), and clear away what a killed one left half-written.
+        """Lock the run directory against other writers (core/lock.py), and remove the incomplete files of a killed
+        process.
 
         Raises:
-            MachineError: another process is at work here.
+            MachineError: another process holds the lock.
         """
         with hold_lock(self.lock, stage, on_note):
-            for place in (self.path, self.exports, *self.eval.glob("*/")):
-                remove_leftovers(place)
+            for directory in (self.path, self.exports, *self.eval.glob("*/")):
+                remove_leftovers(directory)
             yield
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or the one it was raised from, says that the disk or the quota is full."""
+    """Return whether an error, or the one it was raised from, means that the disk or the quota is full."""
     cause = error.__cause__ if isinstance(error, MachineError) else error
     return isinstance(cause, OSError) and cause.errno in FULL
 
 
 @contextlib.contextmanager
 def machine_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals at `path` into errors that say what to do, in whatever class a library
-    has put them: safetensors has its own, tokenizers raises a plain `Exception`."""
+    """Turn operating system errors at `path` into errors with advice, in whatever class a library has raised them:
+    safetensors has its own, tokenizers raises a plain `Exception`.
+    """
     helps = {
         errno.EACCES: "choose an output_dir you may write to, or change its permissions",
         errno.EPERM: "choose an output_dir you may write to, or change its permissions",
@@ -173,30 +177,30 @@ def machine_errors(path: Path) -> Iterator[None]:
 
 
 def os_error_from_rust(error: Exception) -> OSError | None:
-    """The `OSError` that a library written in Rust has only told in words, if it is one."""
-    known = type(error) is Exception or type(error).__name__ == "SafetensorError"
-    code = _CODE.search(str(error)) if known else None
+    """Return the `OSError` behind the message of a library written in Rust, or None."""
+    may_be_rust = type(error) is Exception or type(error).__name__ == "SafetensorError"
+    code = _CODE.search(str(error)) if may_be_rust else None
     return OSError(int(code[1]), os.strerror(int(code[1]))) if code else None
 
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn a Rust library's text about a full disk back into the `OSError` it was.
+    """Turn a Rust library's message about a full disk back into the original `OSError`.
 
     safetensors raises its own class, tokenizers a plain `Exception`.
     """
     try:
         yield
     except Exception as error:
-        told = os_error_from_rust(error)
-        if told is None:
+        os_error = os_error_from_rust(error)
+        if os_error is None:
             raise
-        raise told from error
+        raise os_error from error
 
 
 @contextlib.contextmanager
 def skip_if_disk_full() -> Iterator[None]:
-    """Leave out a record for which there is no room: what is written about a run is no reason to end it."""
+    """Skip a record that does not fit on the disk: a log line is no reason to end a run."""
     try:
         yield
     except MachineError as error:
@@ -206,20 +210,20 @@ def skip_if_disk_full() -> Iterator[None]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader, or a crash, sees the old content or the new, never a part of it."""
-    # A file name that is not UTF-8 is a text with half characters: written as JSON and YAML escape them.
+    # A file name that is not UTF-8 is a string with surrogates: written as JSON and YAML escape them.
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with file_atomic(path) as file:
         file.write(data)
 
 
 def temporary_sibling(path: Path, kind: Literal["tmp", "old"] = "tmp") -> Path:
-    """Return a hidden name beside `path` that no other process takes; `remove_leftovers` knows such names."""
+    """Return a hidden name beside `path` that no other process uses; `remove_leftovers` recognizes such names."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.{kind}")
 
 
 @contextlib.contextmanager
 def file_atomic(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that takes the place of `path` once it is written; on an exception `path` is as it was."""
+    """Yield a file that replaces `path` once it is written; on an exception `path` stays as it was."""
     with machine_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_sibling(path)
@@ -238,7 +242,7 @@ def file_atomic(path: Path) -> Iterator[BinaryIO]:
 def directory_atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling directory to fill; on success fsync it and rename it to `path`, replacing the old one.
 
-    On an exception the temporary directory is removed and `path` is as it was.
+    On an exception the temporary directory is removed and `path` stays as it was.
     """
     temporary = temporary_sibling(path)
     with machine_errors(path):
@@ -270,20 +274,20 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def remove_leftovers(directory: Path, of: str | None = None) -> list[Path]:
-    """Remove what a process killed inside `write_atomic` or `directory_atomic` left; returns what resists.
+    """Remove the leftovers of a process killed inside `write_atomic` or `directory_atomic`; return those that remain.
 
-    Killed between its two renames, the old content has lost its name and the new has none yet: the old gets its name
-    back. To be called by whoever holds the lock: another process's temporary names look the same.
+    If it was killed between its two renames, the old content has lost its name and the new has none yet: the old is
+    renamed back. Call it only while holding the lock: another process's temporary names look the same.
 
     Args:
-        of: only what was to become this name, and only if nothing was written in it for an hour: for a place that no
-            lock guards.
+        of: consider only leftovers of this name, and only if nothing was written to them for an hour: for a path that
+            no lock guards.
     """
-    found = leftovers(directory)
+    remaining = leftovers(directory)
     if of is not None:
-        mine = [path for path in found if _LEFTOVER.fullmatch(path.name)[1] == of]  # type: ignore[index]
-        found = [path for path in mine if time.time() - _last_written(path) > IDLE_SECONDS]
-    for path in found:
+        matches = [path for path in remaining if _LEFTOVER.fullmatch(path.name)[1] == of]  # type: ignore[index]
+        remaining = [path for path in matches if time.time() - _last_written(path) > IDLE_SECONDS]
+    for path in remaining:
         name, kind = _LEFTOVER.fullmatch(path.name).groups()  # type: ignore[union-attr]
         original = path.with_name(name)
         with contextlib.suppress(OSError):
@@ -293,24 +297,24 @@ def remove_leftovers(directory: Path, of: str | None = None) -> list[Path]:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return [path for path in found if path.exists()]
+    return [path for path in remaining if path.exists()]
 
 
 def _last_written(path: Path) -> float:
     times = [0.0]
-    for one in (path, *(path.iterdir() if path.is_dir() else ())):
+    for entry in (path, *(path.iterdir() if path.is_dir() else ())):
         with contextlib.suppress(OSError):
-            times.append(one.stat().st_mtime)
+            times.append(entry.stat().st_mtime)
     return max(times)
 
 
 def leftovers(directory: Path) -> list[Path]:
-    """What `remove_leftovers` would look at."""
+    """List the paths that `remove_leftovers` considers."""
     return [path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name)] if directory.is_dir() else []
 
 
 def fsync_directory(path: Path) -> None:
-    """Make a rename inside `path` survive a power cut."""
+    """Make a rename inside `path` survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -319,18 +323,18 @@ def fsync_directory(path: Path) -> None:
 
 
 def fsync_file(path: Path) -> None:
-    """Make the content of a file survive a power cut."""
+    """Make the content of a file survive a power failure."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_atomic` of readable JSON; NaN and infinity are refused by `json` rather than written as invalid JSON."""
+    """Write readable JSON atomically; NaN and infinity raise instead of becoming invalid JSON."""
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """A JSON artefact of an earlier stage; a missing or damaged one is a `DataError` that names the file."""
+    """Read a JSON artifact of an earlier stage; a missing or damaged one is a `DataError` that names the file."""
     try:
         return read_json_file(path)
     except FileNotFoundError:
@@ -346,8 +350,8 @@ def read_json(path: Path) -> Any:
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
     """Append one record as one line, whole or not at all.
 
-    A full disk does not stop a run for a line of its log: the line is kept in memory, and written before the next one
-    or by `flush_jsonl`, whichever comes first.
+    A full disk does not stop a run for a line of its log: the line is buffered, and written before the next one or by
+    `flush_jsonl`, whichever comes first.
     """
     line = json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
     _unwritten[path] = _unwritten.get(path, b"") + line
@@ -355,7 +359,7 @@ def append_jsonl(path: Path, record: dict[str, Any]) -> None:
 
 
 def flush_jsonl(path: Path) -> int:
-    """Write the lines that a full disk has kept back; returns the bytes of those that still wait."""
+    """Write the lines that a full disk delayed; return the bytes that are still buffered."""
     lines = _unwritten.get(path, b"")
     if lines:
         try:
@@ -372,15 +376,15 @@ def flush_jsonl(path: Path) -> int:
 
 
 def forget_unwritten(path: Path) -> None:
-    """Drop the lines of a log that wait for room: the log is about to be written anew."""
+    """Drop the buffered lines of a log, which is about to be rewritten."""
     _unwritten.pop(path, None)
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """All of it or nothing; a last line that a crash cut short goes first, or it would damage the next."""
+    """Append all lines or none; first remove a last line that a crash truncated, which would damage the next."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a full pipe would keep the run waiting
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a full pipe would block the run
             raise MachineError(
                 "not a regular file", code="E1061", path=path, help="remove it, or choose another output_dir"
             )
@@ -389,9 +393,9 @@ def _append(path: Path, lines: bytes) -> None:
             size = path.read_bytes().rfind(b"\n") + 1
             os.ftruncate(descriptor, size)
         try:
-            rest = memoryview(lines)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            unwritten = memoryview(lines)
+            while unwritten:
+                unwritten = unwritten[os.write(descriptor, unwritten) :]
         except OSError:
             os.ftruncate(descriptor, size)
             raise
@@ -400,14 +404,13 @@ def _append(path: Path, lines: bytes) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The records of one of our own JSONL logs, none where it is not there; a last line that a crash cut short is left
-    out.
+    """Read the records of one of our own JSONL logs, none if it does not exist; a truncated last line is skipped.
 
     Raises:
         DataError: the file cannot be read, or another line is damaged.
     """
     try:
-        # Bytes, because only they split at line feeds alone: a value may hold U+2028.
+        # Bytes, because only they split at line feeds alone: a value may contain U+2028.
         lines = read_bytes(path, LOG_BYTES).rstrip().splitlines()
     except FileNotFoundError:
         return []
@@ -436,6 +439,6 @@ def _unreadable(error: OSError, path: Path) -> DataError:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as `sha256sum` prints it."""
+    """Return the SHA-256 of a file's bytes, as `sha256sum` prints it."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

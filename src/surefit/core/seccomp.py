@@ -1,6 +1,6 @@
-"""The system calls that untrusted code may not make, as a filter the kernel runs (seccomp, classic BPF).
+"""System calls denied to untrusted code, as a filter for the kernel (seccomp, classic BPF).
 
-Everything a single-process calculation needs is left; new processes, programs, sockets, namespaces, mounts, tracing,
+Everything a single-process calculation needs is allowed; new processes, programs, sockets, namespaces, mounts, tracing,
 kernel objects that no limit bounds and rarely used parts of the kernel are not.
 """
 
@@ -16,7 +16,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "vfork": (58, None),
     "execve": (59, 221),
     "execveat": (322, 281),
-    # other processes
+    # access to other processes
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -25,7 +25,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424),
-    # the way out of a namespace, or into a new one
+    # leaving a namespace, or entering a new one
     "unshare": (272, 97),
     "setns": (308, 268),
     "mount": (165, 40),
@@ -52,7 +52,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "semget": (64, 190),
     "mq_open": (240, 180),
     "io_setup": (206, 0),
-    # parts of the kernel that have been a way into it
+    # parts of the kernel with a history of exploits
     "bpf": (321, 280),
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
@@ -70,7 +70,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238),
     "mbind": (237, 235),
     "set_mempolicy": (238, 237),
-    # administration: without capabilities already refused
+    # administration: already denied without capabilities
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
     "init_module": (175, 105),
@@ -88,7 +88,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "clock_settime": (227, 112),
     "vhangup": (153, 58),
 }
-"""Name → number on x86_64 and on aarch64; None where that machine has no such call."""
+"""Name → number on x86_64 and on aarch64; None if that machine has no such call."""
 
 _MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}
 """Machine → column of `_DENIED`, AUDIT_ARCH_…, number of clone."""
@@ -103,12 +103,13 @@ _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
 
 def supported(machine: str | None = None) -> bool:
-    """Whether the numbers of this machine's system calls are known here."""
+    """Return whether this machine's system call numbers are known."""
     return (machine or platform.machine()) in _MACHINES
 
 
 def denying_filter(machine: str | None = None) -> bytes:
-    """The filter as an array of struct sock_filter: EPERM for what is denied, ENOSYS for clone3 (libc then uses clone).
+    """Return the filter as an array of struct sock_filter: EPERM for denied calls, ENOSYS for clone3 (libc then uses
+    clone).
 
     Args:
         machine: x86_64 or aarch64; this machine by default.
@@ -126,7 +127,7 @@ def denying_filter(machine: str | None = None) -> bytes:
     for numbers in _DENIED.values():
         if (number := numbers[column]) is not None:
             code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    # A process may ask for its own limits, and lower them: not those of the judge, which is the same user.
+    # A process may read and lower its own limits, but not the judge's, which is the same user.
     code += [
         (_EQUAL, 0, 4, _PRLIMIT64[column]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),

@@ -1,4 +1,4 @@
-"""What every picture has around it: an SVG that needs no library to be drawn and no script to be shown."""
+"""Frame of every figure: an SVG that needs no library to draw and no script to display."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from surefit.core.output import output_file, text_with
 
 WIDTH = 720
 ATTRIBUTES = 'font-family="sans-serif" font-size="13" role="img">'
-"""What the first line of every picture ends in."""
+"""End of the first line of every figure."""
 
 
 def picture_file(path: Path, inputs: Mapping[str, Path]) -> Path:
-    """Return `path` if a picture may be written there.
+    """Return `path` if a figure may be written there.
 
     Args:
-        path: the file, as `--plot` names it.
-        inputs: what the command reads, by name.
+        path: the file given as `--plot`.
+        inputs: files that the command reads, by name.
 
     Raises:
-        ConfigError: it does not end in .svg, is an input, or is no picture of ours.
+        ConfigError: it does not end in .svg, is an input, or is no figure of ours.
     """
     if path.suffix != ".svg":
         raise ConfigError(
@@ -36,7 +36,7 @@ def picture_file(path: Path, inputs: Mapping[str, Path]) -> Path:
 
 
 def document(title: str, height: int, lines: Iterable[str], under: str | None = None) -> str:
-    """A picture `WIDTH` wide with a title and, where given, a line under it; both may hold anything."""
+    """Return a figure `WIDTH` pixels wide with a title and an optional line under it; both are escaped."""
     title = escape(title)
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""How SureFit writes quantities and values: memory and disk always in GiB or MiB, times as a person says them."""
+"""Formatting of quantities and values: memory and disk always in GiB or MiB, durations in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIZE = re.compile(r"((?:\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.\d+)?)\s*([kmgt])(
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of a size with its unit: GB are a thousand MB, as on a disk's box; GiB and G are 1,024 MiB.
+    """Parse a size with its unit into bytes: GB are a thousand MB, as on a disk's box; GiB and G are 1,024 MiB.
 
     >>> bytes_of("100GB"), bytes_of("1.5 TiB") / GIB, bytes_of("80G") / GIB
     (100000000000, 1536.0, 80.0)
@@ -21,17 +21,17 @@ def bytes_of(text: str) -> int:
     Raises:
         ValueError: no number, or no unit.
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB or 1.5TB")
-    number, prefix, binary, unit = found.groups()
+    number, prefix, binary, unit = match.groups()
     base = 1000.0 if unit and not binary else 1024.0
     factor: float = base ** (1 + "kmgt".index(prefix.lower()))
     return round(float(number.replace("_", "").replace(",", "")) * factor)
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with a binary unit.
+    """Format bytes with a binary unit.
 
     >>> bytes_text(3 * GIB), bytes_text(1536), bytes_text(12)
     ('3.00 GiB', '1.5 KiB', '12 B')
@@ -44,21 +44,21 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Format seconds as a readable duration.
 
     >>> duration_text(4.21), duration_text(125), duration_text(7384)
     ('4.2 s', '2 min 05 s', '2 h 03 min')
     """
     if seconds < 60:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remaining_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
+        return f"{minutes} min {remaining_seconds:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def count_text(count: float) -> str:
-    """A parameter or token count.
+    """Format a parameter or token count.
 
     >>> count_text(3_212_749_824), count_text(1_420_000), count_text(950)
     ('3.21B', '1.42M', '950')
@@ -70,7 +70,7 @@ def count_text(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Format a count with its noun.
 
     >>> plural(1, "error"), plural(3, "error"), plural(2_000, "row"), plural(2, "process")
     ('1 error', '3 errors', '2,000 rows', '2 processes')
@@ -80,7 +80,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def truncate_text(text: str, limit: int = 60) -> str:
-    """A value that a message quotes, cut where it is longer than the message can bear.
+    """Truncate a value that a message quotes.
 
     >>> truncate_text("abcdefgh", 5)
     'abcd…'
@@ -89,7 +89,7 @@ def truncate_text(text: str, limit: int = 60) -> str:
 
 
 def shell_quote(word: object) -> str:
-    """A path or another word of a command that is shown, as a shell takes it.
+    """Quote a path or another word of a displayed shell command.
 
     >>> shell_quote("runs/one"), shell_quote("my runs; rm -rf ~")
     ('runs/one', "'my runs; rm -rf ~'")
@@ -101,20 +101,20 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 
 
 def printable(text: str) -> str:
-    """A text as a terminal may be given it: what would move its cursor, colour it, turn the direction of writing or be
-    no character at all is written out. File names and rows are other people's, and may hold any of these.
+    """Escape what would move a terminal's cursor, color text, change the writing direction or is no character at all.
+    File names and rows are other people's, and may contain any of these.
 
     >>> printable("runs/\\x1b[2Jone\\rtwo")
     'runs/\\\\x1b[2Jone\\\\rtwo'
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 _DIRECTORIES = re.compile(r"(?<![\w:/.~<-])(?:~|\.{1,2})?/(?:[\w.@+-]+/)*(?=[\w.@+-])")
 
 
 def without_paths(text: str) -> str:
-    """A text that may leave this machine: of every path with directories, only the name at its end.
+    """Shorten every path with directories in a text that may leave this machine to its last name.
 
     >>> without_paths("trained from /home/me/models/base, see ../data/x.jsonl and https://a.org/b/c, Qwen/Qwen3-4B</p>")
     'trained from base, see x.jsonl and https://a.org/b/c, Qwen/Qwen3-4B</p>'

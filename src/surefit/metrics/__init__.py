@@ -1,1 +1,1 @@
-"""Scores of answers against gold: pure functions over parsed values, no model, no torch."""
+"""Metrics of answers against gold: pure functions over parsed values, no model, no torch."""

@@ -1,8 +1,7 @@
-"""What a parser gets right, phenomenon by phenomenon (Damonte, Cohen & Satta 2017), as counts that can be added up.
+"""AMR scores per phenomenon (Damonte, Cohen & Satta 2017), as counts that can be summed.
 
-Concepts, named entities, wiki and negation are sets of what the graphs say; of the others the whole or a part of the
-graph is aligned anew. `roles` is ours: the edges that agree under the alignment behind the Smatch score, whatever the
-corpus calls them.
+Concepts, named entities, wiki and negation are compared as sets; for the others the whole graph or a part of it is
+aligned anew. `roles` is ours: the edges that agree under the alignment behind the Smatch score, for any set of labels.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from surefit.metrics.alignment import Alignment
 from surefit.metrics.smatch import Graph, count_matches
 
 Counts = tuple[int, int, int]
-"""In common, in the prediction, in the gold graph."""
+"""Counts in common, in the prediction, in the gold graph."""
 BUDGET = 20_000
 _SENSE = re.compile(r"-\d+$")
 _CORE = re.compile(r"arg\d")
@@ -40,21 +39,21 @@ def _negation(graph: Graph) -> set[Any]:
 
 
 def _reentrancies(graph: Graph) -> Graph:
-    """The nodes with more than one edge to them, with these edges and where they come from."""
-    arriving = Counter(target for _, _, target in graph.edges)
-    return _part(graph, [edge for edge in graph.edges if arriving[edge[2]] > 1])
+    """Return the nodes with several incoming edges, with these edges and their sources."""
+    incoming = Counter(target for _, _, target in graph.edges)
+    return _part(graph, [edge for edge in graph.edges if incoming[edge[2]] > 1])
 
 
 def _srl(graph: Graph) -> Graph:
-    """:ARG0 to :ARG9 with the nodes they join."""
+    """Return :ARG0 to :ARG9 with the nodes they join."""
     return _part(graph, [edge for edge in graph.edges if _CORE.match(edge[0])])
 
 
 def _part(graph: Graph, edges: list[tuple[str, int, int]]) -> Graph:
     nodes = sorted({node for _, *ends in edges for node in ends})
     number = {node: n for n, node in enumerate(nodes)}
-    kept = tuple((name, number[source], number[target]) for name, source, target in edges)
-    return Graph(tuple(graph.concepts[node] for node in nodes), (), kept)
+    kept_edges = tuple((name, number[source], number[target]) for name, source, target in edges)
+    return Graph(tuple(graph.concepts[node] for node in nodes), (), kept_edges)
 
 
 def _unlabelled(graph: Graph) -> Graph:
@@ -82,19 +81,19 @@ PHENOMENA = (*_SETS, *_GRAPHS, "roles")
 
 
 def count_phenomena(test: Graph | None, gold: Graph, alignment: Alignment | None) -> dict[str, Counts]:
-    """Phenomenon → counts; of a prediction that cannot be read (None) only those of the gold graph."""
+    """Return phenomenon → counts; an unreadable prediction (None) has only the gold graph's."""
     empty = Graph((), (), ())
-    found: dict[str, Counts] = {}
-    for name, things in _SETS.items():
-        mine, theirs = things(test or empty), things(gold)
-        found[name] = len(mine & theirs), len(mine), len(theirs)
+    counts: dict[str, Counts] = {}
+    for name, extract in _SETS.items():
+        predicted_set, gold_set = extract(test or empty), extract(gold)
+        counts[name] = len(predicted_set & gold_set), len(predicted_set), len(gold_set)
     for name, part in _GRAPHS.items():
-        mine_part, theirs_part = part(test or empty), part(gold)
-        found[name] = count_matches(mine_part, theirs_part, BUDGET)[:3] if test else (0, 0, len(theirs_part))
-    found["roles"] = _agreeing_edges(test or empty, gold, alignment.pairs if alignment else {})
-    return found
+        predicted_part, gold_part = part(test or empty), part(gold)
+        counts[name] = count_matches(predicted_part, gold_part, BUDGET)[:3] if test else (0, 0, len(gold_part))
+    counts["roles"] = _agreeing_edges(test or empty, gold, alignment.pairs if alignment else {})
+    return counts
 
 
 def _agreeing_edges(test: Graph, gold: Graph, pairs: dict[int, int]) -> Counts:
-    moved = Counter((name, pairs.get(source, -1), pairs.get(target, -1)) for name, source, target in test.edges)
-    return (moved & Counter(gold.edges)).total(), len(test.edges), len(gold.edges)
+    mapped = Counter((name, pairs.get(source, -1), pairs.get(target, -1)) for name, source, target in test.edges)
+    return (mapped & Counter(gold.edges)).total(), len(test.edges), len(gold.edges)

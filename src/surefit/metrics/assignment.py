@@ -1,4 +1,4 @@
-"""Which pairing of the rows of a matrix with its columns is worth most: the assignment problem, exactly."""
+"""The assignment problem, solved exactly: the pairing of a matrix's rows and columns with the largest sum."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Floats = NDArray[np.float64]
 
 
 class Assignment(NamedTuple):
-    """The best pairing.
+    """The optimal pairing.
 
     Attributes:
-        columns: of each row its column, or -1 where the row stays alone.
+        columns: column of each row, or -1 if the row is unpaired.
         value: the sum of the gains.
-        rows_dual, columns_dual: prices ≥ the gains: `rows_dual[i] + columns_dual[j] - gains[i, j]` is what the sum
-            loses at least if i is paired with j.
-        steps: how long it took; one step is one pass over a row.
+        rows_dual, columns_dual: dual prices ≥ the gains: `rows_dual[i] + columns_dual[j] - gains[i, j]` is the least
+            loss of the sum if i is paired with j.
+        steps: number of passes over a row.
     """
 
     columns: NDArray[np.intp]
@@ -29,10 +29,10 @@ class Assignment(NamedTuple):
 
 
 def best_assignment(gains: Floats) -> Assignment:
-    """The pairing with the greatest sum of gains, in which rows may stay alone at no gain.
+    """Return the pairing with the largest sum of gains, in which rows may stay unpaired at no gain.
 
-    The Hungarian method with shortest augmenting paths (Jonker & Volgenant 1987), started from the pairs that are best
-    for their row and in nobody's way.
+    The Hungarian method with shortest augmenting paths (Jonker & Volgenant 1987), started from each row's best column
+    where no earlier row has it.
 
     Args:
         gains: (rows, columns); -inf forbids a pair.
@@ -43,52 +43,52 @@ def best_assignment(gains: Floats) -> Assignment:
     3.5
     """
     rows, real = gains.shape
-    own = np.full((rows, rows), np.inf)  # a column of its own for each row to stay alone in
-    np.fill_diagonal(own, 0.0)
-    costs = np.hstack([-gains, own])
+    unpaired = np.full((rows, rows), np.inf)  # one extra column per row, which leaves the row unpaired
+    np.fill_diagonal(unpaired, 0.0)
+    costs = np.hstack([-gains, unpaired])
     row_price, column_price = costs.min(axis=1), np.zeros(real + rows)
     owner = np.full(real + rows, -1)
-    late = []
+    unassigned = []
     for row, column in enumerate(costs.argmin(axis=1).tolist()):
         if owner[column] < 0:
             owner[column] = row
         else:
-            late.append(row)
-    steps = rows + sum(_augment(row, costs, owner, row_price, column_price) for row in late)
+            unassigned.append(row)
+    steps = rows + sum(_augment(row, costs, owner, row_price, column_price) for row in unassigned)
     columns = np.full(rows, -1)
-    taken = np.flatnonzero(owner >= 0)
-    columns[owner[taken]] = np.where(taken < real, taken, -1)
+    assigned = np.flatnonzero(owner >= 0)
+    columns[owner[assigned]] = np.where(assigned < real, assigned, -1)
     value = -float(row_price.sum() + column_price.sum())
     return Assignment(columns, value, -row_price, -column_price[:real], steps)
 
 
 def _augment(row: int, costs: Floats, owner: NDArray[np.intp], row_price: Floats, column_price: Floats) -> int:
-    """Give `row` a column, moving others along the cheapest path; the prices stay feasible."""
+    """Assign a column to `row`, moving other rows along the cheapest path; the prices stay feasible."""
     width = costs.shape[1]
-    distance, before = np.full(width, np.inf), np.full(width, -1)
+    distance, previous = np.full(width, np.inf), np.full(width, -1)
     open_columns = np.ones(width, dtype=bool)
     visited: list[int] = []
-    current, reached, steps = row, 0.0, 0
+    current, path_cost, steps = row, 0.0, 0
     while True:
         steps += 1
-        through = reached + costs[current] - row_price[current] - column_price
-        better = open_columns & (through < distance)
-        distance[better] = through[better]
-        before[better] = visited[-1] if visited else -1
+        path_length = path_cost + costs[current] - row_price[current] - column_price
+        shorter = open_columns & (path_length < distance)
+        distance[shorter] = path_length[shorter]
+        previous[shorter] = visited[-1] if visited else -1
         column = int(np.where(open_columns, distance, np.inf).argmin())
-        reached = float(distance[column])
+        path_cost = float(distance[column])
         if owner[column] < 0:
             break
         open_columns[column] = False
         visited.append(column)
         current = int(owner[column])
-    row_price[row] += reached
+    row_price[row] += path_cost
     if visited:
-        spare = reached - distance[visited]
-        row_price[owner[visited]] += spare
-        column_price[visited] -= spare
-    while before[column] >= 0:
-        owner[column] = owner[before[column]]
-        column = int(before[column])
+        slack = path_cost - distance[visited]
+        row_price[owner[visited]] += slack
+        column_price[visited] -= slack
+    while previous[column] >= 0:
+        owner[column] = owner[previous[column]]
+        column = int(previous[column])
     owner[column] = row
     return steps

@@ -1,13 +1,13 @@
-"""Is a call right? The Berkeley Function-Calling Leaderboard's AST checker, written anew from its rules.
+"""Check of function calls: the Berkeley Function-Calling Leaderboard's AST checker, reimplemented from its rules.
 
 Reference: ShishirPatil/gorilla, berkeley-function-call-leaderboard, commit 6ea5797 (2026-03-23), Apache-2.0; its rules
 for Python (the Java and JavaScript categories, whose arguments arrive as source text, are left out, and so is the
-`underscore_to_dot` renaming that some models are granted). Where the checker is arguably wrong, this one is wrong in
-the same way: docs/recipes/function-calling.md lists the places.
+`underscore_to_dot` renaming for some models). Where the checker is arguably wrong, this one is wrong in the same way:
+docs/recipes/function-calling.md lists the cases.
 
 A *call* is `{"name": str, "arguments": {parameter: value}}`. A *function* is the leaderboard's document: `name`, and
 `parameters` with `properties` and `required`. An *answer* is `{name: {parameter: [acceptable values]}}`; `""` among the
-values says that the parameter may be left out. Every check returns None where all is right, else the leaderboard's
+values means that the parameter may be omitted. Every check returns None if all is correct, else the leaderboard's
 `error_type`.
 """
 
@@ -37,35 +37,35 @@ _IGNORED_IN_STRINGS = str.maketrans("'", '"', " ,./-_*^")
 def check_calls(
     functions: Sequence[Function], calls: Sequence[Call], answers: Sequence[Answer], category: str
 ) -> str | None:
-    """Judge all the calls that answer one question.
+    """Check all calls of one answer.
 
     Args:
-        functions: the documents of the functions on offer; every function that `answers` names is among them.
-        calls: what the model called, values of any type.
-        answers: what it should have called, one entry per call.
-        category: the leaderboard's, judged by its words: with "parallel" any number of calls in any order; with
-            "multiple" one call of the function that the answer names; otherwise one call of `functions[0]`.
+        functions: the documents of the available functions; every function in `answers` is among them.
+        calls: the model's calls, values of any type.
+        answers: the gold calls, one entry per call.
+        category: the leaderboard's category: with "parallel" any number of calls in any order; with "multiple" one call
+            of the function in the answer; otherwise one call of `functions[0]`.
     """
     if "parallel" in category:
         return _check_parallel(functions, calls, answers)
-    many = "multiple" in category
+    multiple = "multiple" in category
     if len(calls) != 1:
-        return f"{'multiple' if many else 'simple'}_function_checker:wrong_count"
-    function = _named_in(answers[0], functions) if many else functions[0]
+        return f"{'multiple' if multiple else 'simple'}_function_checker:wrong_count"
+    function = _named_in(answers[0], functions) if multiple else functions[0]
     return _check_call(function, calls[0], answers[0])
 
 
 def _check_parallel(functions: Sequence[Function], calls: Sequence[Call], answers: Sequence[Answer]) -> str | None:
-    """Each answer in turn takes the first unused call that passes; what it took is not given back."""
+    """Match each answer in turn with the first unused call that passes; a match is not revised."""
     if len(calls) != len(answers):
         return "parallel_function_checker_no_order:wrong_count"
     unused = list(calls)
     for answer in answers:
         function = _named_in(answer, functions)
-        right = next((n for n, call in enumerate(unused) if _check_call(function, call, answer) is None), None)
-        if right is None:
+        match = next((n for n, call in enumerate(unused) if _check_call(function, call, answer) is None), None)
+        if match is None:
             return "parallel_function_checker_no_order:cannot_find_match"
-        del unused[right]
+        del unused[match]
     return None
 
 
@@ -118,7 +118,9 @@ def _check_argument(schema: Mapping[str, Any], value: Any, acceptable: Sequence[
 
 
 def _check_type(declared: type, items: type | None, value: Any, acceptable: Sequence[Any]) -> str | None:
-    """The declared type, or that of the first acceptable value: then the value is taken for a variable's name."""
+    """Check for the declared type, or that of the first acceptable value: then the value counts as a variable's
+    name.
+    """
     kind = type(value)
     if kind is not declared:
         return None if kind is _first_type(acceptable) else "type_error:simple"
@@ -128,7 +130,9 @@ def _check_type(declared: type, items: type | None, value: Any, acceptable: Sequ
 
 
 def _items_fit(items: type, value: Sequence[Any], option: Any) -> bool:
-    """Whether every item has the declared type or that of the option's first item; an option that is no list fits."""
+    """Return whether every item has the declared type or that of the option's first item; an option that is no list
+    fits.
+    """
     return not isinstance(option, list) or all(_check_type(items, None, item, option) is None for item in value)
 
 
@@ -157,14 +161,14 @@ def _check_dict(value: Any, acceptable: Sequence[Any]) -> str | None:
 def _check_dict_option(value: Any, option: Any) -> str | None:
     if not isinstance(value, dict) or not isinstance(option, dict):
         return "value_error:dict_key"
-    # A reference whose values are no lists names nothing acceptable; the official checker dies of it.
+    # An option whose values are no lists accepts nothing; the official checker raises on it.
     option = {key: values if isinstance(values, (list, str)) else [] for key, values in option.items()}
     if any(key not in value and "" not in values for key, values in option.items()):
         return "value_error:dict_key"
-    for key, given in value.items():
+    for key, item in value.items():
         if key not in option:
             return "value_error:dict_key"
-        if _plain(given) not in [_plain(listed) for listed in option[key]]:
+        if _plain(item) not in [_plain(accepted) for accepted in option[key]]:
             return "value_error:dict_value"
     return None
 
@@ -176,12 +180,12 @@ def _check_dicts(value: list[Any], acceptable: Sequence[Any]) -> str | None:
             error = "value_error:list_dict_count"
             continue
         errors = (_check_dict(item, [expected]) for item, expected in zip(value, option, strict=True))
-        error = next((found for found in errors if found), None)
+        error = next((message for message in errors if message), None)
         if error is None:
             return None
     return error
 
 
 def _plain(value: Any) -> Any:
-    """A string without case, spaces and the punctuation , . / - _ * ^ (and ' as "); anything else as it is."""
+    """Normalize a string: no case, spaces or punctuation , . / - _ * ^ (and ' as "); return other values unchanged."""
     return value.translate(_IGNORED_IN_STRINGS).lower() if isinstance(value, str) else value

@@ -1,7 +1,7 @@
-"""The Berkeley Function-Calling Leaderboard's own files: its questions as rows to be asked, its verdict on answers.
+"""The Berkeley Function-Calling Leaderboard's own files: its questions as rows to answer, its verdict on answers.
 
 The files are `BFCL_v4_CATEGORY.json` and `possible_answer/BFCL_v4_CATEGORY.json` (JSON Lines) of ShishirPatil/gorilla,
-berkeley-function-call-leaderboard/bfcl_eval/data, as of commit 6ea5797. Nothing of them comes with SureFit.
+berkeley-function-call-leaderboard/bfcl_eval/data, as of commit 6ea5797. SureFit does not include them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _TYPES = {
 
 
 def read_category(folder: Path, category: str) -> dict[str, dict[str, Any]]:
-    """A category's questions by id, each with its `ground_truth` where it has one.
+    """Read a category's questions by id, each with its `ground_truth` if it has one.
 
     Raises:
-        DataError: the file is not there or cannot be read.
+        DataError: the file does not exist or cannot be read.
     """
     questions, answers = (path / f"BFCL_v4_{category}.json" for path in (folder, folder / "possible_answer"))
     if not questions.is_file():
@@ -38,10 +38,11 @@ def read_category(folder: Path, category: str) -> dict[str, dict[str, Any]]:
 
 
 def row_from_question(question: Mapping[str, Any]) -> dict[str, str]:
-    """A question of one turn in xLAM's layout, as `function_calling` reads it: `id`, `query`, `tools`, `answers`.
+    """Convert a single-turn question to xLAM's layout, as `function_calling` reads it: `id`, `query`, `tools`,
+    `answers`.
 
-    Of several acceptable values the first becomes the gold one; what may be left out is. Without a `ground_truth` no
-    tool fits.
+    The first of several acceptable values becomes the gold one; optional values are left out. Without a `ground_truth`
+    no tool fits.
     """
     calls = []
     for call in question.get("ground_truth", ()):
@@ -58,21 +59,21 @@ def row_from_question(question: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parameters(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, about in schema["properties"].items():
-        kind = _TYPES[about["type"]]
-        if kind == "list" and "type" in about.get("items", {}):
-            kind = f"List[{_TYPES[about['items']['type']]}]"
+    parameters = {}
+    for name, specification in schema["properties"].items():
+        kind = _TYPES[specification["type"]]
+        if kind == "list" and "type" in specification.get("items", {}):
+            kind = f"List[{_TYPES[specification['items']['type']]}]"
         kind += "" if name in schema.get("required", ()) else ", optional"
-        kept = {key: about[key] for key in ("default", "enum", "properties") if key in about}
-        found[name] = {"description": about.get("description", ""), "type": kind, **kept}
-    return found
+        extra = {key: specification[key] for key in ("default", "enum", "properties") if key in specification}
+        parameters[name] = {"description": specification.get("description", ""), "type": kind, **extra}
+    return parameters
 
 
 def score_bfcl_answer(question: Mapping[str, Any], text: str, category: str) -> float:
-    """1 where the leaderboard takes an answer (a JSON array of calls) for right, with every value that it accepts.
+    """Return 1 if the leaderboard judges an answer (a JSON array of calls) correct, with every value that it accepts.
 
-    Where no tool fits, any text that makes no call is right, as on the leaderboard.
+    Where no tool fits, any text without a call is correct, as on the leaderboard.
     """
     calls = parse_calls(text)
     if "ground_truth" not in question:

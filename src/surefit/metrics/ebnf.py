@@ -1,4 +1,4 @@
-"""Pieces of grammars, in the EBNF that xgrammar, vLLM and SGLang read (GGML's BNF)."""
+"""Building blocks of grammars in the EBNF of xgrammar, vLLM and SGLang (GGML's BNF)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ number ::= integer ("." [0-9]{1,18})? ([eE] [+-]? [0-9]{1,2})?
 boolean ::= "true" | "false"
 null ::= "null"
 """
-"""JSON's scalars, less what `strict_json` refuses: no `1e999`, no integer of a thousand digits, and no `\\u` escape,
-which can be half of a pair. Every other text can be written as it is."""
+"""JSON's scalars without those that `strict_json` rejects: no `1e999`, no integer of a thousand digits, and no `\\u`
+escape, which can be half of a pair. Every other text can be written as it is.
+"""
 
 
 def literal(text: str) -> str:
-    r"""A text as a terminal.
+    r"""Write a text as a terminal.
 
     >>> print(literal('say "hé"\n'))
     "say \"hé\"\x0a"
@@ -27,7 +28,7 @@ def literal(text: str) -> str:
 
 
 def either(parts: Sequence[str]) -> str:
-    """Any of these, in brackets where there are several.
+    """Return the alternatives, in parentheses if there are several.
 
     >>> either(["a", "b"]), either(["a"])
     ('(a | b)', 'a')
@@ -36,7 +37,7 @@ def either(parts: Sequence[str]) -> str:
 
 
 def repeated(item: str, separator: str, least: int = 0, most: int | None = None) -> str:
-    """`item` from `least` to `most` times, with a separator between.
+    """Return `item` repeated `least` to `most` times, with a separator between.
 
     >>> repeated("x", '","', 0), repeated("x", '","', 2, 3)
     ('(x ("," x)*)?', 'x ("," x){1,2}')
@@ -45,5 +46,5 @@ def repeated(item: str, separator: str, least: int = 0, most: int | None = None)
         return '""'
     bounds = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
     times = "*" if bounds == "{0,}" else bounds
-    some = f"{item} ({separator} {item}){times}"
-    return some if least else f"({some})?"
+    sequence = f"{item} ({separator} {item}){times}"
+    return sequence if least else f"({sequence})?"

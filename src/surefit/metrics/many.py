@@ -1,4 +1,4 @@
-"""Scores of many rows in several processes, for scorers that take a noticeable part of a second per row."""
+"""Scoring of many rows in several processes, for metrics that need a noticeable part of a second per row."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from surefit.core.processes import pool
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 WORTH_PROCESSES = 10.0
-"""Seconds of work below which one process is as fast: starting the others takes each of them about two."""
+"""Seconds of work below which one process is as fast: starting each of the others needs about two."""
 PARTS = 8
-"""Portions that each process gets, so that a long row at the end keeps nobody waiting."""
+"""Chunks per process, so that a long row at the end does not block the others."""
 
 
 def map_in_processes(
     function: Callable[[Item], Result], items: Sequence[Item], seconds: float, processes: int | None = None
 ) -> list[Result]:
-    """The function's value for each item, in their order.
+    """Return the function's value for each item, in their order.
 
     Args:
-        function: of a module, so that other processes can import it.
-        seconds: what all items take one process, about.
-        processes: by default as many as this process may use where that is worth it, else one.
+        function: a module-level function, so that other processes can import it.
+        seconds: estimated time of all items in one process.
+        processes: by default all CPU cores available to this process if the work is worth it, else one.
     """
     if processes is None:
         processes = _cores() if seconds > WORTH_PROCESSES else 1
     if min(processes, len(items)) <= 1:
         return [function(item) for item in items]
-    with pool(min(processes, len(items))) as workers:  # scorers import no torch
+    with pool(min(processes, len(items))) as workers:  # scorers do not import torch
         return list(workers.map(function, items, chunksize=max(1, len(items) // (PARTS * processes))))
 
 

@@ -1,11 +1,11 @@
-"""Whether two answers to a mathematics problem are the same: the two judges that published scores are made with.
+"""Equivalence of two answers to a mathematics problem, by the two judges behind published scores.
 
-- `is_equivalent`: string normalisation alone, as in the MATH paper (hendrycks/math, `is_equiv`): "1,000" is not "1000".
+- `is_equivalent`: string normalization alone, as in the MATH paper (hendrycks/math, `is_equiv`): "1,000" is not "1000".
 - `same_value`: what PRM800K's `grade_answer` accepts beyond that: "1,000" is "1000", "50%" is "50", "(x+1)^2" is
   "x^2+2x+1"; but an unreduced fraction is wrong, and where one answer is an integer the other must be the same one.
 
-Written anew from their behaviour; tests/parity/test_math.py has the recorded verdicts. Nothing is evaluated as Python:
-an expression is read by the parser below.
+Reimplemented from their behavior; tests/parity/test_math.py has the recorded verdicts. Nothing is evaluated as Python:
+the parser below reads expressions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-# ---------------------------------------------------------------- string normalisation (hendrycks/math)
+# ---------------------------------------------------------------- string normalization (hendrycks/math)
 
 _DROPPED = ("\n", "\\!")
 _REPLACED = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
@@ -23,7 +23,9 @@ _MARKS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$")
 
 
 def is_equivalent(given: str, gold: str) -> bool:
-    """Equal after `normalize_answer`; where one of the two cannot be normalised, equal as they are."""
+    """Return whether both are equal after `normalize_answer`; where one cannot be normalized, whether they are equal as
+    texts.
+    """
     try:
         return normalize_answer(given) == normalize_answer(gold)
     except ValueError:
@@ -31,7 +33,7 @@ def is_equivalent(given: str, gold: str) -> bool:
 
 
 def normalize_answer(answer: str) -> str:
-    """The answer without spaces, units, degree and dollar signs, with fractions and roots written in one way.
+    """Return the answer without spaces, units, degree and dollar signs, with fractions and roots in one notation.
 
     Raises:
         ValueError: two units, or a fraction or a root without an argument.
@@ -55,23 +57,23 @@ def normalize_answer(answer: str) -> str:
 
 
 def _without_unit(text: str) -> str:
-    before, *after = text.split("\\text{ ")
-    if len(after) > 1:
+    number_text, *unit_texts = text.split("\\text{ ")
+    if len(unit_texts) > 1:
         raise ValueError("two units")
-    return before
+    return number_text
 
 
 def _braced_roots(text: str) -> str:
-    first, *rest = text.split("\\sqrt")
-    if "" in rest:
+    first, *arguments = text.split("\\sqrt")
+    if "" in arguments:
         raise ValueError("a root of nothing")
-    return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in rest)
+    return first + "".join("\\sqrt" + (part if part[0] == "{" else f"{{{part[0]}}}{part[1:]}") for part in arguments)
 
 
 def _braced_fractions(text: str) -> str:
-    first, *rest = text.split("\\frac")
+    first, *arguments = text.split("\\frac")
     result = first
-    for part in rest:
+    for part in arguments:
         if not part:
             raise ValueError("a fraction of nothing")
         if part[0] == "{":
@@ -79,13 +81,13 @@ def _braced_fractions(text: str) -> str:
         elif len(part) < 2:
             return text
         else:
-            below = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
-            result += f"\\frac{{{part[0]}}}{below}"
+            denominator = part[1:] if part[1] == "{" else f"{{{part[1]}}}{part[2:]}"
+            result += f"\\frac{{{part[0]}}}{denominator}"
     return result
 
 
 def _slash_as_fraction(text: str) -> str:
-    """7/4 as a fraction; not 07/4, not x/4."""
+    """Convert 7/4 to a fraction; not 07/4, not x/4."""
     match = re.fullmatch(r"(-?[0-9]+)/(-?[0-9]+)", text)
     if match is None or any(str(int(part)) != part for part in match.groups() if len(part) < 1000):
         return text
@@ -106,24 +108,24 @@ _TOO_HARD = re.compile(r"\^[{(]|\^[0-9]+\^|\^[0-9][0-9]+|\*\*")
 
 
 def same_value(given: str, gold: str) -> bool:
-    """Whether `given` is right by PRM800K's rules."""
+    """Return whether `given` is correct by PRM800K's rules."""
     if is_equivalent_mathd(given, gold):
         return True
-    ours, theirs = _simplified(given), _simplified(gold)
-    if ours == theirs:
+    given_text, gold_text = _simplified(given), _simplified(gold)
+    if given_text == gold_text:
         return True
-    if not ours or not theirs:
+    if not given_text or not gold_text:
         return False
-    left, right = _elements(ours), _elements(theirs)
-    if len(left) != len(right):
+    given_elements, gold_elements = _elements(given_text), _elements(gold_text)
+    if len(given_elements) != len(gold_elements):
         return False
-    if len(right) > 1 and (ours[0], ours[-1]) != (theirs[0], theirs[-1]):
+    if len(gold_elements) > 1 and (given_text[0], given_text[-1]) != (gold_text[0], gold_text[-1]):
         return False
-    return all(_same_element(a, b) for a, b in zip(left, right, strict=True))
+    return all(_same_element(a, b) for a, b in zip(given_elements, gold_elements, strict=True))
 
 
 def is_equivalent_mathd(given: str, gold: str) -> bool:
-    """`is_equivalent` with one enclosing \\text{…} removed first, and never an error."""
+    """Return `is_equivalent` of both with one enclosing \\text{…} removed first; never raises."""
 
     def form(text: str) -> str:
         match = re.fullmatch(r"\\text\{(.+?)\}", text.strip())
@@ -211,39 +213,39 @@ _STYLES = frozenset(
     )
 )
 _SPACES = {"\\": "\n", ",": " ", ";": " ", ":": " ", " ": " "}
-"""Commands that leave a space, by which two numbers are read as a mixed one: 5\\,000 is 5 + 0 and not 5000."""
+"""Commands that leave a space, which makes two numbers a mixed one: 5\\,000 is 5 + 0 and not 5000."""
 _TOKEN = re.compile(r"\\([A-Za-z]+)|\\(.)|(\{)|(\})|(.)", re.DOTALL)
 
 
 def _plain(latex: str) -> str:
-    """LaTeX as the text it stands for: fractions as a/b, roots as sqrt(a), no styles."""
+    """Convert LaTeX to plain text: fractions as a/b, roots as sqrt(a), no styles."""
     tokens = list(_TOKEN.finditer(re.sub(r"\\[dt]frac", r"\\frac", latex).replace("\\frac", " \\frac")))
-    place = 0
+    position = 0
 
-    def group() -> str:
-        """The next argument: a group in braces, or one token."""
-        nonlocal place
-        while place < len(tokens) and tokens[place][0].isspace():
-            place += 1
-        if place >= len(tokens):
+    def read_argument() -> str:
+        """Read the next argument: a group in braces, or one token."""
+        nonlocal position
+        while position < len(tokens) and tokens[position][0].isspace():
+            position += 1
+        if position >= len(tokens):
             return ""
-        return one()
+        return read_token()
 
-    def one() -> str:
-        nonlocal place
-        token = tokens[place]
-        place += 1
+    def read_token() -> str:
+        nonlocal position
+        token = tokens[position]
+        position += 1
         if token[3]:
             parts = []
-            while place < len(tokens) and not tokens[place][4]:
-                parts.append(one())
-            place += 1
+            while position < len(tokens) and not tokens[position][4]:
+                parts.append(read_token())
+            position += 1
             return "".join(parts)
-        return _command(token, group)
+        return _command(token, read_argument)
 
     parts = []
-    while place < len(tokens):
-        parts.append(one())
+    while position < len(tokens):
+        parts.append(read_token())
     return "".join(parts).strip()
 
 
@@ -263,7 +265,7 @@ def _command(token: re.Match[str], argument: Callable[[], str]) -> str:
 
 
 def _letter(command: str) -> str:
-    """\\theta as θ; what is no letter keeps its name, so that it is equal to itself alone."""
+    """Convert \\theta to θ; a command that is no letter keeps its name, so that it equals only itself."""
     try:
         return unicodedata.lookup(f"GREEK {'SMALL' if command.islower() else 'CAPITAL'} LETTER {command.upper()}")
     except KeyError:
@@ -294,7 +296,7 @@ def _is_integer(text: str) -> bool:
 
 
 def _elements(text: str) -> list[str]:
-    """The members of a tuple or an interval; anything else is one element."""
+    """Split a tuple or an interval into its members; anything else is one element."""
     text = _without_separators(text)
     inner = text[1:-1]
     if len(text) > 2 and text[0] in _BRACKETS and text[-1] in _BRACKETS and not set(inner) & set(_BRACKETS):
@@ -305,24 +307,24 @@ def _elements(text: str) -> list[str]:
 # ---------------------------------------------------------------- expressions
 
 MAX_EXPRESSION = 200
-"""Characters: longer ones are equal only as text. Simplifying has no bound of its own."""
+"""Longest expression in characters; longer ones are equal only as text. Simplifying has no bound of its own."""
 
 
 def _difference_is_zero(gold: str, given: str) -> bool:
-    both = f"({gold})-({given})"
-    letters = {letter for letter in both.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
-    if len(letters) > 2 or _TOO_HARD.search(both) or len(both) > MAX_EXPRESSION:
+    difference = f"({gold})-({given})"
+    letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
+    if len(letters) > 2 or _TOO_HARD.search(difference) or len(difference) > MAX_EXPRESSION:
         return False
-    import sympy  # type: ignore[import-untyped,unused-ignore]  # half a second that most answers do not need
+    import sympy  # its import needs half a second, which most answers do not need
 
     try:
-        return bool(sympy.simplify(_Expression(both, sympy).read()) == 0)
+        return bool(sympy.simplify(_Expression(difference, sympy).read()) == 0)
     except (ValueError, TypeError, ArithmeticError, RecursionError, AttributeError):
         return False
 
 
 class _Expression:
-    """A sum of products of powers, with multiplication left out as people do: 2x, 3(x+1), xy."""
+    """Parser of sums, products and powers, with the multiplication sign omitted as people do: 2x, 3(x+1), xy."""
 
     def __init__(self, text: str, sympy: Any) -> None:
         self.sympy = sympy

@@ -1,4 +1,4 @@
-"""pass@k without bias: the chance that one of k answers, drawn from n of which c are right, is right."""
+"""Unbiased pass@k: the probability that at least one of k answers, drawn from n with c correct, is correct."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """1 - C(n-c, k) / C(n, k), as in the Codex paper (arXiv:2107.03374, section 2.1).
+    """Return 1 - C(n-c, k) / C(n, k), as in the Codex paper (arXiv:2107.03374, section 2.1).
 
     Args:
-        n: answers drawn.
-        c: how many of them are right.
-        k: how many one may look at.
+        n: number of answers drawn.
+        c: number of correct ones.
+        k: number of attempts.
 
     Raises:
         ValueError: not 1 <= k <= n or not 0 <= c <= n.

@@ -1,7 +1,7 @@
-"""PENMAN as models and corpora write it: is it well formed, what would a repair change, how are its concepts written.
+"""PENMAN text of models and corpora: the test whether it is well formed, repair, and spelling of concepts.
 
-A repair never guesses at meaning. It closes what was left open, quotes what needs quotes, gives a second node of the
-same name a name of its own, and says which of these it did; a graph that would need more stays broken.
+A repair never guesses at meaning. It closes what is open, quotes what needs quotes, renames a second node of the same
+name, and reports which of these it did; a graph that would need more stays broken.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import NamedTuple
 import penman
 from penman.exceptions import PenmanError
 
-logging.getLogger("penman").setLevel(logging.ERROR)  # it warns of every gap; here gaps are returned
+logging.getLogger("penman").setLevel(logging.ERROR)  # it warns of every gap; this module returns gaps instead
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[()/]|:[^\s()/":]*|[^\s()/":]+|"')
 _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 DEEPEST = 200
-"""Nodes inside nodes; sentences have fewer than 20."""
+"""Largest nesting depth of nodes; sentences have fewer than 20."""
 
 
 def tokenize_penman(text: str) -> list[str]:
-    """Parentheses, slashes, roles (":ARG0"), strings with their quotation marks, and words.
+    """Split into parentheses, slashes, roles (":ARG0"), strings with their quotation marks, and words.
 
     >>> tokenize_penman('(b / bé:domain(c / "a b"))')
     ['(', 'b', '/', 'bé', ':domain', '(', 'c', '/', '"a b"', ')', ')']
@@ -34,7 +34,7 @@ def tokenize_penman(text: str) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """The same graph on one line, with single spaces, as the recipe trains on it. Words stay apart as they were.
+    """Write the graph on one line with single spaces, as the recipe trains on it. Words stay apart as they were.
 
     >>> one_line("(c / chu tich\\n    :domain(n / người))")
     '(c / chu tich :domain (n / người))'
@@ -43,15 +43,15 @@ def one_line(text: str) -> str:
 
 
 def join_tokens(parts: list[str]) -> str:
-    """Tokens as text on one line."""
+    """Join tokens to text on one line."""
     text = " ".join(parts)
     return text.replace("( ", "(").replace(" )", ")")
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether the whole text is one graph to the penman library, with every part there.
+    """Return whether the penman library reads the whole text as one complete graph.
 
-    Two nodes may still share a variable: that is no fault of form, and `smatch.read_graph` refuses it.
+    Two nodes may still share a variable: that is no error of form; `smatch.read_graph` rejects it.
 
     >>> is_well_formed("(w / want-01 :ARG0 (b / boy))"), is_well_formed("(w / want-01 :ARG0 (b / boy)")
     (True, False)
@@ -60,10 +60,10 @@ def is_well_formed(text: str) -> bool:
     """
     text = text.strip()
     depth = 0
-    found = tokenize_penman(text)
-    for place, token in enumerate(found):
+    tokens = tokenize_penman(text)
+    for position, token in enumerate(tokens):
         depth += (token == "(") - (token == ")")
-        if depth > DEEPEST or (depth < 1 and place < len(found) - 1):
+        if depth > DEEPEST or (depth < 1 and position < len(tokens) - 1):
             return False
     if depth or not text.startswith("("):
         return False
@@ -82,7 +82,7 @@ def _complete(variable: str | None, branches: list[tuple[str, object]]) -> bool:
 
 
 class RepairedGraph(NamedTuple):
-    """A graph that was put right, and how: names of `KINDS`, each once."""
+    """A repaired graph, and the kinds of repair: names of `KINDS`, each once."""
 
     text: str
     kinds: tuple[str, ...]
@@ -97,7 +97,7 @@ KINDS = {
     "variables": "a node got a variable, or another one because two nodes had the same",
     "dangling": "a role without a value, or a node that was only begun, was dropped",
 }
-"""What `repair_graph` does."""
+"""Kinds of repair in `repair_graph`."""
 
 
 @dataclass
@@ -108,11 +108,11 @@ class _Node:
 
 
 class _Broken(Exception):
-    """More than a repair may do."""
+    """The graph needs more than a repair may do."""
 
 
 def repair_graph(text: str) -> RepairedGraph | None:
-    """The graph in `text` made well formed, or None where that would take a guess.
+    """Return the graph in `text` made well formed, or None where that would need a guess.
 
     >>> repair_graph("(b / bi kịch :domain(c / chó")
     RepairedGraph(text='(b / bikịch :domain (c / chó))', kinds=('parentheses', 'spacing', 'words'))
@@ -125,36 +125,36 @@ def repair_graph(text: str) -> RepairedGraph | None:
     if start < 0:
         return None
     body, kinds = _closed_quotes(text[start:])
-    found = tokenize_penman(body)
+    tokens = tokenize_penman(body)
     try:
-        reader = _Reader(found)
+        reader = _Reader(tokens)
         root = reader.node(0)
     except _Broken:
         return None
     if root is None:
         return None
     kinds |= reader.kinds
-    left = found[reader.place :]
-    if text[:start].strip() or set(left) - {")"}:
+    unread = tokens[reader.place :]
+    if text[:start].strip() or set(unread) - {")"}:
         kinds.add("around")
-    elif left:
+    elif unread:
         kinds.add("parentheses")
     if re.search(r"[^\s(]:|[^\s(]\((?!\s*\))", _STRING.sub("s", body)):
         kinds.add("spacing")
-    whole = join_tokens(list(_written(root)))
-    return RepairedGraph(whole, tuple(kind for kind in KINDS if kind in kinds)) if is_well_formed(whole) else None
+    repaired = join_tokens(list(_written(root)))
+    return RepairedGraph(repaired, tuple(kind for kind in KINDS if kind in kinds)) if is_well_formed(repaired) else None
 
 
 def _closed_quotes(text: str) -> tuple[str, set[str]]:
-    """An odd quotation mark ends its text before the next parenthesis or role."""
+    """Close an unpaired quotation mark before the next parenthesis or role."""
     if '"' not in _STRING.sub("", text):
         return text, set()
-    found = re.sub(r'"((?:[^"\\\n()]|\\.)*?)(?="|\s*\)|\s+:|\s*\n|\s*\Z)"?', r'"\1"', text)
-    return found, {"quotes"}
+    closed = re.sub(r'"((?:[^"\\\n()]|\\.)*?)(?="|\s*\)|\s+:|\s*\n|\s*\Z)"?', r'"\1"', text)
+    return closed, {"quotes"}
 
 
 class _Reader:
-    """One pass over the tokens that notes what was missing."""
+    """Parser that passes over the tokens once and records what was missing."""
 
     def __init__(self, found: list[str]) -> None:
         self.tokens, self.place = found, 0
@@ -172,7 +172,7 @@ class _Reader:
         return self.tokens[self.place] if self.place < len(self.tokens) else ""
 
     def node(self, depth: int) -> _Node | None:
-        """What begins at an opening parenthesis; None where the text ends before there is a concept."""
+        """Parse the node at an opening parenthesis; return None where the text ends before there is a concept."""
         if depth > DEEPEST:
             raise _Broken
         self.place += 1
@@ -194,10 +194,10 @@ class _Reader:
         return node
 
     def _head(self) -> tuple[str, str]:
-        before = self._words()
+        variable_words = self._words()
         if self._here() != "/":
-            return (before[0], "") if before else ("", "")
-        if len(before) > 1:
+            return (variable_words[0], "") if variable_words else ("", "")
+        if len(variable_words) > 1:
             raise _Broken
         self.place += 1
         words = self._words()
@@ -205,10 +205,10 @@ class _Reader:
             if any('"' in word for word in words):
                 raise _Broken
             self.kinds.add("words")
-        return before[0] if before else "", "".join(words)
+        return variable_words[0] if variable_words else "", "".join(words)
 
     def _defined(self, variable: str) -> str:
-        """The variable, or a free one where it is taken, missing or a text."""
+        """Return the variable, or a free one where it is used already, missing or a string."""
         name, number = variable.strip('"'), 2
         if not name or name in self.defined or name != variable:
             self.kinds.add("variables")
@@ -248,9 +248,9 @@ def _written(node: _Node) -> Iterator[str]:
 
 
 def with_concepts(text: str, joiner: str) -> str:
-    """The same graph with the words of every concept joined by `joiner`: "_", " " or "" (glued).
+    """Write the graph with the words of every concept joined by `joiner`: "_", " " or "" (glued).
 
-    Words are known by spaces and underscores, so what is glued already stays so.
+    Words are separated by spaces and underscores, so glued words stay glued.
 
     >>> with_concepts("(b / bi_kịch :domain (c / con chó))", "")
     '(b / bikịch :domain (c / conchó))'

@@ -1,4 +1,4 @@
-"""A sound graph with something left out: its skeleton, one role, the identity of what is mentioned twice."""
+"""Reductions of a well-formed graph: its skeleton, without coreference, without a role."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from surefit.metrics.penman_text import join_tokens, tokenize_penman
 
 
 def concept_skeleton(text: str) -> str:
-    """The tree of concepts, roles and constants without variables; what is mentioned again is its concept again.
+    """Write the tree of concepts, roles and constants without variables; a reentrant node repeats its concept.
 
     >>> concept_skeleton("(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b :polarity -))")
     '(want-01 :ARG0 (boy) :ARG1 (go-02 :ARG0 (boy) :polarity -))'
     """
     concepts = _concepts(tokenize_penman(text))
     parts: list[str] = []
-    for before, token, after in _neighbours(tokenize_penman(text)):
-        if before.startswith(":") and token in concepts:
+    for previous, token, following in _neighbours(tokenize_penman(text)):
+        if previous.startswith(":") and token in concepts:
             parts += ["(", *concepts[token], ")"]
-        elif token != "/" and not (before == "(" and after == "/"):
+        elif token != "/" and not (previous == "(" and following == "/"):
             parts.append(token)
     return join_tokens(parts)
 
 
 def without_coreference(text: str) -> str:
-    """The same graph with a node of its own wherever one is mentioned again: all that a skeleton can say.
+    """Write the graph with a new node wherever one is mentioned again, which is all that a skeleton can express.
 
     >>> without_coreference("(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 b))")
     '(w / want-01 :ARG0 (b / boy) :ARG1 (g / go-02 :ARG0 (b2 / boy)))'
     """
-    found = tokenize_penman(text)
-    concepts = _concepts(found)
-    taken = set(concepts)
+    tokens = tokenize_penman(text)
+    concepts = _concepts(tokens)
+    variables = set(concepts)
     parts: list[str] = []
-    for before, token, _ in _neighbours(found):
-        if before.startswith(":") and token in concepts:
-            name = next(name for n in range(2, len(found) + 2) if (name := f"{token}{n}") not in taken)
-            taken.add(name)
+    for previous, token, _ in _neighbours(tokens):
+        if previous.startswith(":") and token in concepts:
+            name = next(name for n in range(2, len(tokens) + 2) if (name := f"{token}{n}") not in variables)
+            variables.add(name)
             parts += ["(", name, "/", *concepts[token], ")"]
         else:
             parts.append(token)
@@ -44,7 +44,7 @@ def without_coreference(text: str) -> str:
 
 
 def without_role(text: str, role: str) -> str:
-    """The same graph without a role and what it leads to.
+    """Write the graph without a role and its values.
 
     >>> without_role('(c / city :wiki "Q1858" :name (n / name :op1 "Hà" :op2 "Nội"))', ":wiki")
     '(c / city :name (n / name :op1 "Hà" :op2 "Nội"))'
@@ -63,12 +63,12 @@ def without_role(text: str, role: str) -> str:
 
 
 def _concepts(found: list[str]) -> dict[str, list[str]]:
-    """Variable → the words of its concept."""
+    """Return variable → the words of its concept."""
     concepts: dict[str, list[str]] = {}
-    for place, token in enumerate(found):
-        if token == "/" and place:
-            words = concepts[found[place - 1]] = []
-            for word in found[place + 1 :]:
+    for position, token in enumerate(found):
+        if token == "/" and position:
+            words = concepts[found[position - 1]] = []
+            for word in found[position + 1 :]:
                 if word in "()/" or word.startswith(":"):
                     break
                 words.append(word)
@@ -76,5 +76,5 @@ def _concepts(found: list[str]) -> dict[str, list[str]]:
 
 
 def _neighbours(found: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Each token with the one before and the one after it."""
+    """Yield each token with its predecessor and successor."""
     return zip(["", *found], found, [*found[1:], ""], strict=False)

@@ -1,7 +1,7 @@
-"""Recall, MRR and NDCG at k for one right item at a known rank, as LlamaRec's and LRURec's tables print them.
+"""Recall, MRR and NDCG at k for one relevant item at a known rank, as LlamaRec's and LRURec's tables print them.
 
-With one right item Recall@k is whether it is among the first k, MRR@k its reciprocal rank there and NDCG@k
-1 / log₂(rank + 1); all three are 0 further down. Corpus scores are means over users.
+With one relevant item Recall@k is whether it is among the first k, MRR@k its reciprocal rank there and NDCG@k 1 /
+log₂(rank + 1); all three are 0 below rank k. Corpus scores are means over users.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ CUTOFFS = (1, 5, 10, 20)
 
 
 def ranking_scores(rank: int | None, cutoffs: tuple[int, ...] = CUTOFFS) -> dict[str, float]:
-    """The scores of one user.
+    """Return the scores of one user.
 
     Args:
-        rank: 1-based place of the right item; None where it is not in the ranking at all.
+        rank: 1-based rank of the relevant item; None where it is not in the ranking.
 
     Raises:
-        ValueError: a rank below 1.
+        ValueError: the rank is below 1.
 
     >>> ranking_scores(2, (1, 5))
     {'recall@1': 0.0, 'mrr@1': 0.0, 'ndcg@1': 0.0, 'recall@5': 1.0, 'mrr@5': 0.5, 'ndcg@5': 0.6309297535714575}
@@ -36,6 +36,6 @@ def ranking_scores(rank: int | None, cutoffs: tuple[int, ...] = CUTOFFS) -> dict
 
 
 def mean_ranking(ranks: Sequence[int | None]) -> dict[str, float]:
-    """The mean scores of users whose right items have these ranks."""
-    each = [ranking_scores(rank) for rank in ranks]
-    return {name: math.fsum(scores[name] for scores in each) / len(each) for name in ranking_scores(None)}
+    """Return the mean scores of users whose relevant items have these ranks."""
+    user_scores = [ranking_scores(rank) for rank in ranks]
+    return {name: math.fsum(scores[name] for scores in user_scores) / len(user_scores) for name in ranking_scores(None)}

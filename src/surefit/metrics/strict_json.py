@@ -1,8 +1,8 @@
-"""JSON as the standard defines it, read from text that nobody can vouch for.
+"""Strict JSON parsing for text from untrusted sources.
 
-Python's `json` also takes NaN and Infinity, keeps the last of two equal keys, reads `1e999` as infinity and lets a lone
-surrogate through that no file can hold. Text that a model wrote, or that a model is going to learn to write, must not
-have any of these.
+Python's `json` also accepts NaN and Infinity, keeps the last of two equal keys, parses `1e999` as infinity and accepts
+a lone surrogate that no file can hold. Text that a model wrote, or that a model will learn to write, must not contain
+any of these.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from surefit.core.reading import deeper_than
 
 MAX_CHARACTERS = 1_000_000
 MAX_DEPTH = 64
-"""Brackets inside brackets."""
+"""Largest nesting depth of brackets."""
 MAX_DIGITS = 300
 """Digits of an integer: enough for any quantity, and every such integer fits a float."""
 
 
 def strict_json(text: str) -> Any:
-    """The value of a JSON text, in time linear in its length.
+    """Return the value of a JSON text, in time linear in its length.
 
     Raises:
         ValueError: the text is not JSON (RFC 8259), repeats a key, holds a number that is not finite or has more than
@@ -42,7 +42,7 @@ def strict_json(text: str) -> Any:
             parse_constant=_not_a_number,
             object_pairs_hook=_without_repeated_keys,
         )
-        if not text.isascii() or "\\u" in text:  # else there is no surrogate to look for
+        if not text.isascii() or "\\u" in text:  # otherwise the text cannot contain a surrogate
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("half of a surrogate pair, which is not a character") from None
@@ -54,7 +54,7 @@ def strict_json(text: str) -> Any:
 
 
 def json_kind(value: Any) -> str:
-    """What a person calls a JSON value of this type.
+    """Name the type of a JSON value in plain words.
 
     >>> json_kind(None), json_kind({}), json_kind("a"), json_kind(2.5)
     ('null', 'an object', 'text', 'a number')

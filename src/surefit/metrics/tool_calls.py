@@ -1,7 +1,7 @@
-"""Tool calls as a JSON array, `[{"name": "f", "arguments": {"x": 1}}]`: reading them strictly and scoring them.
+"""Tool calls as a JSON array, `[{"name": "f", "arguments": {"x": 1}}]`: strict parsing and metrics.
 
-A call is a dict with exactly the keys `name` (str) and `arguments` (object). Which metric means what, with an example
-of each and the leaderboard's judged oddities: docs/recipes/function-calling.md.
+A call is a dict with exactly the keys `name` (str) and `arguments` (object). The metrics, with an example of each and
+the leaderboard's oddities: docs/recipes/function-calling.md.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ToolCall = dict[str, Any]
 
 
 def parse_calls(text: str) -> list[ToolCall] | None:
-    """The calls of an answer that is a JSON array of calls and nothing else; None for any other text.
+    """Parse an answer that is a JSON array of calls and nothing else; return None for any other text.
 
     White space around the array is the only freedom: a code fence, a sentence before it, a single object, another key
-    (`parameters`, `id`), arguments inside a string, and whatever `strict_json` refuses are all None.
+    (`parameters`, `id`), arguments inside a string, and everything that `strict_json` rejects are all None.
 
     >>> parse_calls('[{"name": "f", "arguments": {"x": 1}}]')
     [{'name': 'f', 'arguments': {'x': 1}}]
@@ -38,7 +38,7 @@ def parse_calls(text: str) -> list[ToolCall] | None:
 
 
 def is_call(value: Any) -> bool:
-    """Whether a JSON value has the shape of a call."""
+    """Return whether a JSON value has the shape of a call."""
     return (
         isinstance(value, dict)
         and value.keys() == {"name", "arguments"}
@@ -49,61 +49,62 @@ def is_call(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class GoldCalls:
-    """What one question should be answered with.
+    """Gold answer to one question.
 
     Attributes:
         calls: the gold calls; empty where no tool fits.
-        functions: the documents of the tools on offer (`tool_schema.function_document`), those of `calls` among them.
+        functions: the documents of the available tools (`tool_schema.function_document`), including the tools of
+            `calls`.
     """
 
     calls: Sequence[ToolCall]
     functions: Sequence[Mapping[str, Any]]
 
     def answers(self) -> list[dict[str, dict[str, list[Any]]]]:
-        """`calls` as the leaderboard's checker takes them; of two tools with one name it looks at the first."""
+        """Return `calls` in the format of the leaderboard's checker; of two tools with one name it uses the first."""
         by_name = {function["name"]: function for function in reversed(self.functions)}
         return [acceptable_answer(call, by_name[call["name"]]) for call in self.calls]
 
 
 def score_calls(gold: GoldCalls, calls: Sequence[ToolCall] | None) -> dict[str, float]:
-    """Every metric that applies to this question; which ones do depends on `gold` alone, never on the answer.
+    """Return every metric that applies to this question; which ones do depends on `gold` alone, never on the answer.
 
     Args:
-        gold: the right answer.
-        calls: the given answer, as `parse_calls` reads it; None where it does not parse, which scores zero everywhere
-            but in `irrelevance`.
+        gold: the gold answer.
+        calls: the model's answer from `parse_calls`; None where it does not parse, which scores zero everywhere but in
+            `irrelevance`.
 
     Returns:
         json_valid: the answer parses.
-        name_accuracy: the share of called names in common, as multisets, of the longer list.
-        argument_accuracy: the share of equal arguments among calls of the same name, of the longer list of arguments;
-            left out where gold has no argument.
+        name_accuracy: the share of called names in common, as multisets, relative to the longer list.
+        argument_accuracy: the share of equal arguments among calls of the same name, relative to the longer list of
+            arguments; left out where gold has no argument.
         exact_match: the same calls in any order (`same_calls`).
         ast: the leaderboard's verdict; left out where gold is empty.
         irrelevance: no call is made; only where gold is empty. As on the leaderboard, an answer that does not parse
             makes no call.
     """
-    valid, given = calls is not None, calls or []
+    valid, predicted = calls is not None, calls or []
     scores = {
         "json_valid": float(valid),
-        "name_accuracy": _name_accuracy(gold.calls, given) if valid else 0.0,
-        "exact_match": float(valid and same_calls(gold.calls, given)),
+        "name_accuracy": _name_accuracy(gold.calls, predicted) if valid else 0.0,
+        "exact_match": float(valid and same_calls(gold.calls, predicted)),
     }
     if any(call["arguments"] for call in gold.calls):
-        scores["argument_accuracy"] = _argument_accuracy(gold.calls, given)
+        scores["argument_accuracy"] = _argument_accuracy(gold.calls, predicted)
     if gold.calls:
         category = "parallel" if len(gold.calls) > 1 else "multiple"
-        scores["ast"] = float(check_calls(gold.functions, given, gold.answers(), category) is None)
+        scores["ast"] = float(check_calls(gold.functions, predicted, gold.answers(), category) is None)
     else:
-        scores["irrelevance"] = float(not given)
+        scores["irrelevance"] = float(not predicted)
     return scores
 
 
 def same_calls(left: Sequence[ToolCall], right: Sequence[ToolCall]) -> bool:
-    """Whether two lists hold the same calls, in any order.
+    """Return whether two lists contain the same calls, in any order.
 
-    Arguments are equal as JSON Schema defines it: 1 equals 1.0, true does not equal 1, strings to the character, arrays
-    in order, objects in any order.
+    Arguments are equal as JSON Schema defines it: 1 equals 1.0, true does not equal 1, strings match exactly, arrays in
+    order, objects in any order.
 
     >>> same_calls([{"name": "f", "arguments": {"x": 1}}], [{"name": "f", "arguments": {"x": 1.0}}])
     True
@@ -114,7 +115,7 @@ def same_calls(left: Sequence[ToolCall], right: Sequence[ToolCall]) -> bool:
 
 
 def _identity(value: Any) -> Hashable:
-    """A hashable stand-in: two JSON values are equal exactly when theirs are."""
+    """Return a hashable key: two JSON values are equal exactly when their keys are."""
     if isinstance(value, dict):
         return "object", frozenset((key, _identity(inner)) for key, inner in value.items())
     if isinstance(value, list):
@@ -131,12 +132,14 @@ def _name_accuracy(gold: Sequence[ToolCall], given: Sequence[ToolCall]) -> float
 
 
 def _argument_accuracy(gold: Sequence[ToolCall], given: Sequence[ToolCall]) -> float:
-    """Pairs calls of one name so that those with the most arguments in common come first."""
+    """Return the share of equal arguments, pairing calls of one name so that the most arguments in common come
+    first.
+    """
     pairs = [
-        (_equal_arguments(right, call), i, j)
-        for i, right in enumerate(gold)
+        (_equal_arguments(gold_call, call), i, j)
+        for i, gold_call in enumerate(gold)
         for j, call in enumerate(given)
-        if right["name"] == call["name"]
+        if gold_call["name"] == call["name"]
     ]
     paired_gold, paired_given, equal = set(), set(), 0
     for common, i, j in sorted(pairs, key=lambda pair: -pair[0]):
@@ -149,5 +152,8 @@ def _argument_accuracy(gold: Sequence[ToolCall], given: Sequence[ToolCall]) -> f
 
 
 def _equal_arguments(left: ToolCall, right: ToolCall) -> int:
-    ours, theirs = left["arguments"], right["arguments"]
-    return sum(name in theirs and _identity(value) == _identity(theirs[name]) for name, value in ours.items())
+    left_arguments, right_arguments = left["arguments"], right["arguments"]
+    return sum(
+        name in right_arguments and _identity(value) == _identity(right_arguments[name])
+        for name, value in left_arguments.items()
+    )

@@ -1,8 +1,8 @@
-"""The answers that a row's tools allow, as a grammar: an array of calls with arguments of the right names and types.
+"""Grammar of the answers that a row's tools allow: an array of calls with arguments of the right names and types.
 
-Where a schema says something that is not known here, or that a grammar cannot say, more is allowed, never less: what
-comes out is checked by the scorer anyway. Spacing is that of `json.dumps`, and arguments come in the order in which the
-tool declares them, because no grammar of reasonable size says "any order, each at most once".
+Where a schema contains something unknown, or that a grammar cannot express, more is allowed, never less: the scorer
+checks the answer anyway. Spacing is as in `json.dumps`, and arguments come in the tool's order, because no grammar of
+reasonable size expresses "any order, each at most once".
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from surefit.metrics.ebnf import JSON_RULES, either, literal, repeated
 
 MOST_REPEATS = 4096
-"""A bound on a length or a number of items above this one is not said: a grammar writes repeats out."""
+"""Largest length or number of items that is enforced: a grammar spells out repetitions."""
 ANY_DEPTH = 5
-"""Arrays and objects inside one another where a schema leaves the value open."""
+"""Largest nesting depth of arrays and objects where a schema leaves the value open."""
 SCHEMA_DEPTH = 24
 """Levels of a schema that are read; below them any value is allowed."""
 
@@ -35,18 +35,18 @@ _TYPES = {name: rule for rule, names in _SCALARS.items() for name in names} | {
 
 
 def calls_grammar(tools: Sequence[Any]) -> str:
-    """EBNF of `[]` and every array of calls of these tools.
+    """Return the EBNF of `[]` and every array of calls of these tools.
 
     Args:
-        tools: in any of the shapes of `metrics.tool_schema`; what has none of them is left out.
+        tools: tools in any format of `metrics.tool_schema`; others are left out.
     """
     rules = _Rules()
     calls = [call for tool in tools if (call := _call(rules, tool))]
     if not calls:
         return "\n".join(['root ::= "[]"', ""])
     rules.named["call"] = " | ".join(dict.fromkeys(calls))
-    many = repeated("call", '", "', 1)
-    return rules.text(f'"[" ({many})? "]"')
+    call_list = repeated("call", '", "', 1)
+    return rules.text(f'"[" ({call_list})? "]"')
 
 
 def _call(rules: _Rules, tool: Any) -> str | None:
@@ -60,10 +60,9 @@ def _call(rules: _Rules, tool: Any) -> str | None:
 
 
 def _parameters(parameters: Any) -> dict[str, Any]:
-    """A tool's parameters as a JSON schema of an object.
+    """Return a tool's parameters as a JSON schema of an object.
 
-    In xLAM's shape they are the properties themselves, and required where they are neither called optional nor have a
-    default.
+    In xLAM's format they are the properties themselves, and required unless they are marked optional or have a default.
     """
     if not isinstance(parameters, Mapping):
         return {"type": "object", "properties": {}}
@@ -84,19 +83,19 @@ def _optional(written: Any) -> bool:
 
 
 class _Rules:
-    """Rules by name; a value's rule is made once for equal schemas."""
+    """Grammar rules by name; equal schemas share one rule."""
 
     def __init__(self) -> None:
         self.named: dict[str, str] = {}
         self.known: dict[str, str] = {}
 
     def text(self, root: str) -> str:
-        """The whole grammar."""
+        """Return the whole grammar."""
         lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self.named.items())]
         return "\n".join(lines) + "\n" + _open_values() + JSON_RULES
 
     def value(self, schema: Any, depth: int) -> str:
-        """The name of the rule of a schema's values."""
+        """Return the name of the rule for a schema's values."""
         return self._rule(self._body(schema, depth))
 
     def _rule(self, body: str) -> str:
@@ -114,15 +113,15 @@ class _Rules:
         options = _list(schema.get("enum")) or ([schema["const"]] if "const" in schema else None)
         kinds = [] if alternatives or "$ref" in schema or "allOf" in schema else _kinds(schema.get("type"))
         if options and not _names_items(options, kinds):
-            found = [_constant(option) for option in options]
+            bodies = [_constant(option) for option in options]
         elif alternatives:
-            found = [self.value(alternative, depth - 1) for alternative in alternatives]
+            bodies = [self.value(alternative, depth - 1) for alternative in alternatives]
         else:
-            found = [self._of_kind(kind, inner, schema, options, depth) for kind, inner in kinds]
-            found = found or [_any(ANY_DEPTH)]
+            bodies = [self._of_kind(kind, inner, schema, options, depth) for kind, inner in kinds]
+            bodies = bodies or [_any(ANY_DEPTH)]
         if schema.get("nullable") is True or ("default" in schema and schema["default"] is None):
-            found.append("null")
-        return either(list(dict.fromkeys(found)))
+            bodies.append("null")
+        return either(list(dict.fromkeys(bodies)))
 
     def _of_kind(self, kind: str, inner: str, schema: Mapping[str, Any], options: Any, depth: int) -> str:
         if kind == "array":
@@ -139,8 +138,8 @@ class _Rules:
             items = {"enum": options}
         elif not isinstance(items, Mapping) or not items:
             items = {"type": inner} if inner else {}
-        least, most = _bounds(schema, "minItems", "maxItems")
-        return f'"[" {repeated(self.value(items, depth - 1), literal(", "), least, most)} "]"'
+        min_items, max_items = _bounds(schema, "minItems", "maxItems")
+        return f'"[" {repeated(self.value(items, depth - 1), literal(", "), min_items, max_items)} "]"'
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> str:
         properties = schema.get("properties")
@@ -157,20 +156,22 @@ class _Rules:
         return " ".join(['"{"', self._members(pairs), '"}"'])
 
     def _members(self, pairs: Sequence[tuple[str, bool]]) -> str:
-        """Properties in order, any of the optional ones left out: `first` is what may follow nothing, `after` what may
-        follow a property. Each level is a rule of its own, so that the grammar grows with their number only."""
+        """Return the rule for properties in order, with any of the optional ones left out: `first` matches what may
+        come first, `after` what may follow a property. Each level is a rule of its own, so that the grammar grows
+        linearly.
+        """
         first, after = "", ""
         for pair, required in reversed(pairs):
-            behind = f" {after}" if after else ""
-            here, later = f"{pair}{behind}", f"{literal(', ')} {pair}{behind}"
-            first = self._rule(here if required else f"{here} | {first}" if first else f"({here})?")
-            after = self._rule(later if required else f"{later} | {after}" if after else f"({later})?")
+            tail = f" {after}" if after else ""
+            leading, following = f"{pair}{tail}", f"{literal(', ')} {pair}{tail}"
+            first = self._rule(leading if required else f"{leading} | {first}" if first else f"({leading})?")
+            after = self._rule(following if required else f"{following} | {after}" if after else f"({following})?")
         return first
 
 
 def _kinds(written: Any) -> list[tuple[str, str]]:
-    """A type as written → what it means here, each with the type of its items where that is written too; empty where
-    any value is meant.
+    """Parse a written type into grammar types, each with its written item type, if any; empty where any value is
+    allowed.
 
     >>> _kinds("List[int], optional"), _kinds(["string", "null"]), _kinds("Union[int, str]"), _kinds("Callable")
     ([('array', 'int')], [('string', ''), ('null', '')], [('integer', ''), ('string', '')], [])
@@ -184,15 +185,17 @@ def _kinds(written: Any) -> list[tuple[str, str]]:
         if outer == "union" and "[" not in inner:
             return _kinds(inner.split(","))
         kind = _TYPES.get(outer)
-        alone = kind == "array" and "," not in inner
-        return [(kind, inner if alone else "")] if kind else []
+        homogeneous = kind == "array" and "," not in inner
+        return [(kind, inner if homogeneous else "")] if kind else []
     names = _list(written) or []
-    found = [kinds[0] for name in names if isinstance(name, str) and (kinds := _kinds(name))]
-    return found if len(found) == len(names) else []
+    all_kinds = [kinds[0] for name in names if isinstance(name, str) and (kinds := _kinds(name))]
+    return all_kinds if len(all_kinds) == len(names) else []
 
 
 def _names_items(options: Sequence[Any], kinds: Sequence[tuple[str, str]]) -> bool:
-    """An enum of single items beside the type array, as some of the leaderboard's tools have it, is for the items."""
+    """Return whether an enum belongs to the items: single values beside the type array, as in some leaderboard
+    tools.
+    """
     return [kind for kind, _ in kinds] == ["array"] and not any(isinstance(option, list) for option in options)
 
 
@@ -201,14 +204,14 @@ def _constant(value: Any) -> str:
 
 
 def _string(schema: Mapping[str, Any]) -> str:
-    least, most = _bounds(schema, "minLength", "maxLength")
-    if not least and most is None:
+    min_length, max_length = _bounds(schema, "minLength", "maxLength")
+    if not min_length and max_length is None:
         return "string"
-    return f'"\\"" char{{{least},{"" if most is None else most}}} "\\""'
+    return f'"\\"" char{{{min_length},{"" if max_length is None else max_length}}} "\\""'
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> tuple[int, int | None]:
-    """Two bounds; one that is not a usable number, or too large to be written out, is left out."""
+    """Return two bounds; one that is not a usable number, or too large to be spelled out, is left out."""
     low, high = (
         value if isinstance(value := schema.get(name), int) and 0 <= value <= MOST_REPEATS else None
         for name in (least, most)
@@ -227,7 +230,7 @@ def _any(depth: int) -> str:
 
 
 def _open_values() -> str:
-    """Any JSON value, brackets inside brackets up to a depth that an answer needs."""
+    """Return the rules for any JSON value, nested up to a depth that an answer needs."""
     lines = ["any0 ::= string | number | boolean | null"]
     for depth in range(1, ANY_DEPTH + 1):
         member = f"string {literal(': ')} any{depth - 1}"

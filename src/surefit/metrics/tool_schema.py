@@ -1,6 +1,6 @@
-"""The tools of a row, however its data set writes them, as the function documents that the checker reads.
+"""A row's tools, in any data set's format, as the function documents of the checker.
 
-Three ways of writing a tool are known:
+Three formats are known:
 
 - xLAM: `parameters` is `{name: {"description", "type", "default"?}}`, the type a Python annotation (`List[int]`,
   `"str, optional"`);
@@ -33,18 +33,21 @@ _LEADERBOARD_TYPES = {
     "dict": "dict",
     "object": "dict",
 }
-"""Everything else (`Any`, `Union[…]`, a missing type) is "any": the checker then goes by the gold value's type."""
+"""Leaderboard type names; everything else (`Any`, `Union[…]`, a missing type) is "any": the checker then uses the gold
+value's type.
+"""
 
 
 def function_document(tool: Any, where: str = "tools") -> dict[str, Any]:
-    """One tool as `{"name", "parameters": {"properties": {name: {"type", "items"?, "default"?}}, "required": […]}}`.
+    """Return a tool as `{"name", "parameters": {"properties": {name: {"type", "items"?, "default"?}}, "required":
+    […]}}`.
 
     Args:
-        tool: the tool as its row has it.
-        where: how errors call it, for example `tools[2]`.
+        tool: the tool from its row.
+        where: location for errors, for example `tools[2]`.
 
     Raises:
-        DataError: it is none of the three shapes above; `field` says where.
+        DataError: it has none of the three formats above; `field` is the location.
     """
     if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
         tool, where = tool["function"], f"{where}.function"
@@ -74,7 +77,7 @@ _HELP = (
 
 
 def _properties_and_required(parameters: dict[str, Any], where: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    # An xLAM function may well have a parameter called "type"; then the value is an object, never a string.
+    # An xLAM function may have a parameter called "type"; then the value is an object, never a string.
     is_schema = parameters.get("type") in ("object", "dict")
     specs = (parameters.get("properties") or {}) if is_schema else parameters
     required = (parameters.get("required") or []) if is_schema else None
@@ -97,21 +100,21 @@ def _properties_and_required(parameters: dict[str, Any], where: str) -> tuple[di
 
 
 def _property(spec: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The leaderboard's form of one parameter, and whether xLAM's conventions make it optional."""
+    """Return one parameter in the leaderboard's format, and whether xLAM's conventions make it optional."""
     kind, item_kind, optional = _read_type(spec.get("type"))
     items = spec.get("items")
     if isinstance(items, dict):
         item_kind = _read_type(items.get("type"))[0]
-    found: dict[str, Any] = {"type": kind}
+    parameter: dict[str, Any] = {"type": kind}
     if item_kind != "any":
-        found["items"] = {"type": item_kind}
+        parameter["items"] = {"type": item_kind}
     if "default" in spec:
-        found["default"] = _typed_default(spec["default"], kind)
-    return found, optional or "default" in spec
+        parameter["default"] = _typed_default(spec["default"], kind)
+    return parameter, optional or "default" in spec
 
 
 def _read_type(written: Any) -> tuple[str, str, bool]:
-    """A type as written → (leaderboard type, that of its items, whether it is marked optional).
+    """Parse a written type into (leaderboard type, item type, whether it is marked optional).
 
     >>> _read_type("List[int], optional"), _read_type("Optional[str]"), _read_type(["string", "null"])
     (('array', 'integer', True), ('string', 'any', True), ('string', 'any', False))
@@ -132,7 +135,7 @@ def _read_type(written: Any) -> tuple[str, str, bool]:
 
 
 def _typed_default(default: Any, kind: str) -> Any:
-    """xLAM writes many defaults as text: `{"type": "int", "default": "10"}` means 10."""
+    """Parse a default that xLAM writes as text: `{"type": "int", "default": "10"}` means 10."""
     if isinstance(default, str) and kind not in ("string", "any"):
         with suppress(ValueError):
             return strict_json(default)
@@ -140,9 +143,9 @@ def _typed_default(default: Any, kind: str) -> Any:
 
 
 def acceptable_answer(call: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, dict[str, list[Any]]]:
-    """A gold call as the checker's answer: its values are the only acceptable ones, except that a parameter which is
-    not required and has a default may be left out or given its default where gold leaves it out, and left out where
-    gold gives the default.
+    """Return a gold call in the checker's answer format: its values are the only acceptable ones, except that an
+    optional parameter with a default may be left out or have its default where gold leaves it out, and may be left out
+    where gold has the default.
 
     >>> parameters = {"x": {"type": "int"}, "n": {"type": "int", "default": 3}}
     >>> function = function_document({"name": "f", "parameters": parameters})
@@ -163,7 +166,7 @@ def acceptable_answer(call: Mapping[str, Any], function: Mapping[str, Any]) -> d
 
 
 def _option(value: Any, schema: Mapping[str, Any]) -> Any:
-    """The checker lists alternatives for every key of a dict: one each here."""
+    """Wrap the values of dicts in one-element lists, because the checker lists alternatives for every key of a dict."""
     kind, item_kind = schema.get("type"), schema.get("items", {}).get("type")
     if kind == "dict" and isinstance(value, dict):
         return {key: [inner] for key, inner in value.items()}

@@ -1,4 +1,6 @@
-"""Words and sentences of any language, without a model: what scores and baselines of summaries count in."""
+"""Splitting of text in any language into words and sentences, without a model, for metrics and baselines of
+summaries.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import re
 import unicodedata
 
 _ALONE = ("CJK UNIFIED", "CJK COMPATIBILITY", "HIRAGANA", "KATAKANA")
-"""Scripts that put no spaces between words: a character is a word."""
+"""Scripts without spaces between words: each character counts as a word."""
 _ABBREVIATIONS = {
     *("mr", "mrs", "ms", "dr", "prof", "st", "no", "nos", "sec", "secs", "art", "arts", "para", "fig", "cf", "al"),
     *("inc", "ltd", "co", "corp", "v", "vs", "pub", "stat", "rev", "app", "dist"),
@@ -16,23 +18,23 @@ _LAST_WORD = re.compile(r"(\w+)\.$")
 
 
 class _Separated(dict[int, str]):
-    """For `str.translate`: letters, digits and marks stay, everything else becomes a space."""
+    """Table for `str.translate`: letters, digits and marks stay, everything else becomes a space."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
         if unicodedata.name(character, "").startswith(_ALONE):
-            found = f" {character} "
+            replacement = f" {character} "
         else:
-            found = character if character.isalnum() or unicodedata.category(character).startswith("M") else " "
-        self[code] = found
-        return found
+            replacement = character if character.isalnum() or unicodedata.category(character).startswith("M") else " "
+        self[code] = replacement
+        return replacement
 
 
 _separated = _Separated()
 
 
 def split_words(text: str) -> list[str]:
-    """Lower-case words: runs of letters, digits and combining marks of any script, canonically composed.
+    """Split text into lowercase words: runs of letters, digits and combining marks of any script, canonically composed.
 
     >>> split_words("Luật số 5, khoản 2(a): the café_bar 日本")
     ['luật', 'số', '5', 'khoản', '2', 'a', 'the', 'café', 'bar', '日', '本']
@@ -41,23 +43,25 @@ def split_words(text: str) -> list[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    """Sentences in order, by punctuation and line breaks; a full stop after an abbreviation or initial ends none.
+    """Split text into sentences at punctuation and line breaks; a period after an abbreviation or initial ends none.
 
     >>> split_sentences("Under 12 U.S.C. 5 the Act, see Smith v. Jones, ends. It lapses!\\nNew line")
     ['Under 12 U.S.C. 5 the Act, see Smith v. Jones, ends.', 'It lapses!', 'New line']
     """
-    found, start = [], 0
+    sentences, start = [], 0
     for end in _END.finditer(text):
-        piece = text[start : end.end()].strip()
-        if "\n" not in end.group() and not _ends(piece, text[end.end() : end.end() + 1]):
+        sentence = text[start : end.end()].strip()
+        if "\n" not in end.group() and not _ends(sentence, text[end.end() : end.end() + 1]):
             continue
-        found.append(piece)
+        sentences.append(sentence)
         start = end.end()
-    return [piece for piece in (*found, text[start:].strip()) if piece]
+    return [sentence for sentence in (*sentences, text[start:].strip()) if sentence]
 
 
 def _ends(piece: str, following: str) -> bool:
     if following.islower():
         return False
-    last = _LAST_WORD.search(piece)
-    return last is None or not (last[1].lower() in _ABBREVIATIONS or (len(last[1]) == 1 and last[1].isalpha()))
+    last_word = _LAST_WORD.search(piece)
+    return last_word is None or not (
+        last_word[1].lower() in _ABBREVIATIONS or (len(last_word[1]) == 1 and last_word[1].isalpha())
+    )

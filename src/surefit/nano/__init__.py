@@ -8,4 +8,4 @@ for a dozen tools, small sums, short summaries, tiny PENMAN graphs and rankings,
 from pathlib import Path
 
 PATH = Path(__file__).parent
-"""A folder for `from_pretrained`."""
+"""Directory for `from_pretrained`."""

@@ -1,1 +1,1 @@
-"""Several processes, one optimizer step: who they are (mesh), and how each way of sharing carries it out (engine)."""
+"""Distributed optimizer steps: the processes (process_group), and one engine per parallel mode (engine)."""

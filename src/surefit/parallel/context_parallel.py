@@ -1,14 +1,14 @@
-"""Context parallel: several processes share the tokens of every example, for contexts that no single one could hold.
+"""Context parallelism: several processes share the tokens of every example, for contexts too long for a single device.
 
-Each process has, of every document of a micro batch, two pieces: cut into 2n equal pieces for n processes, one from
-the front and its counterpart from the back. A late token reads more keys than an early one; so paired, all processes
-have the same number of tokens and the same work in every document, however the documents lie.
+Each process has two pieces of every document of a micro batch: the document is cut into 2n equal pieces for n
+processes, and each gets one from the front and its counterpart from the back. A late token attends to more keys than an
+early one; paired in this way, all processes have the same number of tokens and the same work in every document.
 
-Everything in a decoder treats a token by itself but attention. There the processes gather each other's keys and
-values, and each computes its own queries against every earlier key of their documents: exactly what one process
-computes. In the backward pass the gradients of keys and values are summed and handed back to whom they belong.
+Everything in a decoder but attention treats each token separately. In attention the processes gather each other's keys
+and values, and each computes its own queries against every earlier key of their documents: exactly what one process
+computes. In the backward pass the gradients of keys and values are summed and sent back to their owners.
 
-Here each process has the whole model; parallel/sharded_context.py shares its weights as well.
+Here each process has the whole model; parallel/sharded_context.py shards its weights as well.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ FIELD = "parallel.cp"
 
 
 class SharedTokens(Engine):
-    """What any engine does beside its own work where processes share the tokens of each micro batch.
+    """Mixin for an engine whose processes share the tokens of each micro batch.
 
-    It comes before that engine in a class's bases. Ranks 0 to `size` − 1 are the first group, and so on: those of a
-    group read the same examples, and should be on one machine. The model's attention becomes `torch_varlen`. Padded
+    It comes before that engine in a class's bases. Ranks 0 to `size` − 1 are the first group, and so on: a group's
+    processes read the same examples, and should be on one machine. The model's attention becomes `torch_varlen`. Padded
     batches are read without their padding.
 
     Args:
         world: all processes, joined.
-        size: processes that share a token sequence; divides the number of all.
-        others: what the engine takes besides the world.
+        size: number of processes that share a token sequence; divides the number of all processes.
+        others: the engine's arguments besides the world.
 
     Raises:
-        ConfigError: it does not, or is 1.
+        ConfigError: `size` does not divide it, or is 1.
     """
 
     def __init__(self, world: World, size: int, *others: Any) -> None:
@@ -72,10 +72,10 @@ class SharedTokens(Engine):
         self.data_size = world.size // size
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Set the attention, and prove that sharing changes nothing in this model.
+        """Set the attention, and verify that sharing changes nothing in this model.
 
         Raises:
-            ModelError: it would: attention of its own, a state that tokens hand on.
+            ModelError: it does: the model has attention of its own, or a state that passes between tokens.
         """
         assert isinstance(model, PreTrainedModel | PeftModel)
         if _base(model).config._attn_implementation != NAME:
@@ -95,19 +95,19 @@ class SharedTokens(Engine):
         supervised: int,
         scale: float,
     ) -> torch.Tensor:
-        # Whoever seeded this step did it alike for all that read the same examples; their tokens are not the same.
+        # All ranks that read the same examples have the same seed for this step, but not the same tokens.
         torch.manual_seed(torch.initial_seed() + self.rank)
         parts = []
         for batch in micro_batches:
-            mine, share = self._part_of(batch)
-            with share_keys_across_processes(share):
-                parts.append(super().run(model, [mine], loss_of, supervised, scale))
+            shard, context_shard = self._part_of(batch)
+            with share_keys_across_processes(context_shard):
+                parts.append(super().run(model, [shard], loss_of, supervised, scale))
         return sum(parts[1:], parts[0])
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        mine, share = self._part_of(batch)
-        with share_keys_across_processes(share):
-            return all_reduce_sum(super().measure(model, mine, loss_of), self.world, self.group)
+        shard, context_shard = self._part_of(batch)
+        with share_keys_across_processes(context_shard):
+            return all_reduce_sum(super().measure(model, shard, loss_of), self.world, self.group)
 
     def total(self, value: float) -> float:
         return all_reduce_sum(value, self.world, self._data_group) if self.data_size > 1 else value
@@ -121,29 +121,29 @@ class SharedTokens(Engine):
 
     @torch.no_grad()
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
-        """Run two short documents whole and shared; the logits must agree as `require_packable` has them agree."""
+        """Run two short documents whole and shared; the logits must agree to the tolerance of `require_packable`."""
         base = _base(model)
         batch = _two_documents(base, self.size)
-        mine, share = self._part_of(batch)
+        shard, context_shard = self._part_of(batch)
         was_training = model.training
         model.eval()
         try:
-            whole = self.loss(model, batch, _centered_logits)
-            with share_keys_across_processes(share):
-                shared = self.loss(model, mine, _centered_logits)
+            expected = self.loss(model, batch, _centered_logits)
+            with share_keys_across_processes(context_shard):
+                shared = self.loss(model, shard, _centered_logits)
         finally:
             model.train(was_training)
-        own = torch.cat(
+        rank_indices = torch.cat(
             chunk_token_indices(split_documents_across_ranks(batch["document_lengths"], self.size)[self.rank])
         )
-        whole, shared = whole[own.to(whole.device)], shared[: len(own)]
-        error = float((shared - whole).norm() / whole.norm())
+        expected, shared = expected[rank_indices.to(expected.device)], shared[: len(rank_indices)]
+        error = float((shared - expected).norm() / expected.norm())
         layers = base.config.get_text_config().num_hidden_layers
-        allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
-        if all_reduce_any(not error <= allowed, self.world):
+        tolerance = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
+        if all_reduce_any(not error <= tolerance, self.world):
             raise ModelError(
                 f"{base.config.model_type} cannot share the tokens of an example between processes: the logits are "
-                f"off by {error:.2g} of their size, {allowed:.2g} is rounding",
+                f"off by {error:.2g} of their size, {tolerance:.2g} is rounding",
                 code="E5080",
                 field=FIELD,
                 help="share the model instead: parallel.mode fsdp, pp or tp",
@@ -151,7 +151,7 @@ class SharedTokens(Engine):
 
 
 class ContextParallel(SharedTokens):
-    """Processes with a whole model each, that share the tokens of each micro batch.
+    """Processes with a whole model each, which share the tokens of each micro batch.
 
     Groups of them may share the examples as well.
     """
@@ -159,7 +159,9 @@ class ContextParallel(SharedTokens):
     name = "cp"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """As `SharedTokens` has it; all processes begin with equal weights."""
+        """Prepare the model as `SharedTokens.wrap`, and broadcast the trained weights so that all processes start
+        equal.
+        """
         model = super().wrap(model)
         with torch.no_grad():
             for parameter in model.parameters():
@@ -180,52 +182,52 @@ class ContextParallel(SharedTokens):
         return loss
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        whole = loss.clone()
-        dist.all_reduce(whole)
-        return whole
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total
 
 
 def shard_micro_batch(
     batch: Batch, rank: int, size: int, gather: Callable[[torch.Tensor], torch.Tensor], device: torch.device
 ) -> tuple[dict[str, torch.Tensor], ContextShard]:
-    """What one of the processes that share a micro batch gives to its model, and what its attention has to know.
+    """Return one process's shard of a micro batch for its model, and the layout that its attention needs.
 
     Args:
         batch: packed, or padded on the right, on the CPU.
-        rank, size: of this process among those that share the tokens.
+        rank, size: this process's rank among the processes that share the tokens, and their number.
         gather: as in `ContextShard`.
-        device: of the model.
+        device: device of the model.
 
     Returns:
-        input_ids, position_ids (1, n), loss_rows and targets, of the pieces of this process. n is the same for all of
-        them: one or more tokens of filling come last, which no other token reads. They stand at the last position of
-        the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
+        input_ids, position_ids (1, n), loss_rows and targets, of this process's pieces. n is the same for all
+        processes: one or more filling tokens come last, which no other token attends to. They are at the last position
+        of the longest document, so that rotary embeddings that depend on the highest position are the same everywhere.
     """
     ids, targets, lengths = _without_padding(batch)
     pieces = split_documents_across_ranks(lengths, size)
-    own = [torch.cat([*chunk_token_indices(part), torch.empty(0, dtype=torch.int64)]) for part in pieces]
-    count, mine = 1 + max(map(len, own)), own[rank]
-    filling = count - len(mine)
-    place = torch.empty_like(ids)
-    for number, tokens in enumerate(own):
-        place[tokens] = number * count + torch.arange(len(tokens))
-    ends = torch.arange(rank * count + len(mine), (rank + 1) * count)
-    read = [place[piece.document : piece.last] for piece in pieces[rank]]
+    rank_indices = [torch.cat([*chunk_token_indices(part), torch.empty(0, dtype=torch.int64)]) for part in pieces]
+    count, indices = 1 + max(map(len, rank_indices)), rank_indices[rank]
+    filling = count - len(indices)
+    gathered_position = torch.empty_like(ids)
+    for number, tokens in enumerate(rank_indices):
+        gathered_position[tokens] = number * count + torch.arange(len(tokens))
+    ends = torch.arange(rank * count + len(indices), (rank + 1) * count)
+    key_positions = [gathered_position[piece.document : piece.last] for piece in pieces[rank]]
     positions = torch.cat(
         [torch.arange(piece.first, piece.last) - piece.document for piece in pieces[rank]] or [ends[:0]]
     )
-    last = torch.full((filling,), max(lengths) - 1)
-    taught = targets[mine]
-    rows = (taught != MASKED).nonzero().flatten()
+    fill_positions = torch.full((filling,), max(lengths) - 1)
+    shard_targets = targets[indices]
+    rows = (shard_targets != MASKED).nonzero().flatten()
     part = {
-        "input_ids": torch.cat([ids[mine], torch.zeros_like(last)])[None],
-        "position_ids": torch.cat([positions, last])[None],
+        "input_ids": torch.cat([ids[indices], torch.zeros_like(fill_positions)])[None],
+        "position_ids": torch.cat([positions, fill_positions])[None],
         "loss_rows": rows,
-        "targets": taught[rows],
+        "targets": shard_targets[rows],
     }
     queries = _documents([*(piece.last - piece.first for piece in pieces[rank]), filling], device)
-    keys = _documents([*map(len, read), filling], device)
-    return part, ContextShard(queries, keys, torch.cat([*read, ends]).to(device), gather)
+    keys = _documents([*map(len, key_positions), filling], device)
+    return part, ContextShard(queries, keys, torch.cat([*key_positions, ends]).to(device), gather)
 
 
 class DocumentChunk(NamedTuple):
@@ -237,38 +239,40 @@ class DocumentChunk(NamedTuple):
 
 
 def split_documents_across_ranks(lengths: Sequence[int], size: int) -> list[list[DocumentChunk]]:
-    """The pieces of a row's documents for each of `size` processes: as many tokens and as much attention for each.
+    """Assign the pieces of a row's documents to `size` processes: equal tokens and equal attention work for each.
 
-    Every document is cut into 2 · size pieces, the i-th of which goes with the i-th from the end. What does not divide
-    goes to the processes with the fewest tokens so far.
+    Every document is cut into 2 · size pieces, and the i-th is paired with the i-th from the end. Remainders go to the
+    processes with the fewest tokens so far.
 
     >>> [[(p.first, p.last) for p in part] for part in split_documents_across_ranks([8, 4], 2)]
     [[(0, 2), (6, 8), (8, 9), (11, 12)], [(2, 4), (4, 6), (9, 10), (10, 11)]]
     """
     parts: list[list[DocumentChunk]] = [[] for _ in range(size)]
-    held = [0] * size
+    token_counts = [0] * size
     for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
         cuts = [start + length * i // (2 * size) for i in range(2 * size + 1)]
         pieces = [DocumentChunk(start, first, last) for first, last in pairwise(cuts)]
         pairs = sorted(((pieces[i], pieces[-1 - i]) for i in range(size)), key=_tokens, reverse=True)
-        for rank, pair in zip(sorted(range(size), key=held.__getitem__), pairs, strict=True):
+        for rank, pair in zip(sorted(range(size), key=token_counts.__getitem__), pairs, strict=True):
             parts[rank] += [piece for piece in pair if piece.first < piece.last]
-            held[rank] += _tokens(pair)
+            token_counts[rank] += _tokens(pair)
     return parts
 
 
 def chunk_token_indices(pieces: Sequence[DocumentChunk]) -> list[torch.Tensor]:
-    """The numbers of each piece's tokens in the row."""
+    """Return the indices of each piece's tokens in the row."""
     return [torch.arange(piece.first, piece.last) for piece in pieces]
 
 
-# torch 2.13 has them under new names and warns about the old ones, which 2.11 has alone. Can go with the lower bound.
+# torch 2.13 has these under new names and deprecates the old ones, the only ones in 2.11. Remove with the lower bound.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Gather(torch.autograd.Function):
-    """(this process's tensor, group) → those of the group, joined along the first dimension; the gradient is summed."""
+    """All-gather: (this process's tensor, group) → the group's tensors, joined along the first dimension; the gradient
+    is reduce-scattered as a sum.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -280,21 +284,23 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        own = gradient.new_empty(ctx.shape)
-        _reduce_scatter(own, gradient.contiguous(), group=ctx.group)
-        return own, None
+        rank_gradient = gradient.new_empty(ctx.shape)
+        _reduce_scatter(rank_gradient, gradient.contiguous(), group=ctx.group)
+        return rank_gradient, None
 
 
 def _without_padding(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """(ids, targets, document lengths) of a micro batch as one packed row, `MASKED` where nothing is predicted."""
+    """Return (ids, targets, document lengths) of a micro batch as one packed row, `MASKED` where nothing is
+    predicted.
+    """
     ids = batch["input_ids"].flatten()
     targets = torch.full_like(ids, MASKED)
     targets[batch["loss_rows"]] = batch["targets"]
     mask = batch.get("attention_mask")
     if mask is None:
         return ids, targets, batch["document_lengths"]
-    kept = mask.flatten().bool()
-    return ids[kept], targets[kept], tuple(mask.sum(1).tolist())
+    real_tokens = mask.flatten().bool()
+    return ids[real_tokens], targets[real_tokens], tuple(mask.sum(1).tolist())
 
 
 def _documents(lengths: Sequence[int], device: torch.device) -> PackedDocuments:
@@ -313,7 +319,7 @@ def _base(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 
 
 def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:
-    """A packed batch: one document longer than a short window, and one whose pieces are not of the same length."""
+    """Return a packed batch: one document longer than a short window, and one that cannot be cut into equal pieces."""
     window = attention_needs(model.config.to_dict()).sliding_window
     longer = window + 3 if window and window <= 128 else 6
     table: Any = model.get_input_embeddings()
@@ -324,7 +330,7 @@ def _two_documents(model: PreTrainedModel, size: int) -> dict[str, Any]:
 
 
 def _centered_logits(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits (tokens, vocabulary) of one row, their mean taken off."""
+    """Return the logits (tokens, vocabulary) of one row, minus their mean."""
     device = next(model.parameters()).device
     inputs = {name: batch[name].to(device) for name in ("input_ids", "position_ids")}
     logits: torch.Tensor = model(**inputs, use_cache=False).logits[0]

@@ -1,8 +1,8 @@
-"""A whole model in each process, on its own part of the global batch: torch's DistributedDataParallel.
+"""Data parallelism with a whole model in each process: torch's DistributedDataParallel.
 
-DDP hooks into the forward pass of the module that it wraps. Our loss is more than that pass: it runs the head once more
-for every chunk (train/loss.py). So what is wrapped is a module whose forward pass is the whole loss. The model inside
-stays as it is, its names too: optimizer, checkpoints and export do not know of DDP.
+DDP hooks into the forward pass of the module that it wraps. Our loss does more than that pass: it runs the head once
+more for every chunk (train/loss.py). So DDP wraps a module whose forward pass is the whole loss. The model inside stays
+as it is, including its names: optimizer, checkpoints and export do not see DDP.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ from surefit.parallel.process_group import World
 
 
 class LossModule(torch.nn.Module):
-    """A module whose forward pass is the loss of a model, so that what wraps it sees all that reads a weight."""
+    """A module whose forward pass is a model's loss, so that its wrapper sees every use of a weight."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LossModule(torch.nn.Module):
 
 
 class DataParallel(Engine):
-    """Gradients are added up over all processes in the backward pass of the last micro batch."""
+    """Engine with a whole model per process; gradients are summed over all processes in the last backward pass."""
 
     name = "ddp"
 
@@ -39,15 +39,16 @@ class DataParallel(Engine):
         self.ddp: DistributedDataParallel | None = None
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Hold the model in DDP, and return it as it was.
+        """Wrap the model in DDP, and return it as it was.
 
-        Experts that no token of a micro batch was sent to get no gradient; only then DDP is told to look for such.
+        Experts that no token of a micro batch was routed to get no gradient; only then must DDP look for unused
+        parameters.
         """
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self.ddp = DistributedDataParallel(
             LossModule(model),
-            **compat.ddp_buffer_kwargs(),  # none of them changes in training
-            init_sync=False,  # all have read the same files and drawn by the same seed; gloo cannot send float8
+            **compat.ddp_buffer_kwargs(),  # buffers do not change in training
+            init_sync=False,  # all have read the same files and use the same seed; gloo cannot send float8
             gradient_as_bucket_view=True,
             find_unused_parameters=any(".experts." in name for name in trained),
         )
@@ -73,6 +74,8 @@ class DataParallel(Engine):
 
 # The signature is compared with types, not their names: this file has no `from __future__ import annotations`.
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """The sum of gradients; DDP's own is their mean, and a loss multiplied by the number of processes rounds."""
+    """Sum gradients over processes; DDP's own hook takes the mean, and scaling the loss by the number of processes
+    rounds.
+    """
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""How the processes of a run carry out one optimizer step together.
+"""Interface of the engines, which carry out one optimizer step in all processes of a run.
 
-`train/step.py` says what a step is; an engine says who computes which part of it, and what they exchange. Whatever the
-engine, the loss and the gradients are those of one process with the whole global batch.
+`train/step.py` defines a step; an engine defines how its computation and communication are distributed. Under any
+engine, the loss and the gradients equal a single process's with the whole global batch.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from surefit.parallel.shard_ranges import FlatRange
 
 Batch = Mapping[str, Any]
 LossFunction = Callable[[torch.nn.Module, Batch], torch.Tensor]
-"""The summed cross-entropy of a micro batch, 0-d float32: `train.loss.loss_sum`."""
+"""Function that returns the summed cross-entropy of a micro batch, 0-d float32: `train.loss.loss_sum`."""
 NormFunction = Callable[[Iterable[torch.nn.Parameter]], torch.Tensor]
 
 
 class Engine:
-    """One process with everything: what the other engines change, and the interface of all.
+    """The engine of a single process, and the interface that the other engines override.
 
     Attributes:
-        name: as `parallel.mode` has it.
+        name: the value of `parallel.mode`.
         world: all processes.
-        data_rank, data_size: which part of the global batch this process reads, of how many. Processes that share
-            matrices, layers or the tokens of an example read the same part.
-        gradient_factor: the loss is multiplied by it before the backward pass; the number of processes where an engine
-            takes the mean of gradients in place of the sum.
+        data_rank, data_size: index and number of the part of the global batch that this process reads. Processes that
+            share matrices, layers or the tokens of an example read the same part.
+        gradient_factor: factor of the loss before the backward pass; the number of processes where an engine averages
+            gradients instead of summing them.
     """
 
     name = "single"
@@ -45,17 +45,21 @@ class Engine:
         self.gradient_factor = 1.0
 
     def loading_device(self, kind: str) -> str:
-        """Where a model is loaded to, for `wrap` to take it from: the kind of device that this process has, or "cpu"
-        where no device may have to hold the whole model."""
+        """Return the device type to load a model on before `wrap`: this process's, or "cpu" where a device may be too
+        small for the whole model.
+        """
         return kind
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """The model to train, after model/prepare.py and in place where that is possible; asserts what it has made."""
+        """Return the model to train, after model/prepare.py, in place if possible; assert that it was wrapped as
+        intended.
+        """
         return model
 
     def accumulating(self, model: torch.nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Around the forward and backward pass of each micro batch; `last` is the one after which gradients are
-        exchanged."""
+        """Return a context for the forward and backward pass of each micro batch; after the `last` one gradients are
+        exchanged.
+        """
         return contextlib.nullcontext()
 
     def run(
@@ -66,11 +70,12 @@ class Engine:
         supervised: int,
         scale: float,
     ) -> torch.Tensor:
-        """Forward and backward over this process's micro batches.
+        """Run forward and backward over this process's micro batches.
 
         Args:
-            supervised: supervised tokens of the whole global batch, which the loss is divided by.
-            scale: what the loss is multiplied by before the backward pass, besides `gradient_factor` (float16).
+            supervised: supervised tokens of the whole global batch, the divisor of the loss.
+            scale: further factor of the loss before the backward pass (float16's loss scale), besides
+                `gradient_factor`.
 
         Returns:
             This process's share of the mean loss, 0-d float32, detached.
@@ -85,52 +90,55 @@ class Engine:
         return sum(parts[1:], parts[0])
 
     def loss(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> torch.Tensor:
-        """The summed loss of one micro batch, through whatever module must run for the backward pass to work."""
+        """Return the summed loss of one micro batch, through the module that the backward pass needs."""
         return loss_of(model, batch)
 
     def optimizer(self, model: torch.nn.Module, make: Callable[..., Any]) -> Any:
-        """The optimizer over what is trained, without an update; it may be asked for again.
+        """Return the optimizer over the trained parameters, without an update; can be called again.
 
         Args:
-            make: `train.optim.make_optimizer`, the settings given; ZeRO calls it with `masters=False`.
+            make: `train.optim.make_optimizer` with its settings bound; ZeRO calls it with `masters=False`.
         """
         return make(model)
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """This process's share of the summed loss of a held-out micro batch; called under `no_grad`."""
+        """Return this process's share of the summed loss of a held-out micro batch; called under `no_grad`."""
         return float(loss_of(model, batch))
 
     def total(self, value: float) -> float:
-        """A number that each data rank has a part of, summed."""
+        """Return the sum over the data ranks of a number of which each has a part."""
         return all_reduce_sum(value, self.world) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss of all processes, from this one's share."""
+        """Return the loss over all processes, from this one's share."""
         return loss
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
-        """The 2-norm, 0-d float32, of the whole gradient; equal in every process.
+        """Return the 2-norm, 0-d float32, of the whole gradient; equal in every process.
 
         Args:
-            norm: that of the gradients which a process holds (`train.optim.gradient_norm`).
+            norm: function for the norm of the gradients in one process (`train.optim.gradient_norm`).
         """
         return norm(parameters)
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Tensors of the model or its optimizer, by name, as one process would hold them; every process must call it.
-        Only what the first process gets is used."""
+        """Gather tensors of the model or its optimizer, by name, as a single process would hold them; every process
+        must call it. Only the first process's result is used.
+        """
         return dict(tensors)
 
     def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, FlatRange] | None:
-        """What this process writes of them into a checkpoint: ranges that, those of all processes together, cover each
-        tensor exactly once. None where the first process writes them whole."""
+        """Return the ranges that this process writes into a checkpoint: those of all processes together cover each
+        tensor exactly once. None where the first process writes whole tensors.
+        """
         return None
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """The reverse of `whole`: this process's part of each, laid out as in `like`; made, or read from a file, when
-        it is asked for. To be copied, not kept."""
+        """Reverse `whole`: map each name to this process's part, laid out as in `like`, made or read from a file at
+        access. The result is to be copied, not kept.
+        """
         return tensors
 
 
@@ -148,17 +156,17 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
     "cp": ("context_parallel:ContextParallel", lambda section: (section.cp,)),
     "pp": ("pipeline_parallel:Pipeline", lambda section: (section.pp,)),
 }
-"""`parallel.mode`, or two together → the class, imported when it is used, and what it takes besides the world."""
+"""`parallel.mode`, or two together → the class, imported when it is used, and its arguments besides the world."""
 
 
 def build_engine(section: ParallelSection, world: World) -> Engine:
-    """The engine that `parallel.mode`, decided, asks for; every process is `joined`.
+    """Make the engine for a resolved `parallel.mode`; the process group must be initialized.
 
-    One process alone has nobody to share with: there only ZeRO is an engine of its own, for `parallel.offload`.
+    A single process has nobody to share with: only ZeRO is an engine of its own there, for `parallel.offload`.
     """
     if section.mode == "single" or (world.size == 1 and not MODES[section.mode].deepspeed):
         return Engine(world)
-    place, arguments = ENGINES["fsdp, cp" if section.mode == "fsdp" and section.cp > 1 else section.mode]
-    module, _, name = place.partition(":")
+    target, arguments = ENGINES["fsdp, cp" if section.mode == "fsdp" and section.cp > 1 else section.mode]
+    module, _, name = target.partition(":")
     engine: Engine = getattr(importlib.import_module(f"surefit.parallel.{module}"), name)(world, *arguments(section))
     return engine

@@ -1,10 +1,10 @@
-"""A share of every weight, gradient and optimizer state in each process: torch's `fully_shard` (FSDP2).
+"""Fully sharded data parallelism: shards of weights, gradients and optimizer state, by torch's `fully_shard` (FSDP2).
 
-A decoder layer's weights are gathered when it is run, forward and backward, and let go afterwards; embeddings, last
-norm and head, once for each micro batch. Each process reads its own part of the global batch.
+A decoder layer's weights are gathered for its forward and backward pass, and freed afterwards; embeddings, last norm
+and head once for each micro batch. Each process reads its own part of the global batch.
 
 The head's weight is read outside of the model's own forward pass, for every chunk of the loss (train/loss.py). So the
-outermost module is one whose forward pass is the whole loss, as under DDP: while it runs, that weight is there.
+outermost module's forward pass is the whole loss, as under DDP: that weight is gathered while it runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from surefit.parallel.shard_ranges import FlatRange, LazyTensors, read_flat_rang
 
 
 class FullySharded(Engine):
-    """Weights, gradients and optimizer state in shards.
+    """Engine that shards weights, gradients and optimizer state.
 
     Args:
         world: all processes, joined.
-        replicas: groups that each hold a whole sharded model; a divisor of the processes. Only gradients cross them.
-        offload: the shards lie in the host's memory, and the optimizer runs there.
+        replicas: number of groups that each hold a whole sharded model; a divisor of the processes. Only gradients are
+            exchanged between groups.
+        offload: whether the shards are in host memory, and the optimizer runs there.
     """
 
     name = "fsdp"
@@ -52,14 +53,14 @@ class FullySharded(Engine):
         self.root: Any = None
 
     def loading_device(self, kind: str) -> str:
-        """The host: `fully_shard` moves one layer at a time to the device, and keeps this process's part of it."""
+        """Return "cpu": `fully_shard` moves one layer at a time to the device, and keeps this process's part of it."""
         return "cpu"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Shard the model in place, each decoder layer by itself, and return it.
+        """Shard the model in place, each decoder layer separately, and return it.
 
         Raises:
-            ModelError: it has no decoder layers of transformers' kind.
+            ModelError: it has no decoder layers in transformers' form.
         """
         layers = decoder_layers(model)
         if not layers:
@@ -73,7 +74,7 @@ class FullySharded(Engine):
         root = LossModule(model)
         options: dict[str, Any] = {
             "mesh": self.mesh,
-            # Weights are computed with as they are; 16-bit gradients are added up in float32.
+            # Weights are used in their own type; 16-bit gradients are summed in float32.
             "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy() if self.offload and self.device.type == "cuda" else OffloadPolicy(),
         }
@@ -82,7 +83,7 @@ class FullySharded(Engine):
         self.root = fully_shard(root, reshard_after_forward=False, **options)
         for module in root.modules():
             if isinstance(module, FSDPModule):
-                # The sum of the processes' gradients, in place of their mean.
+                # Sum the processes' gradients instead of averaging them.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         self._require_shards(model, layers, shapes)
@@ -91,7 +92,7 @@ class FullySharded(Engine):
     def _require_shards(
         self, model: torch.nn.Module, layers: Iterable[torch.nn.Module], shapes: Mapping[str, torch.Size]
     ) -> None:
-        """Prove that it is sharded: what only looks so trains just as well, and takes the memory of a whole model."""
+        """Assert that the model is sharded: otherwise it would train just as well, with the memory of a whole model."""
         assert isinstance(self.root, FSDPModule)
         assert all(isinstance(layer, FSDPModule) for layer in layers)
         size = dist.get_world_size(self.shard_group)
@@ -106,7 +107,7 @@ class FullySharded(Engine):
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
         value = float(self.root(batch, loss_of))
-        self.root.reshard()  # after a backward pass it happens by itself
+        self.root.reshard()  # after a backward pass FSDP does this by itself
         return value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -115,40 +116,43 @@ class FullySharded(Engine):
         return total
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
-        """Each process's norm of what it holds, squared and added up over those that together hold all."""
+        """Return the gradient norm: each process's norm of its shards, squared and summed over the shard group."""
         square = norm(_own_gradients(parameters)).to(self.device) ** 2  # type: ignore[arg-type]
         dist.all_reduce(square, group=self.shard_group)
         return square.sqrt()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """One after the other, so that a device holds only one of them whole; the first process keeps them in RAM."""
-        found: dict[str, torch.Tensor] = {}
+        """Gather one tensor after the other, so that a device holds only one whole; the first process keeps them in
+        RAM.
+        """
+        gathered: dict[str, torch.Tensor] = {}
         names: dict[int, str] = {}
         for name, tensor in tensors.items():
-            if id(tensor) in names:  # a head that shares its weight with the embedding
+            if id(tensor) in names:  # a head tied to the embedding
                 if self.world.is_first:
-                    found[name] = found[names[id(tensor)]]
+                    gathered[name] = gathered[names[id(tensor)]]
                 continue
             names[id(tensor)] = name
-            one = tensor.detach()
-            full = _gather(one, self.device) if isinstance(one, DTensor) else one
+            local = tensor.detach()
+            full = _gather(local, self.device) if isinstance(local, DTensor) else local
             if self.world.is_first:
-                found[name] = full
-        return found
+                gathered[name] = full
+        return gathered
 
     def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, FlatRange] | None:
-        """This process's rows, or of replicas an equal part of those that all of them have. What is not sharded, the
-        step counts of the optimizer, is the first process's."""
+        """Return this process's rows, or with replicas an equal part of the rows that all of them hold. Unsharded
+        tensors, the optimizer's step counts, are the first process's.
+        """
         if self.mesh.size() != self.world.size:
             return None
-        found: dict[str, FlatRange] = {}
+        ranges: dict[str, FlatRange] = {}
         for name, tensor in tensors.items():
-            one = tensor.detach()
-            if isinstance(one, DTensor):
-                found[name] = _flat(one)
+            local = tensor.detach()
+            if isinstance(local, DTensor):
+                ranges[name] = _flat(local)
             elif self.world.is_first:
-                found[name] = FlatRange(one.reshape(-1), 0, tuple(one.shape))
-        return found
+                ranges[name] = FlatRange(local.reshape(-1), 0, tuple(local.shape))
+        return ranges
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
@@ -157,49 +161,49 @@ class FullySharded(Engine):
 
 
 def _gather(shard: DTensor, device: torch.device) -> torch.Tensor:
-    """The whole, on the CPU. Every process must call it; an offloaded shard goes over the device that can send it."""
-    moved: Any = shard.to(device)
-    whole: torch.Tensor = moved.full_tensor().cpu()
-    return whole
+    """Return the whole tensor on the CPU. Every process must call it; an offloaded shard is sent over the device."""
+    on_device: Any = shard.to(device)
+    full: torch.Tensor = on_device.full_tensor().cpu()
+    return full
 
 
 def _own_gradients(parameters: Iterable[torch.nn.Parameter]) -> Iterator[SimpleNamespace]:
-    """What has the gradients that this process holds, in the place of parameters."""
+    """Yield objects with this process's local gradients, in place of parameters."""
     for parameter in parameters:
         if isinstance(parameter.grad, DTensor):
             yield SimpleNamespace(grad=parameter.grad.to_local())
 
 
 def _rows(tensor: DTensor) -> tuple[int, int, int]:
-    """(first, count, of a row's numbers) of the rows that this process holds of a sharded tensor."""
+    """Return (first row, row count, elements per row) of the rows of a sharded tensor in this process."""
     dimension = next(number for number, placement in enumerate(tensor.placements) if placement.is_shard(0))
     rows, width = tensor.shape[0], math.prod(tensor.shape[1:])
-    each = -(-rows // tensor.device_mesh.size(dimension))
-    first = min(rows, each * tensor.device_mesh.get_local_rank(dimension))
-    return first, min(each, rows - first), width
+    rows_per_rank = -(-rows // tensor.device_mesh.size(dimension))
+    first = min(rows, rows_per_rank * tensor.device_mesh.get_local_rank(dimension))
+    return first, min(rows_per_rank, rows - first), width
 
 
 def _flat(tensor: DTensor) -> FlatRange:
-    """What this process writes of a sharded tensor."""
+    """Return the range of a sharded tensor that this process writes."""
     first, count, width = _rows(tensor)
-    held = tensor.to_local().reshape(-1)
-    assert held.numel() == count * width, tensor.shape
+    local = tensor.to_local().reshape(-1)
+    assert local.numel() == count * width, tensor.shape
     mesh = tensor.device_mesh
     number, copies = 0, 1
     for dimension, placement in enumerate(tensor.placements):
         if not placement.is_shard():
             number = number * mesh.size(dimension) + mesh.get_local_rank(dimension)
             copies *= mesh.size(dimension)
-    part = -(-held.numel() // copies)
-    begin = min(held.numel(), part * number)
-    return FlatRange(held[begin : begin + part], first * width + begin, tuple(tensor.shape))
+    part_size = -(-local.numel() // copies)
+    start = min(local.numel(), part_size * number)
+    return FlatRange(local[start : start + part_size], first * width + start, tuple(tensor.shape))
 
 
 def _local_shard(tensors: Mapping[str, torch.Tensor], name: str, like: torch.Tensor | None) -> torch.Tensor:
-    """This process's part of a tensor; the tensor where `like` is no shard of one like it."""
+    """Return this process's part of a tensor, or the tensor itself where `like` is not a shard of the same shape."""
     if not isinstance(like, DTensor) or read_shape(tensors, name) != like.shape:
         return tensors[name]
-    # Every process reads the same files: nobody need send anything.
+    # Every process reads the same files: no communication is needed.
     first, count, width = _rows(like)
     part = read_flat_range(tensors, name, first * width, count * width).view(count, *like.shape[1:])
     return DTensor.from_local(

@@ -1,12 +1,12 @@
 """Pipeline parallelism: every process holds some of the decoder's layers, and micro batches flow through them.
 
-The schedule is torch's 1F1B (`torch.distributed.pipelining`). It moves tensors of one shape per step; so the hidden
-states travel flat, (tokens, hidden size), filled up to the largest micro batch of the step, and are computed in their
+The schedule is torch's 1F1B (`torch.distributed.pipelining`). It sends tensors of one shape per step; so the hidden
+states are sent flat, (tokens, hidden size), filled up to the largest micro batch of the step, and are computed in their
 own shapes: padded or packed, nothing is computed for the filling.
 
-Every process reads the whole global batch. A stage runs the model's own forward pass, in which the layers of the other
-stages hand on what they are given and the embeddings answer with what came from the stage before: masks, positions and
-the loss are the single process's own code.
+Every process reads the whole global batch. A stage runs the model's own forward pass, in which the other stages' layers
+return their input, and the embeddings return what arrived from the previous stage: masks, positions and the loss are
+the single process's own code.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ FIELD = "parallel.pp"
 
 
 class Pipeline(Engine):
-    """One stage of a pipeline per process, in the order of the ranks; several pipelines may share the rows of a step.
+    """Engine with one pipeline stage per process, in the order of the ranks; several pipelines may share a step's rows.
 
-    Ranks 0 to `stages` − 1 are the first pipeline, and so on. Those of one read the same rows.
+    Ranks 0 to `stages` − 1 are the first pipeline, and so on. The processes of one pipeline read the same rows.
 
     Args:
         world: all processes, joined.
-        stages: `parallel.pp`; divides the number of all.
+        stages: `parallel.pp`; divides the number of processes.
 
     Attributes:
-        stage: of this process, from 0.
+        stage: this process's stage, from 0.
         layers: the decoder layers of this stage, after `wrap`.
-        elsewhere: the names of the parameters that other stages hold. Here they have their shape and no memory.
+        elsewhere: names of the parameters that other stages hold. In this process they have their shape and no memory.
 
     Raises:
-        ConfigError: it does not divide them.
+        ConfigError: `stages` does not divide the number of processes.
     """
 
     name = "pp"
@@ -74,15 +74,15 @@ class Pipeline(Engine):
         self._ends: dist.ProcessGroup | None = None
 
     def loading_device(self, kind: str) -> str:
-        """The host: no device has to hold the whole model."""
+        """Return "cpu": no device has to hold the whole model."""
         return "cpu"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Keep this stage's layers on the device and let go of the others; every process has loaded the whole model.
+        """Keep this stage's layers on the device and free the others; every process has loaded the whole model.
 
         Raises:
-            ModelError: transformers has no pipeline plan for this model, or its forward pass is not the sum of its
-                layers' (tried out on a few tokens).
+            ModelError: transformers has no pipeline plan for this model, or its forward pass does more than its layers
+                (tried on a few tokens).
             ConfigError: fewer layers than stages.
         """
         parts = _Parts(model)
@@ -92,8 +92,8 @@ class Pipeline(Engine):
         first, last = self.stage == 0, self.is_last
         parts.become(self.layers, first, last)
         tied = parts.tied_weight()
-        away = parts.let_go(self.layers, first, last, communication_device(self.world))
-        self.elsewhere = frozenset(name for name, p in model.named_parameters() if id(p) in away)
+        freed_ids = parts.let_go(self.layers, first, last, communication_device(self.world))
+        self.elsewhere = frozenset(name for name, p in model.named_parameters() if id(p) in freed_ids)
         if tied and parts.tied_weight_is_trained():
             self._ends = self._join_ends()
             self._tied = parts.embeddings.weight if first or last else None
@@ -102,17 +102,23 @@ class Pipeline(Engine):
         return model
 
     def _join_ends(self) -> dist.ProcessGroup | None:
-        """The first and the last stage of this pipeline; every process makes those of all, as torch asks for it."""
-        firsts = range(0, self.world.size, self.stages)
-        ends: list[dist.ProcessGroup | None] = [dist.new_group([first, first + self.stages - 1]) for first in firsts]
-        return ends[self.data_rank]
+        """Return the group of this pipeline's first and last stage; every process creates all such groups, as torch
+        requires.
+        """
+        first_ranks = range(0, self.world.size, self.stages)
+        end_groups: list[dist.ProcessGroup | None] = [
+            dist.new_group([first, first + self.stages - 1]) for first in first_ranks
+        ]
+        return end_groups[self.data_rank]
 
     def _require_shards(self, model: torch.nn.Module) -> None:
-        """What this stage must hold, and no more."""
+        """Assert that this stage holds its own layers, and no others."""
         parts = self._parts
         for index, layer in enumerate(parts.layers):
-            held = [_has_memory(p) for p in layer.parameters()]
-            assert all(held) if index in self.layers else not any(held), f"layer {index} on rank {self.world.rank}"
+            in_memory = [_has_memory(p) for p in layer.parameters()]
+            assert all(in_memory) if index in self.layers else not any(in_memory), (
+                f"layer {index} on rank {self.world.rank}"
+            )
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         assert not trained & self.elsewhere
 
@@ -124,14 +130,14 @@ class Pipeline(Engine):
         supervised: int,
         scale: float,
     ) -> torch.Tensor:
-        # The same numbers on every stage would drop the same places in layers of different stages.
+        # Equal seeds on every stage would drop the same positions in layers of different stages.
         torch.manual_seed(torch.initial_seed() + self.stage)
         device = communication_device(self.world)
         tokens = max(batch["input_ids"].numel() for batch in micro_batches)
         stage = _Stage(self._parts, model, micro_batches, loss_of, scale / supervised, tokens, self.is_last, device)
         schedule = self._schedule(stage, len(micro_batches), tokens)
         losses: list[torch.Tensor] = []
-        # What the schedule cuts into micro batches is their numbers: each stage has them all.
+        # The schedule splits indices into micro batches: each stage has all micro batches.
         numbers = torch.arange(len(micro_batches))
         target = {"target": numbers, "losses": losses} if self.is_last else {}
         schedule.step(number=numbers, return_outputs=False, **target)
@@ -143,23 +149,26 @@ class Pipeline(Engine):
         return total + torch.stack(losses).sum().detach() / scale if losses else total
 
     def _schedule(self, stage: torch.nn.Module, count: int, tokens: int) -> Any:
-        """1F1B over this step's micro batches. Where there are fewer of them than stages, torch refuses the name, and
-        GPipe's order is the same."""
-        travels = torch.empty(tokens, self._parts.width, dtype=self._parts.dtype, device="meta", requires_grad=True)
-        piece = PipelineStage(
+        """Build the 1F1B schedule for this step's micro batches. With fewer of them than stages, torch does not allow
+        1F1B, and GPipe's order is the same.
+        """
+        hidden = torch.empty(tokens, self._parts.width, dtype=self._parts.dtype, device="meta", requires_grad=True)
+        pipeline_stage = PipelineStage(
             stage,
             self.stage,
             self.stages,
             communication_device(self.world),
-            input_args=() if self.stage == 0 else (travels,),
-            output_args=torch.empty(1, device="meta", requires_grad=True) if self.is_last else travels,
+            input_args=() if self.stage == 0 else (hidden,),
+            output_args=torch.empty(1, device="meta", requires_grad=True) if self.is_last else hidden,
             group=self.group,
         )
         kind = Schedule1F1B if count >= self.stages else ScheduleGPipe
-        return kind(piece, count, loss_fn=_itself, scale_grads=False)
+        return kind(pipeline_stage, count, loss_fn=_itself, scale_grads=False)
 
     def _exchange_tied(self) -> None:
-        """The embedding and the head are one weight, held by the first and the last stage: both take the sum."""
+        """Sum the gradients of the tied weight, which the first stage (embedding) and the last stage (head) both
+        hold.
+        """
         assert self._tied is not None
         if self._tied.grad is None:
             self._tied.grad = torch.zeros_like(self._tied)
@@ -167,11 +176,11 @@ class Pipeline(Engine):
 
     @torch.no_grad()
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """The summed loss, the same in every process of a pipeline."""
+        """Return the summed loss, the same in every process of a pipeline."""
         device, rank = (
             communication_device(self.world),
             self.world.rank,
-        )  # neighbours in the pipeline are neighbours among all
+        )  # neighbors in the pipeline are neighbors among all
         tokens = batch["input_ids"].numel()
         stage = _Stage(self._parts, model, [batch], loss_of, 1.0, tokens, self.is_last, device)
         received: tuple[torch.Tensor, ...] = ()
@@ -188,38 +197,40 @@ class Pipeline(Engine):
         return all_reduce_sum(value, self.world, self.data_group) if self.data_size > 1 else value
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Only last stages have one."""
+        """Sum the loss over all processes; only last stages have one."""
         dist.all_reduce(loss)
         return loss
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
-        """Over all stages; a weight that two of them hold counts once."""
-        own = [p for p in parameters if not (self.is_last and p is self._tied)]
-        square = norm(own).to(communication_device(self.world), torch.float64).square()
+        """Return the norm over all stages; a weight that two of them hold counts once."""
+        stage_parameters = [p for p in parameters if not (self.is_last and p is self._tied)]
+        square = norm(stage_parameters).to(communication_device(self.world), torch.float64).square()
         dist.all_reduce(square, group=self.group)
         return square.sqrt().float()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Rank 0 gets the tensors of every stage, those of others on the host; the others get nothing."""
+        """Gather the tensors of every stage on rank 0, other stages' on the host; other ranks return nothing."""
         if self.data_rank > 0:  # the first pipeline has them all
             return {}
-        own = {name: tensor.detach() for name, tensor in tensors.items() if not self._is_elsewhere(name)}
-        described: list[Any] = [None] * self.stages
-        dist.all_gather_object(described, {name: (t.shape, t.dtype) for name, t in own.items()}, group=self.group)
-        found = dict(own) if self.world.is_first else {}
-        known = set(described[0])
-        for rank, entries in enumerate(described[1:], start=1):
+        stage_tensors = {name: tensor.detach() for name, tensor in tensors.items() if not self._is_elsewhere(name)}
+        descriptions: list[Any] = [None] * self.stages
+        dist.all_gather_object(
+            descriptions, {name: (t.shape, t.dtype) for name, t in stage_tensors.items()}, group=self.group
+        )
+        gathered = dict(stage_tensors) if self.world.is_first else {}
+        gathered_names = set(descriptions[0])
+        for rank, entries in enumerate(descriptions[1:], start=1):
             for name, (shape, dtype) in entries.items():
-                if name in known:  # a tied weight, or what all stages share
+                if name in gathered_names:  # a tied weight, or a tensor that all stages share
                     continue
-                known.add(name)
+                gathered_names.add(name)
                 if self.world.rank == rank:
-                    dist.send(own[name].to(communication_device(self.world)).contiguous(), 0)
+                    dist.send(stage_tensors[name].to(communication_device(self.world)).contiguous(), 0)
                 elif self.world.is_first:
                     buffer = torch.empty(shape, dtype=dtype, device=communication_device(self.world))
                     dist.recv(buffer, rank)
-                    found[name] = buffer.cpu()
-        return found
+                    gathered[name] = buffer.cpu()
+        return gathered
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
@@ -227,21 +238,23 @@ class Pipeline(Engine):
         return LazyTensors([name for name in tensors if not self._is_elsewhere(name)], tensors.__getitem__)
 
     def _is_elsewhere(self, name: str) -> bool:
-        """A parameter's name, or KEY.PARAMETER as the optimizer has it."""
+        """Return whether a parameter is on another stage; the name is a parameter's, or KEY.PARAMETER as in the
+        optimizer.
+        """
         return name in self.elsewhere or name.partition(".")[2] in self.elsewhere
 
 
 def _itself(loss: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-    """The last stage's output is its loss already."""
+    """Return the loss, which the last stage has already computed."""
     return loss.squeeze(0)
 
 
 class _Stage(torch.nn.Module):
-    """What the schedule calls: (hidden states of the stage before, number of the micro batch) → hidden states or loss.
+    """Module that the schedule calls: (hidden states of the previous stage, micro batch index) → hidden states or loss.
 
     Args:
-        factor: the loss is multiplied by it.
-        tokens: rows of the hidden states as they travel.
+        factor: factor of the loss.
+        tokens: number of rows of the hidden states when they are sent.
     """
 
     def __init__(
@@ -271,7 +284,9 @@ class _Stage(torch.nn.Module):
         with avoid_mask_syncs(batch):
             hidden = self.parts.decoder(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
         if torch.is_grad_enabled() and not hidden.requires_grad:
-            hidden = hidden.requires_grad_()  # nothing is trained up to here; the schedule sends gradients all the same
+            hidden = (
+                hidden.requires_grad_()
+            )  # nothing is trained up to this stage; the schedule sends gradients all the same
         return torch.nn.functional.pad(hidden, (0, 0, 0, self.tokens - len(hidden)))
 
 
@@ -280,10 +295,10 @@ def _on(value: Any, device: torch.device) -> Any:
 
 
 class _Parts:
-    """The pieces of a causal language model, and which of them this process runs now.
+    """The modules of a causal language model, and which of them this process currently runs.
 
     Attributes:
-        received: what the embeddings answer with; None: they compute.
+        received: hidden states that the embeddings return; None: they compute.
 
     Raises:
         ModelError: transformers has no pipeline plan for the model.
@@ -314,7 +329,7 @@ class _Parts:
         self._install()
 
     def become(self, layers: range, first: bool, last: bool) -> None:
-        """Run these layers, with the embeddings and what comes after the layers, or without."""
+        """Select the layers to run, and whether to run the embeddings and the modules after the layers."""
         self._own, self._first, self._last = layers, first, last
 
     def _install(self) -> None:
@@ -324,31 +339,31 @@ class _Parts:
             self._switch(module, lambda: self._last)
 
         def embed(forward: Any) -> Any:
-            def answer(*args: Any, **kwargs: Any) -> Any:
+            def embed_or_receive(*args: Any, **kwargs: Any) -> Any:
                 return forward(*args, **kwargs) if self._first else self.received
 
-            return answer
+            return embed_or_receive
 
         wrap_forward(self.embeddings, embed)
 
     def _switch(self, module: torch.nn.Module, runs: Any) -> None:
         def wrap(forward: Any) -> Any:
-            def through(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            def run_or_skip(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
                 return forward(hidden, *args, **kwargs) if runs() else hidden
 
-            return through
+            return run_or_skip
 
         wrap_forward(module, wrap)
 
     def costs(self) -> list[int]:
-        """What each layer weighs: its parameters; with the first those of the embeddings, with the last the head's."""
-        found = [_size(layer) for layer in self.layers]
-        found[0] += _size(self.embeddings)
-        found[-1] += sum(_size(module) for module in (*self.after, self.head) if module is not None)
-        return found
+        """Return each layer's cost in parameters; the first includes the embeddings, the last the head."""
+        sizes = [_size(layer) for layer in self.layers]
+        sizes[0] += _size(self.embeddings)
+        sizes[-1] += sum(_size(module) for module in (*self.after, self.head) if module is not None)
+        return sizes
 
     def tied_weight(self) -> bool:
-        """Whether the head's weight is the embedding."""
+        """Return whether the head's weight is the embedding."""
         return self.head is not None and self.head.weight is self.embeddings.weight
 
     def tied_weight_is_trained(self) -> bool:
@@ -356,7 +371,7 @@ class _Parts:
 
     @torch.no_grad()
     def require_exact(self, stages: Sequence[range]) -> None:
-        """Prove on a few tokens that the stages one after the other are the model, to the bit.
+        """Check on a few tokens that the stages in sequence equal the model exactly.
 
         Raises:
             ModelError: they are not.
@@ -366,12 +381,12 @@ class _Parts:
         device = self.embeddings.weight.device
         ids = torch.arange(2 * 8, device=device).view(2, 8) % self.causal_lm.config.get_text_config().vocab_size
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-        whole = self.decoder(**inputs).last_hidden_state
+        expected = self.decoder(**inputs).last_hidden_state
         try:
             for number, layers in enumerate(stages):
                 self.become(layers, number == 0, number == len(stages) - 1)
                 self.received = self.decoder(**inputs).last_hidden_state
-            exact = self.received is not None and torch.equal(self.received, whole)
+            exact = self.received is not None and torch.equal(self.received, expected)
         except (RuntimeError, IndexError, TypeError, ValueError):
             exact = False
         self.received = None
@@ -385,17 +400,17 @@ class _Parts:
             )
 
     def let_go(self, layers: range, first: bool, last: bool, device: torch.device) -> set[int]:
-        """Move what this stage runs to the device and free the rest; returns the ids of the freed parameters."""
-        away = [layer for index, layer in enumerate(self.layers) if index not in layers]
+        """Move this stage's modules to the device and free the others; return the ids of the freed parameters."""
+        unused_modules = [layer for index, layer in enumerate(self.layers) if index not in layers]
         keeps_embeddings = first or (last and self.tied_weight())
-        away += [] if keeps_embeddings else [self.embeddings]
-        away += [] if last else self.after
+        unused_modules += [] if keeps_embeddings else [self.embeddings]
+        unused_modules += [] if last else self.after
         if self.head is not None and not last and not (first and self.tied_weight()):
-            away.append(self.head)
+            unused_modules.append(self.head)
         if not first:
             self.embeddings._forward_hooks.clear()  # NEFTune's noise belongs to the first stage
         freed = set()
-        for part in away:
+        for part in unused_modules:
             freed |= _release_parameters(part, device)
         _move(self.model, freed, device)
         return freed
@@ -410,7 +425,7 @@ def _has_memory(parameter: torch.Tensor) -> bool:
 
 
 def _release_parameters(part: torch.nn.Module, device: torch.device) -> set[int]:
-    """Put numbers without memory in the place of every parameter: of its shape and type, one value for all."""
+    """Replace every parameter by a tensor without memory: of its shape and type, one value expanded."""
     freed = set()
     for module in part.modules():
         for name, old in module._parameters.items():
@@ -421,13 +436,13 @@ def _release_parameters(part: torch.nn.Module, device: torch.device) -> set[int]
             freed.add(id(module._parameters[name]))
         if getattr(module, "quant_state", None) is not None:
             module.quant_state = None  # type: ignore[assignment]
-        module.gradient_checkpointing = False  # type: ignore[assignment] # there is nothing to recompute
+        module.gradient_checkpointing = False  # there is nothing to recompute
         module._compiled_call_impl = None
     return freed
 
 
 def _move(module: torch.nn.Module, freed: set[int], device: torch.device) -> None:
-    """`module.to(device)` for all but the freed parameters, which would get memory by it."""
+    """Move all but the freed parameters to the device, because moving would give those memory."""
     if not any(id(p) in freed for p in module.parameters()):
         module.to(device)
         return

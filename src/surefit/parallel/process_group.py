@@ -1,4 +1,4 @@
-"""The processes of a run: how many, which one this is, and what they tell each other."""
+"""The processes of a run: their number and ranks, the process group, and collectives over Python values."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from surefit.core.errors import LostProcess, SureFitError
 
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(days=30)
-"""How long the others wait for the first process where it does what nobody can foresee the length of: reading and
-tokenising data, or a pause until the disk has room. That it has died they notice at once: its connection is closed."""
+"""Time limit of collectives in which the others wait for work of unknown length in the first process: reading and
+tokenizing data, or a pause until the disk has space. If it dies, they notice at once: its connection is closed.
+"""
 LOST = (
     "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "timed out",
     "Connection refused", "failed to connect", "recvValue failed", "sendBytes failed",
     "failed to pass monitoredBarrier",
 )  # fmt: skip
-"""What gloo and torch's key-value store say, in plain RuntimeErrors, where another process is gone or too late."""
+"""Parts of the plain RuntimeErrors that gloo and torch's key-value store raise if another process is lost or too
+late.
+"""
 MISSING = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier")
 PLACE = re.compile(r"\[\S*\.cc:\d+\] |(?<=\.) This is typically caused.*")
-"""Of a message of gloo, what tells its authors something, and a user nothing."""
+"""Parts of a gloo message that help its developers, but not a user."""
 _long_timeout_groups: list[dist.ProcessGroup] = []
-"""The group of all processes, over gloo, that waits as long as `PATIENCE`; there while `process_group`."""
+"""The group of all processes, over gloo, with the time limit `PATIENCE`; filled inside `process_group`."""
 _limits: list[datetime.timedelta] = []
-"""How long all other exchanges wait; there while `process_group`."""
+"""Time limit of all other collectives; filled inside `process_group`."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class World:
     """All processes of a run, seen from one of them.
 
     Attributes:
-        rank: of this process, from 0; size: how many there are.
+        rank: this process's rank, from 0. size: the number of processes.
         local_rank, local_size: the same on this machine; the device has the local rank's number.
-        nodes: machines.
+        nodes: the number of machines.
     """
 
     rank: int = 0
@@ -56,17 +59,19 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one process that prints and writes."""
+        """Return whether this is the one process that prints and writes."""
         return self.rank == 0
 
     @classmethod
     def current(cls) -> World:
-        """What torchrun, accelerate launch or srun say in the environment; one process where none does."""
+        """Return the world from the environment of torchrun, accelerate launch or srun; one process without a
+        launcher.
+        """
         return cls(*env.distributed_env())
 
 
 def communication_device(world: World) -> torch.device:
-    """The device over which this process exchanges tensors with the others."""
+    """Return the device over which this process exchanges tensors with the others."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return torch.device("cuda", world.local_rank)
     return torch.device("cpu")
@@ -74,14 +79,14 @@ def communication_device(world: World) -> torch.device:
 
 @contextmanager
 def process_group(world: World, timeout_minutes: float, on_gpu: bool | None = None) -> Iterator[None]:
-    """Be connected to the other processes: over NCCL between GPUs, over gloo between CPUs.
+    """Join the process group inside the context: over NCCL between GPUs, over gloo between CPUs.
 
     Args:
-        timeout_minutes: how long a process waits for the others before it fails.
-        on_gpu: whether each process drives a GPU of its own; as torch finds them if not said.
+        timeout_minutes: time limit for waiting on other processes.
+        on_gpu: whether each process drives a GPU of its own; by default whether torch finds one.
 
     Raises:
-        LostProcess: another process is gone, or was too late.
+        LostProcess: another process is lost, or was too late.
     """
     if world.size == 1:
         yield
@@ -106,7 +111,7 @@ def process_group(world: World, timeout_minutes: float, on_gpu: bool | None = No
 
 @contextmanager
 def _translate_lost_process_errors(timeout_minutes: float) -> Iterator[None]:
-    """Turn what the libraries say about processes that are gone into an error of ours."""
+    """Turn library errors about lost processes into a LostProcess."""
     try:
         yield
     except SureFitError:
@@ -131,14 +136,14 @@ def _what_is_lost(said: str) -> str:
 
 
 def is_lost_process_error(error: BaseException) -> bool:
-    """Whether an error says that another process is gone."""
+    """Return whether an error means that another process is lost."""
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError | dist.DistStoreError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST)
 
 
 def all_reduce_sum(value: float, world: World, group: dist.ProcessGroup | None = None) -> float:
-    """The sum of a number over the processes of a group (all of them), exact for whole numbers below 2**53."""
+    """Return the sum of a number over the processes of a group (default all), exact for whole numbers below 2**53."""
     if world.size == 1:
         return value
     total = torch.tensor(value, dtype=torch.float64, device=communication_device(world))
@@ -147,38 +152,38 @@ def all_reduce_sum(value: float, world: World, group: dist.ProcessGroup | None =
 
 
 def all_reduce_any(flag: bool, world: World) -> bool:
-    """Whether it is true in any process."""
+    """Return whether the flag is true in any process."""
     return all_reduce_sum(float(flag), world) > 0
 
 
 def all_gather(value: T, world: World) -> list[T]:
-    """What each process has, by rank."""
+    """Return each process's value, by rank."""
     if world.size == 1:
         return [value]
-    held: list[Any] = [None] * world.size
-    dist.all_gather_object(held, value, group=_long_timeout_groups[0])
-    return held
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value, group=_long_timeout_groups[0])
+    return values
 
 
 def broadcast_from_rank0(value: T | None, world: World) -> T:
-    """What the first process has, however long it takes; the others pass None."""
+    """Return the first process's value, however long it takes; the others pass None."""
     if world.size == 1:
         return value  # type: ignore[return-value]
-    held = [value]
-    dist.broadcast_object_list(held, src=0, group=_long_timeout_groups[0])
-    return held[0]  # type: ignore[return-value]
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=_long_timeout_groups[0])
+    return values[0]  # type: ignore[return-value]
 
 
 def run_on_rank0(world: World, call: Callable[[], T]) -> T:
-    """Let the first process do something, and give every process what it returned.
+    """Run a function in the first process, and return its result in every process.
 
-    Where it fails, the first process alone raises: the others lose it, and say nothing of their own.
+    If it fails, only the first process raises: the others lose the connection, and report nothing of their own.
     """
     return broadcast_from_rank0(call() if world.is_first else None, world)
 
 
 def barrier_with_timeout(world: World) -> None:
-    """Wait until every process is here, no longer than for any other exchange.
+    """Wait until every process arrives, within the time limit of other collectives.
 
     It comes before a wait of unknown length, so that the others notice a process that hangs.
     """
@@ -187,6 +192,6 @@ def barrier_with_timeout(world: World) -> None:
 
 
 def barrier(world: World) -> None:
-    """Wait until every process is here, however long it takes."""
+    """Wait until every process arrives, however long it takes."""
     if world.size > 1:
         dist.barrier(group=_long_timeout_groups[0])

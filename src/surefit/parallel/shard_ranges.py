@@ -1,6 +1,6 @@
-"""Parts of tensors as ranges of their numbers, flattened: how processes say which part of a checkpoint each has.
+"""Parts of tensors as ranges of their flattened elements: the format of a process's part of a checkpoint.
 
-A shard of rows, as FSDP makes them, is such a range; so is any cut of a flat buffer.
+A shard of rows, as FSDP makes them, is such a range; so is any slice of a flat buffer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 
 class FlatRange(NamedTuple):
-    """A part of a tensor.
+    """A range of a flattened tensor.
 
     Attributes:
-        values: 1-d.
-        offset: of the first of them in the whole, flattened.
-        shape: of the whole.
+        values: the elements, 1-d.
+        offset: index of the first element in the flattened whole.
+        shape: shape of the whole.
     """
 
     values: torch.Tensor
@@ -27,7 +27,7 @@ class FlatRange(NamedTuple):
 
 
 class LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, each made when it is asked for, and kept by nobody here."""
+    """Mapping from names to tensors, each made at access, and not cached."""
 
     def __init__(self, names: Collection[str], make: Callable[[str], torch.Tensor]) -> None:
         self._names, self._make = names, make
@@ -48,24 +48,24 @@ class LazyTensors(Mapping[str, torch.Tensor]):
 
 
 class ShardedTensors(Mapping[str, torch.Tensor]):
-    """Whole tensors by name, put together from parts when they are asked for; a range of one can be had alone."""
+    """Mapping from names to whole tensors, put together from parts at access; ranges can be read separately."""
 
     @abstractmethod
     def shape(self, name: str) -> torch.Size:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
 
     @abstractmethod
     def part(self, name: str, offset: int, count: int) -> torch.Tensor:
-        """`count` numbers of the flattened tensor, 1-d; not to be written to."""
+        """Return `count` elements of the flattened tensor, 1-d, read-only."""
 
 
 def read_shape(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Size:
-    """Of one of them, without reading it."""
+    """Return the shape of a tensor, without reading it."""
     return tensors.shape(name) if isinstance(tensors, ShardedTensors) else tensors[name].shape
 
 
 def read_flat_range(tensors: Mapping[str, torch.Tensor], name: str, offset: int, count: int) -> torch.Tensor:
-    """`count` numbers of one of them, flattened, and no more of it than that is read where it can be helped."""
+    """Return `count` elements of a flattened tensor, without reading the rest if possible."""
     if isinstance(tensors, ShardedTensors):
         return tensors.part(name, offset, count)
     return tensors[name].reshape(-1)[offset : offset + count]

@@ -1,8 +1,8 @@
-"""Shared tokens and sharded weights: for long contexts of a model that a device could not hold beside them.
+"""Context parallelism with sharded weights: long contexts for a model that a single device could not hold as well.
 
-Context parallelism sums the gradients over all processes, and so does `fully_shard` with the shards that it hands out.
-So the weights are sharded over all processes of a replica, whoever shares tokens with whom; keys and values travel
-within the groups that share tokens, and nothing else is exchanged.
+Context parallelism sums the gradients over all processes, and so does `fully_shard` when it scatters them. So the
+weights are sharded over all processes of a replica, independently of the groups that share tokens; keys and values are
+exchanged within those groups, and nothing else is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from surefit.parallel.fsdp import FullySharded
 
 
 class ShardedContext(SharedTokens, FullySharded):
-    """Groups of processes that share the tokens of each micro batch, and together hold the weights in shards.
+    """Engine whose processes share the tokens of each micro batch in groups, and hold the weights in shards.
 
     Args:
         world: all processes, joined.
-        size: processes that share a token sequence.
-        replicas, offload: as `FullySharded` has them.
+        size: number of processes that share a token sequence.
+        replicas, offload: arguments of `FullySharded`.
     """
 
     def _require_shareable(self, model: PreTrainedModel | PeftModel) -> None:
         super()._require_shareable(model)
-        self.root.reshard()  # after a backward pass it happens by itself
+        self.root.reshard()  # after a backward pass FSDP does this by itself

@@ -1,11 +1,11 @@
-"""Tensor parallelism: every process holds a slice of each large matrix, as the model's own plan cuts it.
+"""Tensor parallelism: every process holds a slice of each large matrix, according to the model's own plan.
 
-transformers says for every family which linear layers are cut by their outputs (colwise), which by their inputs
-(rowwise), and where results are put together (`tp_plan`). torch's `torch.distributed.tensor.parallel` carries it out.
-It is applied to the loaded model, after the adapter is there: LoRA factors are cut as their layer is, B by its outputs
-beside a colwise layer, A by its inputs beside a rowwise one; the other factor is whole in every process.
+For every model family transformers' `tp_plan` states which linear layers are sliced by their outputs (colwise), which
+by their inputs (rowwise), and where results are gathered. torch's `torch.distributed.tensor.parallel` carries it out.
+It is applied to the loaded model with its adapter: LoRA factors are sliced with their layer, B by its outputs in a
+colwise layer, A by its inputs in a rowwise one; the other factor is replicated.
 
-Everything that is trained is a `DTensor`, also what is whole in every process: an optimizer takes no mixture.
+Everything that is trained is a `DTensor`, replicated tensors too: an optimizer accepts no mixture.
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ CUT: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_rep": _BY_INPUTS,
     "rowwise_split_input": partial(_BY_INPUTS, input_layouts=Replicate()),
 }
-"""transformers' names of styles → torch's; the outputs of all but the first are put together by a hook of ours."""
+"""transformers' names of styles → torch's; the outputs of all but the first are gathered by a hook of ours."""
 ON_SLICES = "replicated_with_grad_allreduce"
-"""A norm of query or key heads: whole, but each process has its own heads go through it."""
+"""Norm of query or key heads: replicated, but each process applies it to its own heads."""
 WHOLE = frozenset({"embedding_rowwise", "embedding_colwise", "replicate", "sequence_parallel"})
-"""Cutting these saves memory, and leaving them whole is exact: SureFit leaves them whole."""
+"""Styles that save memory by slicing; SureFit replicates these modules, which is exact."""
 HEADS = ("k_proj", "qkv_proj", "query_key_value")
-"""Layers whose outputs are heads, which cannot be cut in two."""
+"""Layers whose outputs are heads, which cannot be split."""
 
 
 class TensorParallel(Engine):
-    """Processes that share every matrix and read the same rows; groups of them may share the rows of a step.
+    """Engine whose processes share every matrix and read the same rows; groups of them may share a step's rows.
 
-    Ranks 0 to `size` − 1 are the first group, and so on: those of a group exchange most, and should be on one machine.
+    Ranks 0 to `size` − 1 are the first group, and so on: processes of a group communicate most, and should be on one
+    machine.
 
     Args:
         world: all processes, joined.
-        size: `parallel.tp`; divides the number of all.
+        size: `parallel.tp`; divides the number of processes.
 
     Attributes:
-        mesh: of this process's group, one dimension.
+        mesh: this process's group, one dimension.
 
     Raises:
-        ConfigError: it does not divide them.
+        ConfigError: `size` does not divide the number of processes.
     """
 
     name = "tp"
@@ -79,42 +80,42 @@ class TensorParallel(Engine):
                 field=FIELD,
                 help=f"set parallel.tp to {world.size}, or to a divisor of it",
             )
-        self.data_rank, place = divmod(world.rank, size)
-        self.data_size, self.counts_whole = world.size // size, place == 0
+        self.data_rank, group_rank = divmod(world.rank, size)
+        self.data_size, self.counts_whole = world.size // size, group_rank == 0
         groups = init_device_mesh(
             communication_device(world).type, (self.data_size, size), mesh_dim_names=("data", "tp")
         )
         self.size, self.mesh, self.data_group = size, groups["tp"], groups.get_group("data")
 
     def loading_device(self, kind: str) -> str:
-        """The host: no device has to hold the whole model."""
+        """Return "cpu": no device has to hold the whole model."""
         return "cpu"
 
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        """Cut the model; every process has loaded it whole.
+        """Slice the model; every process has loaded it whole.
 
         Raises:
-            ModelError: transformers has no plan for it, the plan has a style that is not here, layers are quantised,
-                or heads do not divide; or the cut model computes something else (tried out on a few tokens).
+            ModelError: transformers has no plan for it, the plan has an unsupported style, layers are quantized, or
+                heads do not divide; or the sliced model computes something else (tried on a few tokens).
         """
         causal_lm = cast(Any, unwrap_base_model(model))
-        before = _hidden(causal_lm)
-        chosen = list(_layers_to_shard(causal_lm, self.size))
-        for part in chosen:
+        expected = _hidden(causal_lm)
+        parts = list(_layers_to_shard(causal_lm, self.size))
+        for part in parts:
             self._cut(part)
-        self._share_trained(causal_lm, {id(part.module) for part in chosen if part.style == ON_SLICES})
+        self._share_trained(causal_lm, {id(part.module) for part in parts if part.style == ON_SLICES})
         model.to(communication_device(self.world))
-        for part in chosen:
+        for part in parts:
             _require_cut(part, self.size)
         assert all(isinstance(p, DTensor) for p in model.parameters() if p.requires_grad)
-        _require_same(causal_lm, before, _hidden(causal_lm))
+        _require_same(causal_lm, expected, _hidden(causal_lm))
         return model
 
     def _cut(self, part: _Part) -> None:
         if part.style == ON_SLICES:
             return
         for module in part.cut:
-            # Scattered by rank 0: a slice taken from the matrix at hand would keep all of it in memory.
+            # Scattered by rank 0: a slice of the local matrix would keep all of it in memory.
             parallelize_module(module, self.mesh, CUT[part.style]())
             if part.style != "colwise":
                 module.register_forward_hook(_gather_full_output)
@@ -122,7 +123,7 @@ class TensorParallel(Engine):
             _share(module, self.mesh, Replicate())
 
     def _share_trained(self, causal_lm: Any, on_slices: set[int]) -> None:
-        """What is trained and not cut becomes whole `DTensor`s."""
+        """Convert trained parameters that are not sliced to replicated `DTensor`s."""
         embeddings, head = causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()
         tied = head is not None and head.weight is embeddings.weight
         for name, module in causal_lm.named_modules():
@@ -133,7 +134,7 @@ class TensorParallel(Engine):
                 raise ModelError(
                     f"{name} has parameters beside its parts'", code="E5087", field=FIELD, help=OTHER_MODES
                 )
-            # A process's own heads count as its own rows: the gradients of all of them are added up.
+            # A process's own heads count as its own rows: the gradients of all of them are summed.
             _share(module, self.mesh, Shard(0) if id(module) in on_slices else Replicate())
             if tied and module is embeddings:
                 head.weight = embeddings.weight
@@ -162,46 +163,48 @@ class TensorParallel(Engine):
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
         if self.data_size == 1:
             return loss
-        whole = loss.clone()
-        dist.all_reduce(whole, group=self.data_group)
-        return whole
+        total = loss.clone()
+        dist.all_reduce(total, group=self.data_group)
+        return total
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
-        """What is cut is added up over the processes, what is whole counts once."""
-        cut: list[Any] = []
-        whole: list[Any] = []
+        """Return the gradient norm: sliced parameters are summed over the processes, replicated ones count once."""
+        sliced: list[Any] = []
+        replicated: list[Any] = []
         for parameter in parameters:
             if parameter.grad is not None:
                 gradient: Any = parameter.grad
-                (cut if gradient.placements[0].is_shard() else whole).append(_Gradient(gradient.to_local()))
-        square = norm(cut).double().square().to(communication_device(self.world))
+                (sliced if gradient.placements[0].is_shard() else replicated).append(_Gradient(gradient.to_local()))
+        square = norm(sliced).double().square().to(communication_device(self.world))
         if self.counts_whole:
-            square += norm(whole).double().square().to(square.device)
+            square += norm(replicated).double().square().to(square.device)
         dist.all_reduce(square, group=self.mesh.get_group())
         return square.sqrt().float()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """On rank 0, on the host; the others get nothing."""
-        found: dict[str, torch.Tensor] = {}
+        """Gather the tensors on rank 0, on the host; other ranks return nothing."""
+        gathered: dict[str, torch.Tensor] = {}
         if self.data_rank > 0:  # the first group has them all
-            return found
+            return gathered
         names: dict[int, str] = {}
         for name, tensor in tensors.items():
-            if id(tensor) in names:  # a head that is the embedding stays it
+            if id(tensor) in names:  # a head tied to the embedding stays tied
                 if self.world.is_first:
-                    found[name] = found[names[id(tensor)]]
+                    gathered[name] = gathered[names[id(tensor)]]
                 continue
             names[id(tensor)] = name
             full = tensor.detach()
             full = full.full_tensor() if isinstance(full, DTensor) else full
             if self.world.is_first:
-                found[name] = full.cpu()
-        return found
+                gathered[name] = full.cpu()
+        return gathered
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """`like` may name the parameters of which `tensors` are the optimizer's KEY.PARAMETER."""
+        """Map names to this process's slices; `tensors` may have the optimizer's KEY.PARAMETER for the parameters in
+        `like`.
+        """
         return LazyTensors(tensors, lambda name: self._share_of(tensors[name], _parameter_for_name(name, like)))
 
     def _share_of(self, tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
@@ -212,19 +215,19 @@ class TensorParallel(Engine):
 
 @dataclass
 class _Gradient:
-    """What `gradient_norm` reads of a parameter: this process's slice."""
+    """Stand-in for a parameter in `gradient_norm`: this process's slice of the gradient."""
 
     grad: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A layer that the plan names.
+    """A module that the plan names.
 
     Attributes:
-        module: as the model has it, LoRA factors around it included.
-        cut: the linear layers that are cut.
-        whole: those beside them that stay whole, and are trained.
+        module: the module in the model, with its LoRA factors.
+        cut: the linear layers that are sliced.
+        whole: trained linear layers beside them that are replicated.
     """
 
     name: str
@@ -235,12 +238,12 @@ class _Part:
 
     @property
     def dimension(self) -> int:
-        """Of the weights, that is cut."""
+        """Dimension of the weights that is sliced."""
         return 0 if self.style.startswith("colwise") else 1
 
 
 def _layers_to_shard(causal_lm: Any, size: int) -> Iterator[_Part]:
-    """The layers that the model's plan names, each with what becomes of it."""
+    """Yield the modules that the model's plan names, each with its slicing."""
     kind = type(causal_lm).__name__
     plan: dict[str, str] = dict(getattr(causal_lm, "tp_plan", None) or {})
     if not any(style in CUT and not name.startswith("lm_head") for name, style in plan.items()):
@@ -252,7 +255,7 @@ def _layers_to_shard(causal_lm: Any, size: int) -> Iterator[_Part]:
     tied = head is not None and head.weight is causal_lm.get_input_embeddings().weight
     for name, module in causal_lm.named_modules():
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
-        # A head that is the embedding, too, stays whole with it.
+        # A head tied to the embedding is replicated with it.
         if style is None or style in WHOLE or (tied and module is head):
             continue
         yield _part(name, style, module, size)
@@ -288,8 +291,8 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     if not isinstance(module, LoraLayer):
         return _Part(name, style, module, [base], [])
     a, b = (list(factors.values()) for factors in (module.lora_A, module.lora_B))
-    cut, whole = (b, a) if style.startswith("colwise") else (a, b)
-    return _Part(name, style, module, [base, *cut], whole)
+    sliced, replicated = (b, a) if style.startswith("colwise") else (a, b)
+    return _Part(name, style, module, [base, *sliced], replicated)
 
 
 def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> None:
@@ -297,10 +300,10 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
         return
     config = causal_lm.config.get_text_config()
     heads = config.num_attention_heads
-    for what, count in (("attention heads", heads), ("key heads", getattr(config, "num_key_value_heads", heads))):
+    for kind, count in (("attention heads", heads), ("key heads", getattr(config, "num_key_value_heads", heads))):
         if count is not None and count % size:
             raise ModelError(
-                f"the model has {count} {what}, which {size} processes cannot share evenly",
+                f"the model has {count} {kind}, which {size} processes cannot share evenly",
                 code="E5092",
                 field=FIELD,
                 help=f"choose a number of processes that divides {count}, or {OTHER_MODES.removeprefix('set ')}",
@@ -308,10 +311,12 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
 
 
 def _gather_full_output(module: torch.nn.Module, inputs: Any, output: Any) -> torch.Tensor:
-    """Now, and not when somebody reads it, as torch's styles would: what nobody reads would wait, and be kept, forever.
-    The loss in chunks only looks at the shape of some logits, and nobody reads the end of a recomputed layer."""
-    whole: torch.Tensor = output.full_tensor()
-    return whole
+    """Gather the output at once, not at its first use, as torch's styles would: an output without a use would wait, and
+    be kept, forever. The chunked loss only looks at the shape of some logits, and the end of a recomputed layer is
+    never read.
+    """
+    full: torch.Tensor = output.full_tensor()
+    return full
 
 
 def _share(module: torch.nn.Module, mesh: DeviceMesh, input_placement: Replicate | Shard) -> None:
@@ -332,19 +337,19 @@ def _share(module: torch.nn.Module, mesh: DeviceMesh, input_placement: Replicate
 
 
 def _require_cut(part: _Part, size: int) -> None:
-    """Each slice has the size it must have, in a memory of its own."""
+    """Assert that each slice has the right size, and memory of its own."""
     for module in part.cut:
         weight: Any = module.weight
         assert isinstance(weight, DTensor), part.name
         assert weight.placements == (Shard(part.dimension),), part.name
-        local, whole = weight.to_local(), weight.shape
-        assert local.shape[part.dimension] * size == whole[part.dimension], part.name
+        local, full_shape = weight.to_local(), weight.shape
+        assert local.shape[part.dimension] * size == full_shape[part.dimension], part.name
         assert local.untyped_storage().nbytes() == local.nbytes, part.name
 
 
 @torch.no_grad()
 def _hidden(causal_lm: Any) -> torch.Tensor:
-    """The decoder's answer to a few tokens."""
+    """Return the decoder's hidden states for a few tokens."""
     was_training = causal_lm.training
     causal_lm.eval()
     device = causal_lm.get_input_embeddings().weight.device
@@ -356,7 +361,9 @@ def _hidden(causal_lm: Any) -> torch.Tensor:
 
 
 def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> None:
-    """Slices add up in another order, so the last bits differ; a wrong cut gives something else altogether."""
+    """Raise if slicing changed the hidden states: slices sum in another order, so the last bits differ; wrong slicing
+    gives something else altogether.
+    """
     tolerance = 1e-3 if causal_lm.dtype == torch.float32 else 0.1
     difference = float((cut.to(whole.device) - whole).norm() / whole.norm())
     if not difference < tolerance:
@@ -370,5 +377,5 @@ def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> Non
 
 
 def _parameter_for_name(name: str, like: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    found = like.get(name)
-    return like.get(name.partition(".")[2]) if found is None else found
+    tensor = like.get(name)
+    return like.get(name.partition(".")[2]) if tensor is None else tensor

@@ -1,12 +1,13 @@
-"""ZeRO (Rajbhandari et al. 2020) through DeepSpeed: optimizer state, gradients and, in stage 3, weights in shares.
+"""ZeRO (Rajbhandari et al. 2020) through DeepSpeed: sharded optimizer state, gradients and, in stage 3, weights.
 
-DeepSpeed cuts up, gathers and exchanges. What decides a step stays ours: the loss is divided by the supervised tokens
-of all processes, the norm is taken and judged before anything is updated, and the update is the AdamW of torch that a
-single process uses, on float32 masters. So a checkpoint has the format of a single process, and any mode resumes it.
+DeepSpeed shards, gathers and communicates. The definition of a step stays ours: the loss is divided by the supervised
+tokens of all processes, the norm is computed and checked before anything is updated, and the update is the same torch
+AdamW as in a single process, on float32 masters. So a checkpoint has the format of a single process, and any mode
+resumes it.
 
-Three things are DeepSpeed's: it exchanges gradients after every micro batch, not once per step; those of bfloat16
-models cross in bfloat16; and a trained parameter that no loss reaches gets a gradient of zeros, so that its moments and
-its weight decay go on where a single process leaves it alone.
+Three things are DeepSpeed's: it reduces gradients after every micro batch, not once per step; gradients of bfloat16
+models are reduced in bfloat16; and a trained parameter that no loss reaches gets a gradient of zeros, so that its
+moments and weight decay are updated, where a single process would skip it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from surefit.parallel.engine import Batch, Engine, LossFunction, NormFunction
 from surefit.parallel.process_group import World, communication_device
 
 CLASSES = {2: "DeepSpeedZeroOptimizer", 3: "DeepSpeedZeroOptimizer_Stage3"}
-"""Stage → DeepSpeed's optimizer of it. What it makes depends on the data types too."""
+"""Stage → name of DeepSpeed's optimizer class for it. It depends on the data types too."""
 PRECISION: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {},
     torch.bfloat16: {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
@@ -44,9 +45,9 @@ PRECISION: dict[torch.dtype, dict[str, Any]] = {
 
 
 class Zero(Engine):
-    """The stage that the mode's row names.
+    """Engine for the ZeRO stage of the parallel mode.
 
-    The model is trained in place: it keeps its class and names, and DeepSpeed's hooks are on its modules. It is cut up
+    The model is trained in place: it keeps its class and names, and its modules have DeepSpeed's hooks. It is sharded
     when the optimizer is made.
 
     Raises:
@@ -58,18 +59,18 @@ class Zero(Engine):
         self.name: str = section.mode
         self.stage = MODES[self.name].zero_stage
         self.data_rank, self.data_size = world.rank, world.size
-        self.gradient_factor = float(world.size)  # DeepSpeed takes the mean over processes
+        self.gradient_factor = float(world.size)  # DeepSpeed averages over processes
         self._section = section
         self._deepspeed = import_deepspeed(world)
         self._optimizer: ZeroOptimizer | None = None
 
     def optimizer(self, model: torch.nn.Module, make: Callable[..., Any]) -> ZeroOptimizer:
-        """Cut up `model` and the state of its AdamW; asked again for the same model, forget all updates."""
+        """Shard `model` and the state of its AdamW; a second call for the same model resets the optimizer."""
         if self._optimizer is not None:
             assert self._optimizer.model is model, "one engine trains one model"
             self._optimizer.forget()
             return self._optimizer
-        if not dist.is_initialized():  # DeepSpeed wants a group of one process, too
+        if not dist.is_initialized():  # DeepSpeed needs a process group for one process, too
             backend = "nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -78,25 +79,27 @@ class Zero(Engine):
         runtime = self._deepspeed.initialize(
             model=_WithLoss(model), optimizer=inner, config=config, dist_init_required=False
         )[0]
-        made, wanted = type(runtime.optimizer).__name__, CLASSES[self.stage]
-        assert made == wanted, f"DeepSpeed made a {made}, not a {wanted}"
+        class_name, expected_name = type(runtime.optimizer).__name__, CLASSES[self.stage]
+        assert class_name == expected_name, f"DeepSpeed made a {class_name}, not a {expected_name}"
         self._optimizer = ZeroOptimizer(model, trained, inner, runtime, self.stage)
         self._require_shares(trained)
         return self._optimizer
 
     def _require_shares(self, trained: Mapping[str, torch.Tensor]) -> None:
-        """DeepSpeed has done what was asked for: each process holds its part, and no more, of what is shared."""
+        """Assert that DeepSpeed has sharded as configured: each process holds its part, and no more, of every sharded
+        tensor.
+        """
         assert self._optimizer is not None
         size = self.world.size
         if self.stage == 3:
             for parameter in self._optimizer.model.parameters():
-                held, whole = parameter.ds_tensor.numel(), parameter.ds_numel  # type: ignore[attr-defined]
-                assert held == -(-whole // size), f"{held} of {whole} numbers are here, of {size} processes"
+                local, total = parameter.ds_tensor.numel(), parameter.ds_numel  # type: ignore[attr-defined]
+                assert local == -(-total // size), f"{local} of {total} numbers are here, of {size} processes"
             return
         numbers = sum(parameter.numel() for parameter in trained.values())
-        held = sum(part.numel() for part in self._optimizer.parts)
-        # A group is filled up to a multiple of twice the processes.
-        assert numbers <= held * size < numbers + 2 * size * len(self._optimizer.parts) + 1
+        local = sum(part.numel() for part in self._optimizer.parts)
+        # A group is padded to a multiple of twice the processes.
+        assert numbers <= local * size < numbers + 2 * size * len(self._optimizer.parts) + 1
 
     def run(
         self,
@@ -118,39 +121,40 @@ class Zero(Engine):
         return total
 
     def measure(self, model: torch.nn.Module, batch: Batch, loss_of: LossFunction) -> float:
-        """In stage 3 every process must measure as many batches: each gathers the weights that it needs from all."""
+        """Measure one batch. In stage 3 every process must measure equally many: each gathers the weights from all."""
         assert self._optimizer is not None
         return float(self._optimizer.runtime.module(loss_of, batch))
 
     def total_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        whole = loss.clone()
-        dist.all_reduce(whole)
-        return whole
+        total = loss.clone()
+        dist.all_reduce(total)
+        return total
 
     def gradient_norm(self, parameters: Iterable[torch.nn.Parameter], norm: NormFunction) -> torch.Tensor:
-        """Of the gradients that the processes hold by now, each its own part."""
+        """Return the norm of the gradients that the processes currently hold, each its own part."""
         assert self._optimizer is not None
-        held: Any = [SimpleNamespace(grad=gradient) for gradient in self._optimizer.gradients()]
-        square = norm(held).double().square().to(communication_device(self.world))
+        local_gradients: Any = [SimpleNamespace(grad=gradient) for gradient in self._optimizer.gradients()]
+        square = norm(local_gradients).double().square().to(communication_device(self.world))
         dist.all_reduce(square)
         return square.sqrt().float()
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """On the host, and only in the first process: nobody else has room for all of them."""
+        """Gather the tensors on the host, in the first process only: the others have no memory for all of them."""
         assert self._optimizer is not None
-        whole: dict[int, torch.Tensor] = {}  # what shares memory in the model still does
+        gathered: dict[int, torch.Tensor] = {}  # tensors that share memory in the model still do
         for name, tensor in tensors.items():
-            if id(tensor) not in whole:
-                whole[id(tensor)] = self._optimizer.whole(name, tensor)
+            if id(tensor) not in gathered:
+                gathered[id(tensor)] = self._optimizer.whole(name, tensor)
                 if not self.world.is_first:
-                    whole[id(tensor)] = torch.empty(0)
-        return {name: whole[id(tensor)] for name, tensor in tensors.items()} if self.world.is_first else {}
+                    gathered[id(tensor)] = torch.empty(0)
+        return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if self.world.is_first else {}
 
     def shares(
         self, tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor]
     ) -> Mapping[str, torch.Tensor]:
-        """Trained weights are put in place here, masters too; everything is returned as it came, since the optimizer
-        takes its part of a state itself."""
+        """Copy trained weights and masters into place; return all tensors unchanged, since the optimizer takes its part
+        of its state itself.
+        """
         assert self._optimizer is not None
         for name in tensors.keys() & self._optimizer.parameters.keys():
             self._optimizer.set_weight(name, tensors[name])
@@ -158,15 +162,15 @@ class Zero(Engine):
 
 
 class ZeroOptimizer:
-    """What `train.optim.MasterOptimizer` is in a single process; every process must call each method.
+    """Counterpart of `train.optim.MasterOptimizer` for ZeRO; every process must call each method.
 
     Attributes:
-        model: the one that is trained.
+        model: the trained model.
         runtime: DeepSpeed's engine.
-        zero: its optimizer, around ours.
-        parts: the float32 numbers that this process updates, one flat tensor per group.
-        pending: gradients are there that no update has used.
-        learning_rate: set it before each `step`.
+        zero: DeepSpeed's optimizer, which wraps ours.
+        parts: the float32 weights that this process updates, one flat tensor per group.
+        pending: whether there are gradients that no update has used.
+        learning_rate: learning rate of the next `step`; set it before each.
     """
 
     def __init__(
@@ -190,12 +194,12 @@ class ZeroOptimizer:
         inner.register_step_post_hook(self._after_update)
         self.forget()
         if stage < 3:
-            # DeepSpeed finds a parameter's moments after the first update; a checkpoint may be read before it.
+            # DeepSpeed links a parameter to its moments after the first update; a checkpoint may be read before it.
             self.zero._lazy_init_hp_params_optimizer_state()
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by their names in the model; in stage 3 their shapes alone, on meta."""
+        """Return the trained parameters by their names in the model; in stage 3 only their shapes, on meta."""
         if self._stage < 3:
             return self._trained
         return {
@@ -204,17 +208,19 @@ class ZeroOptimizer:
         }
 
     def gradients(self) -> list[torch.Tensor]:
-        """This process's part of the mean gradient, after the backward pass of the last micro batch."""
+        """Return this process's part of the mean gradient, after the backward pass of the last micro batch."""
         if self.runtime.zero_offload_optimizer() is not None:
             return [part.grad for part in self.parts if part.grad is not None]
-        return [gradient for held in self.zero.averaged_gradients.values() for gradient in held or ()]
+        return [
+            gradient for group_gradients in self.zero.averaged_gradients.values() for gradient in group_gradients or ()
+        ]
 
     def step(self, factor: float = 1.0) -> None:
-        """Update; every gradient is multiplied by `factor` first, in float32."""
+        """Update the weights; every gradient is multiplied by `factor` first, in float32."""
         self._take(factor)
 
     def zero_grad(self) -> None:
-        """Drop the gradients: where no update has used them, DeepSpeed takes a step that updates nothing."""
+        """Drop the gradients: if no update has used them, DeepSpeed runs a step that updates nothing."""
         if self.pending:
             self._take(None)
 
@@ -225,13 +231,13 @@ class ZeroOptimizer:
         self.runtime.step()
 
     def _before_update(self, inner: torch.optim.Optimizer, *_: Any) -> None:
-        held = [part for group in inner.param_groups for part in group["params"]]
+        local_parts = [part for group in inner.param_groups for part in group["params"]]
         if self._factor is None:
-            self._set_aside = [(part, part.grad) for part in held]
-            for part in held:
-                part.grad = None  # which AdamW passes over
+            self._set_aside = [(part, part.grad) for part in local_parts]
+            for part in local_parts:
+                part.grad = None  # AdamW skips parameters without a gradient
         elif self._factor != 1.0:
-            torch._foreach_mul_([part.grad for part in held], self._factor)
+            torch._foreach_mul_([part.grad for part in local_parts], self._factor)
 
     def _after_update(self, *_: Any) -> None:
         for part, gradient in self._set_aside:
@@ -239,7 +245,7 @@ class ZeroOptimizer:
         self._set_aside = []
 
     def forget(self) -> None:
-        """No update has been made: as a new optimizer."""
+        """Reset the state to that of a new optimizer."""
         for part in self.parts:
             state = self._inner.state[part]
             for key in ("exp_avg", "exp_avg_sq"):
@@ -247,7 +253,9 @@ class ZeroOptimizer:
             state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As `train.optim.MasterOptimizer.tensors`, whole, on the host; in the first process only."""
+        """Return the tensors of `train.optim.MasterOptimizer.tensors`, whole, on the host; empty outside the first
+        process.
+        """
         return {name: tensor for name, tensor in self._states() if dist.get_rank() == 0}
 
     def _states(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -260,7 +268,7 @@ class ZeroOptimizer:
                 yield f"{key}.{name}", self._fragments.safe_get_full_optimizer_state(p, key).cpu()
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Continue from what `tensors` returned, of any engine; each process is given all of them."""
+        """Load the result of `tensors`, from any engine; each process passes all of them."""
         self.forget()
         for name, p in self._trained.items():
             if p.dtype != torch.float32:
@@ -274,7 +282,7 @@ class ZeroOptimizer:
             self._inner.state[part]["step"].fill_(step)
 
     def whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the model as one process would hold it, on the host."""
+        """Return a tensor of the model as a single process would hold it, on the host."""
         parameter: Any = self._trained.get(name, tensor)
         if not hasattr(parameter, "ds_id"):
             return tensor.detach().cpu()
@@ -285,14 +293,14 @@ class ZeroOptimizer:
 
     @torch.no_grad()
     def set_weight(self, name: str, value: torch.Tensor) -> None:
-        """Give a trained parameter and its master a value."""
+        """Set the value of a trained parameter and its master."""
         p: Any = self._trained[name]
         self._set_master(p, value)
         if self._stage < 3:
             p.copy_(value)
             return
         p.ds_tensor.copy_(self._own(p, value))
-        if p.numel() == p.ds_numel:  # it is held whole at the moment
+        if p.numel() == p.ds_numel:  # it is currently gathered
             p.copy_(value)
 
     def _set_master(self, p: Any, value: torch.Tensor) -> None:
@@ -308,14 +316,16 @@ class ZeroOptimizer:
             self._fragments.safe_set_local_optimizer_state(p, self._own(p, value), key)
 
     def _own(self, p: Any, value: torch.Tensor) -> torch.Tensor:
-        """This process's part of a whole value, filled up with zeros (DeepSpeed's own function fails without them)."""
+        """Return this process's part of a whole value, padded with zeros (DeepSpeed's own function fails without
+        them).
+        """
         size = p.ds_tensor.numel()
         part = value.flatten()[size * dist.get_rank() :][:size]
         return torch.nn.functional.pad(part, (0, size - part.numel()))
 
 
 class _WithLoss(torch.nn.Module):
-    """DeepSpeed wants a module that returns the loss."""
+    """Module for DeepSpeed whose forward pass returns the loss."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -326,16 +336,16 @@ class _WithLoss(torch.nn.Module):
 
 
 def build_deepspeed_config(section: ParallelSection, dtype: torch.dtype) -> dict[str, Any]:
-    """The whole config for DeepSpeed: ours, and the tuning of the user's own file.
+    """Build the whole config for DeepSpeed: our settings, and the tuning in the user's own file.
 
     Args:
-        dtype: of the trained parameters.
+        dtype: data type of the trained parameters.
     """
     stage = MODES[section.mode].zero_stage
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     offload = {"offload_optimizer": host} | ({"offload_param": host} if stage == 3 else {})
     return {
-        # Only read for logs. Two, because with one and offload DeepSpeed keeps the last micro batch's gradient alone.
+        # Only read for logs. Two, because with one and offload DeepSpeed keeps only the last micro batch's gradient.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 2,
         "gradient_clipping": 0.0,
@@ -350,19 +360,19 @@ def build_deepspeed_config(section: ParallelSection, dtype: torch.dtype) -> dict
 
 
 def read_deepspeed_tuning(path: str | None) -> dict[str, Any]:
-    """What `TUNING` names in a user's DeepSpeed file; "auto" is left to DeepSpeed."""
+    """Read the settings of `TUNING` in a user's DeepSpeed file; "auto" is left to DeepSpeed."""
     if path is None:
         return {}
     document = read_json_file(Path(path).expanduser())
-    found = document.get("zero_optimization") if isinstance(document, dict) else None
-    found = found if isinstance(found, dict) else {}
-    return {key: value for key, value in found.items() if f"zero_optimization.{key}" in TUNING and value != "auto"}
+    tuning = document.get("zero_optimization") if isinstance(document, dict) else None
+    tuning = tuning if isinstance(tuning, dict) else {}
+    return {key: value for key, value in tuning.items() if f"zero_optimization.{key}" in TUNING and value != "auto"}
 
 
 def import_deepspeed(world: World) -> Any:
-    """DeepSpeed, for the device that is here, and silent.
+    """Import DeepSpeed for this process's device, silenced.
 
-    Nothing of it is compiled: AdamW and the collectives are torch's own.
+    Nothing in it is compiled: AdamW and the collectives are torch's own.
 
     Raises:
         MachineError: it is not installed, or does not fit this machine.
@@ -379,6 +389,6 @@ def import_deepspeed(world: World) -> Any:
         ) from error
     importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = defaultdict(bool)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # DeepSpeed 0.19.8 calls collectives of torch 2.13 by their old names: nothing a user can do about.
+    # DeepSpeed 0.19.8 calls collectives of torch 2.13 by their old names: users cannot do anything about it.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     return deepspeed

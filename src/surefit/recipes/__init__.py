@@ -1,6 +1,6 @@
-"""The tasks SureFit knows: one file each, imported when somebody asks for it by name.
+"""SureFit's built-in recipes: one file each, imported when a config names it.
 
-Any package adds recipes with an entry point in the group "surefit.recipes"; docs/write-a-recipe.md shows how.
+Any package can add recipes with an entry point in the group "surefit.recipes"; docs/write-a-recipe.md shows how.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ENTRY_POINT_GROUP = "surefit.recipes"
 
 
 def list_recipes() -> list[str]:
-    """Every name that `get_recipe` knows, SureFit's own first; imports no recipe."""
+    """List every name that `get_recipe` accepts, SureFit's own first; imports no recipe."""
     return [*_RECIPES, *sorted(_outside().keys() - _RECIPES.keys())]
 
 
 def get_recipe(name: str) -> TaskRecipe:
-    """The recipe of that name, imported now; of several names joined by +, the recipe that mixes them. SureFit's own
-    names cannot be taken by another package.
+    """Import and return the recipe of that name; for several names joined by +, the recipe that mixes them. Other
+    packages cannot replace SureFit's own names.
 
     Raises:
-        ConfigError: nothing has that name, or what has it in another package does not load or is no `TaskRecipe`; or
-            the recipes cannot be mixed.
+        ConfigError: no recipe has that name, or it belongs to another package and does not load or is no `TaskRecipe`;
+            or the recipes cannot be mixed.
     """
     if "+" in name:
         from surefit.recipes.mixed import mix_recipes
@@ -52,17 +52,17 @@ def get_recipe(name: str) -> TaskRecipe:
     outside = _outside()
     if name in outside:
         return _load(outside[name])
-    known = list_recipes()
+    names = list_recipes()
     raise ConfigError(
-        f"there is no recipe {name!r}{did_you_mean(name, known)}",
+        f"there is no recipe {name!r}{did_you_mean(name, names)}",
         code="E7083",
         field="recipe",
-        help=f"known recipes: {', '.join(known)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
+        help=f"known recipes: {', '.join(names)}; a package adds its own as an entry point in {ENTRY_POINT_GROUP!r}",
     )
 
 
 def is_own(name: str) -> bool:
-    """Whether it names recipes of SureFit's alone, and none of another package."""
+    """Return whether the name consists of SureFit's own recipes only."""
     return all(part.strip() in _RECIPES for part in name.split("+"))
 
 
@@ -80,7 +80,7 @@ def _load(point: EntryPoint) -> TaskRecipe:
     owner = f"the package {point.dist.name!r}" if point.dist else "another package"
     try:
         recipe = point.load()
-    except Exception as error:  # whatever a stranger's module raises while it is imported
+    except Exception as error:  # a stranger's module may raise anything while it is imported
         raise ConfigError(
             f"the recipe {point.name!r} of {owner} does not load: {type(error).__name__}: {error}",
             code="E7084",

@@ -1,8 +1,8 @@
-"""PENMAN on one line as a grammar for constrained decoding, in the EBNF of xgrammar.
+"""Grammar of single-line PENMAN for constrained decoding, in xgrammar's EBNF.
 
-Words are letters of the Latin script with every Vietnamese one, composed or not, so that tokens which are half a
-character lead nowhere else. What a grammar without memory cannot say is that no two nodes share a variable: answers are
-read again after they were generated.
+Words are letters of the Latin script including all Vietnamese ones, composed or not, so that tokens of half a character
+lead nowhere else. A context-free grammar cannot express that no two nodes share a variable: answers are parsed again
+after they were generated.
 """
 
 _LETTER = r"A-Za-zÀ-ÖØ-öø-ɏ\u1e00-\u1eff\u0300-\u036f"
@@ -21,7 +21,7 @@ variable ::= [{_LETTER}] [{_LETTER}0-9_]*
 """
     + _COMMON
 )
-"""`node`: a graph. A variable that is mentioned again is a `constant` here."""
+"""`node`: a graph. A variable that is mentioned again is a `constant` in this grammar."""
 SKELETON_RULES = """
 bare ::= "(" concept bare_branch* ")"
 bare_branch ::= " " role " " (bare | string | constant)

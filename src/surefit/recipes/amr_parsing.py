@@ -1,8 +1,8 @@
-"""AMR parsing: a sentence in, its meaning as a PENMAN graph out.
+"""AMR parsing: from a sentence to its meaning as a PENMAN graph.
 
-Two recipes. `amr_parsing` asks for the graph at once; `amr_parsing_two_task` for the skeleton first, which is the graph
-without variables, and then for the graph. The main score is strict Smatch: an answer that is no graph matches nothing,
-and the gold graph's triples count all the same.
+Two recipes. `amr_parsing` answers with the graph alone; `amr_parsing_two_task` with the skeleton first, which is the
+graph without variables, and then the graph. The main metric is strict Smatch: an answer that is no graph matches
+nothing, and the gold graph's triples count all the same.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COLUMNS_HELP = (
 )
 _VIETNAMESE = re.compile("[ăâđêôơưĂÂĐÊÔƠƯ\u1ea0-\u1ef9]")
 _HARMFUL = {"around", "parentheses", "variables", "dangling"}
-"""Repairs that a gold graph may not need: it would be trained on as it stands."""
+"""Repairs that a gold graph must not need, because it is trained on unrepaired."""
 
 
 @dataclass(frozen=True)
 class _Words:
-    """What one language says in the prompts and in the two-task answer."""
+    """Texts of one language in the prompts and in the two-task answer."""
 
     instruction: str
     two_task: str
@@ -70,17 +70,17 @@ class GoldGraph:
 
 
 def to_example(row: Row) -> Example:
-    """A row → system (instruction), user (sentence), assistant (the graph on one line).
+    """Convert a row to system (instruction), user (sentence), assistant (the graph on one line).
 
     Raises:
-        DataError: no sentence, a graph that is null, cannot be read or is not whole, or an unknown language.
+        DataError: no sentence, a graph that is null, unreadable or incomplete, or an unknown language.
     """
     words = _words(row)
     return _example(row, words.instruction, "{graph}")
 
 
 def to_two_task_example(row: Row) -> Example:
-    """As `to_example`, with the skeleton before the graph."""
+    """Convert a row as in `to_example`, with the skeleton before the graph."""
     words = _words(row)
     return _example(row, words.two_task, f"{words.skeleton}{{skeleton}}\n{words.graph}{{graph}}")
 
@@ -100,7 +100,7 @@ def _example(row: Row, instruction: str, answer: str) -> Example:
 
 
 def to_gold(row: Row) -> Example:
-    """A row with a graph and no sentence → what answers are judged by: any graph that smatch reads, as it reads it."""
+    """Convert a row with a graph and no sentence to its gold answer: any graph that smatch reads, as it reads it."""
     text = _graph_text(row)
     graph = read_graph(text)
     if graph is None:
@@ -135,13 +135,15 @@ def _words(row: Row) -> _Words:
 
 
 def _refuse_misspelt_graph(row: Row) -> None:
-    meant = [name for name in row if name.lower() in ("amr", "penman")] or get_close_matches("graph", list(row), n=1)
-    if meant:
+    candidates = [name for name in row if name.lower() in ("amr", "penman")] or get_close_matches(
+        "graph", list(row), n=1
+    )
+    if candidates:
         raise DataError(
-            f"the row has a column {meant[0]!r} but no column 'graph'",
+            f"the row has a column {candidates[0]!r} but no column 'graph'",
             code="E7088",
             field="graph",
-            help=f"rename {meant[0]!r} to 'graph'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'graph'; a row that is only to be predicted has neither",
         )
 
 
@@ -154,7 +156,7 @@ def _graph_text(row: Row) -> str:
 
 
 def _gold(row: Row) -> GoldGraph:
-    """A graph to train on: concepts of several words are as the corpus has them, but it must be whole."""
+    """Return a graph to train on: concepts of several words stay as in the corpus, but it must be complete."""
     text = _graph_text(row)
     graph = read_graph(text)
     if graph is not None and is_well_formed(text):
@@ -176,25 +178,25 @@ def _not_penman(text: str) -> DataError:
 
 
 def parse(text: str) -> str | None:
-    """The graph if smatch can read it, as it stands."""
+    """Return the unrepaired graph if smatch can read it, else None."""
     return text.strip() if read_graph(text) is not None else None
 
 
 def parse_two_task(text: str) -> str | None:
-    """The graph after the last "Graph:" or "Đồ thị:", if smatch can read it."""
+    """Return the graph after the last "Graph:" or "Đồ thị:" if smatch can read it, else None."""
     marks = list(_MARK.finditer(text))
     return parse(text[marks[-1].end() :]) if marks else None
 
 
 def score(example: Example, prediction: Prediction) -> Scores:
-    """The row's own Smatch and the counts that `aggregate` adds up."""
+    """Return the row's own Smatch and the counts that `aggregate` sums."""
     gold = example.reference
     if not isinstance(gold, GoldGraph):
         raise DataError("the row has no graph to score against", code="E7091", field="graph", help=_COLUMNS_HELP)
     graph = read_graph(prediction.parsed) if prediction.parsed is not None else None
     alignment = align(graph, gold.graph) if graph else None
-    matched, size, whole = alignment.worth if alignment else 0, len(graph or ()), len(gold.graph)
-    answer, needed = _repaired(prediction)
+    matched, size, gold_size = alignment.worth if alignment else 0, len(graph or ()), len(gold.graph)
+    answer, needed_repair = _repaired(prediction)
     fixed = read_graph(answer)
     fixed_match = matched if fixed == graph else count_matches(fixed, gold.graph).match if fixed else 0
     plain = count_matches(_glued(graph), _glued(gold.graph)).match if graph else 0
@@ -202,8 +204,8 @@ def score(example: Example, prediction: Prediction) -> Scores:
     counts = {
         "_match": matched,
         "_test": size,
-        "_gold": whole,
-        "_gold_read": whole if graph else 0,
+        "_gold": gold_size,
+        "_gold_read": gold_size if graph else 0,
         "_match_repaired": fixed_match,
         "_test_repaired": fixed_size,
         "_match_normalised": plain,
@@ -211,29 +213,29 @@ def score(example: Example, prediction: Prediction) -> Scores:
     for name, parts in count_phenomena(graph, gold.graph, alignment).items():
         counts |= zip((f"_match_{name}", f"_test_{name}", f"_gold_{name}"), parts, strict=True)
     return {
-        "smatch": f_score(matched, size, whole)[2],
-        "smatch_repaired": f_score(fixed_match, fixed_size, whole)[2],
-        "smatch_normalised": f_score(plain, size, whole)[2],
-        "exact_match": float(matched == size == whole),
+        "smatch": f_score(matched, size, gold_size)[2],
+        "smatch_repaired": f_score(fixed_match, fixed_size, gold_size)[2],
+        "smatch_normalised": f_score(plain, size, gold_size)[2],
+        "exact_match": float(matched == size == gold_size),
         "valid": float(graph is not None),
         "well_formed": float(graph is not None and is_well_formed(prediction.parsed)),
-        "repaired": float(needed and fixed is not None),
+        "repaired": float(needed_repair and fixed is not None),
         "proven": float(alignment is None or alignment.proven),
     } | {name: float(count) for name, count in counts.items()}
 
 
 def _repaired(prediction: Prediction) -> tuple[str, bool]:
-    """The graph in the answer, cut off or not, and whether it had to be repaired."""
+    """Return the graph in the answer, truncated or not, and whether it had to be repaired."""
     marks = list(_MARK.finditer(prediction.text))
     text = prediction.parsed or prediction.text[marks[-1].end() if marks else 0 :]
     if is_well_formed(text) and read_graph(text):
         return text, False
-    found = repair_graph(text)
-    return (found.text, True) if found else (text, False)
+    repaired = repair_graph(text)
+    return (repaired.text, True) if repaired else (text, False)
 
 
 def _glued(graph: Graph) -> Graph:
-    """Concepts without underscores; smatch's reader has dropped their spaces already."""
+    """Return the graph without underscores in concepts; smatch's reader has already dropped their spaces."""
     return replace(graph, concepts=tuple(concept.replace("_", "") for concept in graph.concepts))
 
 
@@ -250,18 +252,19 @@ _vectors: dict[int, tuple[Scores, Floats]] = {}
 
 
 def _vector(row: Scores) -> Floats:
-    """The row's numbers as one array, kept because resampling adds the same rows up thousands of times."""
-    known = _vectors.get(id(row))
-    if known is None or known[0] is not row:
+    """Return the row's scores as one array, cached because resampling sums the same rows thousands of times."""
+    cached = _vectors.get(id(row))
+    if cached is None or cached[0] is not row:
         if len(_vectors) >= _KEPT:
             _vectors.clear()
-        known = _vectors[id(row)] = row, np.array(_numbers(row))
-    return known[1]
+        cached = _vectors[id(row)] = row, np.array(_numbers(row))
+    return cached[1]
 
 
 def aggregate(rows: Sequence[Scores]) -> Scores:
-    """Corpus scores: triples are added up before dividing, as smatch does. Phenomena that the gold graphs do not have
-    are left out."""
+    """Return corpus scores: triples are summed before dividing, as smatch does. Phenomena that the gold graphs lack are
+    left out.
+    """
     sums = dict(zip((*_MEANS, *_COUNTS), np.sum([_vector(row) for row in rows], axis=0).tolist(), strict=True))
     matched, test, gold = sums["_match"], sums["_test"], sums["_gold"]
     precision, recall, f1 = f_score(matched, test, gold)
@@ -288,12 +291,12 @@ def _by_phenomenon(sums: Mapping[str, float]) -> Scores:
 
 
 def grammar(example: Example) -> Grammar:
-    """One whole PENMAN graph on one line."""
+    """Return the grammar of one whole PENMAN graph on one line."""
     return Grammar("ebnf", "root ::= node\n" + GRAPH_RULES)
 
 
 def two_task_grammar(example: Example) -> Grammar:
-    """A skeleton and a graph, with the labels of the row's language."""
+    """Return the grammar of a skeleton and a graph, with the labels of the row's language."""
     instruction = example.messages[0]["content"]
     words = next(words for words in _WORDS.values() if words.two_task == instruction)
     root = f'root ::= "{words.skeleton}" bare "\\n{words.graph}" node\n'
@@ -320,7 +323,7 @@ BASELINES = {
     "gold-underscored": lambda example: _oracle(with_concepts(_gold_text(example), "_")),
     "gold-glued": lambda example: _oracle(with_concepts(_gold_text(example), "")),
 }
-"""Ceilings: what a parser reaches that is perfect but for one thing."""
+"""Ceilings: the scores of a parser that is perfect except for one thing."""
 
 RECIPE = TaskRecipe(
     name="amr_parsing",

@@ -1,4 +1,4 @@
-"""What is scored of a model that thinks: its final answer. For every recipe, where `recipes.get` hands it out."""
+"""Scoring of reasoning models by their final answer; applied to every recipe by `recipes.get_recipe`."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 
 def judge_final_answers(recipe: TaskRecipe) -> TaskRecipe:
-    """The same recipe, which sees the answer behind a model's reasoning; as it is where it asks for the reasoning too.
+    """Return a recipe that sees only the answer after a model's reasoning; unchanged where it needs the reasoning too.
 
-    A thought that never ends has no answer behind it: the recipe is given an empty text.
+    Reasoning that never ends has no answer after it: the recipe gets an empty text.
     """
     if recipe.thoughts:
         return recipe
-    scorer, samples, many = recipe.score, recipe.score_samples, recipe.score_many
+    scorer, samples_scorer, many_scorer = recipe.score, recipe.score_samples, recipe.score_many
 
     @wraps(scorer)
     def score(example: Example, prediction: Prediction) -> Scores:
         return scorer(example, _strip_reasoning(prediction))
 
     def score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
-        assert samples is not None
-        return samples(example, [_strip_reasoning(one) for one in predictions])
+        assert samples_scorer is not None
+        return samples_scorer(example, [_strip_reasoning(sample) for sample in predictions])
 
     def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
-        assert many is not None
-        return many([(example, _strip_reasoning(one)) for example, one in rows])
+        assert many_scorer is not None
+        return many_scorer([(example, _strip_reasoning(prediction)) for example, prediction in rows])
 
     return replace(
         recipe,
         parse=lambda text: recipe.parse(strip_reasoning(text)),
         score=score,
-        score_samples=score_samples if samples else None,
-        score_many=score_many if many else None,
+        score_samples=score_samples if samples_scorer else None,
+        score_many=score_many if many_scorer else None,
     )
 
 

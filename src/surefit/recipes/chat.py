@@ -1,6 +1,6 @@
 """Supervised fine-tuning on the general data formats: any conversation, or plain text to continue.
 
-`surefit.data` has turned prompt/completion, Alpaca and ShareGPT rows into messages before they arrive here.
+`surefit.data` has converted prompt/completion, Alpaca and ShareGPT rows into messages before.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HELP = (
 
 
 def to_example(row: Row) -> Example:
-    """A row with `messages` (and `tools`, a list or null), or with `text`.
+    """Convert a row with `messages` (and `tools`, a list or null), or with `text`.
 
-    The completion is the text of the last turn where that is the assistant's; a turn that only calls tools has no text
-    of its own, so it is trained on through the chat template but not scored.
+    The completion is the text of the last turn if that is the assistant's; a turn that only calls tools has no text, so
+    it is trained on through the chat template but not scored.
 
     Raises:
-        DataError: neither column is there, or a turn has no known role or no text; `field` says which.
+        DataError: the row has neither column, or a turn has no known role or no text; `field` names it.
     """
     if row.get("messages") is not None:
         messages = _messages(row["messages"])
@@ -80,7 +80,7 @@ def _score(example: Example, prediction: Prediction) -> Scores:
 
 
 def _parse(text: str) -> str:
-    """The answer without the reasoning before it."""
+    """Return the answer without the reasoning before it."""
     return split_think_tags(text)[1].strip()
 
 

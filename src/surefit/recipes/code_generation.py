@@ -1,7 +1,7 @@
-"""Programming tasks: Python out, judged by running tests against it in the sandbox.
+"""Programming tasks: the answer is Python, which is judged by running tests against it in the sandbox.
 
-Rows as HumanEval writes them (prompt, entry_point, canonical_solution, test) or as MBPP does (text or prompt, code,
-test_list, test_setup_code or test_imports). The answer is a fenced block of Python, or Python alone.
+Rows as in HumanEval (prompt, entry_point, canonical_solution, test) or as in MBPP (text or prompt, code, test_list,
+test_setup_code or test_imports). The answer is a fenced block of Python, or Python alone.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PASS_AT = (1, 5, 10, 100)
 
 @dataclass(frozen=True)
 class GoldTests:
-    """How an answer is judged.
+    """Tests that judge an answer.
 
     Attributes:
-        tests: source that raises unless the program is right.
-        names: what the tests call of the program.
-        before: source that the tests need and that is not the program's.
-        prefix: HumanEval's prompt: imports, helpers and the head of the function, which an answer may leave out.
-        entry_point: the function that the prefix begins; empty where there is no prefix.
+        tests: source that raises unless the program is correct.
+        names: the program's names that the tests use.
+        before: source that the tests need and that does not belong to the program.
+        prefix: HumanEval's prompt: imports, helpers and the function's signature, which an answer may leave out.
+        entry_point: the function whose signature ends the prefix; empty where there is no prefix.
     """
 
     tests: str
@@ -52,29 +52,29 @@ class GoldTests:
     entry_point: str = ""
 
     def program(self, code: str) -> str:
-        """The whole program: an answer that defines the function stands for itself, another continues the prompt."""
-        if len(code) > MAX_SOURCE:  # the sandbox will not run it, so nothing here parses it
+        """Return the whole program: an answer that defines the function is complete, another continues the prompt."""
+        if len(code) > MAX_SOURCE:  # the sandbox does not run it, so it is not parsed here
             return code
-        level = code if _tree(code) else textwrap.dedent(code)  # a block inside a list is indented as a whole
+        dedented = code if _tree(code) else textwrap.dedent(code)  # a block inside a list is indented as a whole
         if not self.prefix:
-            return level
-        if self.entry_point in _defined(level):
-            return f"{_complete_program(self.prefix)}\n{level}"
+            return dedented
+        if self.entry_point in _defined(dedented):
+            return f"{_complete_program(self.prefix)}\n{dedented}"
         return self.prefix + code
 
     def job(self, code: str) -> Program:
-        """What the sandbox runs."""
+        """Return the job for the sandbox."""
         return Program(self.program(code), self.tests, self.names, self.before)
 
 
 def to_example(row: Row) -> Example:
-    """A row of either layout → system (instruction), user (task), assistant (a fenced block).
+    """Convert a row of either format to system (instruction), user (task), assistant (a fenced block).
 
     Raises:
-        DataError: a column is missing or empty, or the tests or the reference are no Python; `field` says which.
+        DataError: a column is missing or empty, or the tests or the reference are not Python; `field` names it.
     """
-    gold, asked, solution = _humaneval(row) if "entry_point" in row else _mbpp(row)
-    messages: list[Message] = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": asked}]
+    gold, task, solution = _humaneval(row) if "entry_point" in row else _mbpp(row)
+    messages: list[Message] = [{"role": "system", "content": INSTRUCTION}, {"role": "user", "content": task}]
     if solution is None:
         return Example(messages=tuple(messages), reference=gold)
     completion = f"```python\n{solution.strip(chr(10))}\n```"
@@ -83,7 +83,7 @@ def to_example(row: Row) -> Example:
 
 
 def to_gold(row: Row) -> Example:
-    """The tests of a row alone."""
+    """Convert a row to its tests alone."""
     return Example(reference=to_example(row).reference)
 
 
@@ -96,11 +96,11 @@ def _humaneval(row: Row) -> tuple[GoldTests, str, str | None]:
     _parsed(test, "test")
     gold = GoldTests(f"{test}\ncheck({entry})", (entry,), _complete_program(prompt), prompt, entry)
     body = _text(row, "canonical_solution", needed=False)
-    asked = f"{_COMPLETE}```python\n{prompt.rstrip()}\n```"
+    task = f"{_COMPLETE}```python\n{prompt.rstrip()}\n```"
     if body is None:
-        return gold, asked, None
+        return gold, task, None
     _parsed(prompt + body, "canonical_solution")
-    return gold, asked, prompt + body
+    return gold, task, prompt + body
 
 
 def _mbpp(row: Row) -> tuple[GoldTests, str, str | None]:
@@ -109,30 +109,30 @@ def _mbpp(row: Row) -> tuple[GoldTests, str, str | None]:
     tests = _lines(row, "test_list")
     setup = _text(row, "test_setup_code", needed=False, empty=True)
     imports = _lines(row, "test_imports", needed=False)
-    # The setup may use what the program defines, so it comes after it: MBPP's own order fails for two of its rows.
+    # The setup may use the program's definitions, so it comes after them: MBPP's own order fails for two of its rows.
     source = _unix("\n".join([setup or "", *tests]))
     tree = _parsed(source, "test_list")
     defined = _imports_of(code, tree) if code is not None else ([], set())
     before = "\n".join([*imports, *defined[0]])
     names = _used_of_program(tree, _parsed(before, "test_imports"), defined[1])
-    asked = f"{task}\n{_PASSING}" + "\n".join(test.strip() for test in tests)
-    return GoldTests(source, names, before), asked, _unix(code) if code is not None else None
+    prompt = f"{task}\n{_PASSING}" + "\n".join(test.strip() for test in tests)
+    return GoldTests(source, names, before), prompt, _unix(code) if code is not None else None
 
 
 def _imports_of(code: str, tests: ast.Module) -> tuple[list[str], set[str]]:
-    """The reference's imports that the tests use too, and the names that the reference defines."""
+    """Return the reference's imports that the tests use too, and the names that the reference defines."""
     tree = _parsed(_unix(code), "code")
-    used = _names(tests)
+    used_names = _names(tests)
     imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     imported = {_bound(alias) for node in imports for alias in node.names}
-    shared = [ast.unparse(node) for node in imports if any(_bound(alias) in used for alias in node.names)]
+    shared = [ast.unparse(node) for node in imports if any(_bound(alias) in used_names for alias in node.names)]
     return shared, _top_level(tree) - imported
 
 
 def _used_of_program(tests: ast.Module, before: ast.Module, defined: set[str]) -> tuple[str, ...]:
-    """The names in the tests that only the program can define: its own, or nobody else's."""
-    others = set(dir(builtins)) | _top_level(before) | _top_level(tests) | _local(tests)
-    return tuple(sorted(name for name in _names(tests) if name in defined or name not in others))
+    """Return the names in the tests that only the program can define: the reference's, or otherwise undefined ones."""
+    defined_elsewhere = set(dir(builtins)) | _top_level(before) | _top_level(tests) | _local(tests)
+    return tuple(sorted(name for name in _names(tests) if name in defined or name not in defined_elsewhere))
 
 
 def _names(tree: ast.AST) -> set[str]:
@@ -140,21 +140,21 @@ def _names(tree: ast.AST) -> set[str]:
 
 
 def _local(tree: ast.AST) -> set[str]:
-    """Names bound anywhere inside: loop variables, arguments."""
+    """Return the names bound anywhere inside: loop variables, arguments."""
     bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return bound | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
 
 
 def _top_level(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {_bound(alias) for alias in node.names}
+            names |= {_bound(alias) for alias in node.names}
         elif isinstance(node, ast.Assign):
-            found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-    return found
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
 
 
 def _bound(alias: ast.alias) -> str:
@@ -168,8 +168,8 @@ def _text(row: Row, column: str, needed: bool = True, empty: bool = False) -> st
     if isinstance(value, str) and (value.strip() or empty):
         return value
     if column not in row:
-        known = ", ".join(map(repr, row)) or "none"
-        problem = f"the row has no column {column!r}, only {known}{did_you_mean(column, row)}"
+        columns = ", ".join(map(repr, row)) or "none"
+        problem = f"the row has no column {column!r}, only {columns}{did_you_mean(column, row)}"
     else:
         problem = f"{column} is {'empty' if isinstance(value, str) else json_kind(value)}"
     raise DataError(problem, code="E7092", field=column, help=_HELP)
@@ -188,12 +188,12 @@ def _lines(row: Row, column: str, needed: bool = True) -> list[str]:
 
 
 def _unix(source: str) -> str:
-    """MBPP's lines end in CRLF."""
+    """Convert line ends: MBPP's are CRLF."""
     return source.replace("\r\n", "\n")
 
 
 def _complete_program(prompt: str) -> str:
-    """The prompt as a program of its own: a head without a docstring gets a body."""
+    """Return the prompt as a complete program: a signature without a docstring gets a body."""
     return prompt if _tree(prompt) else f"{prompt.rstrip()}\n    pass\n"
 
 
@@ -215,8 +215,9 @@ def _parsed(source: str, column: str) -> ast.Module:
 
 
 def _is_python(program: str) -> bool:
-    """Whether an answer parses; one that is too long to be run counts as none: Python's parser takes 143 s for an
-    f-string of 500,000 characters, in this process and without listening to Ctrl-C."""
+    """Return whether an answer parses; one that is too long to run does not count: Python's parser needs 143 s for an
+    f-string of 500,000 characters, in this process and without reacting to Ctrl-C.
+    """
     return len(program) <= MAX_SOURCE and _tree(program) is not None
 
 
@@ -226,16 +227,16 @@ def _defined(code: str) -> set[str]:
 
 
 def parse(text: str) -> str | None:
-    """The Python in an answer, or None where there is none.
+    """Extract the Python from an answer; None where there is none.
 
-    The fenced blocks marked as Python (or, without one, those not marked) one after the other; the last one may be left
-    open. Without a fence, the whole text.
+    The fenced blocks marked as Python (or, without one, the unmarked blocks) are joined; the last one may be unclosed.
+    Without a fence, the whole text.
     """
     blocks = [(language.lower(), code) for language, code in _FENCE.findall(text)]
-    for wanted in (("python", "py", "python3"), ("",)):
-        found = [code for language, code in blocks if language in wanted]
-        if found:
-            return _blank_as_none("\n".join(found))
+    for languages in (("python", "py", "python3"), ("",)):
+        sources = [code for language, code in blocks if language in languages]
+        if sources:
+            return _blank_as_none("\n".join(sources))
     return None if blocks else _blank_as_none(text)
 
 
@@ -245,8 +246,8 @@ def _blank_as_none(code: str) -> str | None:
 
 def _results(gold: GoldTests, programs: Sequence[str | None]) -> Iterable[SandboxResult | None]:
     require_sandbox()
-    judged = iter(run_many([gold.job(code) for code in programs if code is not None], TIMEOUT_S))
-    return [None if code is None else next(judged) for code in programs]
+    sandbox_results = iter(run_many([gold.job(code) for code in programs if code is not None], TIMEOUT_S))
+    return [None if code is None else next(sandbox_results) for code in programs]
 
 
 def _gold(example: Example) -> GoldTests:
@@ -260,15 +261,15 @@ def _score(example: Example, prediction: Prediction) -> Scores:
 
 
 def _score_samples(example: Example, predictions: Sequence[Prediction]) -> Scores:
-    """pass@k for every k that the number of answers allows; the others are means over the answers."""
+    """Return pass@k for every k up to the number of answers; the other metrics are means over the answers."""
     gold = _gold(example)
     programs: list[str | None] = [prediction.parsed for prediction in predictions]
     results = list(_results(gold, programs))
-    n, right = len(results), sum(result is not None and result.status == "passed" for result in results)
+    n, passed = len(results), sum(result is not None and result.status == "passed" for result in results)
     valid = sum(code is not None and _is_python(gold.program(code)) for code in programs)
-    late = sum(result is not None and result.status == "timeout" for result in results)
-    passes = {f"pass@{k}": pass_at_k(n, right, k) for k in PASS_AT if k <= n}
-    return passes | {"syntax_valid": valid / n, "timeout": late / n}
+    timeouts = sum(result is not None and result.status == "timeout" for result in results)
+    passes = {f"pass@{k}": pass_at_k(n, passed, k) for k in PASS_AT if k <= n}
+    return passes | {"syntax_valid": valid / n, "timeout": timeouts / n}
 
 
 RECIPE = TaskRecipe(

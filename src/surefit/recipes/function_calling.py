@@ -1,9 +1,9 @@
-"""Function calling: tools and a question in, a JSON array of calls out, and nothing else.
+"""Function calling: from tools and a question to a JSON array of calls, and nothing else.
 
-The tools stand in the system message as JSON text, not in the chat template's own `tools` argument, because the
-instructions that templates write there ask for other answers than ours: Llama 3.2's wants one object with "parameters",
-Qwen's wants <tool_call> tags. With the tools in the text, one format serves every base model and the answer is the one
-that is scored.
+The tools are in the system message as JSON text, not in the chat template's own `tools` argument, because templates
+write instructions for other answer formats than ours: Llama 3.2's for one object with "parameters", Qwen's for
+<tool_call> tags. With the tools in the text, one format serves every base model, and the scored format is the trained
+one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CALL_HELP = 'write each call as {"name": "…", "arguments": {…}}, and [] whe
 
 
 def to_example(row: Row) -> Example:
-    """A row of xLAM's shape → system (instruction and tools), user (query), assistant (calls).
+    """Convert a row in xLAM's format to system (instruction and tools), user (query), assistant (calls).
 
     Args:
-        row: `query` (str), `tools` and `answers` (lists, or the same as JSON text; the tools in any of the shapes of
+        row: `query` (str), `tools` and `answers` (lists, or the same as JSON text; the tools in any format of
             `metrics.tool_schema`). Without the column `answers` the row can be predicted but neither trained on nor
             scored: no assistant turn, `completion` and `reference` are None.
 
     Raises:
         DataError: a column is missing, null or does not parse, a tool or a call is malformed, or a call names a tool
-            that is not among `tools`. `field` is the column, with the place inside it.
+            that is not among `tools`. `field` is the column, with the position inside it.
     """
     query = row.get("query")
     if not isinstance(query, str) or not query.strip():
@@ -67,13 +67,13 @@ def _list(column: str, row: Row) -> list[Any]:
     if value is None:
         raise DataError(_missing(column, row), code="E7097", field=column, help=_COLUMNS_HELP)
     try:
-        # A value that is not text takes the same way, so that NaN and the like are found in it too.
-        found = strict_json(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        # A value that is not text is checked in the same way, which finds NaN and the like in it too.
+        parsed = strict_json(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{column} is not JSON: {error}", code="E7098", field=column, help=_COLUMNS_HELP) from None
-    if not isinstance(found, list):
-        raise DataError(f"{column} is {_shortened(found)}, not a list", code="E7099", field=column, help=_COLUMNS_HELP)
-    return found
+    if not isinstance(parsed, list):
+        raise DataError(f"{column} is {_shortened(parsed)}, not a list", code="E7099", field=column, help=_COLUMNS_HELP)
+    return parsed
 
 
 def _missing(column: str, row: Row) -> str:
@@ -83,13 +83,13 @@ def _missing(column: str, row: Row) -> str:
 
 
 def _refuse_misspelt_answers(row: Row) -> None:
-    meant = get_close_matches("answers", list(row), n=1)
-    if meant:
+    candidates = get_close_matches("answers", list(row), n=1)
+    if candidates:
         raise DataError(
-            f"the row has a column {meant[0]!r} but no column 'answers'",
+            f"the row has a column {candidates[0]!r} but no column 'answers'",
             code="E7100",
             field="answers",
-            help=f"rename {meant[0]!r} to 'answers'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'answers'; a row that is only to be predicted has neither",
         )
 
 
@@ -145,7 +145,9 @@ def _score(example: Example, prediction: Prediction) -> Scores:
 
 
 def _grammar(example: Example) -> Grammar:
-    """What the tools in the system message allow; `[]` where there is none, as in a prompt given by hand."""
+    """Return the grammar of calls of the tools in the system message; `[]` without tools, as in a hand-written
+    prompt.
+    """
     system = example.messages[0]["content"]
     tools = strict_json(system.removeprefix(_INSTRUCTION)) if system.startswith(_INSTRUCTION) else []
     return Grammar("ebnf", calls_grammar(tools))

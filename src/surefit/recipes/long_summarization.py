@@ -1,7 +1,7 @@
-"""Summaries of documents, short or of hundreds of thousands of tokens: a document in, its summary out.
+"""Summarization of documents, short or of hundreds of thousands of tokens.
 
-The scores are ROUGE as the field's own package computes it. They say how many words and passages a summary shares with
-the reference, not whether it is true; so how much of it is copied, and how long it is, is said beside them.
+The metrics are ROUGE as the standard package computes it. They measure how many words and passages a summary shares
+with the reference, not whether it is true; so extractiveness and length are reported beside them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ INSTRUCTION = "Summarise the text."
 _DOCUMENT = ("text", "original_text", "judgement", "article", "report", "origin_prompt")
 _SUMMARY = ("reference_summary", "gold", "highlights")
 _HAS_INSTRUCTION = "origin_prompt"
-"""A column whose text begins with the instruction."""
+"""Column whose text begins with the instruction."""
 _OTHER_LETTERS = 0.02
-"""The share of a reference's letters outside a–z from which on ROUGE with letters is reported too."""
+"""Share of a reference's letters outside a–z above which ROUGE with letters is reported too."""
 _GRAMS = {"novel_unigrams": 1, "novel_bigrams": 2, "novel_trigrams": 3}
 _COLUMNS_HELP = (
     f"a row has the columns document (or {', '.join(_DOCUMENT)}) and summary (or {', '.join(_SUMMARY)}), and may have "
@@ -39,12 +39,12 @@ _COLUMNS_HELP = (
 
 @dataclass(frozen=True)
 class GoldSummary:
-    """What a summary is judged by.
+    """Reference of a summary.
 
     Attributes:
-        summary: the reference, without reasoning before it.
-        document: what was summarised, whole; None where the row does not hold it.
-        letters: ROUGE with all letters is reported too.
+        summary: the reference summary, without reasoning before it.
+        document: the whole document; None where the row does not have it.
+        letters: whether ROUGE with all letters is reported too.
     """
 
     summary: str
@@ -53,11 +53,12 @@ class GoldSummary:
 
 
 def to_example(row: Row) -> Example:
-    """A row → system (instruction), user (document), assistant (summary).
+    """Convert a row to system (instruction), user (document), assistant (summary).
 
     Args:
-        row: `document` and `summary` under one of their names; `instruction` in place of the usual one; `language`, of
-            which all but "en" say that letters outside a–z matter (known by the summary's letters if it is not given).
+        row: `document` and `summary` under one of their names; `instruction` in place of the default one; `language`,
+            where every value but "en" means that letters outside a–z matter (detected from the summary's letters if it
+            is missing).
 
     Raises:
         DataError: a column is missing, null, empty or no text.
@@ -76,19 +77,19 @@ def to_example(row: Row) -> Example:
 
 
 def to_gold(row: Row) -> Example:
-    """A row with a summary and, for the scores that compare with it, perhaps a document."""
+    """Convert a row with a summary and optionally a document, which some metrics compare with."""
     column = _column("document", row)
     return Example(reference=_gold(row, _text(row, column) if column in row else None))
 
 
 def _gold(row: Row, document: str | None) -> GoldSummary:
-    written = _text(row, _column("summary", row))
-    summary = split_think_tags(written)[1] or written
+    summary_text = _text(row, _column("summary", row))
+    summary = split_think_tags(summary_text)[1] or summary_text
     return GoldSummary(summary, document, _letters_matter(row, summary))
 
 
 def _column(name: str, row: Row) -> str:
-    """The name under which a row has a column; its own where it has it under none."""
+    """Return the name under which the row has a column, or its first name if the row has none of them."""
     return RECIPE.columns_in(list(row))[RECIPE.columns.index(name)]
 
 
@@ -124,24 +125,24 @@ def _letters_matter(row: Row, summary: str) -> bool:
 
 
 def _refuse_misspelt_summary(row: Row) -> None:
-    meant = get_close_matches("summary", list(row), n=1, cutoff=0.8)
-    if meant:
+    candidates = get_close_matches("summary", list(row), n=1, cutoff=0.8)
+    if candidates:
         raise DataError(
-            f"the row has a column {meant[0]!r} but no column 'summary'",
+            f"the row has a column {candidates[0]!r} but no column 'summary'",
             code="E7112",
             field="summary",
-            help=f"rename {meant[0]!r} to 'summary'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'summary'; a row that is only to be predicted has neither",
         )
 
 
 def parse(text: str) -> str | None:
-    """The summary; an empty one is none."""
+    """Return the summary; None where it is empty."""
     return text.strip() or None
 
 
 @dataclass(frozen=True)
 class _ScoringJob:
-    """One answer to be judged, with all that another process needs for it."""
+    """One answer to score, with everything that another process needs for it."""
 
     gold: GoldSummary
     text: str
@@ -149,20 +150,20 @@ class _ScoringJob:
 
     @property
     def seconds(self) -> float:
-        """What judging it takes, about."""
+        """Return the estimated scoring time."""
         document = 1e-6 * len(self.gold.document or "")
         return document + (3 if self.letters else 2) * estimate_rouge_seconds(self.gold.summary, self.text)
 
 
 def score(example: Example, prediction: Prediction, always_letters: bool = False) -> Scores:
-    """ROUGE, the length and how much is copied. A summary that was cut off is scored as it stands."""
+    """Return ROUGE, length and extractiveness. A truncated summary is scored as it is."""
     return _score_job(_asked(example, prediction, always_letters))
 
 
 def score_many(rows: Sequence[tuple[Example, Prediction]], always_letters: bool = False) -> list[Scores]:
-    """`score` of many rows, in several processes where that is worth it."""
-    asked = [_asked(*row, always_letters) for row in rows]
-    return map_in_processes(_score_job, asked, sum(one.seconds for one in asked))
+    """Score many rows, in several processes if that is worth it."""
+    jobs = [_asked(*row, always_letters) for row in rows]
+    return map_in_processes(_score_job, jobs, sum(job.seconds for job in jobs))
 
 
 def _asked(example: Example, prediction: Prediction, always_letters: bool) -> _ScoringJob:
@@ -215,19 +216,19 @@ def _document(example: Example) -> str:
 
 
 def lead_sentences(count: int, example: Example) -> Prediction:
-    """The document's first sentences, one per line."""
+    """Return the document's first sentences, one per line."""
     return _leading(split_sentences(_document(example))[:count], "\n")
 
 
 def lead_words(count: int, example: Example) -> Prediction:
-    """The document's first words, as they are written, line breaks too."""
+    """Return the document's first words with their original spacing and line breaks."""
     document = _document(example)
     ends = [word.end() for word in islice(re.finditer(r"\S+", document), count)]
     return _leading([document[: ends[-1]]] if ends else [], "")
 
 
 def lead_oracle(example: Example) -> Prediction:
-    """As many of the document's first words as the reference has: it is told a length that no model is told."""
+    """Return the document's first words, with the reference's word count: information that no model gets."""
     return lead_words(len(_reference(example).summary.split()), example)
 
 
@@ -269,4 +270,4 @@ LETTERS = replace(
     primary_metric="rougeLsum_letters",
     score_many=partial(score_many, always_letters=True),
 )
-"""For languages with letters outside a–z: the same rows and scores, judged by ROUGE over all letters."""
+"""For languages with letters outside a–z: the same rows and metrics, with ROUGE over all letters as the primary one."""

@@ -1,8 +1,8 @@
-"""Word problems: a worked solution out, judged by its final answer alone.
+"""Mathematical word problems: the answer is a worked solution, scored by its final answer alone.
 
-Three names for one task. `math_reasoning` reads GSM8K's rows (question, answer) and takes the calculator notes
-<<48/2=24>> out of what is trained on; `math_reasoning_annotated` leaves them in. `math_boxed` reads problems whose
-solution ends in \\boxed{…} (problem, solution), as MATH's do.
+Three names for one task. `math_reasoning` reads GSM8K's rows (question, answer) and removes the calculator notes
+<<48/2=24>> from the training text; `math_reasoning_annotated` keeps them. `math_boxed` reads problems whose solution
+ends in \\boxed{…} (problem, solution), as in MATH.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NOTE = re.compile(r"<<[^<>]*>>")
 
 @dataclass(frozen=True)
 class GoldAnswer:
-    """The right answer: a number as GSM8K extracts it, or what stands in the solution's last box."""
+    """The gold answer: a number as GSM8K extracts it, or the content of the solution's last box."""
 
     kind: Literal["number", "boxed"]
     answer: str
 
 
 def without_annotations(solution: str) -> str:
-    """The steps without GSM8K's calculator notes.
+    """Remove GSM8K's calculator notes from a solution.
 
     >>> without_annotations("16 - 3 - 4 = <<16-3-4=9>>9 eggs")
     '16 - 3 - 4 = 9 eggs'
@@ -49,33 +49,33 @@ def without_annotations(solution: str) -> str:
 
 
 def to_example(row: Row) -> Example:
-    """A row of GSM8K's shape, calculator notes taken out.
+    """Convert a row in GSM8K's format, without calculator notes.
 
     Raises:
-        DataError: question or answer is missing or empty, or the answer has no final line; `field` says which.
+        DataError: question or answer is missing or empty, or the answer has no final line; `field` names it.
     """
     return _example(row, "question", "answer", _number, NUMBER_INSTRUCTION, _NUMBER_HELP, without_annotations)
 
 
 def to_annotated_example(row: Row) -> Example:
-    """The same, calculator notes kept."""
+    """Convert a row in GSM8K's format, with calculator notes."""
     return _example(row, "question", "answer", _number, NUMBER_INSTRUCTION, _NUMBER_HELP, str)
 
 
 def to_boxed_example(row: Row) -> Example:
-    """A row with a problem and a solution that ends in a box.
+    """Convert a row with a problem and a solution that ends in a box.
 
     Raises:
-        DataError: problem or solution is missing or empty, or the solution has no closed box; `field` says which.
+        DataError: problem or solution is missing or empty, or the solution has no closed box; `field` names it.
     """
     return _example(row, "problem", "solution", _boxed, BOXED_INSTRUCTION, _BOXED_HELP, str)
 
 
 def to_gold(row: Row) -> Example:
-    """A row that holds a gold answer and perhaps nothing else: `solution` with a box, or `answer` in any of the shapes.
+    """Convert a row with at least a gold answer: `solution` with a box, or `answer` in any of the formats.
 
     Raises:
-        DataError: neither is there, or no answer is in it.
+        DataError: the row has neither, or it contains no answer.
     """
     if isinstance(solution := row.get("solution"), str):
         return Example(reference=_boxed(solution))
@@ -103,10 +103,13 @@ def _example(
     help: str,
     cleaned: Callable[[str], str],
 ) -> Example:
-    asked = row.get(question)
-    if not isinstance(asked, str) or not asked.strip():
+    question_text = row.get(question)
+    if not isinstance(question_text, str) or not question_text.strip():
         raise DataError(_problem(question, row), code="E7116", field=question, help=help)
-    messages: list[Message] = [{"role": "system", "content": instruction}, {"role": "user", "content": asked.strip()}]
+    messages: list[Message] = [
+        {"role": "system", "content": instruction},
+        {"role": "user", "content": question_text.strip()},
+    ]
     if answer not in row:
         if hint := did_you_mean(answer, row):
             raise DataError(f"the row has no column {answer!r}{hint}", code="E7117", field=answer, help=help)
@@ -149,7 +152,7 @@ def _boxed(solution: str) -> GoldAnswer:
 
 
 def parse(text: str) -> str | None:
-    """The final answer: after the first `#### `, or in the last box; None where the text has neither."""
+    """Extract the final answer: after the first `#### `, or in the last box; None where the text has neither."""
     answer = final_answer(text)
     return last_boxed(text) if answer == INVALID else answer
 
@@ -160,12 +163,12 @@ def _score(example: Example, prediction: Prediction) -> Scores:
         raise DataError("the row has no answer to score against", code="E7121", field="answer", help=_NUMBER_HELP)
     text = prediction.text if not prediction.truncated else ""
     if gold.kind == "number":
-        given = final_answer(text)
+        answer = final_answer(text)
         number = last_number(text)
         return {
-            "exact_match": float(same_answer(given, gold.answer)),
+            "exact_match": float(same_answer(answer, gold.answer)),
             "last_number": float(number is not None and number == last_number(gold.answer)),
-            "answered": float(given != INVALID),
+            "answered": float(answer != INVALID),
         }
     boxed = last_boxed(text)
     return {
@@ -176,7 +179,9 @@ def _score(example: Example, prediction: Prediction) -> Scores:
 
 
 def _ends_with_a_number(example: Example) -> Grammar:
-    """Any steps, one final line: a model that knows the answer and not the format is scored on the answer."""
+    """Return the grammar of any steps and one final line: a model that knows the answer but not the format is scored on
+    the answer.
+    """
     return Grammar("regex", r"[^#]{1,2000}#### -?[0-9]{1,12}(\.[0-9]{1,6})?")
 
 

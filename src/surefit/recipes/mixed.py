@@ -1,7 +1,8 @@
 """Several tasks in one run: `recipe: math_reasoning + code_generation`.
 
 Each row belongs to the task whose columns it has; it is shown, parsed and scored as in a run of that task alone. The
-metrics carry the task's name (`math_reasoning.exact_match`), and the primary metric is the mean of the tasks' own.
+metrics are prefixed with the task's name (`math_reasoning.exact_match`), and the primary metric is the mean of the
+tasks' primary metrics.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ FIELD = "recipe"
 
 
 def mix_recipes(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
-    """One recipe of several.
+    """Combine several recipes into one.
 
     Raises:
-        ConfigError: one is named twice, or ranks labels (a forward pass, no text), or their answers end differently.
+        ConfigError: a recipe is named twice, or ranks labels (a forward pass, no text), or their answers have different
+            stop texts.
     """
     parts = {recipe.name: recipe for recipe in recipes}
     _require_mixable(recipes, parts)
@@ -50,33 +52,33 @@ def mix_recipes(recipes: Sequence[TaskRecipe]) -> TaskRecipe:
         return _prefix_scores(part, part.score_samples(example, predictions))
 
     def score_many(rows: Sequence[tuple[Example, Prediction]]) -> Sequence[Scores]:
-        found: list[Scores] = [{}] * len(rows)
+        all_scores: list[Scores] = [{}] * len(rows)
         for name, part in parts.items():
-            own = [number for number, (example, _) in enumerate(rows) if example.part == name]
-            pairs = [rows[number] for number in own]
+            indices = [number for number, (example, _) in enumerate(rows) if example.part == name]
+            pairs = [rows[number] for number in indices]
             scores = part.score_many(pairs) if part.score_many else [part.score(*pair) for pair in pairs]
-            for number, one in zip(own, scores, strict=True):
-                found[number] = _prefix_scores(part, one)
-        return found
+            for number, row_scores in zip(indices, scores, strict=True):
+                all_scores[number] = _prefix_scores(part, row_scores)
+        return all_scores
 
     def aggregate(rows: Sequence[Scores]) -> Scores:
-        found: Scores = {}
+        scores: Scores = {}
         primary = []
         for name, part in parts.items():
-            if own := select_task_rows(name, rows):
-                scores = part.aggregate(own)
-                found |= add_task_prefix(name, scores)
-                primary.append(scores[part.primary_metric])
-        return {MEAN: math.fsum(primary) / len(primary), **found}
+            if part_rows := select_task_rows(name, rows):
+                part_scores = part.aggregate(part_rows)
+                scores |= add_task_prefix(name, part_scores)
+                primary.append(part_scores[part.primary_metric])
+        return {MEAN: math.fsum(primary) / len(primary), **scores}
 
     def grammar(example: Example) -> Grammar:
-        own = parts[_part(example)].grammar
-        assert own is not None
-        return own(example)
+        part_grammar = parts[_part(example)].grammar
+        assert part_grammar is not None
+        return part_grammar(example)
 
     return TaskRecipe(
         name=" + ".join(parts),
-        version=sum(part.version for part in recipes),  # raised whenever one of them is
+        version=sum(part.version for part in recipes),  # grows whenever one part's version does
         citation="; ".join(f"{part.name}: {part.citation}" for part in recipes),
         columns=(),
         to_example=to_example,
@@ -116,9 +118,9 @@ def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskReci
 
 
 def _prefix_scores(part: TaskRecipe, scores: Scores) -> Scores:
-    """A row's scores, and what it adds to the mean of the tasks."""
-    own = {MEAN: scores[part.primary_metric]} if part.primary_metric in scores else {}
-    return own | add_task_prefix(part.name, scores)
+    """Return a row's scores with its task's prefix, and its value in the mean of the tasks."""
+    mean_score = {MEAN: scores[part.primary_metric]} if part.primary_metric in scores else {}
+    return mean_score | add_task_prefix(part.name, scores)
 
 
 def _part(example: Example) -> str:

@@ -1,7 +1,7 @@
-"""Ranking for recommendation: what somebody watched and twenty candidates in, the candidates' order out.
+"""Ranking for recommendation: from a user's history and twenty candidates to an order of the candidates.
 
-The prompt is LlamaRec's (arXiv:2311.02089). The model is not asked to write anything: the probabilities of the letters
-as its answer order the candidates (`choices`), which one forward pass gives.
+The prompt is LlamaRec's (arXiv:2311.02089). The model generates nothing: one forward pass gives the probabilities of
+the candidates' letters as its answer, which order them (`choices`).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _METRICS = tuple(ranking_scores(None))
 
 @dataclass(frozen=True)
 class GoldRanking:
-    """What a row is judged by.
+    """Gold answer of a row.
 
     Attributes:
-        letters: of its candidates, in the retriever's order.
-        answer: the right one's, or None where the right item is not among them or not known.
-        rank: the right item's place in the retriever's ranking of all items, where it is known and not among them.
+        letters: the candidates' letters, in the retriever's order.
+        answer: letter of the relevant item, or None where it is not a candidate or not known.
+        rank: the relevant item's rank in the retriever's ranking of all items, where it is known and not a candidate.
     """
 
     letters: str
@@ -44,26 +44,26 @@ class GoldRanking:
 
 
 def to_example(row: Row) -> Example:
-    """A row of `surefit retrieve` → user (history and candidates), assistant (the letter).
+    """Convert a row of `surefit retrieve` to user (history and candidates), assistant (the letter).
 
     Args:
-        row: `history` and `candidates` (lists of titles), `answer` (a letter). Where the right item is not among the
-            candidates `answer` is "" and `rank` (int) says where the retriever had it: such a row is scored, and not
-            trained on. Without the column `answer` it can only be predicted.
+        row: `history` and `candidates` (lists of titles), `answer` (a letter). Where the relevant item is not a
+            candidate, `answer` is "" and `rank` (int) is its rank in the retriever's ranking: such a row is scored, and
+            not trained on. Without the column `answer` it can only be predicted.
 
     Raises:
-        DataError: a column is missing or is not what it should be; `field` names it.
+        DataError: a column is missing or malformed; `field` names it.
     """
     history, candidates = _titles("history", row), _titles("candidates", row)
     if not 2 <= len(candidates) <= _MOST:
         problem = f"{plural(len(candidates), 'candidate')}, and there must be 2 to {_MOST}: one for each letter"
         raise DataError(problem, code="E7125", field="candidates", help=_COLUMNS_HELP)
     letters = string.ascii_uppercase[: len(candidates)]
-    watched = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
-    offered = " \n ".join(f"({letter}) {title}" for letter, title in zip(letters, candidates, strict=True))
+    history_text = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
+    candidate_text = " \n ".join(f"({letter}) {title}" for letter, title in zip(letters, candidates, strict=True))
     prompt: Message = {
         "role": "user",
-        "content": f"{_INSTRUCTION}\n\nUser history: {watched}; \n Candidate pool: {offered}",
+        "content": f"{_INSTRUCTION}\n\nUser history: {history_text}; \n Candidate pool: {candidate_text}",
     }
     if "answer" not in row:
         return Example(messages=(prompt,), reference=GoldRanking(letters, None))
@@ -74,7 +74,7 @@ def to_example(row: Row) -> Example:
 
 
 def to_gold(row: Row) -> Example:
-    """A row → its gold answer; of history and candidates only the number of the latter matters (20 if not there)."""
+    """Convert a row to its gold answer; only the number of candidates matters (20 if the column is missing)."""
     candidates = row.get("candidates")
     count = len(candidates) if isinstance(candidates, list) else 20
     if not 2 <= count <= _MOST:
@@ -86,9 +86,9 @@ def to_gold(row: Row) -> Example:
 def _titles(column: str, row: Row) -> list[str]:
     value = row.get(column)
     if value is None:
-        what = "null" if column in row else f"not there; the row has {', '.join(map(repr, row)) or 'nothing'}"
+        state = "null" if column in row else f"not there; the row has {', '.join(map(repr, row)) or 'nothing'}"
         raise DataError(
-            f"{column} is {what}{did_you_mean(column, row)}", code="E7127", field=column, help=_COLUMNS_HELP
+            f"{column} is {state}{did_you_mean(column, row)}", code="E7127", field=column, help=_COLUMNS_HELP
         )
     if not isinstance(value, list) or not value:
         raise DataError(
@@ -97,26 +97,26 @@ def _titles(column: str, row: Row) -> list[str]:
             field=column,
             help=_COLUMNS_HELP,
         )
-    for place, title in enumerate(value):
+    for position, title in enumerate(value):
         if not isinstance(title, str) or not title.strip():
             problem = f"a title is {truncate_text(repr(title))}, not a text"
-            raise DataError(problem, code="E7129", field=f"{column}[{place}]", help=_COLUMNS_HELP)
+            raise DataError(problem, code="E7129", field=f"{column}[{position}]", help=_COLUMNS_HELP)
     return value
 
 
 def _gold(row: Row, letters: str) -> GoldRanking:
     answer, rank = row.get("answer"), row.get("rank")
     if not isinstance(answer, str) or (answer and answer not in list(letters)):
-        what = "null" if answer is None else truncate_text(repr(answer))
+        value = "null" if answer is None else truncate_text(repr(answer))
         raise DataError(
-            f"answer is {what}, not a letter from A to {letters[-1]}", code="E7130", field="answer", help=_COLUMNS_HELP
+            f"answer is {value}, not a letter from A to {letters[-1]}", code="E7130", field="answer", help=_COLUMNS_HELP
         )
     if answer:
         return GoldRanking(letters, answer)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
-        what = "null or not there" if rank is None else truncate_text(repr(rank))
+        value = "null or not there" if rank is None else truncate_text(repr(rank))
         raise DataError(
-            f"the right item is not among the candidates (answer is ''), and rank is {what}",
+            f"the right item is not among the candidates (answer is ''), and rank is {value}",
             code="E7131",
             field="rank",
             help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",
@@ -125,7 +125,7 @@ def _gold(row: Row, letters: str) -> GoldRanking:
 
 
 def parse(text: str) -> dict[str, float] | None:
-    """Letters in an order, best first → {letter: the higher the better}, or None where the text is anything else.
+    """Parse letters in an order, best first, into {letter: higher is better}; None for any other text.
 
     >>> parse("C"), parse("(B) > A"), parse("Toy Story"), parse("A, B, A")
     ({'C': 0.0}, {'B': 0.0, 'A': -1.0}, None, None)
@@ -133,14 +133,14 @@ def parse(text: str) -> dict[str, float] | None:
     letters = re.findall(r"[A-Z]", text)
     if len(set(letters)) < len(letters) or not _LETTERS.fullmatch(text.strip()):
         return None
-    return {letter: float(-place) for place, letter in enumerate(letters)}
+    return {letter: float(-rank) for rank, letter in enumerate(letters)}
 
 
 def score(example: Example, prediction: Prediction) -> Scores:
-    """Recall, MRR and NDCG at 1, 5, 10 and 20: of every user, and again as valid/… of those whom a ranker can help.
+    """Return Recall, MRR and NDCG at 1, 5, 10 and 20: for every user, and as valid/… for users whom a ranker can help.
 
-    A user whose right item is not among the candidates keeps the retriever's scores, whatever the answer. Letters that
-    an answer leaves out, or that are none of the row's, come after all others: the right one among them is not found.
+    A user whose relevant item is not a candidate keeps the retriever's scores, whatever the answer. Letters that an
+    answer omits, or that are not the row's, rank after all others: if the relevant one is among them, it is not found.
     """
     gold = example.reference
     if not isinstance(gold, GoldRanking) or (gold.answer is None and gold.rank is None):
@@ -154,19 +154,20 @@ def score(example: Example, prediction: Prediction) -> Scores:
 def _rank(gold: GoldRanking, parsed: Any) -> int | None:
     if not isinstance(parsed, dict) or gold.answer not in parsed:
         return None
-    # Of equal ones the retriever's order decides.
+    # Ties keep the retriever's order.
     order = sorted((letter for letter in gold.letters if letter in parsed), key=lambda letter: -parsed[letter])
     return 1 + order.index(str(gold.answer))
 
 
 def _as_retrieved(example: Example) -> Prediction:
     letters = example.reference.letters
-    return Prediction(letters[0], parsed={letter: -float(place) for place, letter in enumerate(letters)})
+    return Prediction(letters[0], parsed={letter: -float(rank) for rank, letter in enumerate(letters)})
 
 
 def _choices(example: Example) -> tuple[str, ...]:
     gold = example.reference
-    # Whatever the model says about a row without the right item, its scores are the retriever's: nothing is to choose.
+    # A row without the relevant item gets the retriever's scores whatever the model answers: there is nothing to
+    # choose.
     return tuple(gold.letters if gold.rank is None else gold.letters[0])
 
 

@@ -1,4 +1,4 @@
-"""The sample sets that ship with the package; README.md beside this file says what each is."""
+"""The sample data sets in the package; README.md beside this file describes each."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ PREFIX = "surefit/"
 
 
 def find_sample(name: str) -> Path | None:
-    """The packaged file for a name such as "surefit/function-calling-train", or None where there is none.
+    """Return the packaged file for a name such as "surefit/function-calling-train", or None.
 
     >>> find_sample("surefit/function-calling-eval").name
     'function-calling-eval.jsonl'
@@ -17,7 +17,7 @@ def find_sample(name: str) -> Path | None:
 
 
 def sample_name(file: str) -> str | None:
-    """The name of a packaged file, or None for any other.
+    """Return the name of a packaged file, or None for any other.
 
     >>> sample_name(str(find_sample("surefit/function-calling-eval"))), sample_name("rows.jsonl")
     ('surefit/function-calling-eval', None)
@@ -27,6 +27,6 @@ def sample_name(file: str) -> str | None:
 
 
 def list_samples() -> dict[str, Path]:
-    """Every sample set by its name."""
+    """Return every sample set by its name."""
     files = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".jsonl", ".txt"))
     return {PREFIX + path.stem: path for path in files}

@@ -1,1 +1,1 @@
-"""The stages of a run as functions: what the command line shows and the Python interface returns."""
+"""The stages of a run as functions, for the command line and the Python interface."""

@@ -1,4 +1,4 @@
-"""The stage `check`: every rule over all that is known of a run. Torch-free."""
+"""The stage `check`: every rule over all facts of a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[str, Any]:
-    """The content of check.json, by these rules or by all."""
+    """Run these rules, or all, and return the content of check.json."""
     from surefit.data.rows.special_tokens import SPECIAL
     from surefit.data.rows.template_checks import TimedTemplateCheck
     from surefit.facts.audit import AuditFacts
@@ -49,38 +49,40 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
     start = time.monotonic()
     loaded, recipe, rows = found.loaded, found.recipe, found.rows
     columns = recipe.columns_in(rows.columns if rows else ()) if recipe else ()
-    tokenizer, damaged = load_tokenizer_facts(found)
-    sample, unusable = _sample(found)
-    sampled = len(sample or ())
+    tokenizer, tokenizer_errors = load_tokenizer_facts(found)
+    sample, data_errors = _sample(found)
+    sample_size = len(sample or ())
     shared = TimedTemplateCheck(tokenizer, loaded.config, 1 + len(found.mixed) + len(list_eval_sources(loaded.config)))
-    sample, rendered, refused = _render_sample(found, sample, tokenizer, shared)
-    unusable += refused
-    examples, more = _examples(found, sample, tokenizer)
+    sample, rendered, render_errors = _render_sample(found, sample, tokenizer, shared)
+    data_errors += render_errors
+    examples, example_errors = _examples(found, sample, tokenizer)
     if rows is not None and recipe is not None:
-        unusable += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
-    mixed = check_mixed_rows(found, tokenizer, SAMPLED_ROWS, shared)
-    counted = loaded.config.evaluate.in_training
-    others: dict[str, Rows] = {f"data.mix.{source}": more for source, more in found.mixed.items()}
-    scored, unread = load_eval_prompt_facts(
+        data_errors += tasks_without_rows(recipe, "data.train", [rows, *found.mixed.values()])
+    mix_errors = check_mixed_rows(found, tokenizer, SAMPLED_ROWS, shared)
+    tokenize_prompts = loaded.config.evaluate.in_training
+    other_rows: dict[str, Rows] = {f"data.mix.{source}": source_rows for source, source_rows in found.mixed.items()}
+    eval_facts, eval_errors = load_eval_prompt_facts(
         loaded.config,
         recipe,
         rows,
         sample,
         tokenizer,
         found.mixed,
-        counted=counted,
+        counted=tokenize_prompts,
         look=found.looked,
-        kept=others,
+        kept=other_rows,
         shared=shared,
     )
-    if damaged:  # a template that the config names and that cannot be used has been said
-        mixed, unread = ([each for each in found if each.code != "E4352"] for found in (mixed, unread))
-    audit = _audit(rows, others, loaded.config, recipe) if rows else None
+    if tokenizer_errors:  # a chat template that cannot be used is reported already
+        mix_errors, eval_errors = (
+            [error for error in errors if error.code != "E4352"] for errors in (mix_errors, eval_errors)
+        )
+    audit = _audit(rows, other_rows, loaded.config, recipe) if rows else None
     if audit is None and shared.seen:
         audit = AuditFacts(loaded.config.data.train, 0, 0)
     if audit is not None:
-        seen = {**audit.observations, **rendered, **_leaks(found, others)}
-        audit = replace(audit, observations=seen, others=shared.seen)
+        observations = {**audit.observations, **rendered, **_leaks(found, other_rows)}
+        audit = replace(audit, observations=observations, others=shared.seen)
     context = LintContext(
         config=loaded.config,
         path=loaded.path,
@@ -93,78 +95,83 @@ def run_check(found: RunContext, rules: Sequence[Rule] | None = None) -> dict[st
         tokenizer=tokenizer,
         dataset=_dataset(found, columns),
         examples=examples,
-        scored=scored,
+        scored=eval_facts,
         audit=audit,
         environment=environment_facts(),
         stack=stack_facts(),
         columns=columns,
         metrics=recipe.metrics if recipe else (),
         baselines=tuple(recipe.baselines) if recipe else (),
-        problems=(*found.problems, *damaged, *unusable, *more, *mixed, *unread),
+        problems=(*found.problems, *tokenizer_errors, *data_errors, *example_errors, *mix_errors, *eval_errors),
     )
     result = run_rules(context, rules)
     report = result.as_dict()
     report["findings"] = [_point_at_tool_file(finding, loaded) for finding in report["findings"]]
     if SPECIAL in rendered:
-        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sampled}
+        report["rendered"] = {"rows": rendered[SPECIAL].of, "of": sample_size}
     return {"surefit": __version__, "seconds": time.monotonic() - start, **report}
 
 
 def _point_at_tool_file(finding: dict[str, Any], loaded: LoadedConfig) -> dict[str, Any]:
-    """Point a finding about a value that another tool's file brings in at that file: the config cannot mend it."""
-    place = loaded.adopted.get(finding["field"] or "")
-    if place is None:
+    """Redirect a finding about a value from another tool's file to that file, because the config cannot fix it."""
+    position = loaded.adopted.get(finding["field"] or "")
+    if position is None:
         return finding
-    where, _, key = place.partition(" ")
-    name, _, line = where.partition(":")
+    location, _, key = position.partition(" ")
+    name, _, line = location.partition(":")
     parallel = loaded.config.parallel
     files = [file for file in (parallel.accelerate_config, parallel.deepspeed_config) if file is not None]
     path = next((file for file in files if Path(file).name == name), name)
-    help_text = f"{finding['field']} comes from {place}: change it there, or take {key or 'it'} out"
+    help_text = f"{finding['field']} comes from {position}: change it there, or take {key or 'it'} out"
     return finding | {"path": path, "line": int(line) if line else None, "help": help_text, "fix": None}
 
 
 def _audit(rows: Rows, others: Mapping[str, Rows], config: Config, recipe: TaskRecipe | None) -> AuditFacts:
-    """A sample of the training rows as an audit sees them, and how the other sources are written: not where there are
-    several tasks, each of which has ways of its own."""
+    """Audit a sample of the training rows, and observe the conventions of the other sources; not with several tasks,
+    each of which has conventions of its own.
+    """
     from surefit.data.audit.sample import audit_sample, observe_conventions
 
-    several = recipe is not None and recipe.parts
-    written = {} if several else {key: observe_conventions(each, config.recipe) for key, each in others.items()}
-    return replace(audit_sample(rows, config.recipe), conventions=written)
+    has_parts = recipe is not None and recipe.parts
+    conventions = (
+        {}
+        if has_parts
+        else {key: observe_conventions(source_rows, config.recipe) for key, source_rows in others.items()}
+    )
+    return replace(audit_sample(rows, config.recipe), conventions=conventions)
 
 
 def _leaks(found: RunContext, others: Mapping[str, Rows]) -> dict[str, Observation]:
-    """Scored rows whose prompt is in the training rows, where both were read whole."""
+    """Find scored rows whose prompt is in the training rows, if both were read whole."""
     from surefit.data.audit.leaks import LEAK, find_leaks
 
     if found.rows is None or found.recipe is None:
         return {}
-    scored = {key: rows for key, rows in others.items() if not key.startswith("data.mix.")}
-    seen = find_leaks(found.rows, scored, found.recipe, found.loaded.config.data.format)
-    return {} if seen is None else {LEAK: seen}
+    eval_rows = {key: rows for key, rows in others.items() if not key.startswith("data.mix.")}
+    leak = find_leaks(found.rows, eval_rows, found.recipe, found.loaded.config.data.format)
+    return {} if leak is None else {LEAK: leak}
 
 
 def _dataset(found: RunContext, columns: Sequence[str]) -> DatasetFacts | None:
-    """The training rows in numbers, and how many there are with those of `data.mix`."""
+    """Return the facts of the training rows, and their number including `data.mix`."""
     from surefit.facts.dataset import dataset_facts
 
     config, recipe, rows = found.loaded.config, found.recipe, found.rows
     if not rows:
         return None
     facts = dataset_facts(rows.source, rows, rows.where, expected=None if recipe and recipe.parts else columns)
-    count, added = count_training_rows(config, rows, found.mixed)
-    divided = rows_to_split(config, recipe, rows, found.mixed)
+    count, mixed_rows = count_training_rows(config, rows, found.mixed)
+    split_rows = rows_to_split(config, recipe, rows, found.mixed)
     return replace(
         facts,
         rows=rows.total,
-        epoch_rows=None if count is None else count + round(added),
-        divided=None if divided is None else sum(one.total for one in divided),
+        epoch_rows=None if count is None else count + round(mixed_rows),
+        divided=None if split_rows is None else sum(source_rows.total for source_rows in split_rows),
     )
 
 
 def load_tokenizer_facts(found: RunContext) -> tuple[TokenizerFacts | None, list[SureFitError]]:
-    """The tokenizer of a model that is on this machine, and what reading it runs into."""
+    """Return the facts of the tokenizer, if it is on this machine, and the errors of reading it."""
     from surefit.facts.chat_template import require_tokens
     from surefit.facts.tokenizer import facts_of_tokenizer
 
@@ -176,13 +183,13 @@ def load_tokenizer_facts(found: RunContext) -> tuple[TokenizerFacts | None, list
         try:
             vocabulary = facts.added if facts.file is not None else None
             require_tokens(found.loaded.config.model.chat_template, vocabulary, facts.eos_token)
-        except SureFitError as error:  # what the rules would say of the template, this has said better
+        except SureFitError as error:  # this error explains more than the rules' findings on the template
             return facts.without_template(), [error]
     return facts, []
 
 
 def _sample(found: RunContext) -> tuple[Examples | None, list[SureFitError]]:
-    """What a sample of the rows becomes, and what converting it runs into."""
+    """Convert a sample of the rows to examples; also return the errors."""
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
 
@@ -202,8 +209,9 @@ def _sample(found: RunContext) -> tuple[Examples | None, list[SureFitError]]:
 def _render_sample(
     found: RunContext, sample: Examples | None, tokenizer: TokenizerFacts | None, shared: TimedTemplateCheck
 ) -> tuple[Examples | None, Mapping[str, Observation], list[SureFitError]]:
-    """The sample without the rows that the chat template does not take, what is seen of the others once they are
-    rendered, and those rows as an error, where they are not to be left out."""
+    """Return the sample without the rows that the chat template cannot render, the observations on the rendered ones,
+    and an error for the others unless they may be skipped.
+    """
     from surefit.data.rows.layouts import SKIP_ROWS_HELP
     from surefit.data.rows.template_checks import build_template_error, drop_unrenderable, observe_skipped_rows
     from surefit.data.rows.unread_fields import find_unread_columns
@@ -211,19 +219,22 @@ def _render_sample(
     if sample is None or found.rows is None or found.recipe is None:
         return sample, {}, []
     config = found.loaded.config
-    looked = shared.at(sample)
-    seen = {**looked.observations, **find_unread_columns(found.rows, found.recipe, config.data.format, tokenizer)}
-    kept = drop_unrenderable(sample, looked)
-    problem = build_template_error(looked, sample, found.rows.source, SKIP_ROWS_HELP)
-    if config.data.bad_rows == "skip" and kept:
-        return kept, seen | observe_skipped_rows(kept), []
-    return kept or None, seen, [problem] if problem else []
+    check = shared.at(sample)
+    observations = {
+        **check.observations,
+        **find_unread_columns(found.rows, found.recipe, config.data.format, tokenizer),
+    }
+    renderable_sample = drop_unrenderable(sample, check)
+    problem = build_template_error(check, sample, found.rows.source, SKIP_ROWS_HELP)
+    if config.data.bad_rows == "skip" and renderable_sample:
+        return renderable_sample, observations | observe_skipped_rows(renderable_sample), []
+    return renderable_sample or None, observations, [problem] if problem else []
 
 
 def _examples(
     found: RunContext, sample: Examples | None, tokenizer: TokenizerFacts | None
 ) -> tuple[ExampleFacts | None, list[SureFitError]]:
-    """That sample in numbers, and what is wrong with it."""
+    """Return the facts of the sample, and its errors."""
     from surefit.data.rows.sample_checks import (
         example_facts,
         find_missing_documents,
@@ -243,25 +254,27 @@ def _examples(
 
 
 def _name_the_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
-    """Where the columns are another recipe's, not this one's, the advice begins with that."""
-    own = recipe.columns_in(columns)
-    fits = find_fitting_recipe(columns)
-    if fits not in (None, recipe.name, *recipe.parts) and not (own and all(column in columns for column in own)):
-        advice = f"these are the columns of another recipe: write recipe: {fits}"
+    """Prepend advice to an error if the columns are another recipe's, not this one's."""
+    recipe_columns = recipe.columns_in(columns)
+    fitting_recipe = find_fitting_recipe(columns)
+    if fitting_recipe not in (None, recipe.name, *recipe.parts) and not (
+        recipe_columns and all(column in columns for column in recipe_columns)
+    ):
+        advice = f"these are the columns of another recipe: write recipe: {fitting_recipe}"
         error.help = f"{advice}; {error.help}" if error.help else advice
 
 
 def find_fitting_recipe(columns: Sequence[str]) -> str | None:
-    """The recipe whose own columns are all there, or the general one where they fit a known layout."""
+    """Return the recipe whose own columns are all present, or the general one if they fit a known layout."""
     from surefit import recipes
     from surefit.data.rows.layouts import LAYOUTS
 
     for name in recipes.list_recipes():
-        own = recipes.get_recipe(name).columns_in(columns)
-        if own and all(column in columns for column in own):
+        recipe_columns = recipes.get_recipe(name).columns_in(columns)
+        if recipe_columns and all(column in columns for column in recipe_columns):
             return name
-    known = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
-    return "chat" if known else None
+    has_known_layout = any(all(column in columns for column in layout.columns) for layout in LAYOUTS.values())
+    return "chat" if has_known_layout else None
 
 
 def check_mixed_rows(
@@ -270,8 +283,9 @@ def check_mixed_rows(
     limit: int | None = None,
     shared: TimedTemplateCheck | None = None,
 ) -> list[SureFitError]:
-    """What converting the rows of `data.mix` runs into, and tokens that the tokenizer does not have: all of them, or up
-    to `limit` of each source, of which `shared` renders some."""
+    """Return the errors of converting the rows of `data.mix`, and of tokens that the tokenizer lacks: for all rows, or
+    up to `limit` of each source, of which `shared` renders some.
+    """
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.sample_checks import find_missing_template, find_unknown_tokens
 
@@ -302,29 +316,29 @@ def check_mixed_rows(
 
 
 def _check_mix_share(source: str, examples: Examples, config: Config) -> list[SureFitError]:
-    """What is wrong where the share of a source takes none of its rows: known once all of them are."""
+    """Return the error if a source's share selects none of its rows; needs all of its rows."""
     from surefit.data.rows.layouts import add_mixed_source
 
-    nothing = examples.subset([])
+    no_examples = examples.subset([])
     try:
-        add_mixed_source(nothing, examples, source, config.data.mix[source], nothing, config.train.seed)
+        add_mixed_source(no_examples, examples, source, config.data.mix[source], no_examples, config.train.seed)
     except SureFitError as error:
         return [error]
     return []
 
 
 def _name_the_mixed_recipe(error: SureFitError, columns: Sequence[str], recipe: TaskRecipe) -> None:
-    """Rows of another task are mixed in by naming both."""
-    fits = find_fitting_recipe(columns)
-    if fits not in (None, recipe.name, *recipe.parts):
-        error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fits}"
+    """Advise to name both recipes if the rows are another task's."""
+    fitting_recipe = find_fitting_recipe(columns)
+    if fitting_recipe not in (None, recipe.name, *recipe.parts):
+        error.help = f"to train on both tasks in one run, write recipe: {recipe.name} + {fitting_recipe}"
 
 
 class CheckFailed(GateError):
-    """Findings of severity error: nothing was started.
+    """The check has findings of severity error; nothing was started.
 
     Attributes:
-        findings: all of them, as check.json has them.
+        findings: all findings, as in check.json.
     """
 
     def __init__(self, findings: Sequence[dict[str, Any]]) -> None:
@@ -337,17 +351,19 @@ class CheckFailed(GateError):
         )
         self.findings = findings
         if {error["code"] for error in errors} == {"DSK001"}:
-            self.exit_code = EXIT_ENVIRONMENT  # nothing is wrong with the config: the machine lacks space
+            self.exit_code = EXIT_ENVIRONMENT  # the config is correct: the machine lacks disk space
 
 
 def require_no_errors(report: dict[str, Any]) -> None:
-    """Raises:
-    Refused: the report of a check has findings of severity error.
+    """Raise if the report of a check has findings of severity error.
+
+    Raises:
+        CheckFailed: it has.
     """
     if any(finding["severity"] == "error" for finding in report["findings"]):
         raise CheckFailed(report["findings"])
 
 
 def _as_error(finding: dict[str, Any]) -> GateError:
-    place = {key: finding[key] for key in ("path", "line", "field", "help")}
-    return GateError(f"{finding['code']}: {finding['message']}", code="E8020", **place)
+    location = {key: finding[key] for key in ("path", "line", "field", "help")}
+    return GateError(f"{finding['code']}: {finding['message']}", code="E8020", **location)

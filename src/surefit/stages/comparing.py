@@ -13,23 +13,23 @@ def compare_answer_sets(
     metric: str | None = None,
     recipe_name: str | None = None,
 ) -> dict[str, Any]:
-    """Whether B is better than A by the gold answers.
+    """Compare two sets of answers by the gold answers: is B better than A?
 
     Args:
         a, b: run directories, RUN:VARIANT, files of scored predictions, or a baseline of the other side's run.
-        variant: of run directories that are named without one.
-        metric: that decides; the recipe's primary metric by default.
-        recipe_name: for files that do not name theirs.
+        variant: the variant of run directories that are named without one.
+        metric: the metric that decides; the recipe's primary metric by default.
+        recipe_name: the recipe of files that do not name theirs.
 
     Returns:
-        What `surefit compare --json` prints but for the judge, and in `matched` the pairs of lines.
+        The output of `surefit compare --json` except for the judge, and in `matched` the pairs of lines.
 
     Raises:
-        DataError: a side names nothing, or has no scores on the set.
+        DataError: a side does not exist, or has no scores on the set.
     """
     from surefit import recipes
     from surefit.evaluate.compare import compare_answers, judging_recipe, read_pair
 
-    before, after = read_pair(a, b, set_name, variant)
-    recipe = recipes.get_recipe(judging_recipe(before, after, recipe_name))
-    return compare_answers(before, after, recipe, metric)
+    answers_a, answers_b = read_pair(a, b, set_name, variant)
+    recipe = recipes.get_recipe(judging_recipe(answers_a, answers_b, recipe_name))
+    return compare_answers(answers_a, answers_b, recipe, metric)

@@ -1,7 +1,7 @@
-"""What the stages after training tell the trackers: final numbers, files, and a few rows side by side.
+"""Reports of the stages after training to the trackers: final metrics, files, and a few rows side by side.
 
-Each of these stages sends all that the run directory holds by then. So a tracker that was away when the scores came up
-gets them with the report.
+Each of these stages sends everything that the run directory then holds. So a tracker that was unreachable during
+evaluation gets the scores with the report.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from surefit.telemetry.conclusion import FinalReport, send_final_report
 from surefit.telemetry.numbers import numbers_of
 
 ROWS = 20
-"""Examples that a tracker gets at most."""
+"""Largest number of examples that a tracker gets."""
 LONGEST = 500
-"""Characters of a text among them."""
+"""Largest number of characters of a text in them."""
 
 
 @contextlib.contextmanager
 def report_stage_to_trackers(
     run: RunDir, stage: str, watcher: ProgressListener, section: TelemetrySection | None = None, first: bool = True
 ) -> Iterator[None]:
-    """Send what is known to the run's trackers when the stage has ended, and when its result did not pass.
+    """Send the run's results to its trackers when the stage has ended, also when its result did not pass.
 
-    A tracker that does not take it is a note and no more.
+    A failing tracker only causes a note.
 
     Args:
-        section: the trackers; by default those of resolved.yaml.
-        first: False in all processes of a stage but the first, which send nothing.
+        section: the trackers; by default those in resolved.yaml.
+        first: False in all processes of a stage but the first; they send nothing.
     """
     try:
         yield
@@ -55,24 +55,26 @@ def _send_report(
 ) -> None:
     if not first or not is_trained(run):
         return
-    written = _saved_tracker_section(run)
-    section = section or written
+    saved_section = _saved_tracker_section(run)
+    section = section or saved_section
     if section is None or not enabled_trackers(section):
         return
     try:
         faults = _send(run, section)
-    except Exception as error:  # what is said about a stage is no reason to fail it
+    except Exception as error:  # a failed report is no reason to fail the stage
         faults = {"the trackers": redact(f"{type(error).__name__}: {first_line(error)}")}
     if faults:
-        lacking = "; ".join(f"{tracker} ({why})" for tracker, why in faults.items())
-        # A tracker that was given with --set is not in resolved.yaml, which is all that `report` reads.
+        unreached = "; ".join(f"{tracker} ({reason})" for tracker, reason in faults.items())
+        # A tracker enabled with --set is not in resolved.yaml, which is all that `report` reads.
         report = f"`surefit report {shell_quote(run.path)}`"
-        again = report if section == written else f"`surefit {stage}`, called as before,"
-        watcher.note(f"the results did not reach {lacking}. They are in the run directory: {again} sends them again")
+        retry_command = report if section == saved_section else f"`surefit {stage}`, called as before,"
+        watcher.note(
+            f"the results did not reach {unreached}. They are in the run directory: {retry_command} sends them again"
+        )
 
 
 def _saved_tracker_section(run: RunDir) -> TelemetrySection | None:
-    """The trackers of resolved.yaml; None where it cannot be read, which is for others to say."""
+    """Return the trackers in resolved.yaml; None where it cannot be read, which other code reports."""
     try:
         return load_config(run.resolved).config.telemetry
     except SureFitError:
@@ -93,28 +95,29 @@ def _send(run: RunDir, section: TelemetrySection) -> dict[str, str]:
 
 
 def certificate_metrics(certificate: Mapping[str, Any]) -> dict[str, float]:
-    """`certificate/passed`, and what was measured for it: `certificate/` and the name of the check."""
+    """Return `certificate/passed`, and each check's value as `certificate/` and its name."""
     measured = {check["name"]: check["value"] for check in certificate["checks"]}
-    told = numbers_of({"passed": certificate["passed"], **measured})
-    return {f"certificate/{name}": value for name, value in told.items()}
+    numbers = numbers_of({"passed": certificate["passed"], **measured})
+    return {f"certificate/{name}": value for name, value in numbers.items()}
 
 
 def score_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """`SET/VARIANT/METRIC`, with `_low` and `_high` for the ends of its 95 % interval; likewise the paired difference
-    of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if a gate passed or failed."""
-    found: dict[str, float] = {}
-    for name, scored in summary["sets"].items():
-        for variant, metrics in scored["variants"].items():
+    """Return `SET/VARIANT/METRIC`, with `_low` and `_high` for the ends of its 95 % interval; likewise the paired
+    difference of base and tuned model, as `SET/TUNED_minus_BASE/METRIC`; `gate/passed`, if a gate passed or failed.
+    """
+    values: dict[str, float] = {}
+    for name, set_scores in summary["sets"].items():
+        for variant, metrics in set_scores["variants"].items():
             for metric, estimate in metrics.items():
-                found |= _with_interval(f"{name}/{variant}/{metric}", estimate["mean"], estimate["ci95"])
-        tuned = select_tuned_variant(scored["variants"])
-        for pair in scored["comparisons"]:
+                values |= _with_interval(f"{name}/{variant}/{metric}", estimate["mean"], estimate["ci95"])
+        tuned = select_tuned_variant(set_scores["variants"])
+        for pair in set_scores["comparisons"]:
             if tuned and (pair["a"], pair["b"]) == (base_variant(tuned), tuned):
                 key = f"{name}/{tuned}_minus_{pair['a']}/{pair['metric']}"
-                found |= _with_interval(key, pair["difference"], pair["ci95"])
+                values |= _with_interval(key, pair["difference"], pair["ci95"])
     if summary["gate"] and summary["gate"].get("outcome") != "cannot tell":
-        found["gate/passed"] = float(summary["gate"]["passed"])
-    return found
+        values["gate/passed"] = float(summary["gate"]["passed"])
+    return values
 
 
 def _with_interval(name: str, value: float, interval: Sequence[float]) -> dict[str, float]:
@@ -123,23 +126,23 @@ def _with_interval(name: str, value: float, interval: Sequence[float]) -> dict[s
 
 
 def select_example_rows(run: RunDir, summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Rows that base and tuned model answered, of the first set that has both; evenly chosen from all of them, not
-    from the best. Without secrets, and long texts cut.
+    """Return rows that base and tuned model answered, from the first set that has both; evenly spaced over all of them,
+    not the best. Without secrets, and long texts truncated.
 
-    Columns: question, expected, base, tuned, outcome: won, lost or same by the primary metric, or nothing where a
-    recipe has no such score of a single row.
+    Columns: question, expected, base, tuned, outcome: won, lost or same by the primary metric, or empty where a recipe
+    has no such metric per row.
     """
-    for name, scored in summary["sets"].items():
-        tuned = select_tuned_variant(scored["variants"])
-        if tuned and base_variant(tuned) in scored["variants"]:
-            with contextlib.suppress(SureFitError):  # answers that are gone, or to other rows
+    for name, set_scores in summary["sets"].items():
+        tuned = select_tuned_variant(set_scores["variants"])
+        if tuned and base_variant(tuned) in set_scores["variants"]:
+            with contextlib.suppress(SureFitError):  # answers that are missing, or to other rows
                 return _side_by_side(run, name, tuned, summary["primary_metric"])
     return []
 
 
 def _side_by_side(run: RunDir, set_name: str, tuned: str, metric: str) -> list[dict[str, str]]:
-    before, after = (read_variant(run, set_name, variant) for variant in (base_variant(tuned), tuned))
-    pairs = list(zip(align_answers(before, after), after.lines, strict=True))
+    base_answers, tuned_answers = (read_variant(run, set_name, variant) for variant in (base_variant(tuned), tuned))
+    pairs = list(zip(align_answers(base_answers, tuned_answers), tuned_answers.lines, strict=True))
     return [_row(*pairs[i], metric) for i in evenly_spaced_indices(len(pairs), ROWS)]
 
 
@@ -162,7 +165,9 @@ def _outcome(old: float | None, new: float | None) -> str:
 
 
 def _safe(value: Any) -> str:
-    """As text that may leave this machine, before it is cut: the half of a key would no longer look like one."""
+    """Return text without secrets that may leave this machine; before it is truncated, because half a key would not be
+    recognized.
+    """
     from surefit.report.text import drop_surrogates
 
     if value is None:

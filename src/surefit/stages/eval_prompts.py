@@ -1,4 +1,4 @@
-"""A look at the rows that will be scored, before anything is started. Torch-free."""
+"""A quick look at the rows that will be scored, before anything is started. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from surefit.task import Example, TaskRecipe
 
 SAMPLED_ROWS, SAMPLED_TEXT = 500, 6_000_000
-"""Rows that are converted, and their characters: enough for a systematic fault, and little of a check's two seconds."""
+"""Limits of the rows, and of their characters, that are converted: enough to find a systematic error in a small part of
+a check's two seconds.
+"""
 
 
 def list_eval_sources(config: Config) -> dict[str, str]:
-    """The sets that are scored, by config key: another file of held-out rows, and those of `evaluate.extra_sets`."""
+    """Return the scored sets by config key: a separate file of held-out rows, and those in `evaluate.extra_sets`."""
     held_out = {"data.eval": config.data.eval} if isinstance(config.data.eval, str) else {}
     return held_out | {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
 
@@ -42,16 +44,16 @@ def load_eval_prompt_facts(
     kept: dict[str, Rows] | None = None,
     shared: TimedTemplateCheck | None = None,
 ) -> tuple[EvalPromptFacts | None, list[SureFitError]]:
-    """What is asked, and what is wrong with those sets, where they are on this machine: what reading them and
-    converting a sample of them runs into, and tokens that the tokenizer does not have. There are no facts without a
-    recipe, or where something is wrong.
+    """Return the facts of the evaluation prompts and the errors of those sets that are on this machine: errors of
+    reading them and of converting a sample, and tokens that the tokenizer lacks. There are no facts without a recipe,
+    or if there are errors.
 
     Args:
         rows: the training rows, of which the held-out ones may be a share; train: examples of some of them.
-        mixed: those of `data.mix` that are on this machine, by source.
-        counted: prompts are tokenised in any case (`data.rows.eval_prompts.scored_set`).
-        look: of many rows read some (`data.read.quick_sample`).
-        kept: gets the rows of each set that was read, by config key.
+        mixed: the rows of `data.mix` that are on this machine, by source.
+        counted: always tokenize the prompts (`data.rows.eval_prompts.measure_eval_prompts`).
+        look: read only a sample of large sets (`data.read.quick_sample`).
+        kept: filled with the rows of each set that was read, by config key.
         shared: renders a sample of each set.
     """
     from surefit.data.rows.eval_prompts import measure_eval_prompts
@@ -61,25 +63,25 @@ def load_eval_prompt_facts(
     problems: list[SureFitError] = []
     sets = []
     if config.data.share:
-        divided = rows_to_split(config, recipe, rows, mixed or {})
-        total = sum(one.total for one in divided) if divided else 0
+        split_rows = rows_to_split(config, recipe, rows, mixed or {})
+        total = sum(source_rows.total for source_rows in split_rows) if split_rows else 0
         held_out = max(1, round(config.data.share * total)) if total else None
         examples = (
             train
-            if divided is None or recipe is None or len(divided) == 1
-            else _sample_examples(config, recipe, divided)
+            if split_rows is None or recipe is None or len(split_rows) == 1
+            else _sample_examples(config, recipe, split_rows)
         )
         sets.append(measure_eval_prompts("eval", held_out, examples, config, tokenizer, counted=counted))
     for key, source in list_eval_sources(config).items():
         try:
-            read, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
+            set_rows, examples = _read(config, recipe, key, source, rows if key == "data.eval" else None, look)
         except SureFitError as error:
             error.about(key)
             problems.append(error)
             continue
-        if kept is not None and read is not None:
-            kept[key] = read
-        count = None if read is None else read.total
+        if kept is not None and set_rows is not None:
+            kept[key] = set_rows
+        count = None if set_rows is None else set_rows.total
         if examples is not None:
             problems += find_unknown_tokens(config, key, source, examples, tokenizer)
             problems += find_missing_template(key, source, examples, tokenizer)
@@ -94,31 +96,36 @@ def load_eval_prompt_facts(
 def rows_to_split(
     config: Config, recipe: TaskRecipe | None, rows: Rows | None, mixed: Mapping[str, Rows]
 ) -> list[Rows] | None:
-    """What a share `data.eval` is held out of: the training rows and, with several tasks in one run, each source of
-    `data.mix`, which may be all that there is of a task. None where not all of it is on this machine."""
-    several = recipe is not None and recipe.parts
-    if rows is None or (several and len(mixed) < len(config.data.mix)):
+    """Return the rows that a share `data.eval` is held out of: the training rows and, with several tasks in one run,
+    each source of `data.mix`, which may contain all rows of a task. None where not all of them are on this machine.
+    """
+    has_parts = recipe is not None and recipe.parts
+    if rows is None or (has_parts and len(mixed) < len(config.data.mix)):
         return None
-    return [rows, *mixed.values()] if several else [rows]
+    return [rows, *mixed.values()] if has_parts else [rows]
 
 
 def _sample_examples(config: Config, recipe: TaskRecipe, sources: Sequence[Rows]) -> list[Example] | None:
-    """A sample of all sources, of each by its size; None where it cannot be converted, which others report."""
+    """Return examples of a sample of all sources, in proportion to their size; None where it cannot be converted, which
+    other code reports.
+    """
     from surefit.data.rows.layouts import to_examples
 
-    section, total = config.data, sum(one.total for one in sources)
+    section, total = config.data, sum(source_rows.total for source_rows in sources)
     samples = [
         rows.sample(max(1, round(SAMPLED_ROWS * rows.total / total)), SAMPLED_TEXT // len(sources)) for rows in sources
     ]
     with contextlib.suppress(SureFitError):
-        return [one for some in samples for one in to_examples(some, recipe, section.format, section.bad_rows)]
+        return [
+            example for sample in samples for example in to_examples(sample, recipe, section.format, section.bad_rows)
+        ]
     return None
 
 
 def _read(
     config: Config, recipe: TaskRecipe | None, key: str, source: str, train: Rows | None, look: bool
 ) -> tuple[Rows | None, Examples | None]:
-    """(rows, a sample of the examples they become); nothing of what the hub has."""
+    """Return (rows, examples of a sample of them); (None, None) for a set on the hub."""
     from surefit.data.read.load import require_distinct_rows
     from surefit.data.read.quick_sample import read_quick_sample
     from surefit.data.read.sources import is_local
@@ -140,24 +147,25 @@ def _read(
 
 
 def tasks_without_rows(recipe: TaskRecipe, key: str, sources: Sequence[Rows]) -> list[SureFitError]:
-    """Of a run of several tasks those that no row of these sources belongs to; what a row's columns are says whose it
-    is."""
+    """Return an error for each task of a mixed recipe that no row of these sources belongs to; a row's columns decide
+    its task.
+    """
     if any(rows.total > len(rows) for rows in sources):
-        return []  # of a sample nobody can say it
-    seen: set[str] = set()
+        return []  # a sample cannot prove that a task has no rows
+    task_names: set[str] = set()
     layouts: set[tuple[str, ...]] = set()
     for row in (row for rows in sources for row in rows) if recipe.parts else ():
         layout = tuple(name for name, value in row.items() if value is not None)
         if layout not in layouts:
             layouts.add(layout)
-            with contextlib.suppress(DataError):  # told by who converts the row
-                seen.add(task_of(layout, recipe.parts).name)
-    what = "to train on" if key == "data.train" else "held out"
+            with contextlib.suppress(DataError):  # the conversion of the row reports this
+                task_names.add(task_of(layout, recipe.parts).name)
+    purpose = "to train on" if key == "data.train" else "held out"
     help_text = "name its rows in data.mix, or a directory that holds them too"
     if key == "data.eval":
         help_text = "name a directory with rows of every task, or a share such as 0.1, which is taken of every source"
     return [
-        DataError(f"no row {what} is of {name}", code="E8032", field=key, help=help_text)
+        DataError(f"no row {purpose} is of {name}", code="E8032", field=key, help=help_text)
         for name in recipe.parts
-        if name not in seen
+        if name not in task_names
     ]

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: what each variant of a run's model scores on the held-out rows."""
+"""The stage `evaluate`: scores of each variant of a run's model on the held-out rows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def evaluate_run(
     """Score the variants on the held-out rows and on the sets of `evaluate.extra_sets`.
 
     Args:
-        variants: which; all of the run's kind by default.
-        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+        variants: the variants to score; by default all for the run's training method.
+        world: the processes that share the rows; only the first one writes and reports.
 
     Returns:
         The content of eval/summary.json; None in processes that are not the first.
 
     Raises:
-        ConfigError: nothing is trained yet, and what is trained was asked for; or there is no row to score.
+        ConfigError: nothing is trained yet, and the trained model was requested; or there is no row to score.
     """
     from surefit.evaluate.runner import score_variants
     from surefit.parallel.process_group import World, run_on_rank0
@@ -42,7 +42,7 @@ def evaluate_run(
     run_on_rank0(world, lambda: require_inputs_apart(run, run.run.eval))
     if is_trained_model_scored(variants):
         run_on_rank0(world, lambda: require_trained(run.run))
-    elif not _has_scored_result(run.run):  # there is nothing that a gate could judge
+    elif not _has_scored_result(run.run):  # a gate would have nothing to judge
         config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"gate": None})})
     with (
         report_stage_to_trackers(run.run, "evaluate", watcher, config.telemetry, world.is_first),
@@ -55,20 +55,22 @@ def evaluate_run(
 
 
 def _has_scored_result(run: RunDir) -> bool:
-    """Whether answers of what training results in are there already, beside which others are scored."""
+    """Return whether answers of a trained model already exist, beside which others are scored."""
     return any((run.eval / "eval" / f"{name}.predictions.jsonl").exists() for name in ("adapter", "merged", "model"))
 
 
 def is_trained_model_scored(variants: Sequence[str] | None) -> bool:
-    """Whether what training results in is to be scored; the base is there before, and checkpoints come on the way."""
+    """Return whether the final trained model is to be scored; the base and checkpoints exist without it."""
     from surefit.evaluate.answers import checkpoint_step
 
     return not variants or any(name != "base" and checkpoint_step(name) is None for name in variants)
 
 
 def require_held_out(config: Config, what: str) -> None:
-    """Raises:
-    ConfigError: nothing is held out, so there are no rows for `what`.
+    """Raise if no rows are held out.
+
+    Raises:
+        ConfigError: nothing is held out, so there are no rows for `what`.
     """
     if config.data.holds_nothing_out:
         raise ConfigError(
@@ -80,10 +82,10 @@ def require_held_out(config: Config, what: str) -> None:
 
 
 def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
-    """The rows to be scored on: "eval", where any are held out, and those of `evaluate.extra_sets`.
+    """Load the rows to score: "eval", if any are held out, and the sets of `evaluate.extra_sets`.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is neither, or a gate has no held-out rows.
     """
     from surefit.data.read.load import load_rows
     from surefit.data.rows.layouts import read_splits, to_examples
@@ -105,4 +107,7 @@ def load_eval_sets(run: CheckedRun) -> dict[str, Examples]:
     if tokenizer is None:
         return sets
     keys = {name: f"evaluate.extra_sets.{name}" for name in sets} | {"eval": eval_key(config.data)}
-    return {name: drop_untokenizable(each, tokenizer, config.data.bad_rows, keys[name]) for name, each in sets.items()}
+    return {
+        name: drop_untokenizable(examples, tokenizer, config.data.bad_rows, keys[name])
+        for name, examples in sets.items()
+    }

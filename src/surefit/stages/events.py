@@ -1,4 +1,4 @@
-"""What every stage notes in the run directory, and what can be told from it."""
+"""Records of the stages in a run directory's events.jsonl, and conclusions from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from surefit.stages.progress_listener import ProgressListener
 
 @contextlib.contextmanager
 def record_stage(run: RunDir, stage: str) -> Iterator[None]:
-    """Write into events.jsonl when a stage started and how it ended.
+    """Record in events.jsonl when a stage started and how it ended.
 
-    A later stage that was asked for something unusable, such as columns that are not in the rows, has done nothing to
-    the run: that is "invalid", and the run's state is what it was before (`latest_event`).
+    A later stage with an unusable request, such as columns that are not in the rows, has not changed the run: that is
+    "invalid", and the run's state is what it was before (`latest_event`).
     """
     start = time.monotonic()
     run.create()
@@ -26,11 +26,11 @@ def record_stage(run: RunDir, stage: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", None) == EXIT_INTERRUPTED
+        interrupted = isinstance(error, KeyboardInterrupt) or getattr(error, "exit_code", None) == EXIT_INTERRUPTED
         message = redact(error.message) if isinstance(error, SureFitError) else type(error).__name__
         with contextlib.suppress(SureFitError):  # a full disk must not hide the error that filled it
-            how = "interrupted" if stopped else "invalid" if _unusable(stage, error) else "failed"
-            run.note(stage, how, seconds=time.monotonic() - start, error=message)
+            outcome = "interrupted" if interrupted else "invalid" if _unusable(stage, error) else "failed"
+            run.note(stage, outcome, seconds=time.monotonic() - start, error=message)
         raise
     run.note(stage, "finished", seconds=time.monotonic() - start)
 
@@ -40,7 +40,7 @@ def _unusable(stage: str, error: BaseException) -> bool:
 
 
 def latest_event(events: Sequence[Mapping[str, Any]], stage: str | None = None) -> dict[str, Any] | None:
-    """The last event that says something of the run, or of one stage: without calls that were invalid, and their start.
+    """Return the last event of the run, or of one stage, without invalid calls and their start.
 
     >>> events = [{"stage": stage, "event": event} for stage, event in (
     ...     ("train", "finished"), ("evaluate", "started"), ("evaluate", "invalid"))]
@@ -61,7 +61,7 @@ def latest_event(events: Sequence[Mapping[str, Any]], stage: str | None = None) 
 
 @contextlib.contextmanager
 def lock_and_record_stage(watcher: ProgressListener, run: RunDir, stage: str, first: bool) -> Iterator[None]:
-    """Hold the run directory and note the stage; of several processes that work together, the first does it for all."""
+    """Lock the run directory and record the stage; of several processes, only the first does so."""
     if not first:
         yield
         return
@@ -71,13 +71,15 @@ def lock_and_record_stage(watcher: ProgressListener, run: RunDir, stage: str, fi
 
 
 def is_trained(directory: RunDir) -> bool:
-    """Whether there is a result of training."""
+    """Return whether there is a training result."""
     return directory.adapter.exists() or directory.model.exists()
 
 
 def require_trained(directory: RunDir) -> None:
-    """Raises:
-    ConfigError: nothing is trained yet.
+    """Raise if nothing is trained yet.
+
+    Raises:
+        ConfigError: nothing is trained yet.
     """
     if not is_trained(directory):
         raise ConfigError(

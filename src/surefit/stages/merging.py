@@ -1,4 +1,4 @@
-"""The stage `merge`: of a run, or of an adapter that some other tool trained, with a certificate."""
+"""The stage `merge`: merges the adapter of a run, or of another tool, with a certificate."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ TrainedOnQuantization = Literal["none", "nf4", "fp8"]
 
 @dataclass(frozen=True)
 class AdapterOptions:
-    """What has to be said of an adapter that comes without a run.
+    """Settings for an adapter without a run.
 
     Attributes:
-        base: the base model; by default the one that its adapter_config.json names.
-        output: where merged/ and certificate.json go; by default beside the adapter.
-        trained_on: how its base was quantised while it was trained.
+        base: the base model; by default the one in adapter_config.json.
+        output: directory for merged/ and certificate.json; by default the adapter's.
+        trained_on: quantization of the base during training.
         prompts: a text file, one prompt per line, to compare the models on.
-        others: ADAPTER or ADAPTER:WEIGHT, to be combined with it.
-        combine: how (`merge.combine.WAYS`).
+        others: ADAPTER or ADAPTER:WEIGHT, to combine with it.
+        combine: way to combine them (`merge.combine.COMBINATION_TYPES`).
     """
 
     base: str | None = None
@@ -55,12 +55,12 @@ class AdapterOptions:
 
 
 def is_adapter_directory(target: Path) -> bool:
-    """Whether the target is an adapter's directory and not a run's or a config file."""
+    """Return whether the target is an adapter's directory, not a run's or a config file."""
     return (target / ADAPTER_CONFIG).is_file()
 
 
 def merge_run(run: CheckedRun, watcher: ProgressListener, into: str = "auto") -> dict[str, Any]:
-    """Merge and certify a run's adapter, or certify what a full fine-tune saved.
+    """Merge and certify a run's adapter, or certify the saved model of a full fine-tune.
 
     Returns:
         The certificate.
@@ -90,12 +90,12 @@ def merge_run(run: CheckedRun, watcher: ProgressListener, into: str = "auto") ->
 
 
 COMPARED_ROWS = 256
-"""Training rows that are tokenized for a comparison where no rows are held out; it takes some of them."""
+"""Training rows that are tokenized for a comparison where no rows are held out; it uses some of them."""
 
 
 def load_comparison_tokens(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     """Return token ids, prompt and answer, on which models are compared: the held-out rows or, where nothing is held
-    out, training rows. Whether two models compute the same does not depend on what they have seen.
+    out, training rows. Whether two models compute the same does not depend on their training data.
 
     Raises:
         DataError: no row can be used.
@@ -127,7 +127,7 @@ def load_comparison_tokens(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) 
 def merge_external_adapter(
     target: Path, watcher: ProgressListener, into: str, options: AdapterOptions
 ) -> dict[str, Any]:
-    """Merge and certify an adapter of any tool; the certificate."""
+    """Merge and certify an adapter of any tool, and return the certificate."""
     from surefit.merge.merge import merge_adapter_job as merge
 
     output = RunDir(options.output or target)
@@ -139,41 +139,43 @@ def merge_external_adapter(
 
 
 def _require_place(target: Path, output: RunDir, options: AdapterOptions) -> None:
-    """Raises:
-    ConfigError: merged/ or certificate.json is there and no merge of ours made it, or it is read here.
+    """Raise if the merge would overwrite one of its inputs or foreign files.
+
+    Raises:
+        ConfigError: merged/ or certificate.json exists and is no earlier merge's, or is an input.
     """
-    others = [name.rpartition(":")[0] if ":" in name else name for name in options.others]
+    other_adapters = [name.rpartition(":")[0] if ":" in name else name for name in options.others]
     settings = read_json(target / ADAPTER_CONFIG)
     base = options.base or (settings.get("base_model_name_or_path") if isinstance(settings, dict) else None)
-    named = {"the adapter": str(target)} | ({"the base": base} if isinstance(base, str) else {})
-    named |= {f"the adapter {name}": name for name in others}
-    inputs = {name: Path(text) for name, text in named.items() if Path(text).expanduser().exists()}
+    input_names = {"the adapter": str(target)} | ({"the base": base} if isinstance(base, str) else {})
+    input_names |= {f"the adapter {name}": name for name in other_adapters}
+    inputs = {name: Path(text) for name, text in input_names.items() if Path(text).expanduser().exists()}
     inputs |= {"the prompts": options.prompts} if options.prompts else {}
     # A merge that was killed leaves its lock, but no certificate.
-    made_here = json_with("passed", "checks")(output.certificate) or output.lock.exists()
+    is_earlier_merge = json_with("passed", "checks")(output.certificate) or output.lock.exists()
     option = "--output" if options.output else "TARGET"
-    beside = {name: path for name, path in inputs.items() if name != "the adapter" or options.output}
-    output_file(output.merged, beside, earlier=lambda _: made_here, directory=True, option=option)
-    output_file(output.certificate, inputs, earlier=lambda _: made_here, option=option)
+    other_inputs = {name: path for name, path in inputs.items() if name != "the adapter" or options.output}
+    output_file(output.merged, other_inputs, earlier=lambda _: is_earlier_merge, directory=True, option=option)
+    output_file(output.certificate, inputs, earlier=lambda _: is_earlier_merge, option=option)
 
 
 def certify_merge(
     target: Path, merged: Path, watcher: ProgressListener, into: str, options: AdapterOptions
 ) -> dict[str, Any]:
-    """The certificate of a merged model that exists, whoever made it: whether it is base + adapter."""
+    """Certify an existing merged model of any tool: whether it is base + adapter."""
     from surefit.merge.merge import certify_merged
 
-    for wanted in ("config.json", "*.safetensors"):
-        if not any(merged.glob(wanted)):
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(merged.glob(pattern)):
             raise ModelError(
-                f"no model is here: there is no {wanted}",
+                f"no model is here: there is no {pattern}",
                 code="E8022",
                 path=merged,
                 help="name the folder of the merged model",
             )
     with _job(target, RunDir(merged.parent), into, options) as (job, hardware):
         sequences = _sequences(watcher, job, options.prompts)
-        # In the type that the merged model has: the rounding that is allowed depends on it.
+        # Use the merged model's data type: the allowed rounding depends on it.
         job = replace(job, merged=merged, base=job.base.model_copy(update={"dtype": _stored_dtype(merged)}))
         with watcher.progress("certifying") as on_progress:
             return certify_merged(job, hardware, sequences, on_progress)
@@ -181,7 +183,7 @@ def certify_merge(
 
 @contextlib.contextmanager
 def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> Iterator[tuple[MergeJob, HardwareFacts]]:
-    """What to merge, with several adapters made one in a temporary folder."""
+    """Yield the merge job and the hardware; several adapters are first combined in a temporary folder."""
     from surefit.facts.hardware import hardware_facts
     from surefit.merge.combine import COMBINATION_TYPES, AdapterCombination, combine_adapters
     from surefit.merge.merge import MergeJob
@@ -189,12 +191,12 @@ def _job(target: Path, output: RunDir, into: str, options: AdapterOptions) -> It
     from surefit.model.layerwise_forward import LayerwiseModel
 
     if not is_adapter_directory(target):
-        below = adapters_below(target)
+        nested_adapters = adapters_below(target)
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(below)}",
+            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(nested_adapters)}",
             code="E8023",
             path=target,
-            help=f"name {below[0]}" if below else "name a run, or an adapter's folder",
+            help=f"name {nested_adapters[0]}" if nested_adapters else "name a run, or an adapter's folder",
         )
     base = _base(target, options)
     hardware = hardware_facts()
@@ -245,34 +247,36 @@ def _base(target: Path, options: AdapterOptions) -> ModelSection:
             help=f"{error.help}; or name a copy of it with --base",
         ) from error
     _require_matrices(directory_facts(directory, name))
-    stored = _stored_dtype(directory)
-    return section.model_copy(update={"dtype": stored, "quantization": options.trained_on})
+    stored_dtype = _stored_dtype(directory)
+    return section.model_copy(update={"dtype": stored_dtype, "quantization": options.trained_on})
 
 
 def _require_matrices(model: ModelFacts) -> None:
-    """Raises:
-    ModelError: the base's files hold quantised blocks, to which no adapter can be added.
+    """Raise if the base is stored quantized.
+
+    Raises:
+        ModelError: the base's files hold quantized blocks, to which no adapter can be added.
     """
     if model.quantization is None:
         return
     original = original_of(model.name) or "ORIGINAL"
-    again = f"; or merge into the model that it was made from, --base {original} --trained-on nf4"
+    hint = f"; or merge into the model that it was made from, --base {original} --trained-on nf4"
     raise ModelError(
         f"{model.name} is stored quantised ({model.quantization}): an adapter cannot be merged into its files",
         code="E8025",
         path=model.path,
-        help=f"serve base and adapter side by side{again if model.stored_nf4 else ''}",
+        help=f"serve base and adapter side by side{hint if model.stored_nf4 else ''}",
     )
 
 
 def _stored_dtype(directory: Path) -> str:
     settings = read_model_config(directory)
-    stated = str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    if stated not in DTYPE_BYTES:
-        known = ", ".join(DTYPE_BYTES)
-        problem = f"dtype is {stated!r}; {known} can be merged"
+    dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        known_dtypes = ", ".join(DTYPE_BYTES)
+        problem = f"dtype is {dtype!r}; {known_dtypes} can be merged"
         raise ModelError(problem, code="E8026", path=directory / "config.json", help="convert the base first")
-    return stated
+    return dtype
 
 
 def _weighted(text: str) -> tuple[Path, float]:
@@ -280,30 +284,30 @@ def _weighted(text: str) -> tuple[Path, float]:
     if not separator or not is_adapter_directory(Path(path)):
         path, weight = text, "1"
     try:
-        found = (Path(path), float(weight))
+        weighted = (Path(path), float(weight))
     except ValueError:
-        found = (Path(path), math.nan)
-    if not math.isfinite(found[1]) or not found[1]:
+        weighted = (Path(path), math.nan)
+    if not math.isfinite(weighted[1]) or not weighted[1]:
         raise ConfigError(f"{weight!r} is no weight", code="E8027", field="--with", help="write ADAPTER:0.5")
-    if not is_adapter_directory(found[0]):
-        below = adapters_below(found[0])
+    if not is_adapter_directory(weighted[0]):
+        nested_adapters = adapters_below(weighted[0])
         raise ConfigError(
-            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(below)}",
+            f"there is no {ADAPTER_CONFIG} there{describe_nested_adapters(nested_adapters)}",
             code="E8028",
             path=path,
             field="--with",
-            help=f"name {below[0]}" if below else "name an adapter",
+            help=f"name {nested_adapters[0]}" if nested_adapters else "name an adapter",
         )
-    return found
+    return weighted
 
 
 def _prompts(file: Path) -> list[str]:
     try:
         texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"cannot be read: {why}",
+            f"cannot be read: {reason}",
             code="E8029",
             path=file,
             field="--prompts",
@@ -315,13 +319,13 @@ def _prompts(file: Path) -> list[str]:
 
 
 def _sequences(watcher: ProgressListener, job: MergeJob, prompts: Path | None) -> list[list[int]]:
-    """Token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
+    """Return token ids to compare the models on: the user's prompts, or sentences that come with SureFit."""
     from surefit.core.rundir import read_jsonl
     from surefit.model.tokenizer import load_tokenizer
     from surefit.samples import find_sample
 
-    named = job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
-    tokenizer = load_tokenizer(named)
+    section = job.base if job.tokenizer is None else job.base.model_copy(update={"name_or_path": job.tokenizer})
+    tokenizer = load_tokenizer(section)
     if prompts is not None:
         texts = _prompts(prompts)
     else:

@@ -1,4 +1,4 @@
-"""Whether the directories that a config names for writing hold nothing that the same config reads."""
+"""Checks that a run's output directories contain none of its inputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from surefit.stages.run_context import CheckedRun
 
 
 def require_inputs_apart(run: CheckedRun, *written: Path) -> None:
-    """Require that a stage writes over nothing that the config reads, and deletes none of it with --overwrite.
+    """Raise if a stage would overwrite an input of the config, or delete one with --overwrite.
 
     Args:
         run: the run.
-        written: what of its directory the stage writes; by default everything.
+        written: the artifacts that the stage writes; by default all of the run's.
 
     Raises:
         ConfigError: it would.
     """
-    found: Mapping[str, Path] = overwritten_inputs(run.resolved.config, run.run, run.loaded.path, written)
-    for name, path in found.items():
+    overwritten: Mapping[str, Path] = overwritten_inputs(run.resolved.config, run.run, run.loaded.path, written)
+    for name, path in overwritten.items():
         raise ConfigError(
             f"{name} ({path}) is where the run writes files of its own: it would be overwritten",
             code="E8600",
@@ -35,13 +35,15 @@ def require_inputs_apart(run: CheckedRun, *written: Path) -> None:
 
 
 def require_new_or_run(directory: RunDir) -> None:
-    """Raises:
-    ConfigError: files or directories that a run would write are there, and no run has written them.
+    """Raise if the directory has files in place of a run's artifacts, but no run.
+
+    Raises:
+        ConfigError: files or directories that a run would write exist, and no run has written them.
     """
-    there = [place for place in directory.artefacts() if place.is_file() or (place.is_dir() and any(place.iterdir()))]
-    if there and not (directory.resolved.exists() or directory.events.exists()):
+    existing = [path for path in directory.artefacts() if path.is_file() or (path.is_dir() and any(path.iterdir()))]
+    if existing and not (directory.resolved.exists() or directory.events.exists()):
         raise ConfigError(
-            f"{there[0].name} is there, and no run has written it: it would be overwritten",
+            f"{existing[0].name} is there, and no run has written it: it would be overwritten",
             code="E8601",
             path=directory.path,
             field="output_dir",
@@ -50,25 +52,25 @@ def require_new_or_run(directory: RunDir) -> None:
 
 
 def require_shards_apart(config: Config, names: Mapping[str, bool], plan: str) -> None:
-    """Look at every file and directory that `surefit prepare` writes into data.tokenized.
+    """Check every file and directory that `surefit prepare` writes into data.tokenized.
 
     Args:
-        config: the run's.
-        names: of what is written there, and whether it is a directory.
-        plan: of these, the file that says that the others are shards; a damaged one is an error where it is read.
+        config: the run's config.
+        names: the names written there, and whether each is a directory.
+        plan: the name that marks the others as shards; if it is damaged, its reader raises.
 
     Raises:
-        ConfigError: it is read by the same config.
+        ConfigError: one of them is an input of the same config.
     """
     assert config.data.tokenized is not None
     directory, inputs = Path(config.data.tokenized), input_files(config)
-    # A plan may be deleted, and complete shards are kept.
-    planned = (directory / plan).is_file() or any(directory.glob("shard-*/"))
+    # A plan may have been deleted while complete shards were kept.
+    has_shards = (directory / plan).is_file() or any(directory.glob("shard-*/"))
     for name, is_directory in names.items():
         output_file(
             directory / name,
             inputs,
-            overwrite=planned,
+            overwrite=has_shards,
             directory=is_directory,
             as_rows=True,
             option="data.tokenized",

@@ -1,4 +1,4 @@
-"""The stage `plan`: what a run needs of memory, time and disk."""
+"""The stage `plan`: predicts a run's memory, time and disk space."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ if TYPE_CHECKING:
 
 
 def build_run_plan(run: CheckedRun, *, quick: bool = False, needs_rows: bool = False) -> dict[str, Any]:
-    """The content of plan.json.
+    """Return the content of plan.json.
 
     Args:
-        quick: by arithmetic alone; nothing is simulated.
-        needs_rows: stop where all rows that were looked at are left out.
+        quick: estimate by arithmetic alone, without a simulation.
+        needs_rows: raise if all sampled rows are dropped.
 
     Raises:
         DataError: they are.
     """
     from surefit.plan.build_plan import build_plan
 
-    each = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
-    rows = None if run.row_count is None else round(each * run.row_count)
-    lengths, scored = require_rows_left(run) if needs_rows else load_example_lengths(run), load_run_eval_prompts(run)
-    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=scored)
+    examples_per = examples_per_row(run.resolved.config, run.recipe, run.model, run.rows)
+    rows = None if run.row_count is None else round(examples_per * run.row_count)
+    lengths, prompt_facts = (
+        require_rows_left(run) if needs_rows else load_example_lengths(run),
+        load_run_eval_prompts(run),
+    )
+    return build_plan(run.resolved, run.model, run.hardware, rows, quick=quick, lengths=lengths, scored=prompt_facts)
 
 
 def require_rows_left(run: CheckedRun) -> ExampleLengths:
-    """The lengths of the rows.
+    """Return the lengths of the rows.
 
     Raises:
-        DataError: no row remains, as all that were looked at are longer than `data.max_length`.
+        DataError: no row remains, because all sampled ones are longer than `data.max_length`.
     """
     lengths, data = load_example_lengths(run), run.resolved.config.data
     if lengths.shortest is not None and lengths.shortest > data.max_length and not data.cuts:
@@ -49,7 +52,7 @@ def require_rows_left(run: CheckedRun) -> ExampleLengths:
 
 
 def load_run_eval_prompts(run: CheckedRun) -> EvalPromptFacts | None:
-    """What the model will be asked; None where that cannot be read, which the check says."""
+    """Return the facts of the evaluation prompts; None where they cannot be read, which the check reports."""
     from surefit.data.rows.layouts import to_examples
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.stages.eval_prompts import SAMPLED_ROWS, SAMPLED_TEXT, load_eval_prompt_facts

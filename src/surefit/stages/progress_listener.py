@@ -1,4 +1,4 @@
-"""Who is told how far a stage is: nobody, unless a caller wants to know."""
+"""Listeners for a stage's progress; by default nothing is shown."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from surefit.core.units import duration_text, printable
 from surefit.train.progress import OnStep, TrainingProgress
 
 PLAIN_SECONDS = 10.0
-"""Where progress is lines, at most one in this many seconds."""
+"""Shortest interval in seconds between progress lines."""
 
 
 class ProgressListener:
-    """Hears nothing; `cli.render.Output` shows it on a terminal."""
+    """Listener that ignores everything; `cli.render.Output` shows progress on a terminal."""
 
     def note(self, text: str) -> None:
-        """One line beside the result: what is being done, what to look at."""
+        """Show one line beside the result: the current work, or a warning."""
 
     def log_to(self, path: Path) -> None:
-        """Where a copy of everything that is said belongs: a run is at work here."""
+        """Copy everything that is shown to this log file, which belongs to the run at work."""
 
     @contextlib.contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
-        """Yields `on_progress(done, total, text)` for a piece of work with this name."""
+        """Yield `on_progress(done, total, text)` for a piece of work with this label."""
         yield ignore_progress
 
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[OnStep]:
-        """Yields what is called with the state of a run after each of its steps."""
+        """Yield a function that is called with the state of a run after each of its steps."""
         yield lambda state: None
 
 
 class LineListener(ProgressListener):
-    """Says everything in lines, which the run directory keeps too.
+    """Listener that reports everything in lines, and copies them to the run directory.
 
     Args:
-        say: is given each of them.
-        callbacks: called after every step of a training with its state; one that returns True ends it there, with what
-            was learnt so far as its result.
+        say: called with each line.
+        callbacks: called after every training step with its state; one that returns True ends the run, with the weights
+            so far as its result.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LineListener(ProgressListener):
         self._tell, self.callbacks, self.log = say, callbacks, RunLog()
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Show one line and log it."""
         self.log.say(printable(redact(text)))
         self._tell(text)
 
@@ -79,7 +79,7 @@ class LineListener(ProgressListener):
 
 
 class PlainProgress:
-    """Progress as lines: when the work has taken `PLAIN_SECONDS`, and every `PLAIN_SECONDS` after."""
+    """Progress as lines: the first after `PLAIN_SECONDS`, then one every `PLAIN_SECONDS`."""
 
     def __init__(self, label: str, note: Callable[[str], None], with_eta: bool = True) -> None:
         self.label, self.note, self.with_eta = label, note, with_eta
@@ -88,12 +88,12 @@ class PlainProgress:
 
     def __call__(self, done: int, total: int, text: str) -> None:
         now = time.monotonic()
-        # What an earlier call has done says nothing about the pace of this one.
+        # The work of an earlier call does not count for the pace of this one.
         self.first = done if self.first is None else self.first
         if now - self.last < PLAIN_SECONDS:
             return
         self.last = now
-        new = done - self.first
-        left = (now - self.start) * (total - done) / new if new > 0 else None
-        eta = f"ETA {duration_text(left)}" if left is not None else "ETA unknown"
+        finished = done - self.first
+        seconds_left = (now - self.start) * (total - done) / finished if finished > 0 else None
+        eta = f"ETA {duration_text(seconds_left)}" if seconds_left is not None else "ETA unknown"
         self.note(" ".join([f"{self.label} {done}/{total}", *([eta] if self.with_eta else []), text]).rstrip())

@@ -1,4 +1,4 @@
-"""The stage `report`: the page of one run, or the page that compares several."""
+"""The stage `report`: the page of one run, or a page that compares several."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPARISON = "compare.html"
 
 
 def write_run_report(directory: RunDir, watcher: ProgressListener) -> Path:
-    """Write the run's report.html."""
+    """Write the run's report.html and return its path."""
     from surefit.report.build import build_report
 
     with report_stage_to_trackers(directory, "report", watcher), record_stage(directory, "report"):
@@ -24,7 +24,7 @@ def write_run_report(directory: RunDir, watcher: ProgressListener) -> Path:
 
 
 def write_comparison_report(runs: Sequence[RunDir], watcher: ProgressListener, output: Path | None = None) -> Path:
-    """Write a page that compares runs, beside the first or at `output`, and the pages of those that have none."""
+    """Write a page that compares runs, beside the first or at `output`, and the pages of runs that have none."""
     from surefit import recipes
     from surefit.report.comparison import build_comparison
 

@@ -1,4 +1,4 @@
-"""What every stage starts from: the config, the recipe, the facts and the decisions. Torch-free."""
+"""Starting point of every stage: the config, the recipe, the facts and the decisions. Torch-free."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """Everything known about a run; what could not be known is None, with the reason among the problems.
+    """Everything known about a run; what is unknown is None, with the reason in `problems`.
 
     Attributes:
-        rows: the training rows; None also where they are on the hub, which is not asked before training, and where
-            `data.tokenized` is read in their place.
-        mixed: those of `data.mix` that are on this machine and can be read, by source.
-        adopted: what other tools' files that the config names changed in it.
-        prepared: what `data.tokenized` holds.
-        looked: the rows are some of them where there are many (`Rows.total`).
+        rows: the training rows; None also where they are on the hub, which is not read before training, and where
+            `data.tokenized` replaces them.
+        mixed: the rows of `data.mix` that are on this machine and can be read, by source.
+        adopted: the config's changes from other tools' files that it names.
+        prepared: the manifest of `data.tokenized`.
+        looked: whether large data sets were only sampled (`Rows.total` is the full number).
     """
 
     loaded: LoadedConfig
@@ -58,11 +58,11 @@ class RunContext:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """A run that any stage can work on.
+    """A run without problems, which any stage can work on.
 
     Attributes:
-        gathered: the same with its gaps, for the rules.
-        verb: what trains it, and with --resume goes on.
+        gathered: the run context, for the rules.
+        verb: the command that trains it, and that continues with --resume.
     """
 
     loaded: LoadedConfig
@@ -78,7 +78,7 @@ class CheckedRun:
 
     @property
     def row_count(self) -> int | None:
-        """Training rows before any is held out; None while they are not counted."""
+        """Number of training rows before any is held out; None while they are not counted."""
         if (prepared := self.gathered.prepared) is not None:
             return prepared.stats.kept + prepared.held_out
         return len(self.rows) if self.rows is not None else None
@@ -92,16 +92,16 @@ def load_run_context(
     patience: float | None = None,
     look: bool = False,
 ) -> RunContext:
-    """Read a config file, or the resolved config of a run directory, and look at all it names.
+    """Read a config file, or the resolved config of a run directory, and collect the facts of everything it names.
 
     Args:
-        target: one of them, or a config that is read already, whose `overrides` are in it.
-        training: the processes of which this is one train together; others say nothing about the run's devices.
-        patience: seconds to wait for the hub's first answer about a model that is not on this machine.
-        look: of many rows read some, which takes less than a second.
+        target: path of either, or a loaded config, which already includes its overrides.
+        training: whether the launched processes train together; otherwise they do not determine the run's devices.
+        patience: seconds to wait for the hub's first response about a model that is not on this machine.
+        look: read only a sample of large data sets, which needs less than a second.
 
     Raises:
-        ConfigError: the config itself is not usable; every other problem is returned.
+        ConfigError: the config itself is not valid; every other problem is returned.
     """
     from surefit import recipes
     from surefit.data.read.sources import is_local
@@ -135,26 +135,28 @@ def load_run_context(
     shards = None
     if config.data.tokenized is not None and recipe is not None:
         shards = attempt(partial(open_prepared_data, config, recipe))
-    unread = config.data.tokenized is None
-    rows = attempt(partial(_training_rows, config, look)) if unread and is_local(config.data.train) else None
-    if unread:
+    reads_rows = config.data.tokenized is None
+    rows = attempt(partial(_training_rows, config, look)) if reads_rows and is_local(config.data.train) else None
+    if reads_rows:
         problems += _unreadable_urls(config)
-    here = [source for source in config.data.mix if unread and is_local(source)]
-    read = {source: attempt(partial(_mixed_rows, source, config, look)) for source in here}
-    mixed = {source: more for source, more in read.items() if more is not None}
-    # An epoch of shards is what it is: none of it is held out any more.
-    count, added = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
-    each = examples_per_row(config, recipe, model, rows)
-    count, added = count and round(count * each), added * each
+    local_sources = [source for source in config.data.mix if reads_rows and is_local(source)]
+    rows_by_source = {source: attempt(partial(_mixed_rows, source, config, look)) for source in local_sources}
+    mixed = {source: source_rows for source, source_rows in rows_by_source.items() if source_rows is not None}
+    # Shards are an epoch's rows: none of them is held out any more.
+    count, mixed_rows = (0, shards.stats.kept) if shards else count_training_rows(config, rows, mixed)
+    examples_per = examples_per_row(config, recipe, model, rows)
+    count, mixed_rows = count and round(count * examples_per), mixed_rows * examples_per
     resolved = None
     if model and hardware:
-        needed, fitting = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
+        needed, eval_batch_size = closed_form_upper_bound(model, hardware), eval_batch_chooser(model, hardware)
         started = _read_started_processes() if training else None
-        resolved = attempt(lambda: resolve_config(loaded, model, hardware, count, added, needed, started, fitting))
+        resolved = attempt(
+            lambda: resolve_config(loaded, model, hardware, count, mixed_rows, needed, started, eval_batch_size)
+        )
         if resolved is None:
-            with contextlib.suppress(ConfigError):  # it is among the problems already
+            with contextlib.suppress(ConfigError):  # the error is among the problems already
                 resolved = resolve_config(
-                    with_auto_micro_batch(loaded), model, hardware, count, added, needed, started, fitting
+                    with_auto_micro_batch(loaded), model, hardware, count, mixed_rows, needed, started, eval_batch_size
                 )
     return RunContext(
         loaded, run, recipe, model, hardware, rows, mixed, resolved, tuple(problems), adopted, shards, look
@@ -164,7 +166,7 @@ def load_run_context(
 def _configured_model(
     section: ModelSection, patience: float | None, attempt: Callable[[Callable[[], Any]], Any]
 ) -> ModelFacts | None:
-    """Read the model's facts, then put the config's chat template and new tokens in place of its own."""
+    """Read the model's facts, then replace its chat template and add the config's new tokens."""
     from surefit.facts.chat_template import load_chat_templates
     from surefit.facts.model import model_facts
     from surefit.facts.named_templates import DEFAULT, TOOL_USE
@@ -174,8 +176,8 @@ def _configured_model(
     model: ModelFacts | None = attempt(lambda: model_facts(section.name_or_path, section.revision, patience))
     if model is None:
         return None
-    if (chosen := section.chat_template) is not None:
-        texts = attempt(lambda: load_chat_templates(chosen)) or {}
+    if (template_setting := section.chat_template) is not None:
+        texts = attempt(lambda: load_chat_templates(template_setting)) or {}
         model = replace(
             model,
             chat_template=texts.get(DEFAULT),
@@ -189,16 +191,16 @@ def _configured_model(
 
 
 def _unreadable_urls(config: Config) -> list[SureFitError]:
-    """What keeps this machine from reading the URLs that a config names, without a look at what is behind them."""
+    """Return the errors that prevent this machine from reading the config's URLs, without accessing them."""
     from surefit.data.read.file_io import require_file_system
     from surefit.data.read.sources import resolve_source
 
-    named = {"data.train": config.data.train, **{f"data.mix.{source}": source for source in config.data.mix}}
+    sources = {"data.train": config.data.train, **{f"data.mix.{source}": source for source in config.data.mix}}
     if isinstance(config.data.eval, str):
-        named["data.eval"] = config.data.eval
-    named |= {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
+        sources["data.eval"] = config.data.eval
+    sources |= {f"evaluate.extra_sets.{name}": source for name, source in config.evaluate.extra_sets.items()}
     problems: list[SureFitError] = []
-    for field, source in named.items():
+    for field, source in sources.items():
         try:
             if "://" in source and resolve_source(source).kind == "url":
                 require_file_system(source)
@@ -234,19 +236,19 @@ def _mixed_rows(source: str, config: Config, look: bool) -> Rows | None:
 
 
 def _read_started_processes() -> LaunchedProcesses | None:
-    _, size, _, each = env.distributed_env()
-    return LaunchedProcesses(each, -(-size // each)) if size > 1 else None
+    _, size, _, per_node = env.distributed_env()
+    return LaunchedProcesses(per_node, -(-size // per_node)) if size > 1 else None
 
 
 def count_training_rows(config: Config, rows: Rows | None, mixed: Mapping[str, Rows]) -> tuple[int | None, float]:
-    """(rows of `data.train`, rows that an epoch sees of `data.mix`); (None, 0) while not all of them are counted."""
+    """Return (rows of `data.train`, rows of `data.mix` in one epoch); (None, 0) while not all of them are counted."""
     if rows is None or len(mixed) < len(config.data.mix):
         return None, 0
     return rows.total, sum(passes * mixed[source].total for source, passes in config.data.mix.items())
 
 
 def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFacts | None, rows: Rows | None) -> float:
-    """Examples that a row of `data.train` makes, by a sample; 1 where that cannot be told."""
+    """Estimate the examples per row of `data.train` from a sample; 1 where that is impossible."""
     from surefit.data.rows.layouts import to_examples
     from surefit.data.rows.reasoning import apply_reasoning_mode
     from surefit.data.rows.sample_checks import DIVIDED, mean_token_examples
@@ -258,7 +260,7 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
         return 1.0
     try:
         sample = to_examples(rows.sample(2 * DIVIDED), recipe, config.data.format, "skip")
-    except SureFitError:  # the check says so
+    except SureFitError:  # the check reports this
         return 1.0
     facts = TokenizerFacts(
         bos_token=SPECIAL["bos_token"],
@@ -274,38 +276,39 @@ def examples_per_row(config: Config, recipe: TaskRecipe | None, model: ModelFact
 def load_checked_run(
     target: Path | LoadedConfig, overrides: Sequence[str] | None = None, *, training: bool = True
 ) -> CheckedRun:
-    """`load_run_context`, and stop at what is missing.
+    """Load the run context, and raise if it has problems.
 
     Raises:
-        SureFitError: the first problem, the others behind it.
+        SureFitError: the first problem; the others are in `also`.
     """
-    found = load_run_context(target, overrides, training=training)
-    if found.problems:
-        first, *rest = found.problems
-        first.also = (*first.also, *rest)
+    context = load_run_context(target, overrides, training=training)
+    if context.problems:
+        first, *others = context.problems
+        first.also = (*first.also, *others)
         raise first
-    # What is missing is among the problems.
-    assert found.recipe
-    assert found.model
-    assert found.hardware
-    assert found.resolved
+    # Each of these is set, or its error is among the problems.
+    assert context.recipe
+    assert context.model
+    assert context.hardware
+    assert context.resolved
     return CheckedRun(
-        found.loaded,
-        found.run,
-        found.recipe,
-        found.model,
-        found.hardware,
-        found.rows,
-        found.mixed,
-        found.resolved,
-        found,
+        context.loaded,
+        context.run,
+        context.recipe,
+        context.model,
+        context.hardware,
+        context.rows,
+        context.mixed,
+        context.resolved,
+        context,
     )
 
 
 def load_example_lengths(run: CheckedRun) -> ExampleLengths:
-    """The lengths of the rows: those that `surefit audit` wrote into the run directory, if it was for these very rows;
-    of prepared data those in its manifest; else those of some rows, the largest among them. With them the longest of a
-    file of held-out rows, whose loss is measured between the steps."""
+    """Return the lengths of the rows: those that `surefit audit` wrote into the run directory, if it read these very
+    rows; for prepared data those in its manifest; else those of a sample that includes the largest rows. They include
+    the longest of a separate file of held-out rows, whose loss is measured between the steps.
+    """
     lengths = _training_lengths(run)
     return replace(lengths, held_out=_longest_held_out(run)) if lengths.longest is not None else lengths
 
@@ -320,20 +323,21 @@ def _training_lengths(run: CheckedRun) -> ExampleLengths:
         return ExampleLengths(stats.longest, stats.tokens / stats.kept, source, supervised, "all")
     if run.run.passport.is_file() and run.rows is not None:
         passport = read_json(run.run.passport)
-        whole = passport.get("lengths", {}).get("whole", {})
-        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in whole:
+        row_lengths = passport.get("lengths", {}).get("whole", {})
+        if passport.get("sha256") == run.rows.sha256 and passport.get("unit") == "tokens" and "max" in row_lengths:
             source = "the real rows', as passport.json has them"
-            short = _sample_lengths(run) if whole["max"] > run.resolved.config.data.max_length else None
+            short = _sample_lengths(run) if row_lengths["max"] > run.resolved.config.data.max_length else None
             supervised = passport.get("supervised_share") or 1.0
             return ExampleLengths(
-                whole["max"], whole["mean"], source, supervised, "all", short.shortest if short else None
+                row_lengths["max"], row_lengths["mean"], source, supervised, "all", short.shortest if short else None
             )
     return _sample_lengths(run) or ExampleLengths()
 
 
 def _longest_held_out(run: CheckedRun) -> int | None:
-    """Tokens of the longest held-out row that was looked at; None where these are a share of the training rows, not on
-    this machine, or not readable, which the check says."""
+    """Return the tokens of the longest held-out row in a sample; None where the rows are a share of the training rows,
+    not on this machine, or unreadable, which the check reports.
+    """
     from surefit.data.read.sources import is_local
     from surefit.data.rows.layouts import load_held_out
     from surefit.data.tokens.lengths import sample_lengths
@@ -351,7 +355,7 @@ def _longest_held_out(run: CheckedRun) -> int | None:
 
 
 def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
-    """The lengths of some rows of each source; None where one is not on this machine, or its tokenizer."""
+    """Return the lengths of a sample of each source; None where a source or the tokenizer is not on this machine."""
     from surefit.data.tokens.lengths import sample_lengths
     from surefit.facts.tokenizer import facts_of_tokenizer
     from surefit.plan.planner import ExampleLengths
@@ -362,31 +366,34 @@ def _sample_lengths(run: CheckedRun) -> ExampleLengths | None:
     sources += [(run.mixed[source], passes) for source, passes in config.data.mix.items()]
     try:
         tokenizer = facts_of_tokenizer(run.model)
-    except SureFitError:  # the check says so
+    except SureFitError:  # the check reports this
         return None
-    found = [(sample_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows]
-    sampled = [(lengths, lengths.total * passes) for lengths, passes in found if lengths is not None]
-    if not sampled or len(sampled) < len(sources):
+    lengths_by_source = [
+        (sample_lengths(rows, run.recipe, config, tokenizer), passes) for rows, passes in sources if rows
+    ]
+    known_lengths = [(lengths, lengths.total * passes) for lengths, passes in lengths_by_source if lengths is not None]
+    if not known_lengths or len(known_lengths) < len(sources):
         return None
-    looked_at, total = (sum(getattr(lengths, name) for lengths, _ in sampled) for name in ("rows", "total"))
+    sampled_rows, total = (sum(getattr(lengths, name) for lengths, _ in known_lengths) for name in ("rows", "total"))
     mean, too_long = (
-        sum(getattr(lengths, name) * seen for lengths, seen in sampled) / sum(seen for _, seen in sampled)
+        sum(getattr(lengths, name) * weight for lengths, weight in known_lengths)
+        / sum(weight for _, weight in known_lengths)
         for name in ("mean", "too_long")
     )
     left_out = too_long if config.data.too_long == "drop" else 0.0
-    source = f"those of {looked_at:,} of {total:,} rows, the largest among them"
-    longest = max(lengths.longest for lengths, _ in sampled)
-    least = [lengths.shortest for lengths, _ in sampled if lengths.shortest is not None]
-    shortest = min(least) if len(least) == len(sampled) else None
-    known: Literal["all", "sample"] = "all" if looked_at >= total else "sample"
-    return ExampleLengths(longest, mean, source, known=known, shortest=shortest, left_out=left_out)
+    source = f"those of {sampled_rows:,} of {total:,} rows, the largest among them"
+    longest = max(lengths.longest for lengths, _ in known_lengths)
+    shortest_lengths = [lengths.shortest for lengths, _ in known_lengths if lengths.shortest is not None]
+    shortest = min(shortest_lengths) if len(shortest_lengths) == len(known_lengths) else None
+    coverage: Literal["all", "sample"] = "all" if sampled_rows >= total else "sample"
+    return ExampleLengths(longest, mean, source, known=coverage, shortest=shortest, left_out=left_out)
 
 
 def find_run_directory(target: Path) -> RunDir:
-    """The run directory that a config file names, or `target` itself; nothing else that the config names is looked at.
+    """Return the run directory that a config file names, or `target` itself; nothing else in the config is read.
 
     Raises:
-        ConfigError: there is no run there.
+        ConfigError: there is no run in it.
     """
     run = RunDir(target if target.is_dir() else Path(load_config(target).config.output_dir))
     _resolved_config(run.path)
@@ -394,16 +401,18 @@ def find_run_directory(target: Path) -> RunDir:
 
 
 def with_auto_micro_batch(loaded: LoadedConfig) -> LoadedConfig:
-    """The config with a micro batch that divides the global batch, so that one wrong number hides no other finding."""
+    """Return the config with an automatic micro batch, so that one that does not divide the global batch hides no other
+    finding.
+    """
     train = loaded.config.train.model_copy(update={"per_device_train_batch_size": "auto"})
     return replace(loaded, config=loaded.config.model_copy(update={"train": train}))
 
 
 def find_config_file(target: Path) -> Path:
-    """A config file itself; of a run directory, the resolved one.
+    """Return a config file itself, or a run directory's resolved config.
 
     Raises:
-        ConfigError: there is no run there.
+        ConfigError: there is no run in it.
     """
     return _resolved_config(target) if target.is_dir() else target
 

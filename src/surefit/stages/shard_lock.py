@@ -1,6 +1,6 @@
-"""Who may make shards in a directory at the same time: one process all of them, or the groups of one division.
+"""Locks for making shards in one directory: either one process makes all of them, or the groups of one division do.
 
-DIR/.lock         held alone by whoever makes all shards, shared by groups
+DIR/.lock         held exclusively by a process that makes all shards, shared by groups
     .lock-I-of-N  held by group I of N; the files stay
 """
 
@@ -17,17 +17,17 @@ from surefit.stages.progress_listener import ProgressListener
 
 @contextlib.contextmanager
 def lock_shard_directory(directory: Path, group: tuple[int, int] | None, watcher: ProgressListener) -> Iterator[None]:
-    """Be the only process that makes these shards; where it makes all of them, clear away what killed ones have left.
+    """Lock the shards that this process makes; if it makes all of them, remove the leftovers of killed processes.
 
-    Groups of one division work beside each other, and beside nobody else: two that make the same shard would take each
-    other's away.
+    Groups of one division work at the same time, but exclude all others: two processes that make the same shard would
+    delete each other's.
 
     Raises:
         MachineError: another process makes some of them.
     """
-    held = [directory / ".lock-{}-of-{}".format(*group)] if group else sorted(directory.glob(".lock-*-of-*"))
+    lock_files = [directory / ".lock-{}-of-{}".format(*group)] if group else sorted(directory.glob(".lock-*-of-*"))
     with contextlib.ExitStack() as stack:
-        for lock in held:
+        for lock in lock_files:
             stack.enter_context(hold_lock(lock, "prepare", watcher.note))
         if group is not None:
             _require_one_division(directory, group[1], watcher)
@@ -41,11 +41,14 @@ def lock_shard_directory(directory: Path, group: tuple[int, int] | None, watcher
 
 
 def _require_one_division(directory: Path, groups: int, watcher: ProgressListener) -> None:
-    """Asked with the own lock held: of two divisions that start at once, one sees the other.
+    """Raise if another division is at work. Called with the group's own lock held, so that of two divisions that start
+    at once, one sees the other.
 
     Raises:
         MachineError: a group of another division is at work.
     """
     for lock in sorted({*directory.glob(".lock-*-of-*")} - {*directory.glob(f".lock-*-of-{groups}")}):
-        with hold_lock(lock, "prepare", watcher.note, shared=True):  # other groups ask too, maybe at this moment
+        with hold_lock(
+            lock, "prepare", watcher.note, shared=True
+        ):  # other groups also test this lock, maybe at this moment
             pass

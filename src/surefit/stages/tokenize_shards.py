@@ -1,7 +1,8 @@
-"""The stage `prepare`: rows become token shards, in one process, in several, in an array job's tasks, or on a cluster.
+"""The stage `prepare`: tokenizes rows into shards, in one process, in several, in an array job's tasks, or on a
+cluster.
 
-What is to be done is a list of tasks that the files alone decide, kept in DIR/plan.json. Each task becomes one shard,
-by a function of the task alone. When all are there the manifest is written, and training can start.
+The work is a list of tasks that depends on the files alone, kept in DIR/plan.json. Each task becomes one shard, by a
+function of the task alone. When all exist the manifest is written, and training can start.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ if TYPE_CHECKING:
 PLAN = "plan.json"
 ShardEngine = Literal["local", "ray"]
 LAYOUT_ROWS = 1000
-"""Rows of a source whose columns say how it is laid out."""
+"""Rows of a source whose columns determine its layout."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What is to be done.
+    """The tasks of a config's shards.
 
     Attributes:
-        settings, fingerprint, tokenizer: as `sharded.Manifest` has them.
-        files: of the sources that are on this machine: path, bytes, time of change.
-        tasks: one for each shard.
+        settings, fingerprint, tokenizer: as in `shard_manifest.ShardManifest`.
+        files: the sources' files on this machine: path, bytes, time of change.
+        tasks: one task for each shard.
     """
 
     settings: Mapping[str, Any]
@@ -84,7 +85,7 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """One shard, for whatever process makes it."""
+    """One shard to make, in any process."""
 
     config: Config
     task: ShardTask
@@ -94,15 +95,15 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardOptions:
-    """What the command line asks for.
+    """Options from the command line.
 
     Attributes:
-        workers: processes.
-        group: (i, n): every n-th shard from the i-th, from 0. The group that ends last writes the manifest.
+        workers: number of processes.
+        group: (i, n): make every n-th shard from the i-th, from 0. The group that ends last writes the manifest.
         overwrite: delete shards of other settings.
-        verify: compare the hash of every file that is there, and make damaged shards anew.
-        dry_run: say what is to be done.
-        engine: "local", processes of this machine, or "ray", the cores of a cluster.
+        verify: compare the hash of every existing file, and remake damaged shards.
+        dry_run: only report the work.
+        engine: "local", processes on this machine, or "ray", the cores of a cluster.
     """
 
     workers: int = 1
@@ -114,14 +115,14 @@ class ShardOptions:
 
 
 def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptions) -> dict[str, Any]:
-    """Make every shard of `data.tokenized` that is not there yet and, where then all are there, the manifest.
+    """Make every missing shard of `data.tokenized` and, once all exist, the manifest.
 
     Returns:
         Counts of shards, rows and tokens.
 
     Raises:
         ConfigError: `data.tokenized` is not set, or holds shards of other settings.
-        DataError: rows that cannot be used. MachineError: no room; another process makes the same shards.
+        DataError: rows that cannot be used. MachineError: no disk space; another process makes the same shards.
     """
     directory = tokenized_directory(config)
     if wishes.dry_run:
@@ -131,22 +132,31 @@ def prepare_shards(config: Config, watcher: ProgressListener, wishes: ShardOptio
     with lock_shard_directory(directory, wishes.group, watcher):
         with hold_lock(
             directory / ".lock-plan", "prepare", watcher.note, wait=True
-        ):  # one looks at all files, not each
+        ):  # one process scans all files, not each one
             plan = build_shard_plan(config, directory, wishes.overwrite)
-        mine = _of_group(plan.tasks, wishes.group)
-        todo = [task for task in mine if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)]
-        if len(mine) > len(todo):
-            watcher.note(f"{len(mine) - len(todo):,} of {len(mine):,} shards are complete already")
-        if todo:
+        group_tasks = _of_group(plan.tasks, wishes.group)
+        missing_tasks = [
+            task for task in group_tasks if not _usable(directory, task, plan.fingerprint, wishes.verify, watcher)
+        ]
+        if len(group_tasks) > len(missing_tasks):
+            watcher.note(
+                f"{len(group_tasks) - len(missing_tasks):,} of {len(group_tasks):,} shards are complete already"
+            )
+        if missing_tasks:
             (directory / MANIFEST).unlink(missing_ok=True)
-        _make(todo, [ShardJob(config, task, directory, plan.fingerprint) for task in todo], watcher, wishes)
+        _make(
+            missing_tasks,
+            [ShardJob(config, task, directory, plan.fingerprint) for task in missing_tasks],
+            watcher,
+            wishes,
+        )
         if wishes.group is None or _all_there(plan, directory):
             _finish(plan, directory, config)
         return _summary(plan, directory, wishes.group)
 
 
 def tokenized_directory(config: Config) -> Path:
-    """`data.tokenized`.
+    """Return the directory `data.tokenized`.
 
     Raises:
         ConfigError: it is not set, or cannot be combined with another setting.
@@ -160,10 +170,10 @@ def tokenized_directory(config: Config) -> Path:
 
 
 def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, write: bool = True) -> ShardPlan:
-    """The tasks of a config: those in the directory where nothing has changed, else made anew from the files.
+    """Return the tasks of a config: the directory's plan if nothing has changed, else a new one from the files.
 
     Raises:
-        ConfigError: the directory holds shards of other settings, and they are not to be deleted.
+        ConfigError: the directory holds shards of other settings, and `overwrite` is not set.
     """
     from surefit import recipes
 
@@ -171,19 +181,19 @@ def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, w
     _, digest = load_cached_tokenizer(config.model.model_dump_json())
     settings = build_shard_settings(config, recipe)
     files = source_files(config)
-    before = _read_plan(directory)
-    if before is not None and before.fingerprint != fingerprint(settings, digest):
+    existing_plan = _read_plan(directory)
+    if existing_plan is not None and existing_plan.fingerprint != fingerprint(settings, digest):
         if not overwrite:
-            require_shard_settings(before.settings, config, recipe, directory)
-            require_tokenizer(before.tokenizer, digest, directory)
+            require_shard_settings(existing_plan.settings, config, recipe, directory)
+            require_tokenizer(existing_plan.tokenizer, digest, directory)
         if write:
             _delete(directory)
-        before = None
-    if before is not None and before.files == files:
-        return before
+        existing_plan = None
+    if existing_plan is not None and existing_plan.files == files:
+        return existing_plan
     tasks = list(_tasks(config, recipe))
-    if before is not None and write:
-        _drop_changed(directory, before, files)
+    if existing_plan is not None and write:
+        _drop_changed(directory, existing_plan, files)
     plan = ShardPlan(settings, fingerprint(settings, digest), digest, files, tasks)
     if write:
         write_json(directory / PLAN, asdict(plan))
@@ -191,37 +201,38 @@ def build_shard_plan(config: Config, directory: Path, overwrite: bool = False, w
 
 
 def _tasks(config: Config, recipe: TaskRecipe) -> Iterator[ShardTask]:
-    """Of `data.train`, then of every source of `data.mix`: for each of its ranges a shard with the rows that an epoch
-    sees so many whole times, and one with those that it sees once more."""
+    """Yield the tasks of `data.train`, then of every source of `data.mix`: for each range of rows a shard with the rows
+    that an epoch sees a whole number of times, and one with the share that it sees once more.
+    """
     section = config.data
     number = 0
     for source, passes in [(section.train, 1.0), *section.mix.items()]:
-        whole, share = divmod(passes, 1)
+        whole_passes, share = divmod(passes, 1)
         holds_out = source == section.train or (bool(recipe.parts) and section.share is not None)
-        parts = [(int(whole), 1.0)] * (whole > 0) + [(1, share)] * (share > 0)
+        parts = [(int(whole_passes), 1.0)] * (whole_passes > 0) + [(1, share)] * (share > 0)
         columns = tuple(
             dict.fromkeys(
-                name for one in islice(stream_rows(source, split=section.split), LAYOUT_ROWS) for name in one.row
+                name for item in islice(stream_rows(source, split=section.split), LAYOUT_ROWS) for name in item.row
             )
         )
         for rows in split_into_ranges(source, split=section.split):
-            for place, (repeat, taken) in enumerate(parts):
-                yield ShardTask(number, source, columns, rows, repeat, taken, place == 0, holds_out)
+            for part_number, (repeat, part_share) in enumerate(parts):
+                yield ShardTask(number, source, columns, rows, repeat, part_share, part_number == 0, holds_out)
                 number += 1
 
 
 def source_files(config: Config) -> list[dict[str, Any]]:
-    """The files of `data.train` and `data.mix` with bytes and time of change, without data sets of the hub.
+    """Return the files of `data.train` and `data.mix` with bytes and time of change, without the hub's data sets.
 
     Raises:
-        DataError: a file is not there, or its address holds a secret. MachineError: a URL cannot be reached.
+        DataError: a file does not exist, or its address contains a secret. MachineError: a URL cannot be reached.
     """
     sources = (config.data.train, *config.data.mix)
-    return [about for source in sources for about in _files(source, config.data.split)]
+    return [file_record for source in sources for file_record in _files(source, config.data.split)]
 
 
 def _files(source: str, split: str) -> list[dict[str, Any]]:
-    found = []
+    records = []
     for file in list_source_files(resolve_source(source), split):
         if display_name(file) != file:
             raise DataError(
@@ -233,13 +244,13 @@ def _files(source: str, split: str) -> list[dict[str, Any]]:
         if is_url(file):
             system, path = filesystem(file)
             with remote_file_errors(file):
-                about = system.info(path)
-            version = next((str(about[key]) for key in ("ETag", "LastModified", "mtime") if about.get(key)), None)
-            found.append({"path": file, "bytes": about.get("size"), "version": version})
+                info = system.info(path)
+            version = next((str(info[key]) for key in ("ETag", "LastModified", "mtime") if info.get(key)), None)
+            records.append({"path": file, "bytes": info.get("size"), "version": version})
         else:
-            here = os.stat(file)
-            found.append({"path": file, "bytes": here.st_size, "mtime_ns": here.st_mtime_ns})
-    return found
+            status = os.stat(file)
+            records.append({"path": file, "bytes": status.st_size, "mtime_ns": status.st_mtime_ns})
+    return records
 
 
 def _read_plan(directory: Path) -> ShardPlan | None:
@@ -248,8 +259,8 @@ def _read_plan(directory: Path) -> ShardPlan | None:
     try:
         values = read_json(directory / PLAN)
         tasks = [
-            ShardTask(**{**one, "columns": tuple(one["columns"]), "rows": RowRange(**one["rows"])})
-            for one in values["tasks"]
+            ShardTask(**{**task, "columns": tuple(task["columns"]), "rows": RowRange(**task["rows"])})
+            for task in values["tasks"]
         ]
         return ShardPlan(**{**values, "tasks": tasks})
     except (DataError, TypeError, KeyError):
@@ -258,7 +269,7 @@ def _read_plan(directory: Path) -> ShardPlan | None:
 
 
 def _delete(directory: Path) -> None:
-    """Everything that this stage has written there; nothing else."""
+    """Delete everything that this stage has written in the directory; nothing else."""
     for path in (directory / MANIFEST, held_out_file(directory), directory / PLAN):
         path.unlink(missing_ok=True)
     for path in directory.glob("shard-*/"):
@@ -266,10 +277,10 @@ def _delete(directory: Path) -> None:
 
 
 def _drop_changed(directory: Path, before: ShardPlan, files: Sequence[Mapping[str, Any]]) -> None:
-    """Remove shards of files that have changed, but for those whose own range has not."""
-    same = {one["path"] for one in files if one in before.files}
+    """Remove the shards of changed files, except those whose own range is unchanged."""
+    unchanged = {file["path"] for file in files if file in before.files}
     for task in before.tasks:
-        meta = None if task.rows.file in same else read_complete_shard(directory, task, before.fingerprint)
+        meta = None if task.rows.file in unchanged else read_complete_shard(directory, task, before.fingerprint)
         if meta is not None and meta["source_sha256"] != source_sha256(task.rows):
             shutil.rmtree(shard_path(directory, task.number))
 
@@ -291,16 +302,18 @@ def _usable(directory: Path, task: ShardTask, made: str, verify: bool, watcher: 
 
 
 def _make(todo: Sequence[ShardTask], jobs: Sequence[ShardJob], watcher: ProgressListener, wishes: ShardOptions) -> None:
-    """Make shards, and say how far that is."""
+    """Make shards, and report the progress."""
     start, tokens = time.monotonic(), 0
     on_cluster = jobs and wishes.engine == "ray"
-    made = run_on_ray(make_shard, jobs) if on_cluster else _iterate_made_shards(jobs, min(wishes.workers, len(jobs)))
+    shard_metas = (
+        run_on_ray(make_shard, jobs) if on_cluster else _iterate_made_shards(jobs, min(wishes.workers, len(jobs)))
+    )
     with watcher.progress("shards") as on_progress:
         on_progress(0, len(todo), "")
-        for done, meta in enumerate(made, start=1):
+        for completed, meta in enumerate(shard_metas, start=1):
             tokens += meta["stats"]["tokens"]
-            pace = tokens / max(1e-9, time.monotonic() - start)
-            on_progress(done, len(todo), f"{tokens:,} tokens, {pace:,.0f} tokens/s")
+            tokens_per_second = tokens / max(1e-9, time.monotonic() - start)
+            on_progress(completed, len(todo), f"{tokens:,} tokens, {tokens_per_second:,.0f} tokens/s")
 
 
 def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dict[str, Any]]:
@@ -310,9 +323,9 @@ def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dic
     from concurrent.futures import as_completed
 
     with pool(workers, _start_worker, (_needs_torch(jobs[0].config),)) as executor:
-        waiting = [executor.submit(make_shard, job) for job in jobs]
+        futures = [executor.submit(make_shard, job) for job in jobs]
         try:
-            for future in as_completed(waiting):
+            for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool:
             help_text = "run the same command again, with fewer --workers if memory ran out: complete shards are kept"
@@ -322,27 +335,28 @@ def _iterate_made_shards(jobs: Sequence[ShardJob], workers: int) -> Iterable[dic
 
 
 def _needs_torch(config: Config) -> bool:
-    """Whether a worker may have to import torch: for code of a model's or a recipe's own, or to find what a GGUF file
-    became."""
+    """Return whether a worker may have to import torch: for a model's or a recipe's own code, or to find the conversion
+    of a GGUF file.
+    """
     from surefit import recipes
 
-    foreign = config.model.trust_remote_code or not recipes.is_own(config.recipe)
-    return foreign or gguf_source(config.model.name_or_path) is not None
+    has_external_code = config.model.trust_remote_code or not recipes.is_own(config.recipe)
+    return has_external_code or gguf_source(config.model.name_or_path) is not None
 
 
 def _start_worker(with_torch: bool) -> None:
     env.quiet_libraries()
     env.one_tokenizer_thread()
     if not with_torch:
-        # transformers imports torch wherever it is installed; an entry of None says that it is not.
+        # transformers imports torch wherever it is installed; an entry of None marks it as not installed.
         sys.modules["torch"] = None  # type: ignore[assignment]
 
 
 def make_shard(job: ShardJob) -> dict[str, Any]:
-    """One shard; a function of the job and the files that it names, which any process may call.
+    """Make one shard; a function of the job and its files, which any process may call.
 
     Raises:
-        ConfigError: this process has another tokenizer than whoever planned.
+        ConfigError: this process has another tokenizer than the plan.
         DataError, MachineError: as `shards.write_shard`.
     """
     from surefit import recipes
@@ -352,14 +366,14 @@ def make_shard(job: ShardJob) -> dict[str, Any]:
     tokenizer, digest = load_cached_tokenizer(config.model.model_dump_json())
     if fingerprint(build_shard_settings(config, recipe), digest) != job.fingerprint:
         require_tokenizer("", digest, job.directory)
-    secret = frozenset() if job.task.holds_out else _held_out_positions(config, recipe)
-    making = ShardContext(config.data, config.train.seed, recipe, tokenizer, job.fingerprint, secret)
-    return write_shard(job.task, making, job.directory)
+    held_out_positions = frozenset() if job.task.holds_out else _held_out_positions(config, recipe)
+    context = ShardContext(config.data, config.train.seed, recipe, tokenizer, job.fingerprint, held_out_positions)
+    return write_shard(job.task, context, job.directory)
 
 
 @lru_cache(maxsize=1)
 def load_cached_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
-    """The tokenizer of a config's `model`, given as JSON, and its digest."""
+    """Load the tokenizer of a config's `model`, given as JSON, and its digest."""
     from surefit.config.schema import ModelSection
     from surefit.data.tokens.cache import tokenizer_digest
     from surefit.model.tokenizer import load_tokenizer
@@ -369,7 +383,7 @@ def load_cached_tokenizer(section: str) -> tuple[PreTrainedTokenizerBase, str]:
 
 
 def _held_out_positions(config: Config, recipe: TaskRecipe) -> frozenset[float]:
-    """Where the prompts of `data.eval` fall, if that is a file."""
+    """Return the positions of the prompts in `data.eval`, if that is a file."""
     from surefit.data.rows.layouts import load_held_out, prompt_position, to_examples
 
     section = config.data
@@ -381,12 +395,12 @@ def _held_out_positions(config: Config, recipe: TaskRecipe) -> frozenset[float]:
 
 
 def _all_there(plan: ShardPlan, directory: Path) -> bool:
-    there = set(os.listdir(directory))
-    return all(shard_path(directory, task.number).name in there for task in plan.tasks)
+    existing_names = set(os.listdir(directory))
+    return all(shard_path(directory, task.number).name in existing_names for task in plan.tasks)
 
 
 def _finish(plan: ShardPlan, directory: Path, config: Config) -> None:
-    """Join what the shards say; the manifest comes last."""
+    """Combine the shards' records; the manifest is written last."""
     metas = [
         meta for task in plan.tasks if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None
     ]
@@ -424,7 +438,7 @@ def _finish(plan: ShardPlan, directory: Path, config: Config) -> None:
 
 
 def _join(parts: Sequence[Path], path: Path) -> None:
-    """One file of several, there in full or not at all."""
+    """Concatenate files atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with machine_errors(path):
         try:
@@ -451,15 +465,19 @@ def _entry(task: ShardTask, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _total(tasks: Sequence[ShardTask], metas: Sequence[Mapping[str, Any]]) -> TokenizationStats:
-    """Of all shards, as an epoch sees them; a row that is left out is one, however often it would be seen."""
+    """Sum the statistics of all shards, as an epoch sees them; a skipped row counts once, whatever its repetitions."""
     total: Counter[str] = Counter()
     for task, meta in zip(tasks, metas, strict=True):
         stats = meta["stats"]
-        used = {key: value * task.repeat for key, value in stats.items() if key not in ("rows", "skipped", "longest")}
-        total.update(used | {"skipped": stats["skipped"]})
+        weighted = {
+            key: value * task.repeat for key, value in stats.items() if key not in ("rows", "skipped", "longest")
+        }
+        total.update(weighted | {"skipped": stats["skipped"]})
         total["rows"] += (stats["rows"] - stats["skipped"]) * task.repeat + stats["skipped"]
     longest = max(meta["stats"]["longest"] for meta in metas)
-    return TokenizationStats(**{one.name: total[one.name] for one in fields(TokenizationStats)} | {"longest": longest})
+    return TokenizationStats(
+        **{field.name: total[field.name] for field in fields(TokenizationStats)} | {"longest": longest}
+    )
 
 
 def _require_rows(stats: TokenizationStats, held_out: int, config: Config) -> None:
@@ -481,15 +499,17 @@ def _require_rows(stats: TokenizationStats, held_out: int, config: Config) -> No
 
 
 def _summary(plan: ShardPlan, directory: Path, group: tuple[int, int] | None) -> dict[str, Any]:
-    mine = _of_group(plan.tasks, group)
-    metas = [meta for task in mine if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None]
+    group_tasks = _of_group(plan.tasks, group)
+    metas = [
+        meta for task in group_tasks if (meta := read_complete_shard(directory, task, plan.fingerprint)) is not None
+    ]
     return {
         "directory": str(directory),
-        "shards": len(mine),
+        "shards": len(group_tasks),
         "complete": len(metas),
         "rows": sum(meta["stats"]["kept"] for meta in metas),
         "tokens": sum(meta["stats"]["tokens"] for meta in metas),
         "held_out": sum(meta["held_out"] for meta in metas),
         "manifest": (directory / MANIFEST).is_file(),
-        "bytes": sum(one["bytes"] for one in plan.files),
+        "bytes": sum(file["bytes"] for file in plan.files),
     }

@@ -1,6 +1,6 @@
-"""The stage `train`: check, tokenise, load, train; where memory runs out, adapt.
+"""The stage `train`: checks, tokenizes, loads and trains; adapts the configuration when memory runs out.
 
-torch is imported by the rooms that these functions import when they run.
+torch is imported by the modules that these functions import when they run.
 """
 
 from __future__ import annotations
@@ -50,50 +50,50 @@ def train_run(
     planned: dict[str, Any] | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Check, then train; errors of the check stop it.
+    """Check, then train; errors of the check prevent training.
 
     Args:
-        resume: go on after the newest checkpoint, if there is one.
-        overwrite: delete a run that is there already.
+        resume: continue from the newest checkpoint, if there is one.
+        overwrite: delete an existing run.
         dry_run: prepare everything, run no step, write nothing.
-        adapt: where memory runs out, go on with a configuration that needs less and learns the same; of several
-            processes, leave, and let the launcher do that.
-        planned: the plan, where it was made before.
-        world: the processes of the run, joined; the first alone checks and writes.
+        adapt: when memory runs out, continue with a configuration that needs less and learns the same; with several
+            processes, exit so that the launcher does so.
+        planned: the plan, if it was already made.
+        world: the run's processes, connected; only the first one checks and writes.
 
     Returns:
-        How it ended; of a dry run, what it would have been.
+        The result; for a dry run, its predicted fields.
 
     Raises:
-        Refused: the check has findings of severity error.
+        CheckFailed: the check has findings of severity error.
     """
-    wishes = _TrainOptions(resume, dry_run, adapt)
+    options = _TrainOptions(resume, dry_run, adapt)
     with return_freed_memory():
         if world is not None and not world.is_first:
-            return _train(watcher, run, wishes, planned, world)
+            return _train(watcher, run, options, planned, world)
         for line in run.gathered.adopted.lines():
             watcher.note(line)
         report = run_check(run.gathered)
         require_no_errors(report)
         if dry_run:
-            return _train(watcher, run, wishes, planned, world)
+            return _train(watcher, run, options, planned, world)
         from surefit.model.tokenizer import load_tokenizer
 
-        # Before anything is written or, with overwrite, deleted: the run there may be a living one.
+        # Before anything is written or, with overwrite, deleted: the existing run may be at work.
         with run.run.locked("train", watcher.note):
-            # A model that is not there is told before the plan, and leaves no run behind.
+            # A missing model is reported before planning, and leaves no run behind.
             load_tokenizer(run.resolved.config.model)
             _open_run(run, report, resume, overwrite)
             watcher.log_to(run.run.log)
             planned = planned or build_run_plan(run)
             write_json(run.run.plan, planned)
             with record_stage(run.run, "train"):
-                return _train(watcher, run, wishes, planned, world)
+                return _train(watcher, run, options, planned, world)
 
 
 @dataclasses.dataclass(frozen=True)
 class _TrainOptions:
-    """What was asked of a training, as `train` has it."""
+    """Arguments of `train_run`."""
 
     resume: bool
     dry_run: bool
@@ -101,7 +101,7 @@ class _TrainOptions:
 
 
 def _open_run(run: CheckedRun, report: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Make the run directory, or take over the one that is there, and write what the run starts from."""
+    """Make the run directory, or take over an existing one, and write the run's initial files."""
     from surefit.facts.record import environment_record
 
     directory = run.run
@@ -125,7 +125,7 @@ def _open_run(run: CheckedRun, report: dict[str, Any], resume: bool, overwrite: 
 
 
 def _delete_run(directory: RunDir) -> None:
-    """Delete what SureFit wrote there, and refuse to touch a directory that is not a run's."""
+    """Delete SureFit's files in the directory; raise if it is not a run's."""
     if not directory.path.exists() or all(path == directory.lock for path in directory.path.iterdir()):
         return
     if not directory.resolved.exists() and not directory.events.exists():
@@ -136,8 +136,8 @@ def _delete_run(directory: RunDir) -> None:
             field="output_dir",
             help="choose another output_dir, or delete this one yourself",
         )
-    left = (directory.path / tracker.leaves for tracker in TRACKERS.values() if tracker.leaves)
-    for path in (*directory.artefacts(), *left):
+    tracker_files = (directory.path / tracker.leaves for tracker in TRACKERS.values() if tracker.leaves)
+    for path in (*directory.artefacts(), *tracker_files):
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -145,9 +145,9 @@ def _delete_run(directory: RunDir) -> None:
 
 
 def tokenize_dataset(watcher: ProgressListener, run: CheckedRun, world: World | None) -> TrainingData:
-    """The rows, which do not change when a run is adapted.
+    """Tokenize the rows, which do not change when a run is adapted.
 
-    Of several processes the first tokenises, and the others read what it has written; prepared data all read alike.
+    Of several processes the first tokenizes, and the others read its files; prepared data are read by all alike.
     """
     from surefit.data.tokens.cache import TokenDataset
     from surefit.data.tokens.shard_manifest import ShardedTokens
@@ -158,13 +158,15 @@ def tokenize_dataset(watcher: ProgressListener, run: CheckedRun, world: World | 
         return _tokenize_all_rows(watcher, run)
     from surefit.parallel.process_group import broadcast_from_rank0
 
-    own = _tokenize_all_rows(watcher, run) if world.is_first else None
-    parts = [(type(rows), rows.path, rows.stats) for rows in (own.rows, own.eval_rows)] if own else []  # type: ignore[attr-defined]
-    places, conversations = broadcast_from_rank0((parts, own.conversations) if own else None, world)
+    local_data = _tokenize_all_rows(watcher, run) if world.is_first else None
+    parts = (
+        [(type(rows), rows.path, rows.stats) for rows in (local_data.rows, local_data.eval_rows)] if local_data else []
+    )  # type: ignore[attr-defined]
+    files, conversations = broadcast_from_rank0((parts, local_data.conversations) if local_data else None, world)
     rows, eval_rows = (
-        ShardedTokens(path) if kind is ShardedTokens else TokenDataset(path, stats) for kind, path, stats in places
+        ShardedTokens(path) if kind is ShardedTokens else TokenDataset(path, stats) for kind, path, stats in files
     )
-    return own or TrainingData(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
+    return local_data or TrainingData(load_tokenizer(run.resolved.config.model), rows, eval_rows, conversations)
 
 
 def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingData:
@@ -212,7 +214,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
 def _load_or_tokenize(
     run: CheckedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[Examples], TokenDataset]
 ) -> CachedTrainingData:
-    """The rows as tokens; those of an earlier start where nothing has changed since."""
+    """Return the tokenized rows, from the cache of an earlier start if nothing has changed since."""
     from surefit import recipes
     from surefit.data.rows.layouts import load_training_rows, read_splits
     from surefit.data.tokens.dataset_index_cache import (
@@ -228,8 +230,8 @@ def _load_or_tokenize(
     key = None
     if recipes.is_own(config.recipe) and not section.mix:
         key = start_key(source, section, run.recipe, seed, tokenizer)
-        if (known := load_training_data(key, source, section, run.recipe)) is not None:
-            return known
+        if (cached := load_training_data(key, source, section, run.recipe)) is not None:
+            return cached
     examples, held_out = read_splits(section, run.recipe, seed, source, run.mixed)
     tokens = build(examples)
     examples = examples.without(tokens.refused)
@@ -241,10 +243,10 @@ def _load_or_tokenize(
 
 
 def _open_token_shards(run: CheckedRun, tokenizer: PreTrainedTokenizerBase) -> ShardedTokens | None:
-    """The rows of `data.tokenized`, if the config names one.
+    """Open the token shards of `data.tokenized`, if the config names them.
 
     Raises:
-        ConfigError: they are of another tokenizer.
+        ConfigError: they were made with another tokenizer.
     """
     from surefit.data.tokens.cache import tokenizer_digest
     from surefit.data.tokens.shard_manifest import ShardedTokens
@@ -264,10 +266,10 @@ def _train(
     planned: dict[str, Any] | None,
     world: World | None,
 ) -> dict[str, Any]:
-    """Train; with `adapt`, again with less memory for as long as it runs out and something is left to change.
+    """Train; with `adapt`, repeat with less memory as long as it runs out and something is left to change.
 
     Raises:
-        ShortOfMemory: it ran out in one of several processes, which have to be started again.
+        ShortOfMemory: memory ran out in one of several processes, which must be restarted.
     """
     from surefit.train.out_of_memory import OutOfMemory
 
@@ -299,7 +301,7 @@ def _free_memory() -> None:
 
 
 def _adapt(run: CheckedRun, changes: dict[str, Any], dry_run: bool) -> tuple[CheckedRun, dict[str, Any] | None]:
-    """The run with other settings, its new plan, and both in the run directory."""
+    """Return the run with other settings and its new plan, and write both to the run directory."""
     run = dataclasses.replace(run, resolved=adapted_config(run.resolved, changes))
     if dry_run:
         return run, None
@@ -311,7 +313,7 @@ def _adapt(run: CheckedRun, changes: dict[str, Any], dry_run: bool) -> tuple[Che
 
 
 def _stays_small(planned: dict[str, Any] | None, kind: str) -> bool:
-    """Whether the plan, where it has an estimate, says so; of a GPU run it speaks of the GPU's memory."""
+    """Return whether the plan predicts a small process; for a GPU run the plan is about the GPU's memory."""
     estimate = planned["estimate"] if planned and kind == "cpu" else None
     return estimate is not None and bool(estimate["keeps_freed_memory"])
 
@@ -354,12 +356,12 @@ def _train_once(
         f"training {count_text(trained)} of {count_text(total)} parameters on {len(data.rows):,} examples, "
         + ("none held out (data.eval is 0)" if config.data.holds_nothing_out else f"{len(data.eval_rows):,} held out")
     )
-    target = run.run.path  # its resolved.yaml also holds what was given with --set
+    target = run.run.path  # its resolved.yaml also contains the --set values
     with watcher.training_progress() as on_step:
-        again = f"surefit {run.verb} {shell_quote(target)} --resume"
-        place = TrainingEnvironment(engine, run.model, run.hardware, planned, again)
-        heard = Callbacks(on_step, watcher.note, _scorer(run, data), sinks)
-        job = Trainer(model, data, config, run.run, place, heard)
+        resume_command = f"surefit {run.verb} {shell_quote(target)} --resume"
+        environment = TrainingEnvironment(engine, run.model, run.hardware, planned, resume_command)
+        callbacks = Callbacks(on_step, watcher.note, _scorer(run, data), sinks)
+        job = Trainer(model, data, config, run.run, environment, callbacks)
         stats = dataclasses.asdict(data.rows.stats)  # type: ignore[attr-defined]
         summary = {"rows": stats, "total_steps": job.total_steps, "dry_run": dry_run}
         if dry_run:
@@ -382,12 +384,12 @@ def _train_once(
 
 
 def _scorer(run: CheckedRun, data: TrainingData) -> Any:
-    """What scores the model in training; of several processes the first alone calls it."""
+    """Return the scorer for evaluation in training, or None; of several processes only the first calls it."""
     from surefit.evaluate.in_training import build_scorer
 
     config = run.resolved.config
-    scored = config.evaluate.in_training and len(data.eval_rows) > 0
-    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if scored else None
+    is_scored = config.evaluate.in_training and len(data.eval_rows) > 0
+    return build_scorer(config, run.recipe, data.tokenizer, data.held_out) if is_scored else None
 
 
 def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequence[str], which: str = "") -> None:
@@ -397,12 +399,12 @@ def _say_what_was_left_out(watcher: ProgressListener, rows: Any, skipped: Sequen
         (stats.dropped_too_long, "examples are over data.max_length"),
         (stats.dropped_unsupervised, "examples have nothing to learn"),
     )
-    for number, why in left_out:
+    for number, reason in left_out:
         if number:
-            total = stats.rows + (stats.split if "examples" in why else 0)
-            watcher.note(f"left out: {which}{number:,} of {total:,} {why}")
-    for place in skipped[:3]:
-        watcher.note(f"  {place}")
+            total = stats.rows + (stats.split if "examples" in reason else 0)
+            watcher.note(f"left out: {which}{number:,} of {total:,} {reason}")
+    for location in skipped[:3]:
+        watcher.note(f"  {location}")
     if stats.split and not which:
         watcher.note(
             f"{stats.split:,} more examples than rows: the chat template rewrites earlier turns, so conversations are "
