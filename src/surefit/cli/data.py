@@ -1,4 +1,4 @@
-"""The verb that looks at data, as typer reads it: audit."""
+"""The verb `audit` for typer: its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb `evaluate`: which variants answered how well, what was gained in words, and rows that were won and lost."""
+"""The verb `evaluate`: scores of the variants, the gains in words, and example rows that were won and lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GATE_CODES = {"passed": EXIT_OK, "failed": EXIT_FINDINGS, "cannot tell": EXIT_UNDECIDED}
 GATE_WORDS = {"passed": ("passed", "green"), "failed": ("FAILED", "red"), "cannot tell": ("CANNOT TELL", "yellow")}
 SHOWN_TEXT = 300
-"""Characters of a prompt's end and of an answer that `--show` prints."""
+"""Number of characters of a prompt's end and of an answer that `--show` prints."""
 
 
 def evaluate_and_show(
@@ -34,12 +34,12 @@ def evaluate_and_show(
     dry_run: bool = False,
     world: World | None = None,
 ) -> int:
-    """Score the variants, say their scores; the gate becomes the exit code.
+    """Score the variants and print their scores; return the exit code, which the gate decides.
 
     Args:
-        show: so many rows that the tuned model won against the base, and as many that it lost.
-        dry_run: only say what would be asked.
-        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+        show: number of rows to print that the tuned model won against the base, and as many that it lost.
+        dry_run: only report what would be generated.
+        world: the processes that share the rows, of which this is one; the first alone writes and prints.
     """
     if dry_run:
         return _dry_run(out, run, variants)
@@ -55,7 +55,7 @@ def evaluate_and_show(
 
 
 def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> int:
-    """Everything short of loading a model: settings, variants, rows that cannot be scored."""
+    """Do everything short of loading a model: check settings, variants, and rows that cannot be scored."""
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.rows import require_scorable, select_eval_rows
     from surefit.evaluate.variants import select_variants
@@ -65,26 +65,28 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
     config = run.resolved.config
     section = config.evaluate
     chosen = select_variants(config, run.run, variants or None)
-    asked = list_generation_settings(config, run.recipe)
-    picked = {
+    settings_list = list_generation_settings(config, run.recipe)
+    rows_by_set = {
         name: select_eval_rows(name, examples, section.max_examples)
         for name, examples in evaluating.load_eval_sets(run).items()
     }
-    for rows in picked.values():
+    for rows in rows_by_set.values():
         require_scorable(rows, run.recipe, section.samples)
-    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in asked)]
-    counts = {name: len(rows) for name, rows in picked.items()}
+    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in settings_list)]
+    counts = {name: len(rows) for name, rows in rows_by_set.items()}
     sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
     out.say(f"Would score {', '.join(names)} on {sets}")
-    answers = len(chosen) * len(asked) * section.samples * sum(counts.values())
-    settings = ", ".join(f"{key} {value}" for key, value in (asked[0].settings | asked[0].costs).items())
+    answers = len(chosen) * len(settings_list) * section.samples * sum(counts.values())
+    settings = ", ".join(
+        f"{key} {value}" for key, value in (settings_list[0].settings | settings_list[0].costs).items()
+    )
     out.say(f"{plural(answers, 'answer')} by {plural(len(chosen), 'model')}: {settings}")
-    out.result({"variants": names, "sets": counts, "answers": answers, "settings": asked[0].settings})
+    out.result({"variants": names, "sets": counts, "answers": answers, "settings": settings_list[0].settings})
     return EXIT_OK
 
 
 def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
-    """Per set a table of the variants, one of the other metrics, and what was gained on the primary one."""
+    """Print, per set, a table of the variants, a table of the other metrics, and the gains on the primary metric."""
     primary = summary["primary_metric"]
     for name, scored in summary["sets"].items():
         variants = scored["variants"]
@@ -121,13 +123,13 @@ def _variant_label(variant: str, suffix: str) -> str:
 
 
 def _about(run: RunDir, name: str, variant: str) -> dict[str, Any]:
-    """What the variant's record says of its answers beside their scores."""
-    found: dict[str, Any] = read_json(run.eval / name / f"{variant}.json")
-    return found
+    """Return the variant's record: its scores and the statistics of its answers."""
+    record: dict[str, Any] = read_json(run.eval / name / f"{variant}.json")
+    return record
 
 
 def _both(about: dict[str, dict[str, Any]], variant: str, ways: Sequence[tuple[str, str]], key: str) -> str:
-    """A figure without and with the grammar: 12 | 0."""
+    """Return a figure without and with the grammar: 12 | 0."""
     values = [about[variant + suffix].get(key) for suffix, _ in ways if variant + suffix in about]
     return " | ".join("-" if value is None else f"{value:,.0f}" for value in values) or "-"
 
@@ -142,21 +144,22 @@ def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary
 def _comparisons_to_tell(
     comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The comparisons that are worth a sentence: tuned models against the base, what ships against the baselines, and
-    every model under a grammar against itself without."""
+    """Return the comparisons to print: tuned models against the base, the released model against the baselines, and
+    every
+    model under a grammar against itself without."""
     tuned = select_tuned_variant(variants)
-    told = []
+    reported = []
     for pair in comparisons:
         a, b = pair["a"], pair["b"]
         same_way = a.endswith(GRAMMAR) == b.endswith(GRAMMAR)
         against_base = a.removesuffix(GRAMMAR) == "base" and same_way
         if pair["metric"] == primary and (against_base or b == a + GRAMMAR or (a.startswith(BASELINE) and b == tuned)):
-            told.append(pair)
-    return told
+            reported.append(pair)
+    return reported
 
 
 def comparison_sentence(pair: dict[str, Any]) -> str:
-    """A comparison as a sentence.
+    """Return a comparison as a sentence.
 
     >>> pair = {"a": "base", "b": "merged", "metric": "exact_match", "difference": 0.25, "ci95": [0.1, 0.4],
     ...         "wins": 30, "losses": 5, "ties": 65}
@@ -172,7 +175,7 @@ def comparison_sentence(pair: dict[str, Any]) -> str:
 
 
 def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:
-    """Rows that the tuned model won and lost against the base, spread evenly over all of them."""
+    """Print rows that the tuned model won and lost against the base, spread evenly over all of them."""
     primary, variants = summary["primary_metric"], summary["sets"][name]["variants"]
     tuned = select_tuned_variant(variants)
     base = base_variant(tuned) if tuned else "base"
