@@ -112,7 +112,8 @@ def _not_looked_at(lost: Sequence[UnmappedKey]) -> list[str]:
 
 
 def _is_applicable(rule: Rule, context: LintContext) -> bool:
-    """Return whether a rule's estimate for SureFit's own run also holds for this one: not with sharding or offloading."""
+    """Return whether a rule's estimate for SureFit's own run also holds for this run: not with sharding or
+    offloading."""
     setup = context.setup
     shared = setup is not None and (
         setup.quantization not in (None, "none")
@@ -267,25 +268,25 @@ def _column_problems(found: ImportedConfig) -> list[SureFitError]:
                 _attempt(partial(load_rows, named_column.source), []) if os.path.isfile(named_column.source) else None
             )
             columns[named_column.source] = sorted(rows.columns) if rows else []
-        source_columns = columns[named_column.source]
-        if found.tool == "python" and not get_close_matches(named_column.column, source_columns, n=1, cutoff=SLIP):
+        existing = columns[named_column.source]
+        if found.tool == "python" and not get_close_matches(named_column.column, existing, n=1, cutoff=SLIP):
             continue  # a script may ask for a column that only some data sets have
-        if source_columns and named_column.column not in source_columns:
+        if existing and named_column.column not in existing:
             problems.append(
                 ConfigError(
-                    f"the rows of {named_column.source} have no column {named_column.column!r}{did_you_mean(named_column.column, source_columns)}",
+                    f"the rows of {named_column.source} have no column {named_column.column!r}{did_you_mean(named_column.column, existing)}",
                     code="E1020",
                     path=found.path,
                     line=found.line(named_column.key),
                     field=named_column.key,
-                    help=f"their columns are {', '.join(source_columns)}",
+                    help=f"their columns are {', '.join(existing)}",
                 )
             )
     return problems
 
 
 def import_config(out: Output, source: Path, output: Path | None) -> int:
-    """Write a SureFit config equivalent to another tool's, with a comment for every key that could not be translated."""
+    """Write a SureFit config equivalent to another tool's, with a comment for each key that could not be translated."""
     from surefit.importers.write import to_config_yaml
 
     imported = read_tool_config(source)

@@ -112,7 +112,8 @@ def _require_working_directory() -> None:
 
 
 def _failed_system_call(out: Any, error: OSError) -> int:
-    """Report a failed system call that is no bug: an invalid path, or a problem of the machine; return the exit code."""
+    """Report a failed system call that is no bug, but an invalid path or a problem of the machine; return the exit
+    code."""
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
         return _report_bug(out)

@@ -177,7 +177,7 @@ def _launch(
     resume: bool,
     overwrite: bool,
 ) -> int:
-    """Check, then start the processes, each with the same command; restart them if one reports that less memory may do."""
+    """Check, then start the processes, each with the same command; restart them with less if one runs out of memory."""
     with training.show_findings_on_failure(out):
         require_no_errors(run_check(run.gathered))
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
