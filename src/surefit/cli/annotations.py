@@ -118,8 +118,7 @@ def _place(finding: Mapping[str, Any], checked: Path) -> tuple[str, int | None]:
 
 
 def error_report(error: SureFitError) -> dict[str, Any]:
-    """Return the errors that stopped the check itself as a report: in continuous integration they need annotations as
-    well."""
+    """Return the errors that stopped the check as a report: in continuous integration they need annotations as well."""
     codes = {DataError: "DAT001", ModelError: "MOD001", MachineError: "ENV003"}
     findings = []
     for problem in (error, *error.also):

@@ -112,8 +112,7 @@ def _not_looked_at(lost: Sequence[UnmappedKey]) -> list[str]:
 
 
 def _is_applicable(rule: Rule, context: LintContext) -> bool:
-    """Return whether a rule's estimate for SureFit's own run also holds for this run: not with sharding or
-    offloading."""
+    """Return whether a rule's estimate for SureFit's own run applies to this run: not with sharding or offloading."""
     setup = context.setup
     shared = setup is not None and (
         setup.quantization not in (None, "none")
@@ -124,12 +123,10 @@ def _is_applicable(rule: Rule, context: LintContext) -> bool:
 
 
 def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
-    """Return all facts that rules may use, and notes on missing ones. A fact that is missing on this machine is no
-    finding.
+    """Return all facts that rules may use, and notes on missing facts, which are no findings: the file is not at fault.
 
     The hardware is this machine's if it has a GPU, or if the run is set to use none: a run that is checked on a laptop
-    is
-    trained elsewhere.
+    is trained elsewhere.
     """
     from surefit.facts.environment import environment_facts
     from surefit.facts.hardware import hardware_facts
@@ -262,23 +259,21 @@ def _column_problems(found: ImportedConfig) -> list[SureFitError]:
 
     problems: list[SureFitError] = []
     columns: dict[str, list[str]] = {}
-    for named_column in named_columns(found):
-        if named_column.source not in columns:
-            rows = (
-                _attempt(partial(load_rows, named_column.source), []) if os.path.isfile(named_column.source) else None
-            )
-            columns[named_column.source] = sorted(rows.columns) if rows else []
-        existing = columns[named_column.source]
-        if found.tool == "python" and not get_close_matches(named_column.column, existing, n=1, cutoff=SLIP):
+    for column in named_columns(found):
+        if column.source not in columns:
+            rows = _attempt(partial(load_rows, column.source), []) if os.path.isfile(column.source) else None
+            columns[column.source] = sorted(rows.columns) if rows else []
+        existing = columns[column.source]
+        if found.tool == "python" and not get_close_matches(column.column, existing, n=1, cutoff=SLIP):
             continue  # a script may ask for a column that only some data sets have
-        if existing and named_column.column not in existing:
+        if existing and column.column not in existing:
             problems.append(
                 ConfigError(
-                    f"the rows of {named_column.source} have no column {named_column.column!r}{did_you_mean(named_column.column, existing)}",
+                    f"the rows of {column.source} have no column {column.column!r}{did_you_mean(column.column, existing)}",
                     code="E1020",
                     path=found.path,
-                    line=found.line(named_column.key),
-                    field=named_column.key,
+                    line=found.line(column.key),
+                    field=column.key,
                     help=f"their columns are {', '.join(existing)}",
                 )
             )

@@ -103,8 +103,10 @@ def demo_command(out: Output, output_dir: str | None, *, real: bool = False, dat
 
 
 def _require_demo(run: CheckedRun) -> None:
-    """Raises:
-    ConfigError: the run that is there is no demo, so it is not replaced.
+    """Raise if the run in the run directory is no demo: it is not replaced.
+
+    Raises:
+        ConfigError: another model or other rows are in it.
     """
     resolved = run.run.resolved
     if resolved.exists():
@@ -136,8 +138,7 @@ def write_leaderboard(data: Path, place: Path) -> None:
 
 
 def score_leaderboard(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
-    """Return the leaderboard's scores of base and merged model on its requests, in the form of a set in
-    `summarize_demo`."""
+    """Return the leaderboard's scores of base and merged model, in the form of a set in `summarize_demo`."""
     from surefit.evaluate.stats import paired_bootstrap
     from surefit.metrics.bfcl_files import read_category, score_bfcl_answer
 

@@ -144,9 +144,11 @@ def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary
 def _comparisons_to_tell(
     comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return the comparisons to print: tuned models against the base, the released model against the baselines, and
-    every
-    model under a grammar against itself without."""
+    """Return the comparisons to print.
+
+    These are tuned models against the base, the released model against the baselines, and every model under a grammar
+    against itself without.
+    """
     tuned = select_tuned_variant(variants)
     reported = []
     for pair in comparisons:

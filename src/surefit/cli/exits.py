@@ -52,8 +52,10 @@ def run_verb(as_json: bool, verb: Callable[[Any], int], with_result: bool = True
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for a standard stream that is closed (`>&-`): otherwise the next file that is opened gets its
-    number, and the output of a child process goes into that file."""
+    """Open /dev/null for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file that is opened gets its number, and a child process prints into that file.
+    """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
@@ -112,8 +114,7 @@ def _require_working_directory() -> None:
 
 
 def _failed_system_call(out: Any, error: OSError) -> int:
-    """Report a failed system call that is no bug, but an invalid path or a problem of the machine; return the exit
-    code."""
+    """Report a system call that failed on an invalid path or on the machine, else a bug; return the exit code."""
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
         return _report_bug(out)

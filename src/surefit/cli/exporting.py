@@ -204,8 +204,8 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
 def _differences_to_merged(
     run: CheckedRun, variant: str, where: Sequence[str], scores: Sequence[dict[str, float]]
 ) -> dict[str, str]:
-    """Return, by metric, the paired difference to the merged model's scores that `evaluate` wrote; empty if it has not
-    run."""
+    """Return, by metric, the paired difference to the scores that `evaluate` wrote of the merged model; empty without
+    them."""
     from surefit.evaluate.paired import paired_differences
 
     lines = read_jsonl(run.run.eval / "eval" / f"{variant}.predictions.jsonl")
