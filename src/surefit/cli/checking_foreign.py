@@ -269,7 +269,8 @@ def _column_problems(found: ImportedConfig) -> list[SureFitError]:
         if existing and column.column not in existing:
             problems.append(
                 ConfigError(
-                    f"the rows of {column.source} have no column {column.column!r}{did_you_mean(column.column, existing)}",
+                    f"the rows of {column.source} have no column {column.column!r}"
+                    f"{did_you_mean(column.column, existing)}",
                     code="E1020",
                     path=found.path,
                     line=found.line(column.key),

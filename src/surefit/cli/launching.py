@@ -181,7 +181,7 @@ def _launch(
     with training.show_findings_on_failure(out):
         require_no_errors(run_check(run.gathered))
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
-    memory_changes: dict[str, Any] = {}
+    adapted: dict[str, Any] = {}
     # With --json, stdout holds this command's result: rank 0 prints it if it gets --json, else this process does.
     stdout_to_stderr = out.as_json and not flags.get("--json")
     while True:
@@ -189,31 +189,23 @@ def _launch(
         arguments = [*command, *(flag for flag, on in options.items() if on)]
         out.note(_arithmetic(run))
         again = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
-        code = launch_processes(arguments, _processes(run), again, adapted=memory_changes, aside=stdout_to_stderr)
+        code = launch_processes(arguments, _processes(run), again, adapted=adapted, aside=stdout_to_stderr)
         if code != EXIT_SHORT:
             return code
         rung = next_rung(run.resolved.config, run.hardware.kind)
         assert rung, "a process asks for less only where it knows what"
         out.note(f"adapting: {as_arguments(rung)}; all start again")
-        run, memory_changes = (
-            dataclasses.replace(run, resolved=with_oom_changes(run.resolved, rung)),
-            memory_changes | rung,
-        )
+        run, adapted = dataclasses.replace(run, resolved=with_oom_changes(run.resolved, rung)), adapted | rung
         if not flags.get("--dry-run"):
             run.run.note("train", "adapted", changes=rung)
             resume, overwrite = True, False
 
 
 def _arithmetic(run: CheckedRun) -> str:
-    """Return, in words, the processes and how each one, or each group that reads the same rows, gets the rows of a
-    step."""
+    """Return, in words, the processes and the rows per step of each one, or of each group that reads the same rows."""
     config, steps = run.resolved.config, run.resolved.gradient_accumulation_steps
-    count, data_ranks, size = (
-        count_processes(config),
-        count_data_ranks(config),
-        config.train.per_device_train_batch_size,
-    )
-    unit = "each" if data_ranks == count else f"each group of {count // data_ranks}"
+    count, ranks, size = count_processes(config), count_data_ranks(config), config.train.per_device_train_batch_size
+    unit = "each" if ranks == count else f"each group of {count // ranks}"
     batches = f"{steps} micro batch{'es' * (steps > 1)} of {size}"
     rows = plural(config.train.global_batch_size, "row")
     return f"{count} processes, {config.parallel.mode}: {rows} a step, in {unit} {batches}"

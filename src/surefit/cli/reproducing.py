@@ -1,4 +1,4 @@
-"""`surefit runs reproduce`: does the same config, data and seed still give the same loss curve?
+"""`surefit runs reproduce`: test whether the same config, data and seed still give the same loss curve.
 
 The first steps are trained again in a temporary directory, with the run's own length (the learning rate depends on it),
 and compared with metrics.jsonl. Nothing is written into the run.
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from surefit.stages.run_context import CheckedRun
 
 COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
-"""Of every step's line; the first two are measured, the others must be the same wherever it runs."""
+"""Keys of every step's line; the first two are measured, the others must be the same on every machine."""
 MEASURED = ("loss", "grad_norm")
 TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
-"""The relative difference that another stack may make, by the model's dtype (docs/runs.md)."""
+"""The relative difference that another software stack may cause, by the model's dtype (docs/runs.md)."""
 
 
 class _StepLimitReached(Exception):
-    """As many steps as were asked for are done."""
+    """The requested number of steps is done."""
 
 
 @dataclass(frozen=True)
 class LossCurveComparison:
-    """Two loss curves, step by step.
+    """Comparison of two loss curves, step by step.
 
     Attributes:
-        steps: that were compared.
-        identical: bit for bit.
-        largest: relative difference of a loss or gradient norm.
+        steps: number of steps compared.
+        identical: whether they are equal bit for bit.
+        largest: largest relative difference of a loss or gradient norm.
         first: the first difference, in words.
     """
 
@@ -53,21 +53,21 @@ class LossCurveComparison:
 
 
 def reproduce_command(out: Output, path: Path, steps: int) -> int:
-    """Train the first steps of a run again, and compare."""
+    """Train the first steps of a run again, and compare the loss curves; return the exit code."""
     from surefit.stages.run_context import load_checked_run
 
     run = require_run(path)
-    before = _lines(run, steps)
+    original_lines = _lines(run, steps)
     with tempfile.TemporaryDirectory(prefix="surefit-reproduce-") as folder:
         config = Path(folder) / "resolved.yaml"
         shutil.copy2(run.resolved, config)
         overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.metric_for_best_model=null"]
         again = load_checked_run(config, overrides)
-        data = _train_again(out, again, len(before))
-        stack = find_stack_changes(run, again)  # the model that is loaded by now decides the threads
-        after = read_jsonl(again.run.metrics)
+        data = _train_again(out, again, len(original_lines))
+        stack = find_stack_changes(run, again)  # after loading the model, which sets the number of threads
+        new_lines = read_jsonl(again.run.metrics)
     changed = _data_changed(run, data)
-    curve = compare_curves(before, [line for line in after if "loss" in line])
+    curve = compare_curves(original_lines, [line for line in new_lines if "loss" in line])
     return _say(out, run, again.resolved.config.model.dtype, curve, stack, changed)
 
 
@@ -81,7 +81,7 @@ def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
 
 
 def find_stack_changes(run: RunDir, again: CheckedRun) -> list[str]:
-    """How software, threads, device and the way of sharing a step differ from those of the run."""
+    """Return the differences of software, threads, device and parallelism from the run's, in words."""
     from surefit.checkpoint.manager import changed_versions
     from surefit.facts.record import environment_record
     from surefit.train.identity import changed_settings
@@ -92,13 +92,13 @@ def find_stack_changes(run: RunDir, again: CheckedRun) -> list[str]:
         return changed_versions(newest) + changed_settings(trainer, again.resolved.config)
     if not run.environment.exists():
         return ["the environment of the run is not on record"]
-    was, now = read_json(run.environment), environment_record(again.hardware)
-    return [f"{key}: {was.get(key)}, now {now.get(key)}" for key in ("python", "packages", "cpu_count", "gpus")
-            if was.get(key) != now.get(key)]  # fmt: skip
+    recorded, current = read_json(run.environment), environment_record(again.hardware)
+    return [f"{key}: {recorded.get(key)}, now {current.get(key)}" for key in ("python", "packages", "cpu_count", "gpus")
+            if recorded.get(key) != current.get(key)]  # fmt: skip
 
 
 def _train_again(out: Output, again: CheckedRun, steps: int) -> dict[str, Any]:
-    """Train so many steps; returns what identifies the rows."""
+    """Train the given number of steps; return the facts that identify the rows."""
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
     from surefit.stages.training import tokenize_dataset
@@ -132,7 +132,7 @@ def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
 
 
 def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> LossCurveComparison:
-    """The lines of two metrics.jsonl, step by step."""
+    """Compare the lines of two metrics.jsonl, step by step."""
     largest, first = 0.0, None
     for old, new in zip(before, after, strict=False):
         for key in COMPARED:
@@ -147,7 +147,7 @@ def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
 
 
 def _relative_difference(old: float | None, new: float | None) -> float:
-    """Of a rejected step there may be no number."""
+    """Return the relative difference; infinite if a number is missing, as for a rejected step."""
     return math.inf if old is None or new is None else abs(new - old) / max(abs(old), 1e-12)
 
 
@@ -160,13 +160,13 @@ def _say(
         out.note(f"another stack: {line}")
     if changed:
         out.say(f"The training data are not what they were: {changed}", "red")
-    named = plural(curve.steps, "step")
+    count = plural(curve.steps, "step")
     if curve.identical:
-        out.say(f"{named} again: the same loss and gradient norm, bit for bit", "green" if passed else None)
+        out.say(f"{count} again: the same loss and gradient norm, bit for bit", "green" if passed else None)
     else:
         bound = f"{tolerance:g} is allowed on another stack" if stack else "the stack is the same: none is allowed"
         size = f"largest relative difference {curve.largest:.2g}; {bound}"
-        out.say(f"{named} again: {size}. First: {curve.first}", "green" if passed else "red")
+        out.say(f"{count} again: {size}. First: {curve.first}", "green" if passed else "red")
     out.say("Reproduced" if passed else "NOT reproduced", "green" if passed else "red")
     out.result(
         {

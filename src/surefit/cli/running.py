@@ -31,33 +31,36 @@ def run_all_stages(
     training: Callable[[bool, bool], int] | None = None,
     variants: Sequence[str] | None = None,
 ) -> int:
-    """All stages in order; the first that fails stops the rest, but a failed gate still gets its page.
+    """Run all stages in order; the first that fails stops the rest, except that a failed gate still gets its report.
 
-    With `resume`, a trained and a merged model are not made again.
+    With `resume`, training and merging that have finished are not repeated.
 
     Args:
-        training: what trains, given `resume` and `overwrite`; by default this process, which with `adapt` goes on with
-            less where memory runs out.
-        variants: which models are scored; all of the run's kind by default.
+        training: trains, called with `resume` and `overwrite`; by default this process, which with `adapt` continues
+            with
+            less memory if memory runs out.
+        variants: models to score; by default all of the run's kind.
     """
-    each = out.without_result()
+    stage_output = out.without_result()
     planned: dict[str, Any] = {}
 
     def plan() -> int:
         planned.update(build_run_plan(prepared))
-        return say_plan(each, planned)
+        return say_plan(stage_output, planned)
 
     verbs: dict[str, Callable[[], int]] = {
-        "check": lambda: check_and_show(each, prepared.gathered),
+        "check": lambda: check_and_show(stage_output, prepared.gathered),
         "plan": plan,
         "train": lambda: (
             training(resume, overwrite)
             if training
-            else train_and_show(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
+            else train_and_show(
+                stage_output, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned
+            )
         ),
-        "merge": lambda: merge_run_and_show(each, prepared),
-        "evaluate": lambda: _evaluate_stage(each, prepared, variants),
-        "report": lambda: report_run_and_show(each, prepared.run),
+        "merge": lambda: merge_run_and_show(stage_output, prepared),
+        "evaluate": lambda: _evaluate_stage(stage_output, prepared, variants),
+        "report": lambda: report_run_and_show(stage_output, prepared.run),
     }
     worst = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):
@@ -75,8 +78,10 @@ def run_all_stages(
 
 
 def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] | None) -> int:
-    """As `evaluate`; where nothing is held out (EVL031) or no row has an answer to compare with (EVL010), which the
-    check has said, there is nothing to do."""
+    """Evaluate as `evaluate` does, unless there is nothing to score.
+
+    That is the case if nothing is held out (EVL031) or no row has a gold answer (EVL010), which the check has reported.
+    """
     scored = load_run_eval_prompts(prepared)
     if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
         return evaluate_and_show(out, prepared, variants)
@@ -89,7 +94,7 @@ def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] |
 
 
 def _is_stage_finished(directory: RunDir, stage: str) -> bool:
-    """Whether the stage's last event says that it finished, and what it wrote is there."""
+    """Return whether the stage's last event is that it finished, and its output exists."""
     event = latest_event(read_jsonl(directory.events), stage)
     written = is_trained(directory) if stage == "train" else directory.certificate.exists()
     return event is not None and event["event"] == "finished" and written

@@ -1,4 +1,4 @@
-"""`surefit score`: any predictions against any references, with a recipe's scorer and no model. Torch-free."""
+"""`surefit score`: score any predictions against any references, with a recipe's scorer and no model. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def score_command(out: Output, recipe_name: str, predictions: str, references: str, output: Path | None) -> int:
-    """Score, say, write the scores row by row."""
+    """Score predictions, print the metrics, and write the scores of each row."""
     from surefit import recipes
     from surefit.evaluate.scoring import score_files
 
@@ -42,7 +42,11 @@ def _say(out: Output, record: dict[str, Any]) -> None:
     columns = {"predictions": record["metrics"], **baselines}
     metrics = sorted(record["metrics"], key=lambda metric: metric != primary)
     rows = [
-        [metric, *(interval_text(found.get(metric)) for found in columns.values()), str(record["metrics"][metric]["n"])]
+        [
+            metric,
+            *(interval_text(column.get(metric)) for column in columns.values()),
+            str(record["metrics"][metric]["n"]),
+        ]
         for metric in metrics
     ]
     title = f"{record['recipe']} (scorer version {record['recipe_version']}), 95 % intervals"
@@ -55,7 +59,7 @@ def _say(out: Output, record: dict[str, Any]) -> None:
 
 
 def interval_text(value: dict[str, Any] | None) -> str:
-    """A mean with its interval."""
+    """Return a mean with its interval."""
     if value is None:
         return "-"
     low, high = value["ci95"]
