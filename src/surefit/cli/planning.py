@@ -197,8 +197,7 @@ def _say_terms(out: Output, planned: dict[str, Any], capacity: int | None) -> No
 
 
 def _bar_scale(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
-    """Return the size that a bar's full width represents: the device's, unless the parts would be too small to see on
-    it."""
+    """Return the size of a bar's full width: the device's memory, unless the parts would be too small to see on it."""
     total = sum(size for _, size in parts)
     return capacity if capacity is not None and total > capacity / 20 else total
 
@@ -287,7 +286,7 @@ def _range(found: dict[str, Any], name: str) -> str:
 
 
 def _say_host(out: Output, host: dict[str, Any] | None) -> None:
-    """Print RAM and PCIe traffic, if a run uses any for training state."""
+    """Print the host's RAM and PCIe traffic, if the plan counts any."""
     if host is None or not host["memory"]:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in host["memory"])

@@ -40,8 +40,7 @@ SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError if the reader went away (`| head`), for `exits.run_verb` to handle; rich would exit
-        with 1."""
+        """Raise if the reader went away (`| head`), for `exits.run_verb` to handle; rich would exit with 1."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
@@ -79,8 +78,7 @@ class Output(ProgressListener):
             self.out.print(Text(_sanitize_text(text), style=style or ""))
 
     def own_address(self, text: str, address: str) -> None:
-        """Print one line of the result with an address of this server; its token is not redacted, because the reader
-        needs it."""
+        """Print one line of the result with this server's address, in which the token stays: the reader needs it."""
         self.out.print(Text(f"{_sanitize_text(text)} {address}"))
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 0) -> None:
@@ -259,8 +257,7 @@ class Output(ProgressListener):
 
 
 def make_encodable() -> None:
-    """Let stdout write characters that its encoding (`PYTHONIOENCODING`, a C locale) lacks as escapes such as
-    `\\u2192`."""
+    """Let stdout write characters missing in its encoding (`PYTHONIOENCODING`, a C locale) as `\\u2192`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -36,9 +36,8 @@ def run_all_stages(
     With `resume`, training and merging that have finished are not repeated.
 
     Args:
-        training: trains, called with `resume` and `overwrite`; by default this process, which with `adapt` continues
-            with
-            less memory if memory runs out.
+        training: trains, called with `resume` and `overwrite`; by default this process, which with `adapt` lowers its
+            memory use if memory runs out.
         variants: models to score; by default all of the run's kind.
     """
     stage_output = out.without_result()

@@ -168,7 +168,7 @@ def solve_command(out: Output, run: CheckedRun, field: str) -> int:
     from surefit.plan.search import FIELDS
     from surefit.plan.search import find_largest as search
 
-    solvable = next((name_of_field for name_of_field in FIELDS if name_of_field == field), None)
+    solvable = next((candidate for candidate in FIELDS if candidate == field), None)
     if solvable is None:
         raise ConfigError(
             f"{field!r} cannot be solved for{did_you_mean(field, FIELDS)}",

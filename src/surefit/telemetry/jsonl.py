@@ -26,7 +26,7 @@ class MetricsLog:
     Args:
         path: the file.
         on_line: called with every line that is added.
-        writes: False in all processes of a run but the first, which write nothing.
+        writes: False in all ranks but the first, which write nothing.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class MetricsLog:
         return line
 
     def flush(self) -> int:
-        """Write what a full disk has kept back; returns the bytes that still wait."""
+        """Write the lines that a full disk has delayed; return the bytes that still wait."""
         return flush_jsonl(self.path)
 
     def sync(self) -> None:
-        """Make what is written survive a power cut."""
+        """Make the written lines survive a power cut."""
         if self.path.exists():
             fsync_file(self.path)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drop the lines after `step`, which a resumed run will write again, and return those that stay."""
+        """Drop the lines after `step`, which a resumed run will write again, and return the lines that stay."""
         forget_unwritten(self.path)
         records = read_jsonl(self.path)
         kept = [record for record in records if record["step"] <= step]

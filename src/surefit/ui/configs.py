@@ -1,4 +1,4 @@
-"""Writing a config: its text, a form for the fields that are used most, and what `surefit check` finds in it."""
+"""The config editor: the text, a form for the most used fields, and the findings of `surefit check`."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ FORM = (
     "train.global_batch_size",
     "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.seed", "hardware.gpu", "output_dir",
 )  # fmt: skip
-"""The fields of the form; every other one is written in the text."""
+"""The fields of the form; all others are edited in the text."""
 
 
 def config_page(ui: UiContext, request: Request) -> Response:
-    """A config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
+    """Show a config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
     opened, recipe = request.query_params.get("open"), request.query_params.get("recipe")
-    name, text, known = "", "", None
+    name, text, version = "", "", None
     if opened is not None:
         path = ui.workspace.config(opened)
         if not path.is_file():
             raise HTTPException(404, "There is no such file in the workspace.")
-        name, text, known = opened, read_config_text(path), file_version(path)
+        name, text, version = opened, read_config_text(path), file_version(path)
     elif recipe is not None:
         name, text = f"{recipe.replace('_', '-')}.yaml", starter_config(recipes.get_recipe(recipe).name)
     return ui.page(
         "config",
         name=name,
         text=text,
-        known=known,
+        known=version,
         editing=opened is not None or recipe is not None,
         configs=ui.workspace.configs(),
         complete=[name for name in recipes.list_recipes() if has_bundled_rows(name)],
@@ -59,7 +59,7 @@ def config_page(ui: UiContext, request: Request) -> Response:
 
 
 def list_form_fields() -> Iterator[dict[str, Any]]:
-    """The form's fields, made of the schema: key, description, default, and the choices where there are only those."""
+    """Yield the form's fields from the schema: key, description, default, and the choices of a closed field."""
     for dotted in FORM:
         section: type[BaseModel] = Config
         *sections, name = dotted.split(".")
@@ -81,7 +81,7 @@ def list_form_fields() -> Iterator[dict[str, Any]]:
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """The values of an annotation, as YAML writes them; none where it takes any number or text."""
+    """Yield the values of an annotation, as YAML writes them; none if any number or text is allowed."""
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for option in options:
         if option is bool:
@@ -97,7 +97,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """What `surefit check` says of a text, and the values of the form's fields in it."""
+    """Return the findings of `surefit check` on a text, and the values of the form's fields in it."""
     name, text = (
         Path(require_posted_text(body, "name") or "config.yaml").name or "config.yaml",
         require_posted_text(body, "text"),
@@ -111,23 +111,23 @@ def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(text: str) -> dict[str, str]:
-    """The values of the form's fields, as far as they can be read."""
+    """Return the values of the form's fields, as far as they can be read."""
     try:
         tree, _ = parse_yaml(text, Path("config.yaml"))
     except ConfigError:
         return {}
-    found = {}
+    values = {}
     for dotted in FORM:
-        here: Any = tree
+        node: Any = tree
         for name in dotted.split("."):
-            here = here.get(name) if isinstance(here, dict) else None
-        if here is not None:
-            found[dotted] = one_line_yaml(here)
-    return found
+            node = node.get(name) if isinstance(node, dict) else None
+        if node is not None:
+            values[dotted] = one_line_yaml(node)
+    return values
 
 
 def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """The text with one field set to a value, or taken out of it where the value is empty."""
+    """Return the text with one field set to a value, or removed if the value is empty."""
     text, key, written = (require_posted_text(body, name) for name in ("text", "key", "value"))
     if key not in FORM:
         raise HTTPException(400, f"{key} is not in the form")
@@ -138,8 +138,10 @@ def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
 
 def save_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Write the config into the workspace."""
-    known = body.get("known")
+    version = body.get("known")
     path = ui.workspace.save(
-        require_posted_text(body, "name"), require_posted_text(body, "text"), known if isinstance(known, str) else None
+        require_posted_text(body, "name"),
+        require_posted_text(body, "text"),
+        version if isinstance(version, str) else None,
     )
     return {"name": ui.workspace.name(path), "known": file_version(path)}
