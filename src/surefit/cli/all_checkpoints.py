@@ -21,8 +21,8 @@ def score_all_checkpoints(out: Output, run: CheckedRun, *, dry_run: bool = False
     """Score each checkpoint on the held-out rows. The run is not locked, because training may go on meanwhile.
 
     Args:
-        dry_run: only say which there are.
-        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+        dry_run: only list the checkpoints.
+        world: the processes that share the rows, of which this is one; the first alone writes and prints.
     """
     require_held_out(run.resolved.config, "--all-checkpoints")
     if dry_run:

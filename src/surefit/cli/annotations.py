@@ -53,15 +53,15 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 def _sarif_result(finding: Mapping[str, Any], codes: Sequence[str], checked: Path) -> dict[str, Any]:
     uri, line = _place(finding, checked)
-    place: dict[str, Any] = {"artifactLocation": {"uri": f"{'file://' if uri[0] == '/' else ''}{quote(uri)}"}}
+    location: dict[str, Any] = {"artifactLocation": {"uri": f"{'file://' if uri[0] == '/' else ''}{quote(uri)}"}}
     if line is not None:
-        place["region"] = {"startLine": line}
+        location["region"] = {"startLine": line}
     result: dict[str, Any] = {
         "ruleId": finding["code"],
         "ruleIndex": codes.index(finding["code"]),
         "level": _SARIF_LEVEL[finding["severity"]],
         "message": {"text": _text(finding)},
-        "locations": [{"physicalLocation": place}],
+        "locations": [{"physicalLocation": location}],
     }
     if "reason" in finding:
         result["suppressions"] = [{"kind": "inSource", "justification": finding["reason"]}]
@@ -81,8 +81,8 @@ def to_github_annotations(report: Mapping[str, Any], checked: Path) -> str:
 def _github_line(finding: Mapping[str, Any], checked: Path) -> str:
     path, line = _place(finding, checked)
     properties = {"file": path, "line": line, "title": f"{finding['code']} {finding['name']}"}
-    shown = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items() if value is not None)
-    return f"::{_GITHUB_LEVEL[finding['severity']]} {shown}::{_data(_text(finding))}"
+    property_text = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items() if value is not None)
+    return f"::{_GITHUB_LEVEL[finding['severity']]} {property_text}::{_data(_text(finding))}"
 
 
 def _data(text: str) -> str:

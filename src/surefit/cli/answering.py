@@ -38,9 +38,9 @@ def evaluate_command(
 
     if dry_run:
         return work(load_checked_run(target, overrides), None)
-    again = ["evaluate", str(target), *_each("--set", overrides), *_each("--variant", variants or ())]
-    again += ["--all-checkpoints"] * every + ["--show", str(show)] * bool(show)
-    return distribute_rows(out, target, overrides, gpus, again, work)
+    arguments = ["evaluate", str(target), *_each("--set", overrides), *_each("--variant", variants or ())]
+    arguments += ["--all-checkpoints"] * every + ["--show", str(show)] * bool(show)
+    return distribute_rows(out, target, overrides, gpus, arguments, work)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def predict_command(
         code: int = _module("predict").predict_rows(out, run, asked, world)
         return code
 
-    again = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
-    return distribute_rows(out, target, overrides, gpus, again, work)
+    arguments = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
+    return distribute_rows(out, target, overrides, gpus, arguments, work)
 
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:

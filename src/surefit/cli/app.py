@@ -95,13 +95,21 @@ def check(
         raise typer.BadParameter("--dry-run needs --fix")
     if as_json and style not in ("text", "json"):
         raise typer.BadParameter(f"--json is not --format {style}")
-    shown = "json" if as_json else style
+    output_format = "json" if as_json else style
     run_verb(
-        shown != "text",
+        output_format != "text",
         lambda out: _cli("checking").check_file(
-            out, config, overrides, show=show, select=select, ignore=ignore, fix=fix, dry_run=dry_run, style=shown
+            out,
+            config,
+            overrides,
+            show=show,
+            select=select,
+            ignore=ignore,
+            fix=fix,
+            dry_run=dry_run,
+            style=output_format,
         ),
-        with_result=shown == "json",
+        with_result=output_format == "json",
     )
 
 
@@ -195,14 +203,14 @@ def slurm(
 
     def work(out: Any) -> int:
         verbs, changes = _cli("slurm"), overrides or ()
-        wishes = verbs.SlurmOptions(nodes, gpus, submit, output, interface, array)
+        options = verbs.SlurmOptions(nodes, gpus, submit, output, interface, array)
         if evaluate or prepare:
             return int(
                 (verbs.submit_evaluation_array if evaluate else verbs.submit_prepare_array)(
-                    out, config, changes, wishes
+                    out, config, changes, options
                 )
             )
-        return int(verbs.slurm_command(out, config, changes, stage, wishes))
+        return int(verbs.slurm_command(out, config, changes, stage, options))
 
     run_verb(as_json, work)
 

@@ -124,10 +124,10 @@ def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:
     path = asked or subject.passport
     if path is None:
         return None
-    ending = file_extensions(path.name)[0]
-    if ending in ENDINGS and ending != ".json":
+    extension = file_extensions(path.name)[0]
+    if extension in ENDINGS and extension != ".json":
         raise ConfigError(
-            f"a passport is JSON, and {ending} is a file of rows",
+            f"a passport is JSON, and {extension} is a file of rows",
             code="E1600",
             path=path,
             field="--passport",
@@ -236,8 +236,8 @@ def _write_clean_copy(out: Output, rows: AuditableRows, removals: Removals, fix:
 
     path, counts = clean_path(resolve_source(rows.source), fix.out), removals.counts()
     parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
-    would = "would be " if fix.dry_run else ""
-    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {would}left out{': ' if parts else ''}{parts}")
+    auxiliary = "would be " if fix.dry_run else ""
+    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {auxiliary}left out{': ' if parts else ''}{parts}")
     if len(removals) == len(rows):
         raise DataError(
             "a clean copy would have no rows", code="E1006", path=rows.source, help="see what the audit found"
@@ -312,10 +312,10 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
             rows = StreamedRows(config.data.train, config.data.split, config.data.limit)
         except DataError as error:
             problems.append(error)
-    scored = load_eval_rows(config, rows, problems) if rows is not None else {}
-    more = _mixed_rows(config, problems) if rows is not None else {}
-    mixed = check_mixed_rows(run_context, load_tokenizer_facts(run_context)[0])
-    problems += [problem for problem in mixed if isinstance(problem, DataError)]
+    eval_sets = load_eval_rows(config, rows, problems) if rows is not None else {}
+    mixed_datasets = _mixed_rows(config, problems) if rows is not None else {}
+    mixed_problems = check_mixed_rows(run_context, load_tokenizer_facts(run_context)[0])
+    problems += [problem for problem in mixed_problems if isinstance(problem, DataError)]
     loaded = run_context.loaded
     context = LintContext(
         config=config,
@@ -338,13 +338,13 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
         rows,
         question,
         context,
-        scored,
+        eval_sets,
         expected,
         run_context.run.passport,
         run_context.run,
         inputs,
         conventions,
-        more,
+        mixed_datasets,
     )
 
 
@@ -371,30 +371,30 @@ def load_eval_rows(config: Config, rows: HasSha256, problems: list[SureFitError]
     from surefit.data.audit.streamed import StreamedRows
     from surefit.data.read.load import require_distinct_rows
 
-    scored: dict[str, AuditableRows] = {}
+    eval_sets: dict[str, AuditableRows] = {}
     for key, source in list_eval_sources(config).items():
         try:
             eval_rows = StreamedRows(source, config.data.split)
             require_distinct_rows(eval_rows, rows if key == "data.eval" else None, source)
-            scored[key] = eval_rows
+            eval_sets[key] = eval_rows
         except SureFitError as error:
             error.about(key)
             problems.append(error)
-    return scored
+    return eval_sets
 
 
 def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, AuditableRows]:
     """Return the rows of `data.mix`, by config key; sources that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import StreamedRows
 
-    mixed: dict[str, AuditableRows] = {}
+    datasets: dict[str, AuditableRows] = {}
     for source in config.data.mix:
         try:
-            mixed[f"data.mix.{source}"] = StreamedRows(source, config.data.split)
+            datasets[f"data.mix.{source}"] = StreamedRows(source, config.data.split)
         except SureFitError as error:
             error.about(f"data.mix.{source}")
             problems.append(error)
-    return mixed
+    return datasets
 
 
 def _data_target(target: str) -> AuditTarget:
@@ -428,17 +428,17 @@ def _data_target(target: str) -> AuditTarget:
 
 def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Observation]) -> None:
     lengths = result["lengths"]
-    of = f" of {result['rows']:,}" if result["rows"] != result["audited"] else ""
+    total_text = f" of {result['rows']:,}" if result["rows"] != result["audited"] else ""
     out.say(
-        f"{result['source']}: {result['audited']:,}{of} rows, {result['usable']:,} usable as examples"
+        f"{result['source']}: {result['audited']:,}{total_text} rows, {result['usable']:,} usable as examples"
         + (f" of {result['recipe']}" if result["recipe"] else ""),
         "bold",
     )
     if result["examples"] != result["usable"]:
         out.say(f"{result['examples']:,} examples: the chat template rewrites earlier turns of a conversation")
     unit = result["unit"]
-    parts = [[name, *_numbers(part)] for name, part in lengths.items() if part["total"]]
-    out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], parts)
+    length_rows = [[name, *_numbers(stats)] for name, stats in lengths.items() if stats["total"]]
+    out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], length_rows)
     if lengths["whole"]["total"]:
         for line in _bars(lengths["whole"]["histogram"]):
             out.say(line)
@@ -475,9 +475,9 @@ def _bars(histogram: Mapping[str, Any]) -> list[str]:
     width, counts = histogram["width"], histogram["counts"]
     labels = [f"{n * width:,}" for n in range(len(counts))] + [f"{len(counts) * width:,}+"]
     room = max(len(label) for label in labels)
-    top = max(max(counts), histogram["over"], 1)
+    highest = max(max(counts), histogram["over"], 1)
     rows = [*counts, histogram["over"]] if histogram["over"] else counts
-    lines = [f"  {label:>{room}} {_bar(count / top)} {count:,}" for label, count in zip(labels, rows, strict=False)]
+    lines = [f"  {label:>{room}} {_bar(count / highest)} {count:,}" for label, count in zip(labels, rows, strict=False)]
     return lines[next((n for n, count in enumerate(rows) if count), 0) :]
 
 

@@ -97,8 +97,8 @@ def _not_looked_at(found: RunContext, report: dict[str, Any]) -> list[str]:
     sources = (config.data.train, *config.data.mix, *list_eval_sources(config).values())
     remote_sources = [text for text in sources if not is_local(text)]
     if remote_sources:
-        whole = "not looked at: " if is_local(config.data.train) else UNREAD
-        notes.append(f"{whole}the rows of {', '.join(remote_sources)} are not on this machine")
+        prefix = "not looked at: " if is_local(config.data.train) else UNREAD
+        notes.append(f"{prefix}the rows of {', '.join(remote_sources)} are not on this machine")
     if (
         found.rows is None
         and found.looked
@@ -142,10 +142,10 @@ def _show_examples(out: Output, found: RunContext, count: int) -> None:
         except DataError as error:
             raise with_place(error, where) from None
         for number, segments in enumerate(segment_lists, start=1):
-            part = (
+            suffix = (
                 f", example {number} of {len(segment_lists)} (the template rewrites earlier turns)"
                 if len(segment_lists) > 1
                 else ""
             )
-            out.heading(f"{where}{part}: the loss falls on the marked text")
+            out.heading(f"{where}{suffix}: the loss falls on the marked text")
             out.segments(segments)

@@ -106,12 +106,12 @@ def _judge_pairs(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> di
 
 def _lazily(options: JudgeOptions) -> Ask:
     """Return a judge that loads its model at the first question: a comparison with cached verdicts needs none."""
-    opened: list[Ask] = []
+    judges: list[Ask] = []
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
-        if not opened:
-            opened.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
-        return opened[0](questions, on_progress)
+        if not judges:
+            judges.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
+        return judges[0](questions, on_progress)
 
     return ask
 
@@ -120,11 +120,11 @@ def _served(url: str, model: str | None) -> Ask:
     from surefit.generate.engine import DecodingConfig
     from surefit.generate.server import ServedModel
 
-    served = ServedModel(url, model, field="--judge")
+    server = ServedModel(url, model, field="--judge")
     decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
-        return [answer.text for answer in served.answer(questions, decoding, on_progress=on_progress)]
+        return [answer.text for answer in server.answer(questions, decoding, on_progress=on_progress)]
 
     return ask
 
@@ -210,8 +210,8 @@ def cut_around_difference(texts: Sequence[str], limit: int = CONTEXT) -> list[st
     >>> cut_around_difference(["one two three four five", "one two three 4 five"], 14)
     ['…three four f…', '…three 4 five']
     """
-    places = enumerate(zip(*texts, strict=False))
-    shared = next((place for place, letters in places if len(set(letters)) > 1), min(map(len, texts)))
+    columns = enumerate(zip(*texts, strict=False))
+    shared = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, texts)))
     start = max(0, shared - limit // 2) if shared > limit // 2 and max(map(len, texts)) > limit else 0
     return [truncate_text(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
 

@@ -81,9 +81,9 @@ def demo_command(out: Output, output_dir: str | None, *, real: bool = False, dat
         data: a directory with the leaderboard's files in function_calling/bfcl: its users' requests are scored too.
     """
     start = time.monotonic()
-    chosen = REAL if real else BUILT_IN
-    out.note(f"config: {chosen.config}")
-    out.note(f"taught: {chosen.about}")
+    demo = REAL if real else BUILT_IN
+    out.note(f"config: {demo.config}")
+    out.note(f"taught: {demo.about}")
     changes = [f"output_dir={output_dir}"] if output_dir else []
     rows = Path(f"{output_dir or 'runs/demo-real'}-{LEADERBOARD}.jsonl")
     if data is not None:
@@ -91,13 +91,13 @@ def demo_command(out: Output, output_dir: str | None, *, real: bool = False, dat
         write_leaderboard(data, rows)
         changes.append(f"evaluate.extra_sets={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
-    run = replace(load_checked_run(chosen.config, changes), verb="run")
+    run = replace(load_checked_run(demo.config, changes), verb="run")
     _require_demo(run)
     code = running.run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summarize_demo(run.run, time.monotonic() - start)
     if data is not None:
         result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
-    _say(out, chosen, result)
+    _say(out, demo, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
 
@@ -131,8 +131,8 @@ def write_leaderboard(data: Path, place: Path) -> None:
 
     questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
     rows = [row_from_question(question) for question in questions if len(question["question"]) == 1]
-    short = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
-    sampled_rows = [short[place] for place in evenly_spaced_indices(len(short), LEADERBOARD_ROWS)]
+    short_rows = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
+    sampled_rows = [short_rows[place] for place in evenly_spaced_indices(len(short_rows), LEADERBOARD_ROWS)]
     place.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sampled_rows))
 
@@ -172,10 +172,10 @@ def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
 
 def summarize_demo(run: RunDir, seconds: float) -> dict[str, Any]:
     """Return the object that `surefit demo --json` prints; shares are in [0, 1]."""
-    scored = read_json(run.eval_summary)
-    metric = scored["primary_metric"]
+    summary = read_json(run.eval_summary)
+    metric = summary["primary_metric"]
     sets = {}
-    for name, set_summary in scored["sets"].items():
+    for name, set_summary in summary["sets"].items():
         comparison = next(
             p for p in set_summary["comparisons"] if (p["a"], p["b"], p["metric"]) == ("base", "merged", metric)
         )

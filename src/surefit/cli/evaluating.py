@@ -64,7 +64,7 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
         require_trained(run.run)
     config = run.resolved.config
     section = config.evaluate
-    chosen = select_variants(config, run.run, variants or None)
+    models = select_variants(config, run.run, variants or None)
     settings_list = list_generation_settings(config, run.recipe)
     rows_by_set = {
         name: select_eval_rows(name, examples, section.max_examples)
@@ -72,15 +72,15 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
     }
     for rows in rows_by_set.values():
         require_scorable(rows, run.recipe, section.samples)
-    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in settings_list)]
+    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in models for w in settings_list)]
     counts = {name: len(rows) for name, rows in rows_by_set.items()}
     sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
     out.say(f"Would score {', '.join(names)} on {sets}")
-    answers = len(chosen) * len(settings_list) * section.samples * sum(counts.values())
+    answers = len(models) * len(settings_list) * section.samples * sum(counts.values())
     settings = ", ".join(
         f"{key} {value}" for key, value in (settings_list[0].settings | settings_list[0].costs).items()
     )
-    out.say(f"{plural(answers, 'answer')} by {plural(len(chosen), 'model')}: {settings}")
+    out.say(f"{plural(answers, 'answer')} by {plural(len(models), 'model')}: {settings}")
     out.result({"variants": names, "sets": counts, "answers": answers, "settings": settings_list[0].settings})
     return EXIT_OK
 
@@ -88,26 +88,30 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
 def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
     """Print, per set, a table of the variants, a table of the other metrics, and the gains on the primary metric."""
     primary = summary["primary_metric"]
-    for name, scored in summary["sets"].items():
-        variants = scored["variants"]
-        plain = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
+    for name, set_summary in summary["sets"].items():
+        variants = set_summary["variants"]
+        models = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
         grammar = any(variant.endswith(GRAMMAR) for variant in variants)
         free = any(not v.endswith(GRAMMAR) and not v.startswith(BASELINE) for v in variants)
-        ways = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
-        about = {variant: _about(run, name, variant) for variant in variants}
+        modes = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
+        records = {variant: _about(run, name, variant) for variant in variants}
         rows = [
             [
                 variant,
-                *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in ways),
-                *(_both(about, variant, ways, key) for key in ("truncated", "unparsed", "tokens_per_second")),
+                *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in modes),
+                *(_both(records, variant, modes, key) for key in ("truncated", "unparsed", "tokens_per_second")),
             ]
-            for variant in plain
+            for variant in models
         ]
-        columns = ["model", *(title for _, title in ways), "cut off", "unparsed", "tokens/s"]
-        left_out = f"; {scored['unanswered']:,} more have no answer to compare with" if scored.get("unanswered") else ""
-        out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
+        columns = ["model", *(title for _, title in modes), "cut off", "unparsed", "tokens/s"]
+        left_out = (
+            f"; {set_summary['unanswered']:,} more have no answer to compare with"
+            if set_summary.get("unanswered")
+            else ""
+        )
+        out.table(f"{name}: {plural(set_summary['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
         _say_other_metrics(out, name, variants, primary)
-        for pair in _comparisons_to_tell(scored["comparisons"], primary, variants):
+        for pair in _comparisons_to_tell(set_summary["comparisons"], primary, variants):
             out.say(comparison_sentence(pair))
     for text in summary["set_aside"]:
         out.note(f"kept, not overwritten: {text}")
@@ -185,9 +189,9 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
         out.note(f"{name}: no rows to show, for want of scores of both the base and a tuned model")
         return
     pairs = zip(read_variant(run, name, base).lines, read_variant(run, name, tuned).lines, strict=True)
-    scored = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
+    scored_pairs = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
     for word, sign in (("won", 1), ("lost", -1)):
-        rows = [(a, b) for a, b, difference in scored if sign * difference > 0]
+        rows = [(a, b) for a, b, difference in scored_pairs if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
         for i in evenly_spaced_indices(len(rows), count):
             _say_row(out, primary, base, tuned, *rows[i])
@@ -199,5 +203,5 @@ def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str,
     out.say(f"  prompt: {'… ' if len(after['prompt']) > SHOWN_TEXT else ''}{prompt}")
     out.say(f"  gold: {truncate_text(str(after['gold']), SHOWN_TEXT)}")
     for name, line in ((base, before), (tuned, after)):
-        cut = " (cut off)" if line["truncated"] else ""
-        out.say(f"  {name}, {line['scores'][primary]:g}{cut}: {truncate_text(line['text'], SHOWN_TEXT)}")
+        cut_text = " (cut off)" if line["truncated"] else ""
+        out.say(f"  {name}, {line['scores'][primary]:g}{cut_text}: {truncate_text(line['text'], SHOWN_TEXT)}")

@@ -67,11 +67,12 @@ def export_command(out: Output, target: Path, options: ExportOptions) -> int:
         manifest = _export_as_it_is(run, source, output, options.format) if conversion is None else _convert(
             out, run, source, conversion, output, options.score
         )  # fmt: skip
-    total = sum(about["bytes"] for about in manifest["files"].values())
+    total = sum(file_record["bytes"] for file_record in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
-    served = run.run.path if options.format == ADAPTER else output  # the run knows the adapter's base model
+    served_path = run.run.path if options.format == ADAPTER else output  # the run knows the adapter's base model
     out.say(
-        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, or surefit serve-check {shell_quote(served)}"
+        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, "
+        f"or surefit serve-check {shell_quote(served_path)}"
     )
     out.result({"output": str(output), **manifest})
     return EXIT_OK
@@ -101,8 +102,8 @@ def _dry_run(
     files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
     out.table(f"From {folder}, certified", ["file", "size"], rows)
-    how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
-    out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
+    method = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
+    out.say(f"Would be {method}, with model card, certificate and list of files → {output}; nothing was written")
     out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})
     return EXIT_OK
 
@@ -130,18 +131,18 @@ def _convert(
     from surefit.merge.export import export_quantized
     from surefit.report.model_card import render_model_card
 
-    about, scored = _about(run, conversion.format), {}
+    about, score_result = _about(run, conversion.format), {}
 
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
         if score:
-            scored.update(_score(out, run, conversion, directory))
-        return render_model_card(run.run, replace(about, score=scored or None), certificate, directory)
+            score_result.update(_score(out, run, conversion, directory))
+        return render_model_card(run.run, replace(about, score=score_result or None), certificate, directory)
 
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")
         manifest = export_quantized(source, conversion, output, _sequences(run), card)
-    _say_measured(out, conversion, output, scored)
-    return manifest | ({"score": scored} if scored else {})
+    _say_measured(out, conversion, output, score_result)
+    return manifest | ({"score": score_result} if score_result else {})
 
 
 def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Mapping[str, Any]) -> None:
@@ -256,20 +257,20 @@ def push_command(out: Output, target: Path, repo_id: str, public: bool, dry_run:
         raise ConfigError(
             "no export is here, and no run with one in export/hub", code="E1016", path=target, help=help_text
         )
-    prepared = prepare_push(directory, repo_id, private=not public)
-    rows = [[name, bytes_text(size)] for name, size in prepared.files.items()]
+    upload_plan = prepare_push(directory, repo_id, private=not public)
+    rows = [[name, bytes_text(size)] for name, size in upload_plan.files.items()]
     kind = "public" if public else "private"
     out.table(f"{directory} → {repo_id} ({kind} where it is made now)", ["file", "size"], rows)
-    if prepared.left_behind:
-        out.note(f"stays here, as it is no part of the export: {', '.join(prepared.left_behind)}")
-    result = {"repo_id": repo_id, "private": not public, "files": prepared.files, "bytes": prepared.bytes}
+    if upload_plan.left_behind:
+        out.note(f"stays here, as it is no part of the export: {', '.join(upload_plan.left_behind)}")
+    result = {"repo_id": repo_id, "private": not public, "files": upload_plan.files, "bytes": upload_plan.bytes}
     if dry_run:
-        out.say(f"{plural(len(rows), 'file')}, {bytes_text(prepared.bytes)}; nothing was sent")
+        out.say(f"{plural(len(rows), 'file')}, {bytes_text(upload_plan.bytes)}; nothing was sent")
         out.result(result | {"dry_run": True, "url": None})
         return EXIT_OK
     with out.progress("pushing") as on_progress:
-        address = upload(prepared, on_progress)
-    out.say(f"Pushed {plural(len(rows), 'file')}, {bytes_text(prepared.bytes)} → {address}", "green")
+        address = upload(upload_plan, on_progress)
+    out.say(f"Pushed {plural(len(rows), 'file')}, {bytes_text(upload_plan.bytes)} → {address}", "green")
     out.result(result | {"dry_run": False, "url": address})
     return EXIT_OK
 
@@ -329,19 +330,19 @@ def _smoke_test(out: Output, found: ServingCommands, url: str, model: str | None
         for place, where in enumerate(rows.where)
         if where in answers_of_run and not answers_of_run[where]["truncated"]
     ]
-    chosen = rows.subset([candidates[i] for i in evenly_spaced_indices(len(candidates), ASKED)])
+    sampled_rows = rows.subset([candidates[i] for i in evenly_spaced_indices(len(candidates), ASKED)])
     respondent = ServerModel(
         ServedModel(url, model, field="--url", switches=config.evaluate.chat_template_kwargs), run.recipe
     )
     settings = GenerationSettings(DecodingConfig(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
     with out.progress("asking") as on_progress:
-        answers = respondent.answer(chosen, respondent.prompts(chosen), settings, on_progress)
+        answers = respondent.answer(sampled_rows, respondent.prompts(sampled_rows), settings, on_progress)
     lines = []
-    for where, answer in zip(chosen.where, answers, strict=True):
+    for where, answer in zip(sampled_rows.where, answers, strict=True):
         text, expected = answer.generations[0].text, str(answers_of_run[where]["text"])
-        same = text.strip() == expected.strip()
-        lines.append({"where": where, "same": same, "text": text, "expected": expected})
-        out.say(f"{where}: {'same' if same else 'DIFFERENT'}", None if same else "yellow")
-        if not same:
+        is_same = text.strip() == expected.strip()
+        lines.append({"where": where, "same": is_same, "text": text, "expected": expected})
+        out.say(f"{where}: {'same' if is_same else 'DIFFERENT'}", None if is_same else "yellow")
+        if not is_same:
             out.say(f"  the run: {truncate_text(expected, 200)}\n  served:  {truncate_text(text, 200)}")
     return lines

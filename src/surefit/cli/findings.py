@@ -67,11 +67,13 @@ def _suppressed_text(suppressed: Sequence[dict[str, Any]]) -> str:
 
 def skipped_rules_note(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """Return a note with the number of rules that were skipped for missing facts, and the names of these facts."""
-    rules = [lacked for lacked in skipped.values() if not LATER_FACTS & set(lacked)]
-    if not rules:
+    missing_by_rule = [missing_facts for missing_facts in skipped.values() if not LATER_FACTS & set(missing_facts)]
+    if not missing_by_rule:
         return []
-    unknown = dict.fromkeys(FACT_NAMES.get(fact, fact) for lacked in rules for fact in lacked)
-    return [f"{plural(len(rules), 'rule')} had nothing to judge; not known here: {', '.join(unknown)}"]
+    fact_names = dict.fromkeys(
+        FACT_NAMES.get(fact, fact) for missing_facts in missing_by_rule for fact in missing_facts
+    )
+    return [f"{plural(len(missing_by_rule), 'rule')} had nothing to judge; not known here: {', '.join(fact_names)}"]
 
 
 def _count(report: dict[str, Any], severity: str) -> int:

@@ -52,8 +52,8 @@ def fix_config(
     reasons |= edited.refused
     if useless := _without_effect(edited, fixes, judged):
         reasons |= useless
-        kept = {key: value for key, value in changes.items() if key in edited.done and key not in useless}
-        edited = edit_text(text, kept, path)
+        effective_changes = {key: value for key, value in changes.items() if key in edited.done and key not in useless}
+        edited = edit_text(text, effective_changes, path)
     if edited.done and not dry_run:
         write_edited(path, edited.text)
     diff = _diff(text, edited.text, path)
@@ -129,8 +129,8 @@ def _say(
     if diff:
         out.say(diff)
     for fix in fixed:
-        new = "removed" if fix["value"] is None else one_line_yaml(fix["value"])
-        out.say(f"{'would fix' if dry_run else 'fixed'} {fix['code']}: {fix['field']}: {new}", "green")
+        new_value = "removed" if fix["value"] is None else one_line_yaml(fix["value"])
+        out.say(f"{'would fix' if dry_run else 'fixed'} {fix['code']}: {fix['field']}: {new_value}", "green")
     for fix in refused:
         out.say(f"not fixed {fix['code']}: {fix['field']}: {fix['reason']}", "yellow")
     if not fixed and not refused:

@@ -127,14 +127,14 @@ def list_runs_command(out: Output, directory: Path) -> int:
     """List the run directories below `directory`."""
     from surefit.cli.runs import find_runs, summarize_runs
 
-    listed = summarize_runs(find_runs(directory))
+    rows = summarize_runs(find_runs(directory))
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
-    if any(row["job_text"] != "-" for row in listed):
+    if any(row["job_text"] != "-" for row in rows):
         keys.insert(keys.index("state_text") + 1, "job_text")
-    if listed:
+    if rows:
         names = [key.removesuffix("_text") for key in keys]
-        out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in listed])
+        out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in rows])
     else:
         out.say(f"No runs in {directory}{'' if directory.is_dir() else ': there is no such directory'}")
-    out.result({"runs": listed})
+    out.result({"runs": rows})
     return EXIT_OK

@@ -145,8 +145,8 @@ def _with_process_count(target: Path, overrides: Sequence[str] | None, gpus: int
     if not target.is_dir() or any(change.startswith("parallel.mode=") for change in changes):
         return [*changes, f"hardware.count={gpus}"]
     mode = load_config(find_config_file(target), changes).config.parallel.mode
-    stale = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
-    return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if stale else [])]
+    needs_other_mode = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
+    return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if needs_other_mode else [])]
 
 
 def _processes(run: CheckedRun) -> int:
@@ -186,10 +186,10 @@ def _launch(
     stdout_to_stderr = out.as_json and not flags.get("--json")
     while True:
         options = {"--resume": resume, "--overwrite": overwrite, **flags}
-        arguments = [*command, *(flag for flag, on in options.items() if on)]
+        arguments = [*command, *(flag for flag, is_set in options.items() if is_set)]
         out.note(_arithmetic(run))
-        again = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
-        code = launch_processes(arguments, _processes(run), again, adapted=adapted, aside=stdout_to_stderr)
+        resume_command = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
+        code = launch_processes(arguments, _processes(run), resume_command, adapted=adapted, aside=stdout_to_stderr)
         if code != EXIT_SHORT:
             return code
         rung = next_rung(run.resolved.config, run.hardware.kind)

@@ -56,16 +56,16 @@ def certify_command(out: Output, target: Path, merged: Path, into: str, options:
 
 
 def _say(out: Output, certificate: dict[str, Any], path: Path) -> int:
-    shown = [
+    checks = [
         c for c in certificate["checks"] if c["name"].startswith("reloaded_") and isinstance(c["value"], float | int)
     ]
-    rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in shown]
+    rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in checks]
     if rows:  # with all weights trained there is nothing to fold in
         out.table("The merged model, read from disk, against base + adapter", ["check", "value", "", "bound"], rows)
     if zero := certificate.get("not_trained"):
-        more = f" and {plural(len(zero) - 1, 'more layer')}" if len(zero) > 1 else ""
+        layers = f" and {plural(len(zero) - 1, 'more layer')}" if len(zero) > 1 else ""
         out.say(
-            f"lora_B of {zero[0]}{more} is zero: no update was trained there, and the merged weights are the base's"
+            f"lora_B of {zero[0]}{layers} is zero: no update was trained there, and the merged weights are the base's"
         )
     out.say(f"Certificate passed, {plural(len(certificate['checks']), 'check')} → {path}", "green")
     out.result(certificate)

@@ -139,8 +139,8 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
     if not estimate:
         return text
     held_out = estimate["held_out_length"]
-    longer = f", and the longest held-out row {held_out:,}" if held_out else ""
-    return f"{text}; {estimate['setting']}; {_longest(estimate)}{longer}"
+    held_out_text = f", and the longest held-out row {held_out:,}" if held_out else ""
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}{held_out_text}"
 
 
 def _longest(estimate: dict[str, Any]) -> str:
@@ -205,12 +205,12 @@ def _bar_scale(parts: Sequence[tuple[str, float]], capacity: int | None) -> floa
 def _say_verdict(out: Output, estimate: dict[str, Any], device: dict[str, Any]) -> None:
     """Print the memory interval beside the device's capacity, and the verdict."""
     capacity = estimate["capacity_bytes"]
-    have = bytes_text(capacity) if capacity else "an unknown amount"
-    have += " for each process" if capacity != device["memory_bytes"] else ""
+    capacity_text = bytes_text(capacity) if capacity else "an unknown amount"
+    capacity_text += " for each process" if capacity != device["memory_bytes"] else ""
     verdict = estimate["verdict"]
     out.paragraph(
         f"{verdict.capitalize()}: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} needed "
-        f"({estimate['spread']}, and {estimate['beside']}) of {have}",
+        f"({estimate['spread']}, and {estimate['beside']}) of {capacity_text}",
         VERDICT_STYLE.get(verdict, "bold yellow"),
         indent=2,
     )
@@ -222,12 +222,12 @@ def _say_time(out: Output, time: dict[str, Any] | None) -> None:
     if time is None:
         return
     step = _between(time["seconds_per_step_low"], time["seconds_per_step"], time["seconds_per_step_high"])
-    whole = ""
+    total_text = ""
     if time["total_seconds"] is not None:
         total = _between(time["total_seconds_low"], time["total_seconds"], time["total_seconds_high"])
-        whole = f"; the whole run: {total}"
+        total_text = f"; the whole run: {total}"
     out.paragraph(
-        f"Time per step: {step}{whole}; {count_text(time['tokens_per_second'])} tokens/s, {time['mfu']:.0%} MFU, "
+        f"Time per step: {step}{total_text}; {count_text(time['tokens_per_second'])} tokens/s, {time['mfu']:.0%} MFU, "
         f"with rows of {time['length']:,} tokens; limited by {time['limit']}",
         indent=2,
     )
@@ -263,19 +263,21 @@ def _say_scoring(out: Output, scoring: dict[str, Any] | None, time: dict[str, An
     prompts = " and ".join(
         plural(eval_set["prompts"], "prompt") + f" of {eval_set['name']}" for eval_set in scoring["sets"]
     )
-    ways = ", free and constrained" if scoring["ways"] == 2 else ""
+    modes = ", free and constrained" if scoring["ways"] == 2 else ""
     draws = f", {scoring['samples']} draws of each" if scoring["samples"] > 1 else ""
     out.paragraph(
         f"Time of scoring: {_range(scoring, 'seconds')} in one process, {duration_text(scoring['loading_seconds'])} of "
-        f"them loading, for {plural(scoring['answers'], 'answer')} ({prompts}: {', '.join(scoring['variants'])}{ways}"
+        f"them loading, for {plural(scoring['answers'], 'answer')} ({prompts}: {', '.join(scoring['variants'])}{modes}"
         f"{draws}) of {scoring['answer_tokens_low']:.0f} to {scoring['answer_tokens_high']:,.0f} tokens",
         indent=2,
     )
     if interim := scoring["in_training"]:
-        beside = f" beside {duration_text(time['total_seconds'])} of training" if time and time["total_seconds"] else ""
+        training_text = (
+            f" beside {duration_text(time['total_seconds'])} of training" if time and time["total_seconds"] else ""
+        )
         out.paragraph(
             f"While training: {_range(interim, 'seconds')} at each of {plural(interim['checkpoints'], 'checkpoint')}, "
-            f"{_range(interim, 'total_seconds')} in all{beside}",
+            f"{_range(interim, 'total_seconds')} in all{training_text}",
             indent=2,
         )
 
@@ -303,9 +305,13 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
     free = planned["disk_free_bytes"]
-    have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
+    source_text = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(
+        planned["disk_source"]
+    )
     free_text = (
-        f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+        f"{bytes_text(free)} {source_text}"
+        if free is not None
+        else "how much is free on the machine that trains is not known"
     )
     out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {free_text}", indent=2)
 

@@ -61,29 +61,29 @@ def predict_rows(out: Output, run: CheckedRun, asked: PredictOptions, world: Wor
     if output is not None:
         _require_writable(run, asked, output)
     rows = _rows(run, asked.data, asked.prompt)
-    (chosen,) = select_variants(config, run.run, [asked.variant or best_variant(run)])
+    (variant,) = select_variants(config, run.run, [asked.variant or best_variant(run)])
     settings = list_generation_settings(config, run.recipe)[0]
-    target = _AnswerFile(output, _about(run, chosen, settings, rows), asked.overwrite) if output else None
-    done = target.open() if target else 0
-    if done:
-        out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
+    target = _AnswerFile(output, _about(run, variant, settings, rows), asked.overwrite) if output else None
+    done_rows = target.open() if target else 0
+    if done_rows:
+        out.note(f"{plural(done_rows, 'answer')} of {rows.count:,} are there already: going on behind them")
     records: list[dict[str, Any]] = []
-    broadcast_from_rank0(chosen if done < rows.count else None, world)
-    if done < rows.count:
+    broadcast_from_rank0(variant if done_rows < rows.count else None, world)
+    if done_rows < rows.count:
         with out.progress("answering") as on_progress:
-            for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [chosen]):
-                for portion in _portions(settings, rows, done, world):
+            for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [variant]):
+                for portion in _portions(settings, rows, done_rows, world):
                     broadcast_from_rank0(portion, world)
-                    part = _shift_progress(on_progress, portion.indices[0], rows.count)
-                    lines = _answer_portion(run, respondent, settings, portion, world, part)
+                    portion_progress = _shift_progress(on_progress, portion.indices[0], rows.count)
+                    lines = _answer_portion(run, respondent, settings, portion, world, portion_progress)
                     target.add(lines) if target else _show(out, records, lines, asked.prompt)
                 broadcast_from_rank0(None, world)
                 del respondent
     if target:
-        out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {settings.of(chosen)}")
+        out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {settings.of(variant)}")
     if rows.skipped:
         out.note(f"{plural(rows.skipped, 'bad row')} left out (data.bad_rows: skip)")
-    out.result({"variant": settings.of(chosen), "n": rows.count, "output": str(output) if output else None,
+    out.result({"variant": settings.of(variant), "n": rows.count, "output": str(output) if output else None,
                 "answers": None if output else records})  # fmt: skip
     return EXIT_OK
 
@@ -92,9 +92,9 @@ def _require_writable(run: CheckedRun, asked: PredictOptions, output: Path) -> N
     """Raise for an output that may not be written, before any other work; `_AnswerFile` checks earlier answers."""
     inputs = input_files(run.resolved.config, run.loaded.path)
     inputs |= row_files("the rows", asked.data) if asked.data is not None else {}
-    written = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
+    artefacts = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
     output_file(output, inputs, asked.overwrite, as_rows=True, earlier=lambda _: True)
-    output_file(output, written, asked.overwrite, earlier=lambda _: True)
+    output_file(output, artefacts, asked.overwrite, earlier=lambda _: True)
     output_file(_about_file(output), inputs, asked.overwrite, earlier=json_with("rows_sha256", "variant"))
 
 
@@ -105,14 +105,14 @@ def _about_file(output: Path) -> Path:
 
 def _help_answering(run: CheckedRun, world: World) -> None:
     """Answer, as a process of rank > 0, this rank's part of every portion that rank 0 reads."""
-    chosen: str | None = broadcast_from_rank0(None, world)
-    if chosen is None:
+    variant: str | None = broadcast_from_rank0(None, world)
+    if variant is None:
         return
     settings = list_generation_settings(run.resolved.config, run.recipe)[0]
-    for _, respondent in open_prompt_models(run.resolved.config, run.recipe, run.hardware, run.run, [chosen]):
-        picked: EvalRows | None
-        while (picked := broadcast_from_rank0(None, world)) is not None:
-            _answer_portion(run, respondent, settings, picked, world, ignore_progress)
+    for _, respondent in open_prompt_models(run.resolved.config, run.recipe, run.hardware, run.run, [variant]):
+        portion: EvalRows | None
+        while (portion := broadcast_from_rank0(None, world)) is not None:
+            _answer_portion(run, respondent, settings, portion, world, ignore_progress)
         del respondent
 
 
@@ -178,11 +178,11 @@ def _rows(run: CheckedRun, data: str | None, prompt: str | None) -> _RowsToAnswe
         question = Example(messages=({"role": "user", "content": prompt},))
         single_prompt = _to_plain_prompts(run, Examples([question], ["--prompt"], []))
         return _RowsToAnswer(lambda size: [single_prompt], 1, 0, "--prompt", None)
-    rows, placed = _row_reader(data)
+    rows, read_rows = _row_reader(data)
     bad_rows = run.resolved.config.data.bad_rows
 
     def read(size: int) -> Iterator[Examples]:
-        all_rows = iter(placed())
+        all_rows = iter(read_rows())
         while portion := list(islice(all_rows, size)):
             try:
                 yield _to_plain_prompts(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
@@ -235,10 +235,10 @@ def _portions(way: GenerationSettings, rows: _RowsToAnswer, done: int, world: Wo
     for examples in rows.read(max(1, world.size * PORTION * way.decoding.batch_size // way.samples)):
         numbers = range(index, index + len(examples))
         index += len(examples)
-        picked = EvalRows(list(numbers), examples.examples, examples.where)
-        picked = picked.subset([place for place, number in enumerate(numbers) if number >= done])
-        if picked:
-            yield picked
+        portion = EvalRows(list(numbers), examples.examples, examples.where)
+        portion = portion.subset([place for place, number in enumerate(numbers) if number >= done])
+        if portion:
+            yield portion
 
 
 def _answer_portion(
@@ -253,8 +253,8 @@ def _answer_portion(
     places = local_row_indices(picked, world)
     rank_rows = picked.subset(places)
     prompts = respondent.prompts(rank_rows)
-    part = scale_progress(on_progress, world, len(picked))
-    answers = respondent.answer(rank_rows, prompts, way, part) if rank_rows else []
+    rank_progress = scale_progress(on_progress, world, len(picked))
+    answers = respondent.answer(rank_rows, prompts, way, rank_progress) if rank_rows else []
     lines = [
         _line(run, way, rank_rows, place, respondent.shown(prompt), answer)
         for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))

@@ -101,19 +101,19 @@ class Output(ProgressListener):
         if self.as_json or not parts:
             return
         whole = max(whole, sum(size for _, size in parts))
-        bar, done, drawn = Text("["), 0.0, 0
+        bar, cumulative, drawn_cells = Text("["), 0.0, 0
         letters = _letters([name for name, _ in parts])
         styles = {name: f"black on {BAR_STYLES[n % len(BAR_STYLES)]}" for n, (name, _) in enumerate(parts)}
         for name, size in parts:
-            done += size
-            end = round(BAR_WIDTH * done / whole)
-            bar.append(letters[name] * (end - drawn), style=styles[name])
-            drawn = end
-        self.out.print(bar.append("." * (BAR_WIDTH - drawn)).append("]"))
-        wide = max(len(name) for name, _ in parts)
+            cumulative += size
+            end = round(BAR_WIDTH * cumulative / whole)
+            bar.append(letters[name] * (end - drawn_cells), style=styles[name])
+            drawn_cells = end
+        self.out.print(bar.append("." * (BAR_WIDTH - drawn_cells)).append("]"))
+        name_width = max(len(name) for name, _ in parts)
         for name, size in parts:
             line = Text("  ").append(letters[name], style=styles[name])
-            self.out.print(line.append(f" {_sanitize_text(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
+            self.out.print(line.append(f" {_sanitize_text(name):{name_width}}  {text(size):>10}  {size / whole:6.1%}"))
 
     def note(self, text: str) -> None:
         """Print one line on stderr: progress, or something to look at."""
@@ -140,9 +140,9 @@ class Output(ProgressListener):
         for row in rows:
             table.add_row(*[escape(cell) for cell in row])
         # A pipe has no width of its own: do not wrap lines that scripts and logs will read.
-        plain = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
-        with plain.capture() as copy:
-            plain.print(table)
+        plain_console = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
+        with plain_console.capture() as copy:
+            plain_console.print(table)
         self.log.say("\n".join([_sanitize_text(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
         if self.as_json:
             return
@@ -226,12 +226,12 @@ class Output(ProgressListener):
             with_eta: show an ETA from the pace so far; otherwise the text has it.
         """
         if self.err.is_terminal and not self.as_json:
-            logged = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
-            with self._bar(label, with_eta) as drawn:
+            update_log = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
+            with self._bar(label, with_eta) as update_bar:
 
                 def both(done: int, total: int, text: str) -> None:
-                    drawn(done, total, text)
-                    logged(done, total, text)
+                    update_bar(done, total, text)
+                    update_log(done, total, text)
 
                 yield both
         else:

@@ -24,9 +24,9 @@ def report_command(out: Output, targets: Sequence[Path], output: Path | None) ->
     """
     runs = [find_run_directory(target) for target in targets]
     if len(runs) > 1:
-        new = [run for run in runs if not run.report.exists()]
+        without_report = [run for run in runs if not run.report.exists()]
         path = reporting.write_comparison_report(runs, out, output)
-        for run in new:
+        for run in without_report:
             out.note(f"wrote {run.report}")
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
     if output is not None:

@@ -62,13 +62,13 @@ def reproduce_command(out: Output, path: Path, steps: int) -> int:
         config = Path(folder) / "resolved.yaml"
         shutil.copy2(run.resolved, config)
         overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.metric_for_best_model=null"]
-        again = load_checked_run(config, overrides)
-        data = _train_again(out, again, len(original_lines))
-        stack = find_stack_changes(run, again)  # after loading the model, which sets the number of threads
-        new_lines = read_jsonl(again.run.metrics)
+        new_run = load_checked_run(config, overrides)
+        data = _train_again(out, new_run, len(original_lines))
+        stack = find_stack_changes(run, new_run)  # after loading the model, which sets the number of threads
+        new_lines = read_jsonl(new_run.run.metrics)
     changed = _data_changed(run, data)
     curve = compare_curves(original_lines, [line for line in new_lines if "loss" in line])
-    return _say(out, run, again.resolved.config.model.dtype, curve, stack, changed)
+    return _say(out, run, new_run.resolved.config.model.dtype, curve, stack, changed)
 
 
 def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
@@ -116,17 +116,17 @@ def _train_again(out: Output, again: CheckedRun, steps: int) -> dict[str, Any]:
             if state.step >= steps:
                 raise _StepLimitReached
 
-        place = TrainingEnvironment(model=again.model, hardware=again.hardware)
-        training = Trainer(model, data, config, again.run, place, Callbacks(watch))
+        environment = TrainingEnvironment(model=again.model, hardware=again.hardware)
+        training = Trainer(model, data, config, again.run, environment, Callbacks(watch))
         with contextlib.suppress(_StepLimitReached):
             training.fit()
     return {"rows": len(training.survey.lengths), "content": training.survey.sha256}
 
 
 def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
-    before = training_data_facts(run)
-    if "content" in before and before["content"] != data["content"]:
-        return f"{before['rows']:,} rows with the hash {before['content'][:12]} then, {data['rows']:,} with " \
+    recorded = training_data_facts(run)
+    if "content" in recorded and recorded["content"] != data["content"]:
+        return f"{recorded['rows']:,} rows with the hash {recorded['content'][:12]} then, {data['rows']:,} with " \
                f"{data['content'][:12]} now"  # fmt: skip
     return None
 
@@ -134,13 +134,13 @@ def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
 def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> LossCurveComparison:
     """Compare the lines of two metrics.jsonl, step by step."""
     largest, first = 0.0, None
-    for old, new in zip(before, after, strict=False):
+    for old_line, new_line in zip(before, after, strict=False):
         for key in COMPARED:
-            if old.get(key) == new.get(key):
+            if old_line.get(key) == new_line.get(key):
                 continue
-            distance = _relative_difference(old.get(key), new.get(key)) if key in MEASURED else math.inf
+            distance = _relative_difference(old_line.get(key), new_line.get(key)) if key in MEASURED else math.inf
             largest = max(largest, distance)
-            first = first or f"step {old['step']}: {key} {old.get(key)} then, {new.get(key)} now"
+            first = first or f"step {old_line['step']}: {key} {old_line.get(key)} then, {new_line.get(key)} now"
     if len(after) < len(before):
         largest, first = math.inf, first or f"it ended after {plural(len(after), 'step')}"
     return LossCurveComparison(min(len(before), len(after)), first is None, largest, first)

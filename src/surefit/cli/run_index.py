@@ -231,13 +231,13 @@ def find_deletable(run: RunDir) -> list[DeletableItem]:
     """
     deletable = [
         (path, "left half-written by a process that was killed")
-        for place in (run.path, run.checkpoints, run.exports)
-        for path in leftovers(place)
+        for directory in (run.path, run.checkpoints, run.exports)
+        for path in leftovers(directory)
         if not _only_copy(path)
     ]
     deletable += _checkpoints(run)
     deletable += _wandb(run)
-    return [DeletableItem(path, disk_size(path), why) for path, why in deletable]
+    return [DeletableItem(path, disk_size(path), reason) for path, reason in deletable]
 
 
 def _only_copy(leftover: Path) -> bool:
@@ -250,17 +250,17 @@ def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
     from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
     steps = [(step, path, find_checkpoint_damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
-    complete = [step for step, _, fault in steps if fault is None]
-    if not complete:
+    complete_steps = [step for step, _, fault in steps if fault is None]
+    if not complete_steps:
         return
-    kept = {complete[-1], *_best_steps(run)}
+    kept_steps = {complete_steps[-1], *_best_steps(run)}
     for step, path, fault in steps:
         if path.is_symlink():
             continue
         if fault is not None:
-            yield path, f"damaged, and step-{complete[-1]} is complete: {fault}"
-        elif step not in kept:
-            yield path, f"neither the newest (step-{complete[-1]}) nor the best"
+            yield path, f"damaged, and step-{complete_steps[-1]} is complete: {fault}"
+        elif step not in kept_steps:
+            yield path, f"neither the newest (step-{complete_steps[-1]}) nor the best"
 
 
 def _best_steps(run: RunDir) -> set[int]:
@@ -270,10 +270,10 @@ def _best_steps(run: RunDir) -> set[int]:
 
     section = load_config(run.resolved).config.checkpoint
     lines = [line for line in read_jsonl(run.metrics) if "eval_loss" in line]
-    kept = {path.name for path in run.checkpoints.glob("step-*")}
+    existing = {path.name for path in run.checkpoints.glob("step-*")}
     steps: set[int] = set()
     for metric in {key for line in lines for key in line} - {"step", "eval_tokens"}:
-        points = [point for point in eval_points(lines, metric) if f"step-{point.step}" in kept]
+        points = [point for point in eval_points(lines, metric) if f"step-{point.step}" in existing]
         limit = section.best_total_limit if metric == section.metric_for_best_model else 1
         steps |= {point.step for point in rank_checkpoints(points, metric)[:limit]}
     return steps
@@ -356,10 +356,10 @@ def _say_pruned(
 ) -> None:
     freed = bytes_text(sum(row["bytes"] for row in rows))
     if rows:
-        shown = [[row["path"], bytes_text(row["bytes"]), row["why"]] for row in rows]
-        out.table("Deleted" if delete else "Could be deleted", ["what", "size", "why"], shown)
-    for path, why in skipped.items():
-        out.note(f"{path} is left alone: {why}")
+        table_rows = [[row["path"], bytes_text(row["bytes"]), row["why"]] for row in rows]
+        out.table("Deleted" if delete else "Could be deleted", ["what", "size", "why"], table_rows)
+    for path, reason in skipped.items():
+        out.note(f"{path} is left alone: {reason}")
     if not rows:
         out.say(f"Nothing to prune in {target}")
     elif delete:

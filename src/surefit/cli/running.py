@@ -61,19 +61,19 @@ def run_all_stages(
         "evaluate": lambda: _evaluate_stage(stage_output, prepared, variants),
         "report": lambda: report_run_and_show(stage_output, prepared.run),
     }
-    worst = EXIT_OK
+    exit_code = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):
-        done = resume and stage in ("train", "merge") and _is_stage_finished(prepared.run, stage)
-        out.heading(f"{number}/{len(verbs)} {stage}{': done before' if done else ''}")
-        code = EXIT_OK if done else verb()
-        worst = max(worst, code)
+        is_done = resume and stage in ("train", "merge") and _is_stage_finished(prepared.run, stage)
+        out.heading(f"{number}/{len(verbs)} {stage}{': done before' if is_done else ''}")
+        code = EXIT_OK if is_done else verb()
+        exit_code = max(exit_code, code)
         if code != EXIT_OK and stage != "evaluate":
             break
     scores = read_json(prepared.run.eval_summary) if prepared.run.eval_summary.exists() else None
     out.result(
-        {"run": str(prepared.run.path), "exit_code": worst, "report": str(prepared.run.report), "scores": scores}
+        {"run": str(prepared.run.path), "exit_code": exit_code, "report": str(prepared.run.report), "scores": scores}
     )
-    return worst
+    return exit_code
 
 
 def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] | None) -> int:
@@ -81,19 +81,19 @@ def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] |
 
     That is the case if nothing is held out (EVL031) or no row has a gold answer (EVL010), which the check has reported.
     """
-    scored = load_run_eval_prompts(prepared)
-    if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
+    prompts = load_run_eval_prompts(prepared)
+    if prompts is None or not prompts.nothing_to_score or prepared.resolved.config.evaluate.gate:
         return evaluate_and_show(out, prepared, variants)
     if prepared.resolved.config.data.holds_nothing_out:
-        why = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
+        reason = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
     else:
-        why = "no held-out row has an answer to compare with; the loss on them was measured in training"
-    out.say(f"left out: {why}")
+        reason = "no held-out row has an answer to compare with; the loss on them was measured in training"
+    out.say(f"left out: {reason}")
     return EXIT_OK
 
 
 def _is_stage_finished(directory: RunDir, stage: str) -> bool:
     """Return whether the stage's last event is that it finished, and its output exists."""
     event = latest_event(read_jsonl(directory.events), stage)
-    written = is_trained(directory) if stage == "train" else directory.certificate.exists()
-    return event is not None and event["event"] == "finished" and written
+    has_output = is_trained(directory) if stage == "train" else directory.certificate.exists()
+    return event is not None and event["event"] == "finished" and has_output

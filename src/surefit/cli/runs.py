@@ -67,8 +67,8 @@ def summarize_runs(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
 
 def _job_text(number: str, states: Mapping[str, int]) -> str:
     """Return `12 RUNNING`, or of an array `12 RUNNING × 2, PENDING × 3`."""
-    several = sum(states.values()) > 1
-    text = ", ".join(f"{state} × {count}" if several else state for state, count in states.items())
+    is_array = sum(states.values()) > 1
+    text = ", ".join(f"{state} × {count}" if is_array else state for state, count in states.items())
     return f"{number} {text or 'not known to SLURM'}"
 
 
@@ -78,20 +78,20 @@ def summarize_run(run: RunDir) -> dict[str, Any]:
     state: Any = _attempt(lambda: latest_event(events) or {}, None)
     steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = _attempt(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
-    nothing = "unreadable" if run.resolved.exists() else "-"
+    placeholder = "unreadable" if run.resolved.exists() else "-"
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
     score = _score(run)
     changed = _modification_time(run)
-    done = max(steps, default=0)
+    done_steps = max(steps, default=0)
     return {
         "run": str(run.path),
-        "recipe": config.recipe if config else nothing,
-        "model": config.model.name_or_path if config else nothing,
+        "recipe": config.recipe if config else placeholder,
+        "model": config.model.name_or_path if config else placeholder,
         "state": state or None,
         "state_text": _state_text(state),
-        "steps": done,
-        "steps_text": f"{done}/{total}" if total else str(done),
+        "steps": done_steps,
+        "steps_text": f"{done_steps}/{total}" if total else str(done_steps),
         "score": score,
         "score_text": f"{score['base']:.3f} → {score['tuned']:.3f} {score['metric']}" if score else "-",
         "bytes": size,

@@ -51,9 +51,9 @@ def _say(out: Output, record: dict[str, Any]) -> None:
     ]
     title = f"{record['recipe']} (scorer version {record['recipe_version']}), 95 % intervals"
     out.table(title, ["metric", *columns, "rows"], rows)
-    part = "" if record["n"] == record["references"] else f" of {record['references']:,}"
+    total = "" if record["n"] == record["references"] else f" of {record['references']:,}"
     out.say(
-        f"{plural(record['n'], 'row')}{part}, matched by {record['matched_by']}; {record['unparsed']} did not parse, "
+        f"{plural(record['n'], 'row')}{total}, matched by {record['matched_by']}; {record['unparsed']} did not parse, "
         f"{record['truncated']} truncated: each counts as a row"
     )
 

@@ -27,24 +27,24 @@ def optimize_command(out: Output, run: CheckedRun, gpus: str | None = None, pric
 
     start, costs = time.monotonic(), _prices(prices)
     planner = Planner(run.model, require_rows_left(run))
-    chosen = search(planner, _places(run, gpus) if gpus else [_current_device_config(run)], _current_device_config(run))
+    result = search(planner, _places(run, gpus) if gpus else [_current_device_config(run)], _current_device_config(run))
     seconds = time.monotonic() - start
     out.say(
-        f"{plural(chosen.considered, 'candidate')} considered, {chosen.fitting} fit by the closed form, "
-        f"{plural(len(chosen.simulated), 'candidate')} simulated, in {duration_text(seconds)}"
+        f"{plural(result.considered, 'candidate')} considered, {result.fitting} fit by the closed form, "
+        f"{plural(len(result.simulated), 'candidate')} simulated, in {duration_text(seconds)}"
     )
     out.result(
         {
-            "considered": chosen.considered, "fitting": chosen.fitting, "seconds": seconds,
-            "best": _as_dict(chosen.best, costs, planner, run) if chosen.best else None,
-            "given": _as_dict(chosen.given, costs, planner, run),
-            "simulated": [_as_dict(candidate, costs, planner, run) for candidate in chosen.simulated],
+            "considered": result.considered, "fitting": result.fitting, "seconds": seconds,
+            "best": _as_dict(result.best, costs, planner, run) if result.best else None,
+            "given": _as_dict(result.given, costs, planner, run),
+            "simulated": [_as_dict(candidate, costs, planner, run) for candidate in result.simulated],
         }
     )  # fmt: skip
-    if chosen.best is None:
-        _say_nothing_fits(out, chosen)
+    if result.best is None:
+        _say_nothing_fits(out, result)
         return EXIT_FINDINGS
-    _say_choice(out, chosen, chosen.best)
+    _say_choice(out, result, result.best)
     return EXIT_OK
 
 
@@ -57,17 +57,19 @@ def _where(one: Candidate) -> str:
 def _way(sharing: dict[str, Any]) -> str:
     """Return the parallel mode with its degrees: `cp`, or `fsdp with cp 4`."""
     mode = sharing["mode"]
-    more = [f"{name} {sharing[name]}" for name in ("cp", "dp_replicate") if name != mode and sharing.get(name, 1) > 1]
-    return f"{mode} with {' and '.join(more)}" if more else str(mode)
+    degrees = [
+        f"{name} {sharing[name]}" for name in ("cp", "dp_replicate") if name != mode and sharing.get(name, 1) > 1
+    ]
+    return f"{mode} with {' and '.join(degrees)}" if degrees else str(mode)
 
 
 def _say_nothing_fits(out: Output, chosen: SearchResult) -> None:
-    least = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
-    memory = least.place.hardware.memory_bytes
+    smallest = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
+    memory = smallest.place.hardware.memory_bytes
     out.paragraph(
-        f"Nothing fits for certain: the least that was found needs {bytes_text(least.need.low)} to "
-        f"{bytes_text(least.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
-        f"{_where(least)}",
+        f"Nothing fits for certain: the least that was found needs {bytes_text(smallest.need.low)} to "
+        f"{bytes_text(smallest.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
+        f"{_where(smallest)}",
         "bold red",
         indent=2,
     )
@@ -126,8 +128,8 @@ def compare_gpus(out: Output, run: CheckedRun, gpus: str, prices: str | None) ->
 
     costs = _prices(prices)
     planner = Planner(run.model, require_rows_left(run))
-    places = _places(run, gpus)
-    results = [_as_dict(result, costs, planner, run) for result in simulate_on_devices(planner, places)]
+    devices = _places(run, gpus)
+    results = [_as_dict(result, costs, planner, run) for result in simulate_on_devices(planner, devices)]
     rows = [
         [
             _which(result), result["verdict"], f"{result['high_bytes'] / GIB:.1f}",
@@ -225,7 +227,7 @@ def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
     from surefit.plan.memory_interval import closed_form_upper_bound
     from surefit.plan.search import DeviceConfig
 
-    places = []
+    devices = []
     for name in _names(gpus):
         hardware = hardware_facts(name, Path(run.run.path))
         config = run.loaded.config
@@ -234,10 +236,10 @@ def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
         needed = closed_form_upper_bound(run.model, hardware)
         loaded = replace(run.loaded, config=config_for_gpu)
         fitting = eval_batch_chooser(run.model, hardware)
-        places.append(
+        devices.append(
             DeviceConfig(hardware, resolve_config(loaded, run.model, hardware, rows, needed=needed, fitting=fitting))
         )
-    return places
+    return devices
 
 
 def _names(text: str) -> list[str]:

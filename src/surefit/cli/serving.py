@@ -29,10 +29,10 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     """Serve `workspace` until interrupted.
 
     Args:
-        host: where to listen; beyond loopback a token is asked for.
-        port: 0 takes any free one.
+        host: address to listen on; beyond loopback a token is required.
+        port: 0 for any free one.
         workspace: the only directory that the pages read and write.
-        token: ask for a token on loopback too.
+        token: require a token on loopback too.
         opened: open the page in the user's browser.
     """
     try:

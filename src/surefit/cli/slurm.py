@@ -114,9 +114,9 @@ def slurm_command(out: Output, target: Path, overrides: Sequence[str], stage: st
     after = _find_awaited_job(stage_job.job.run, stage)
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
-    places = {"stage": stage, "after": after, **stage_job.places}
+    facts = {"stage": stage, "after": after, **stage_job.places}
     return _deliver(
-        out, stage_job.job, stage_job.script, wishes, stage_job.own, stage_job.record, stage_job.job.run / LOG, places
+        out, stage_job.job, stage_job.script, wishes, stage_job.own, stage_job.record, stage_job.job.run / LOG, facts
     )
 
 
@@ -137,12 +137,12 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Slu
             _write(stage.job.run / LOG, path, stage.script, stage.job)
         else:
             out.say(stage.script.rstrip("\n") + "\n")
-        places = {"stage": stage.name, "after": after, **stage.places}
+        facts = {"stage": stage.name, "after": after, **stage.places}
         if wishes.submit:
             number = _submit_next(path, stage.name, results)
-            _remember(out, stage.record, number, stage.job.run / LOG, places)
-        written = str(path) if wishes.submit or folder else None
-        results.append({"script": stage.script, "path": written, "job_id": number, **places})
+            _remember(out, stage.record, number, stage.job.run / LOG, facts)
+        script_path = str(path) if wishes.submit or folder else None
+        results.append({"script": stage.script, "path": script_path, "job_id": number, **facts})
     if folder:
         out.say(f"Wrote {', '.join(result['path'] for result in results)}; submit them with:")
         for line in _by_hand([Path(result["path"]) for result in results]):
@@ -160,15 +160,18 @@ def _by_hand(paths: Sequence[Path]) -> list[str]:
     ['job=$(sbatch --parsable train.sbatch)', \
 'job=$(sbatch --parsable --dependency=afterok:${job%;*} --kill-on-invalid-dep=yes merge.sbatch)']
     """
-    after = ["", *[" ".join(dependency_options("${job%;*}")) + " "] * (len(paths) - 1)]
-    return [f"job=$(sbatch --parsable {wait}{shlex.quote(str(path))})" for wait, path in zip(after, paths, strict=True)]
+    options = ["", *[" ".join(dependency_options("${job%;*}")) + " "] * (len(paths) - 1)]
+    return [
+        f"job=$(sbatch --parsable {option}{shlex.quote(str(path))})"
+        for option, path in zip(options, paths, strict=True)
+    ]
 
 
 def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) -> str:
     """Submit a stage as a job that starts after the stage before it.
 
     Raises:
-        MachineError: sbatch refuses; it says which jobs are in the queue already.
+        MachineError: sbatch fails; the message has the jobs that are queued already.
     """
     try:
         return submit(path, before[-1]["job_id"] if before else None)
@@ -208,8 +211,8 @@ def _with_scoring_machines(job: BatchJob, wishes: SlurmOptions) -> BatchJob:
 
 def _find_awaited_job(run: Path, stage: str) -> str | None:
     """Return the job of the nearest earlier stage that was submitted and may still run, or None."""
-    before = list(RENDER)[: list(RENDER).index(stage)]
-    job_numbers = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(before))
+    earlier_stages = list(RENDER)[: list(RENDER).index(stage)]
+    job_numbers = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(earlier_stages))
     return next((number for number in job_numbers if number), None)
 
 
@@ -218,20 +221,20 @@ def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str],
     job = _with_scoring_machines(_job(out, target, overrides, wishes), wishes)
     run, section = RunDir(job.run), job.config.checkpoint
     existing = len(list(run.checkpoints.glob("step-*")))
-    kept = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
+    kept_count = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
     after = _find_active_job(run.slurm)
     waits = after is not None or not existing
-    tasks, at_once = _tasks(wishes.array, max(existing, kept) if waits else existing)
+    tasks, at_once = _tasks(wishes.array, max(existing, kept_count) if waits else existing)
     script = render_array(job, tasks, at_once, after)
     if waits:
-        out.note(f"training keeps {kept} checkpoints (checkpoint.save_total_limit): those are scored")
+        out.note(f"training keeps {kept_count} checkpoints (checkpoint.save_total_limit): those are scored")
     if after:
         out.note(f"job {after} trains this run: the tasks start when it has ended")
-    places = {
+    facts = {
         "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
         "processes": job.processes,
     }  # fmt: skip
-    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, facts)
 
 
 def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
@@ -247,9 +250,9 @@ def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], wi
     size = sum(file["bytes"] for file in source_files(config))
     tasks, at_once = _tasks(wishes.array, max(1, -(-size // TASK_BYTES)))
     script = render_prepare(job, tasks, at_once)
-    places = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
+    facts = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
     script_path, record = run.stage_script("prepare"), run.stage_job("prepare")
-    return _deliver(out, job, script, wishes, script_path, record, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, script_path, record, job.run / ARRAY_LOG, facts)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
@@ -304,8 +307,8 @@ def _missing_variables(found: RunContext, report: Mapping[str, Any]) -> Iterator
             yield f"{finding['code']}: {finding['message']}"
     model = found.model
     # For a GPU of another machine, the check leaves this to that machine, and the job runs there.
-    elsewhere = found.hardware is not None and found.hardware.source != "detected"
-    if model and model.gated and not model.has_weights and elsewhere and env.hub_token() is None:
+    runs_elsewhere = found.hardware is not None and found.hardware.source != "detected"
+    if model and model.gated and not model.has_weights and runs_elsewhere and env.hub_token() is None:
         yield f"{model.name} is gated, and no HF_TOKEN is set here: the job could not download it"
 
 
@@ -339,8 +342,8 @@ def _deliver(
             result["job_id"] = number = submit(path, after)
             _remember(out, record, number, log, places)
         else:
-            waits = "".join(f"{option} " for option in dependency_options(after)) if after else ""
-            out.say(f"Wrote {path}; submit it with: sbatch {waits}{path}")
+            dependency = "".join(f"{option} " for option in dependency_options(after)) if after else ""
+            out.say(f"Wrote {path}; submit it with: sbatch {dependency}{path}")
     else:
         out.say(script.rstrip("\n"))
         out.note("nothing was written: -o FILE writes the script, --submit hands it to sbatch")

@@ -48,12 +48,12 @@ def gpu_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
     natively."""
     capability = card.compute_capability
     limits = {"bf16": BF16_CAPABILITY, "fp8": FP8_CAPABILITY, "flash-attention": FLASH_CAPABILITY}
-    able = [name for name, least in limits.items() if capability >= least]
+    supported = [name for name, lowest in limits.items() if capability >= lowest]
     memory = bytes_text(card.memory_bytes) if card.memory_bytes else "memory not reported"
-    left = f" ({bytes_text(free_bytes)} free)" if free_bytes is not None else ""
+    free_text = f" ({bytes_text(free_bytes)} free)" if free_bytes is not None else ""
     fact = (
-        f"{card.name}, {memory}{left}, compute capability {capability[0]}.{capability[1]} "
-        f"({', '.join(able) if able else 'no bf16: float16 only'}), driver {card.driver}"
+        f"{card.name}, {memory}{free_text}, compute capability {capability[0]}.{capability[1]} "
+        f"({', '.join(supported) if supported else 'no bf16: float16 only'}), driver {card.driver}"
     )
     if free_bytes is not None and card.memory_bytes and 2 * free_bytes < card.memory_bytes:
         return Probe("gpu", fact, "warn", "another process holds its memory: nvidia-smi names it")

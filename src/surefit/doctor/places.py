@@ -54,12 +54,12 @@ def _disk(name: str, place: Path) -> Probe:
 
 def file_system_probes(folder: Path | None = None) -> Iterator[Probe]:
     """Yield a probe of whether a checkpoint written there survives a crash: fsync and atomic rename, tested."""
-    place = nearest_existing(folder or Path.cwd() / "runs")
-    kind = file_system_type(place)
-    where = f"{place}, {kind}" + (", a network file system" if kind in NETWORK else "")
+    existing = nearest_existing(folder or Path.cwd() / "runs")
+    kind = file_system_type(existing)
+    where = f"{existing}, {kind}" + (", a network file system" if kind in NETWORK else "")
     start = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(dir=place, prefix=".surefit-probe-") as folder_path:
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".surefit-probe-") as folder_path:
             for text in ("old", "new"):
                 write_atomic(Path(folder_path) / "checkpoint", text)
     except (OSError, MachineError) as error:

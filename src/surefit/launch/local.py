@@ -153,9 +153,9 @@ def _verdict(
     for rank, code in primary.items():
         if code < 0:
             name = signal.Signals(-code).name
-            why = ": the machine's memory may have run out" if name == "SIGKILL" else ""
+            reason = ": the machine's memory may have run out" if name == "SIGKILL" else ""
             raise MachineError(
-                f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped",
+                f"rank {rank} of {processes} was ended by {name}{reason}; the others were stopped",
                 code="E5009",
                 help=help_text,
             )

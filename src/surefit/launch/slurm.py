@@ -97,20 +97,20 @@ def check_arithmetic(job: BatchJob) -> None:
     """
     require_shareable(job.config)
     _require_time(job)
-    batch, parts = job.config.train.global_batch_size, count_data_ranks(job.config)
-    if batch % parts:
+    batch, data_ranks = job.config.train.global_batch_size, count_data_ranks(job.config)
+    if batch % data_ranks:
         raise ConfigError(
-            f"a global batch of {batch} cannot be cut into {parts} equal parts ({job.world})",
+            f"a global batch of {batch} cannot be cut into {data_ranks} equal parts ({job.world})",
             code="E5013",
             path=job.config_file,
             field="train.global_batch_size",
-            help=f"write a multiple of {parts}, such as {-(-batch // parts) * parts}",
+            help=f"write a multiple of {data_ranks}, such as {-(-batch // data_ranks) * data_ranks}",
         )
 
 
 def _require_time(job: BatchJob) -> None:
-    """Raise unless sbatch can read the time limit, and it ends after the job is told to save."""
-    limit, before = job.config.slurm.time, job.config.slurm.signal_seconds
+    """Raise unless sbatch can read the time limit, and the limit is longer than the time between signal and end."""
+    limit, notice = job.config.slurm.time, job.config.slurm.signal_seconds
     minutes = minutes_of(limit)
     if minutes is None and limit.upper() not in ("UNLIMITED", "INFINITE"):
         raise ConfigError(
@@ -120,9 +120,9 @@ def _require_time(job: BatchJob) -> None:
             field="slurm.time",
             help='write "8:00:00" (hours:minutes:seconds), "2-12" (days-hours), or minutes as "90"',
         )
-    if minutes and minutes * 60 <= before:
+    if minutes and minutes * 60 <= notice:
         raise ConfigError(
-            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {before} s before its end: at once",
+            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {notice} s before its end: at once",
             code="E5015",
             path=job.config_file,
             field="slurm.signal_seconds",
@@ -144,8 +144,8 @@ def render_train(job: BatchJob) -> str:
 def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
     """Return the script of an array job that scores every checkpoint of a run, each task one at a time.
 
-    Tasks are not assigned checkpoints: each takes the next one that is not scored or being scored, until none is left.
-    So any number of tasks works, and a checkpoint that is written while they wait is scored as well.
+    Tasks are not assigned checkpoints: each scores the next one that no task has scored or is scoring, until none is
+    left. So any number of tasks works, and a checkpoint that is written while they wait is scored as well.
 
     Args:
         job: one task; its config has the processes of a task, which share the rows.

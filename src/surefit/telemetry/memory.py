@@ -44,12 +44,12 @@ class PhaseMemory:
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
         """Interrupt the current phase by another one."""
-        before = self._now
+        interrupted = self._now
         self.enter(name)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(interrupted)
 
     @contextmanager
     def noted(self, run: RunDir) -> Iterator[None]:
@@ -62,9 +62,9 @@ class PhaseMemory:
                 run.note("train", "memory", phases=self.phases)
 
     def _read(self) -> None:
-        now = _on_gpu() if self._cuda else {"resident": _resident()}
-        before = self.phases.get(self._now, now)
-        self.phases[self._now] = {key: max(before[key], value) for key, value in now.items()}
+        current = _on_gpu() if self._cuda else {"resident": _resident()}
+        peaks = self.phases.get(self._now, current)
+        self.phases[self._now] = {key: max(peaks[key], value) for key, value in current.items()}
 
 
 def reset_peak() -> None:

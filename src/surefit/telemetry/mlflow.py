@@ -91,13 +91,13 @@ class MLflow:
         artefacts."""
         created = self._connect()
         try:
-            before = self._client.get_run(self.id).data
-            self._send_final({_plain(key): value for key, value in numbers.items()}, before.metrics)
+            run_data = self._client.get_run(self.id).data
+            self._send_final({_plain(key): value for key, value in numbers.items()}, run_data.metrics)
             for path in (*files, *(_artefacts(self.run) if created else ())):
                 folder = path.relative_to(self.run.path).parent.as_posix()
                 self._client.log_artifact(self.id, str(path), None if folder == "." else folder)
             if examples:
-                self._send_table(examples, before.tags.get(TABLES))
+                self._send_table(examples, run_data.tags.get(TABLES))
         finally:
             if created:
                 self._client.set_terminated(self.id, STATUS["finished"])
@@ -107,8 +107,10 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        new = [Metric(key, value, now, FINAL_STEP) for key, value in numbers.items() if before.get(key) != value]
-        for part in _parts(new, METRICS_AT_ONCE):
+        new_metrics = [
+            Metric(key, value, now, FINAL_STEP) for key, value in numbers.items() if before.get(key) != value
+        ]
+        for part in _parts(new_metrics, METRICS_AT_ONCE):
             self._client.log_batch(self.id, metrics=part)
 
     def _send_table(self, rows: Sequence[Mapping[str, str]], tag: str | None) -> None:
@@ -154,14 +156,14 @@ class MLflow:
         """Log the settings. MLflow stores a setting once: a value that a resumed run changes becomes a tag."""
         from mlflow.entities import Param, RunTag
 
-        before = self._client.get_run(self.id).data.params
-        new = [Param(key, text) for key, text in texts.items() if key not in before]
-        for part in _parts(new, PARAMS_AT_ONCE):
+        existing = self._client.get_run(self.id).data.params
+        new_params = [Param(key, text) for key, text in texts.items() if key not in existing]
+        for part in _parts(new_params, PARAMS_AT_ONCE):
             self._client.log_batch(self.id, params=part)
-        tags = {f"resumed.{key}": text for key, text in texts.items() if before.get(key, text) != text}
+        tags = {f"resumed.{key}": text for key, text in texts.items() if existing.get(key, text) != text}
         tags |= {"surefit.version": __version__, "dataset.sha256": str(params.get(DATASET, ""))}
-        listed = [RunTag(key, text[:LONGEST_TAG]) for key, text in tags.items() if text]
-        for part in _parts(listed, TAGS_AT_ONCE):
+        run_tags = [RunTag(key, text[:LONGEST_TAG]) for key, text in tags.items() if text]
+        for part in _parts(run_tags, TAGS_AT_ONCE):
             self._client.log_batch(self.id, tags=part)
 
     def _watch_the_machine(self) -> None:
@@ -190,4 +192,4 @@ def _plain(key: str) -> str:
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -116,8 +116,8 @@ class Prometheus:
         self._first = first
         events = read_jsonl(self.run.events)
         self._gauge("restarts").set(sum(event["event"] == "resumed" for event in events))
-        before = [line for line in read_jsonl(self.run.metrics) if line["step"] < first["step"]]
-        self._rejected.inc(sum(bool(line.get("rejected")) for line in before))
+        earlier_lines = [line for line in read_jsonl(self.run.metrics) if line["step"] < first["step"]]
+        self._rejected.inc(sum(bool(line.get("rejected")) for line in earlier_lines))
 
     def _step(self, record: Mapping[str, Any]) -> None:
         for key, (name, _) in STEP.items():
@@ -127,9 +127,9 @@ class Prometheus:
             self._gauge("loss").set(math.nan)
         self._rejected.inc(bool(record.get("rejected")))
         assert self._first is not None
-        done = record["step"] - self._first["step"]
-        if self._total is not None and done > 0:
-            seconds_per_step = (record["time"] - self._first["time"]) / done
+        done_steps = record["step"] - self._first["step"]
+        if self._total is not None and done_steps > 0:
+            seconds_per_step = (record["time"] - self._first["time"]) / done_steps
             self._gauge("eta_seconds").set(seconds_per_step * (self._total - record["step"]))
 
     def _held_out(self, record: Mapping[str, Any]) -> None:

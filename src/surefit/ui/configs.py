@@ -36,13 +36,13 @@ FORM = (
 
 def config_page(ui: UiContext, request: Request) -> Response:
     """Show a config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
-    opened, recipe = request.query_params.get("open"), request.query_params.get("recipe")
+    open_path, recipe = request.query_params.get("open"), request.query_params.get("recipe")
     name, text, version = "", "", None
-    if opened is not None:
-        path = ui.workspace.config(opened)
+    if open_path is not None:
+        path = ui.workspace.config(open_path)
         if not path.is_file():
             raise HTTPException(404, "There is no such file in the workspace.")
-        name, text, version = opened, read_config_text(path), file_version(path)
+        name, text, version = open_path, read_config_text(path), file_version(path)
     elif recipe is not None:
         name, text = f"{recipe.replace('_', '-')}.yaml", starter_config(recipes.get_recipe(recipe).name)
     return ui.page(
@@ -50,7 +50,7 @@ def config_page(ui: UiContext, request: Request) -> Response:
         name=name,
         text=text,
         known=version,
-        editing=opened is not None or recipe is not None,
+        editing=open_path is not None or recipe is not None,
         configs=ui.workspace.configs(),
         complete=[name for name in recipes.list_recipes() if has_bundled_rows(name)],
         own_rows=[name for name in recipes.list_recipes() if not has_bundled_rows(name)],
@@ -63,8 +63,8 @@ def list_form_fields() -> Iterator[dict[str, Any]]:
     for dotted in FORM:
         section: type[BaseModel] = Config
         *sections, name = dotted.split(".")
-        for part in sections:
-            inner = section.model_fields[part].annotation
+        for section_name in sections:
+            inner = section.model_fields[section_name].annotation
             assert isinstance(inner, type)
             assert issubclass(inner, BaseModel)
             section = inner
@@ -128,10 +128,10 @@ def _values(text: str) -> dict[str, str]:
 
 def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Return the text with one field set to a value, or removed if the value is empty."""
-    text, key, written = (require_posted_text(body, name) for name in ("text", "key", "value"))
+    text, key, value_text = (require_posted_text(body, name) for name in ("text", "key", "value"))
     if key not in FORM:
         raise HTTPException(400, f"{key} is not in the form")
-    value, _ = parse_yaml(written, Path(key)) if written.strip() else (None, {})
+    value, _ = parse_yaml(value_text, Path(key)) if value_text.strip() else (None, {})
     edited = edit_text(text, {key: value}, Path("config.yaml"))
     return {"text": edited.text, "refused": edited.refused.get(key)}
 

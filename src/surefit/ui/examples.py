@@ -35,22 +35,24 @@ def examples_page(ui: UiContext, request: Request) -> Response:
     query = request.query_params
     run = ui.workspace.run(query.get("path", ""))
     sets = sorted(path.name for path in run.eval.glob("*/") if not path.name.startswith("."))
-    chosen = query.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
-    if chosen and chosen not in sets:
+    set_name = query.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
+    if set_name and set_name not in sets:
         raise HTTPException(404, "There is no such set.")
     variants = (
-        [name for name in list_scored_variants(run, chosen) if _file(run, chosen, name).is_file()] if chosen else []
+        [name for name in list_scored_variants(run, set_name) if _file(run, set_name, name).is_file()]
+        if set_name
+        else []
     )
     variant = query.get("variant") or find_tuned_variant(variants) or next(iter(variants), "")
     against = query.get("against", base_variant(variant) if base_variant(variant) in variants else "")
     if not {variant, against} <= {*variants, ""}:
         raise HTTPException(404, "There is no such variant.")
     metric = primary_metric(read_artefacts(run))
-    pairs = _pairs(ui, run, chosen, variant, "" if against == variant else against, metric) if variant else []
+    pairs = _pairs(ui, run, set_name, variant, "" if against == variant else against, metric) if variant else []
     counts = {name: sum(name in ("all", pair.outcome) for pair in pairs) for name in FILTERS}
     outcome = query.get("filter", "all")
-    shown = [pair for pair in pairs if outcome in ("all", pair.outcome)]
-    pages = max(1, -(-len(shown) // PAGE))
+    filtered_pairs = [pair for pair in pairs if outcome in ("all", pair.outcome)]
+    pages = max(1, -(-len(filtered_pairs) // PAGE))
     page = min(max(1, int(number) if (number := query.get("page", "1")).isdecimal() and len(number) < 9 else 1), pages)
     return ui.page(
         "examples",
@@ -60,11 +62,11 @@ def examples_page(ui: UiContext, request: Request) -> Response:
         filters=FILTERS,
         counts=counts,
         metric=metric,
-        asked={"path": ui.workspace.name(run.path), "set": chosen, "variant": variant, "against": against,
+        asked={"path": ui.workspace.name(run.path), "set": set_name, "variant": variant, "against": against,
                "filter": outcome},
         page=page,
         pages=pages,
-        pairs=shown[(page - 1) * PAGE : page * PAGE],
+        pairs=filtered_pairs[(page - 1) * PAGE : page * PAGE],
     )  # fmt: skip
 
 

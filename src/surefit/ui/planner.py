@@ -62,15 +62,15 @@ MOMENTS = {"gather": "gathering shards", "loss": "the loss", "backward": "the ba
 
 def planner_page(ui: UiContext, request: Request) -> Response:
     """Show the form, with the values of a config (`?config=PATH`) or of an 8B model."""
-    opened = request.query_params.get("config", "")
-    config = _base(ui, opened)
+    chosen = request.query_params.get("config", "")
+    config = _base(ui, chosen)
     if config.train.max_steps is None:
         config = with_changes(config, {"train.max_steps": _steps(config)})
     models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
-    # One device, or modes with a degree of their own, for which the form has no field.
+    # One device, or modes with a degree of their own: the form has no field for it.
     sized_modes = {"single", *GROUPED}
     return ui.page(
-        "planner", opened=opened, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS),
+        "planner", opened=chosen, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS),
         modes=[mode for mode in MODES if mode not in sized_modes],
     )  # fmt: skip
 
@@ -211,7 +211,7 @@ def format_plan(document: dict[str, Any], config: Config, price: float | None) -
     estimate, device, seconds = document["estimate"], document["device"], document["time"]
     total = seconds["total_seconds"] if seconds else None
     hours = count_processes(config) * total / 3600 if total is not None else None
-    least = "" if seconds and "total_seconds_low" in seconds else "at least "
+    bound = "" if seconds and "total_seconds_low" in seconds else "at least "
     return {
         "verdict": estimate["verdict"] if estimate else "unknown",
         "how": estimate["how"] if estimate else "",
@@ -225,10 +225,10 @@ def format_plan(document: dict[str, Any], config: Config, price: float | None) -
         "steps_text": _steps_text(document["steps"]),
         "time_text": _span(seconds, "total_seconds_low", "total_seconds_high", duration_text, "total_seconds"),
         "scoring_text": _scoring_text(document["scoring"]),
-        "step_text": least + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
+        "step_text": bound + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
         "speed_text": f"{count_text(seconds['tokens_per_second'])} tokens/s" if seconds else "not known",
         "rates": seconds["rates"] if seconds else "",
-        "cost_text": f"{least}{price * hours:,.2f}" if price is not None and hours is not None else "–",
+        "cost_text": f"{bound}{price * hours:,.2f}" if price is not None and hours is not None else "–",
         "disk_text": bytes_text(document["disk_total_bytes"]) if document["disk_total_bytes"] else "not known",
         "disk": [term | {"text": bytes_text(term["bytes"])} for term in document["disk"]],
         "free_text": _free_text(document),
@@ -260,10 +260,10 @@ def _span(found: dict[str, Any] | None, low: str, high: str, text: Any, middle: 
     """Return `a (b to c)`, with the values that are known."""
     if found is None or (middle and found[middle] is None):
         return "not known"
-    between = f"{text(found[low])} to {text(found[high])}" if low in found else ""
+    interval = f"{text(found[low])} to {text(found[high])}" if low in found else ""
     if not middle:
-        return between
-    return f"{text(found[middle])} ({between})" if between else f"at least {text(found[middle])}"
+        return interval
+    return f"{text(found[middle])} ({interval})" if interval else f"at least {text(found[middle])}"
 
 
 def _seconds(seconds: float) -> str:
@@ -271,8 +271,8 @@ def _seconds(seconds: float) -> str:
 
 
 def _steps_text(steps: dict[str, Any]) -> str:
-    micro, parts = steps["per_device_train_batch_size"], steps["gradient_accumulation_steps"]
-    return f"{steps['total_steps'] or '?'} steps of {steps['global_batch_size']} examples, {micro} × {parts}"
+    micro, accumulation = steps["per_device_train_batch_size"], steps["gradient_accumulation_steps"]
+    return f"{steps['total_steps'] or '?'} steps of {steps['global_batch_size']} examples, {micro} × {accumulation}"
 
 
 def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -289,15 +289,15 @@ def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
         _bar(f"training: {MOMENTS[moment]}", [term for term in terms if term["moment"] in ("always", moment)])
         for moment in moments
     ] or [_bar("training", terms)]
-    beside = {"loading": budget.get("load"), "held-out loss": budget.get("eval")}
-    return bars + [_bar(name, [{"term": "held", "bytes": size}]) for name, size in beside.items() if size]
+    other_phases = {"loading": budget.get("load"), "held-out loss": budget.get("eval")}
+    return bars + [_bar(name, [{"term": "held", "bytes": size}]) for name, size in other_phases.items() if size]
 
 
 def _bar(name: str, terms: list[dict[str, Any]]) -> dict[str, Any]:
-    shown = [
+    term_rows = [
         {"term": term["term"], "bytes": term["bytes"], "text": bytes_text(term["bytes"]), "why": term.get("why", "")}
         for term in terms
         if term["bytes"]
     ]
-    total = sum(term["bytes"] for term in shown)
-    return {"name": name, "bytes": total, "text": bytes_text(total), "terms": shown}
+    total = sum(term["bytes"] for term in term_rows)
+    return {"name": name, "bytes": total, "text": bytes_text(total), "terms": term_rows}

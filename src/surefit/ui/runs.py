@@ -103,15 +103,15 @@ def _lines_since(path: Path, place: str) -> tuple[list[dict[str, Any]], str, boo
         return [], "", bool(place), False
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
-        number, _, position = place.partition(":")
-        same = number == str(status.st_ino) and position.isdecimal() and int(position) <= status.st_size
-        start = int(position) if same else 0
+        inode, _, position = place.partition(":")
+        is_same_file = inode == str(status.st_ino) and position.isdecimal() and int(position) <= status.st_size
+        start = int(position) if is_same_file else 0
         file.seek(start)
         data = file.read(CHUNK)
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = [record for line in whole.splitlines() if (record := _record(line)) is not None]
-    end = start + len(whole)
-    return lines, f"{status.st_ino}:{end}", not same, end < status.st_size and bool(whole)
+    complete = data[: data.rfind(b"\n") + 1]
+    lines = [record for line in complete.splitlines() if (record := _record(line)) is not None]
+    end = start + len(complete)
+    return lines, f"{status.st_ino}:{end}", not is_same_file, end < status.st_size and bool(complete)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -136,8 +136,8 @@ class SecurityMiddleware:
             return PlainTextResponse("This server does not have that name.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("Only GET, HEAD and POST.", 405, {"Allow": "GET, HEAD, POST"})
-        site, opened = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
-        if site not in ("same-origin", "none") and not (opened and scope["method"] == "GET"):
+        site, is_navigation = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
+        if site not in ("same-origin", "none") and not (is_navigation and scope["method"] == "GET"):
             return PlainTextResponse("Requests from other sites are refused.", 403)
         if self.door.token is not None:
             unknown = self._unknown_visitor(scope, headers)

@@ -46,9 +46,11 @@ class Workspace:
             HTTPException: 404 for a path that is outside, hidden or invalid; the response does not tell which.
         """
         parts = PurePosixPath(text).parts
-        plain = text.isprintable() and not any(character in text for character in NOT_IN_A_PATH)
-        plain = plain and len(text.encode()) <= LONGEST and all(len(part.encode()) <= LONGEST_NAME for part in parts)
-        if text and plain and not text.startswith("/") and not any(_hidden(part) for part in parts):
+        is_valid = text.isprintable() and not any(character in text for character in NOT_IN_A_PATH)
+        is_valid = (
+            is_valid and len(text.encode()) <= LONGEST and all(len(part.encode()) <= LONGEST_NAME for part in parts)
+        )
+        if text and is_valid and not text.startswith("/") and not any(_hidden(part) for part in parts):
             try:
                 resolved = (self.root / text).resolve()
             except (OSError, RuntimeError, ValueError):
@@ -197,17 +199,17 @@ class Workspace:
 
     def _may_be_read(self, text: str) -> bool:
         try:
-            plain = Path(text)
-            path = self.root / plain.expanduser()
-            looks_like_path = plain.is_absolute() or text.startswith("~") or ".." in plain.parts
+            relative = Path(text)
+            path = self.root / relative.expanduser()
+            looks_like_path = relative.is_absolute() or text.startswith("~") or ".." in relative.parts
             if not looks_like_path and not os.path.lexists(path):
-                return not any(_hidden(part) for part in plain.parts)  # a hub id, a sample, or not there yet
-            inside = [path.resolve()]
+                return not any(_hidden(part) for part in relative.parts)  # a hub id, a sample, or not there yet
+            targets = [path.resolve()]
             if path.is_dir():
-                inside += [child.resolve() for child in path.iterdir() if child.is_symlink()]
+                targets += [child.resolve() for child in path.iterdir() if child.is_symlink()]
         except (OSError, RuntimeError, ValueError):
             return False
-        return all(self.holds(target) for target in inside)
+        return all(self.holds(target) for target in targets)
 
 
 def file_version(path: Path) -> str | None:
