@@ -236,8 +236,8 @@ def _write_clean_copy(out: Output, rows: AuditableRows, removals: Removals, fix:
 
     path, counts = clean_path(resolve_source(rows.source), fix.out), removals.counts()
     parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
-    auxiliary = "would be " if fix.dry_run else ""
-    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {auxiliary}left out{': ' if parts else ''}{parts}")
+    prefix = "would be " if fix.dry_run else ""
+    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {prefix}left out{': ' if parts else ''}{parts}")
     if len(removals) == len(rows):
         raise DataError(
             "a clean copy would have no rows", code="E1006", path=rows.source, help="see what the audit found"

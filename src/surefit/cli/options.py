@@ -9,7 +9,7 @@ import typer
 
 
 def _path_or_none(text: str) -> Path:
-    """Return the path. Raises for an empty text, as of an unset shell variable: it would mean the current directory."""
+    """Return the path. Raise for an empty text, as of an unset shell variable: it would mean the current directory."""
     if not text.strip():
         raise typer.BadParameter("empty: name a file or a directory")
     return Path(text)

@@ -31,7 +31,7 @@ def prepare(
     ] = "local",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Tokenise into shards in data.tokenized, for data larger than memory; if killed, run it again to go on."""
+    """Tokenize into shards in data.tokenized, for data larger than memory; if killed, run it again to continue."""
 
     def work(out: Output) -> int:
         from surefit.config.load import load_config

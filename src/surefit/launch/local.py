@@ -27,7 +27,7 @@ FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHU
 GRACE_SECONDS = 10.0
 """Seconds that the others have to end by themselves after one has failed."""
 SAVING_SECONDS = 600.0
-"""The same after one has saved and exited: rank 0 may still be writing."""
+"""Seconds that the others have after one has saved and exited: rank 0 may still be writing."""
 LOOK_SECONDS = 0.05
 STDERR = 2
 
@@ -98,9 +98,8 @@ class LocalProcessGroup:
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
-        forwarded = [
-            number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
-        ]  # nohup's SIGHUP
+        # A signal that is ignored, as SIGHUP under nohup, stays ignored.
+        forwarded = [number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         previous_handlers = {number: signal.signal(number, self._hand_on) for number in forwarded}
         try:
             yield

@@ -1,10 +1,11 @@
-"""SLURM batch scripts for a run: rendering, the arithmetic of processes and batch, submission, and job states.
-Torch-free.
+"""SLURM batch scripts for a run: rendering, arithmetic of processes and batch, submission, job states. Torch-free.
 
 The script survives its time limit: shortly before it SLURM sends SIGUSR1, the script forwards it to every process of
 the run, the run saves a checkpoint and exits, and the script requeues the job, which starts again with `--resume`. It
 is requeued only if it got the signal *and* the run has recorded that it was interrupted with its work saved: a run that
-is finished, that failed or that a user canceled is never restarted. https://slurm.schedmd.com/sbatch.html
+is finished, that failed or that a user canceled is never restarted.
+
+See https://slurm.schedmd.com/sbatch.html
 """
 
 from __future__ import annotations

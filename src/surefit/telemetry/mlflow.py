@@ -87,8 +87,10 @@ class MLflow:
     def conclude(
         self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
     ) -> None:
-        """Send the new numbers, and replace the files and the table; if training has not logged here, also upload its
-        artefacts."""
+        """Send the new numbers, and replace the files and the table.
+
+        If training has not logged here, also upload the artefacts that explain the run.
+        """
         created = self._connect()
         try:
             run_data = self._client.get_run(self.id).data

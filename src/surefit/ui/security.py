@@ -33,7 +33,7 @@ REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-"""For report.html, which contains its scripts: in an origin of its own, without network access."""
+"""The policy of report.html, which contains its scripts: in an origin of its own, without network access."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
