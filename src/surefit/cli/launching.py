@@ -137,7 +137,8 @@ def _connect_processes(world: World, target: Path, overrides: Sequence[str]) -> 
 def _with_process_count(target: Path, overrides: Sequence[str] | None, gpus: int | None) -> list[str]:
     """Return the overrides with the device count of `--gpus`.
 
-    A run directory records the parallel mode that was chosen for its own count: for another count it is reset to auto.
+    A run directory records the parallel mode chosen for its own count; it is reset to auto if it does not fit the new
+    count.
     """
     changes = list(overrides or ())
     if gpus is None:
