@@ -1,4 +1,4 @@
-"""`evaluate --all-checkpoints`: the score of every checkpoint, the best of them, and how sure that is."""
+"""`evaluate --all-checkpoints`: the score of every checkpoint, the best one, and how certain that choice is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def score_all_checkpoints(out: Output, run: CheckedRun, *, dry_run: bool = False, world: World | None = None) -> int:
-    """Score each checkpoint on the held-out rows. Training may go on meanwhile, so the run is not locked.
+    """Score each checkpoint on the held-out rows. The run is not locked, because training may go on meanwhile.
 
     Args:
-        dry_run: only say which there are.
-        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+        dry_run: only list the checkpoints.
+        world: the processes that share the rows, of which this is one; the first alone writes and prints.
     """
     require_held_out(run.resolved.config, "--all-checkpoints")
     if dry_run:
@@ -33,28 +33,30 @@ def score_all_checkpoints(out: Output, run: CheckedRun, *, dry_run: bool = False
     world = world or World()
     held_out = run_on_rank0(world, lambda: load_eval_sets(run)["eval"])
     with out.progress("evaluating") as on_progress:
-        found = score_checkpoints(run.resolved.config, run.recipe, run.hardware, run.run, held_out, on_progress, world)
+        scores = score_checkpoints(run.resolved.config, run.recipe, run.hardware, run.run, held_out, on_progress, world)
     if world.is_first:
-        say_checkpoints(out, found, run.run)
-        out.result(found)
+        say_checkpoints(out, scores, run.run)
+        out.result(scores)
     return EXIT_OK
 
 
 def _dry_run(out: Output, run: CheckedRun) -> int:
     from surefit.checkpoint.manager import list_steps
 
-    there = [path.name for _, path in list_steps(run.run.checkpoints)]
-    scored = [name for name in there if (run.run.eval / "eval" / f"{name}.json").exists()]
+    checkpoints = [path.name for _, path in list_steps(run.run.checkpoints)]
+    scored = [name for name in checkpoints if (run.run.eval / "eval" / f"{name}.json").exists()]
     rows = len(load_eval_sets(run)["eval"])
-    out.say(f"{plural(len(there), 'checkpoint')}, {plural(rows, 'held-out row')}: {', '.join(there) or 'none'}")
+    out.say(
+        f"{plural(len(checkpoints), 'checkpoint')}, {plural(rows, 'held-out row')}: {', '.join(checkpoints) or 'none'}"
+    )
     if scored:
         out.say(f"Scored before, and kept where still comparable: {', '.join(scored)}")
-    out.result({"checkpoints": there, "scored": scored, "rows": rows})
+    out.result({"checkpoints": checkpoints, "scored": scored, "rows": rows})
     return EXIT_OK
 
 
 def say_checkpoints(out: Output, found: dict[str, Any], run: RunDir) -> None:
-    """A table by step, the best one in words, and what was passed over."""
+    """Print a table of checkpoints by step, the best one in words, and the checkpoints that were passed over."""
     points, best, metric = found["checkpoints"], found["best"], found["metric"]
     for text in found["passed_over"]:
         out.note(f"passed over: {text}")
@@ -63,7 +65,9 @@ def say_checkpoints(out: Output, found: dict[str, Any], run: RunDir) -> None:
     if not points:
         out.say("No checkpoint has been scored")
         return
-    leads = {one["variant"]: _points(one["difference"], one["interval"]) for one in best["over"]}
+    leads = {
+        comparison["variant"]: _points(comparison["difference"], comparison["interval"]) for comparison in best["over"]
+    }
     rows = [["base", _mean(found["base"]), "-", "-", "-"]] if found["base"] else []
     for point in points:
         name = point["variant"] + ("" if point["there"] else " (deleted)")

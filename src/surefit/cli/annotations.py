@@ -1,4 +1,4 @@
-"""Findings the way other programs read them: SARIF 2.1.0 for code scanning, GitHub's annotation lines for a log."""
+"""Findings in the formats of other programs: SARIF 2.1.0 for code scanning, GitHub's annotation lines for a log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _SARIF_LEVEL = {"error": "error", "warning": "warning", "info": "note"}
 _GITHUB_LEVEL = {"error": "error", "warning": "warning", "info": "notice"}
 _ROW = re.compile(r" row \d+$")
-"""Behind the name of a file whose rows have no lines."""
+"""Suffix of the name of a file whose rows have no line numbers."""
 
 
 def to_sarif(report: Mapping[str, Any], checked: Path) -> str:
-    """A report as a SARIF log (OASIS, version 2.1.0), the suppressed findings with their reasons.
+    """Return a report as a SARIF log (OASIS, version 2.1.0), the suppressed findings with their reasons.
 
     Args:
         report: the content of check.json.
@@ -53,15 +53,15 @@ def _sarif_rule(code: str) -> dict[str, Any]:
 
 def _sarif_result(finding: Mapping[str, Any], codes: Sequence[str], checked: Path) -> dict[str, Any]:
     uri, line = _place(finding, checked)
-    place: dict[str, Any] = {"artifactLocation": {"uri": f"{'file://' if uri[0] == '/' else ''}{quote(uri)}"}}
+    location: dict[str, Any] = {"artifactLocation": {"uri": f"{'file://' if uri[0] == '/' else ''}{quote(uri)}"}}
     if line is not None:
-        place["region"] = {"startLine": line}
+        location["region"] = {"startLine": line}
     result: dict[str, Any] = {
         "ruleId": finding["code"],
         "ruleIndex": codes.index(finding["code"]),
         "level": _SARIF_LEVEL[finding["severity"]],
         "message": {"text": _text(finding)},
-        "locations": [{"physicalLocation": place}],
+        "locations": [{"physicalLocation": location}],
     }
     if "reason" in finding:
         result["suppressions"] = [{"kind": "inSource", "justification": finding["reason"]}]
@@ -69,7 +69,7 @@ def _sarif_result(finding: Mapping[str, Any], codes: Sequence[str], checked: Pat
 
 
 def to_github_annotations(report: Mapping[str, Any], checked: Path) -> str:
-    """A report as workflow commands, one line per finding; suppressed findings are left out.
+    """Return a report as GitHub workflow commands, one line per finding; suppressed findings are left out.
 
     Args:
         report: the content of check.json.
@@ -81,8 +81,8 @@ def to_github_annotations(report: Mapping[str, Any], checked: Path) -> str:
 def _github_line(finding: Mapping[str, Any], checked: Path) -> str:
     path, line = _place(finding, checked)
     properties = {"file": path, "line": line, "title": f"{finding['code']} {finding['name']}"}
-    shown = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items() if value is not None)
-    return f"::{_GITHUB_LEVEL[finding['severity']]} {shown}::{_data(_text(finding))}"
+    property_text = ",".join(f"{key}={_property(str(value))}" for key, value in properties.items() if value is not None)
+    return f"::{_GITHUB_LEVEL[finding['severity']]} {property_text}::{_data(_text(finding))}"
 
 
 def _data(text: str) -> str:
@@ -107,9 +107,9 @@ def _text(finding: Mapping[str, Any]) -> str:
 
 
 def _place(finding: Mapping[str, Any], checked: Path) -> tuple[str, int | None]:
-    """(path, line) of a finding, relative to the working directory where it is below it."""
-    named = finding["path"]
-    path = checked if named in (None, OVERRIDE) else Path(_ROW.sub("", named))
+    """Return the (path, line) of a finding; the path is relative to the working directory if it lies below it."""
+    finding_path = finding["path"]
+    path = checked if finding_path in (None, OVERRIDE) else Path(_ROW.sub("", finding_path))
     try:
         path = path.absolute().relative_to(Path.cwd())
     except (ValueError, OSError):
@@ -118,13 +118,19 @@ def _place(finding: Mapping[str, Any], checked: Path) -> tuple[str, int | None]:
 
 
 def error_report(error: SureFitError) -> dict[str, Any]:
-    """What stopped the check itself, as a report: in continuous integration it belongs on its line as well."""
+    """Return the errors that stopped the check as a report: in continuous integration they need annotations as well."""
     codes = {DataError: "DAT001", ModelError: "MOD001", MachineError: "ENV003"}
     findings = []
-    for each in (error, *error.also):
-        rule = find_rule(codes.get(type(each), "CFG004"))
-        stamped = {"code": rule.code, "name": rule.name, "severity": "error", "path": each.path, "line": each.line}
-        findings.append(stamped | {"field": each.field, "message": each.message, "help": each.help})
+    for problem in (error, *error.also):
+        rule = find_rule(codes.get(type(problem), "CFG004"))
+        stamped = {
+            "code": rule.code,
+            "name": rule.name,
+            "severity": "error",
+            "path": problem.path,
+            "line": problem.line,
+        }
+        findings.append(stamped | {"field": problem.field, "message": problem.message, "help": problem.help})
     return {"findings": findings}
 
 

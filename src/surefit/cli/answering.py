@@ -1,4 +1,4 @@
-"""`evaluate` and `predict` in one process or in several that share the rows. Torch-free."""
+"""`evaluate` and `predict` in one process, or in several that share the rows. Torch-free."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def evaluate_command(
     gpus: int | None,
     dry_run: bool,
 ) -> int:
-    """Score the run's variants, or every one of its checkpoints."""
+    """Score the run's variants, or, with `every`, all of its checkpoints."""
 
     def work(run: CheckedRun, world: World | None) -> int:
         if every:
@@ -38,20 +38,20 @@ def evaluate_command(
 
     if dry_run:
         return work(load_checked_run(target, overrides), None)
-    again = ["evaluate", str(target), *_each("--set", overrides), *_each("--variant", variants or ())]
-    again += ["--all-checkpoints"] * every + ["--show", str(show)] * bool(show)
-    return distribute_rows(out, target, overrides, gpus, again, work)
+    arguments = ["evaluate", str(target), *_each("--set", overrides), *_each("--variant", variants or ())]
+    arguments += ["--all-checkpoints"] * every + ["--show", str(show)] * bool(show)
+    return distribute_rows(out, target, overrides, gpus, arguments, work)
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What `predict` answers, and where to.
+    """Options of `predict`: the rows to answer, and the destination.
 
     Attributes:
-        data: rows laid out as trained; or `prompt`, one user message.
-        output: JSONL; None says the answers.
-        variant: which model; None: the best there is.
-        overwrite: what is in `output`.
+        data: rows laid out like the training rows; alternatively `prompt`, one user message.
+        output: JSONL file; None prints the answers.
+        variant: the model that answers; None: the best available.
+        overwrite: replace the contents of `output`.
     """
 
     data: str | None = None
@@ -61,23 +61,23 @@ class PredictOptions:
     overwrite: bool = False
 
     def again(self) -> list[str]:
-        """The same, as the command line takes it."""
-        given = {"--variant": self.variant, "--output": self.output, "--prompt": self.prompt}
-        words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+        """Return the options as command-line arguments."""
+        options = {"--variant": self.variant, "--output": self.output, "--prompt": self.prompt}
+        words = [word for name, value in options.items() if value is not None for word in (name, str(value))]
         return [*([self.data] if self.data is not None else []), *words, *["--overwrite"] * self.overwrite]
 
 
 def predict_command(
     out: Output, target: Path, overrides: Sequence[str], asked: PredictOptions, gpus: int | None
 ) -> int:
-    """Answer new rows, or one prompt."""
+    """Answer new rows or one prompt."""
 
     def work(run: CheckedRun, world: World | None) -> int:
         code: int = _module("predict").predict_rows(out, run, asked, world)
         return code
 
-    again = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
-    return distribute_rows(out, target, overrides, gpus, again, work)
+    arguments = ["predict", str(target), *asked.again(), *_each("--set", overrides)]
+    return distribute_rows(out, target, overrides, gpus, arguments, work)
 
 
 def _each(flag: str, values: Sequence[str]) -> list[str]:
@@ -85,5 +85,5 @@ def _each(flag: str, values: Sequence[str]) -> list[str]:
 
 
 def _module(name: str) -> Any:
-    """Imported where it is used: it needs torch."""
+    """Import a module of surefit.cli on first use: it needs torch."""
     return import_module(f"surefit.cli.{name}")

@@ -1,4 +1,4 @@
-"""The verbs of `surefit` and their options. What a verb does is in the other files; how it ends, in `exits.py`.
+"""The verbs of `surefit` and their options. The other files of this folder implement them; `exits.py` ends them.
 
 Nothing heavy is imported here: `surefit --help` must answer at once, `surefit check` without torch.
 """
@@ -95,13 +95,21 @@ def check(
         raise typer.BadParameter("--dry-run needs --fix")
     if as_json and style not in ("text", "json"):
         raise typer.BadParameter(f"--json is not --format {style}")
-    shown = "json" if as_json else style
+    output_format = "json" if as_json else style
     run_verb(
-        shown != "text",
+        output_format != "text",
         lambda out: _cli("checking").check_file(
-            out, config, overrides, show=show, select=select, ignore=ignore, fix=fix, dry_run=dry_run, style=shown
+            out,
+            config,
+            overrides,
+            show=show,
+            select=select,
+            ignore=ignore,
+            fix=fix,
+            dry_run=dry_run,
+            style=output_format,
         ),
-        with_result=shown == "json",
+        with_result=output_format == "json",
     )
 
 
@@ -195,14 +203,14 @@ def slurm(
 
     def work(out: Any) -> int:
         verbs, changes = _cli("slurm"), overrides or ()
-        wishes = verbs.SlurmOptions(nodes, gpus, submit, output, interface, array)
+        options = verbs.SlurmOptions(nodes, gpus, submit, output, interface, array)
         if evaluate or prepare:
             return int(
                 (verbs.submit_evaluation_array if evaluate else verbs.submit_prepare_array)(
-                    out, config, changes, wishes
+                    out, config, changes, options
                 )
             )
-        return int(verbs.slurm_command(out, config, changes, stage, wishes))
+        return int(verbs.slurm_command(out, config, changes, stage, options))
 
     run_verb(as_json, work)
 
@@ -301,16 +309,16 @@ def predict(
     gpus: EachGpu = None, overrides: Overrides = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Answer new rows, or one prompt, with a trained model."""
-    named = [name for name, given in (("base", base), ("adapter", adapter), ("merged", merged)) if given]
-    named += [variant] if variant else []
-    if len(named) > 1:
-        raise typer.BadParameter(f"one model answers, not {' and '.join(named)}")
+    chosen = [name for name, is_set in (("base", base), ("adapter", adapter), ("merged", merged)) if is_set]
+    chosen += [variant] if variant else []
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"one model answers, not {' and '.join(chosen)}")
     changes = [*(overrides or ()), *(["evaluate.constrained=only"] if constrained else [])]
-    who = named[0] if named else None
+    model = chosen[0] if chosen else None
     run_verb(
         as_json,
         lambda out: _cli("answering").predict_command(
-            out, target, changes, _cli("answering").PredictOptions(data, prompt, output, who, overwrite), gpus
+            out, target, changes, _cli("answering").PredictOptions(data, prompt, output, model, overwrite), gpus
         ),
     )
 
@@ -398,7 +406,7 @@ def run(
     config: Target, overrides: Overrides = None, resume: Resume = False, overwrite: Overwrite = False,
     adapt: Adapt = False, gpus: Gpus = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """All stages in order: check, plan, train, merge, evaluate, report; stops at the first that fails."""
+    """Run all stages in order: check, plan, train, merge, evaluate, report; stop at the first that fails."""
     run_verb(
         as_json,
         lambda out: _cli("launching").run_command(
@@ -472,12 +480,12 @@ def ui(
 
 
 def _cli(module: str) -> Any:
-    """A module of this folder, imported when a verb needs it."""
+    """Import a module of surefit.cli when a verb needs it."""
     return import_module(f"surefit.cli.{module}")
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     open_closed_streams()
     env.start_children_safely()
     try:
@@ -487,7 +495,7 @@ def main() -> None:
             exit_now(ended)
         raise
     finally:
-        gc.disable()  # all is given back anyway: with torch loaded, looking for garbage once more takes half a second
+        gc.disable()  # the process ends anyway: with torch loaded, a last garbage collection takes half a second
 
 
 if __name__ == "__main__":

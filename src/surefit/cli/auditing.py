@@ -1,4 +1,4 @@
-"""The verb `audit`: every row of a config's data, or of a file, looked at; the passport written."""
+"""The verb `audit`: examine every row of a config's data, or of a file, and write the passport."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True)
 class AuditTarget:
-    """What is audited.
+    """Data to audit, with everything that the audit compares them with.
 
     Attributes:
-        rows: None where they cannot be read; then `problems` says why.
-        question: how they are looked at.
-        context: for the rules, still without what the audit finds.
-        scored: the sets to compare with.
+        rows: None if they cannot be read; `problems` then has the reason.
+        question: settings of the audit.
+        context: for the rules, still without the audit's results.
+        scored: the evaluation sets to compare with.
         expected: the recipe's columns; None for several tasks.
-        passport: where it is written by default; None: only where the user says.
+        passport: default file of the passport; None: only where the user names one.
         run: the run directory of a config.
         inputs: files and directories that are read, by name.
         conventions: how the rows of `data.mix` are written, by config key.
@@ -66,11 +66,11 @@ class AuditTarget:
 
 @dataclass(frozen=True)
 class CleanCopyOptions:
-    """What `--fix` is to do.
+    """Options of `--fix`.
 
     Attributes:
-        out: where the copy goes; None: beside its source.
-        dry_run: only say what would be left out.
+        out: file of the copy; None: beside its source.
+        dry_run: only report the rows that would be left out.
         overwrite: replace an earlier copy.
     """
 
@@ -89,10 +89,12 @@ def audit_command(
     workers: int | None = None,
     fix: CleanCopyOptions | None = None,
 ) -> int:
-    """Audit, judge, say, write; exit code 1 where a finding is an error, and 0 once a clean copy is written.
+    """Audit the data, print the findings and write the passport.
+
+    Returns exit code 1 if a finding is an error, and 0 once a clean copy is written.
 
     Args:
-        passport: where the passport is written; by default into a config's run directory.
+        passport: file of the passport; by default it is written into a config's run directory.
     """
     subject = _config_target(target, overrides) if _is_config(target) else _data_target(target)
     path = _passport_file(subject, passport)
@@ -107,14 +109,14 @@ def audit_command(
     out.result(result)
     if fix and "fix" in result:
         return EXIT_OK
-    return EXIT_FINDINGS if any(one["severity"] == "error" for one in result["findings"]) else EXIT_OK
+    return EXIT_FINDINGS if any(finding["severity"] == "error" for finding in result["findings"]) else EXIT_OK
 
 
 def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:
-    """Where the passport goes.
+    """Return the file of the passport, or None if it is not written.
 
     Raises:
-        ConfigError: that file may not be written over, or ends as a file of rows does.
+        ConfigError: that file may not be overwritten, or has the extension of a file of rows.
     """
     from surefit.data.read.file_io import file_extensions
     from surefit.data.read.readers import ENDINGS
@@ -122,10 +124,10 @@ def _passport_file(subject: AuditTarget, asked: Path | None) -> Path | None:
     path = asked or subject.passport
     if path is None:
         return None
-    ending = file_extensions(path.name)[0]
-    if ending in ENDINGS and ending != ".json":
+    extension = file_extensions(path.name)[0]
+    if extension in ENDINGS and extension != ".json":
         raise ConfigError(
-            f"a passport is JSON, and {ending} is a file of rows",
+            f"a passport is JSON, and {extension} is a file of rows",
             code="E1600",
             path=path,
             field="--passport",
@@ -153,7 +155,7 @@ def _record_audit(run: RunDir | None) -> Iterator[None]:
 def _run_audit(
     out: Output, subject: AuditTarget, max_rows: int | None, workers: int | None, fix: CleanCopyOptions | None
 ) -> dict[str, Any]:
-    """The content of passport.json; only the findings where a file is no rows, but is known for what it is.
+    """Return the content of passport.json; only the findings if the file is of a recognized kind that holds no rows.
 
     Raises:
         DataError: the rows cannot be read.
@@ -178,7 +180,7 @@ def _run_audit(
     workers = workers or cpu_count()
     removals = Removals()
     with out.progress("auditing") as progress:
-        found = audit_rows(
+        audit = audit_rows(
             rows,
             question,
             scored=subject.scored,
@@ -188,19 +190,19 @@ def _run_audit(
             on_progress=progress,
             and_then=removals.find if fix else None,
         )
-    conventions = {**subject.conventions, **found.facts.conventions}
-    observations = {**found.facts.observations, **of_files}
-    facts = replace(found.facts, observations=observations, conventions=conventions)
+    conventions = {**subject.conventions, **audit.facts.conventions}
+    observations = {**audit.facts.observations, **of_files}
+    facts = replace(audit.facts, observations=observations, conventions=conventions)
     problems = (*subject.context.problems, *_unusable(subject, facts))
-    findings = _run_audit_rules(subject, audit=facts, dataset=found.dataset, problems=problems)
+    findings = _run_audit_rules(subject, audit=facts, dataset=audit.dataset, problems=problems)
     about = {
         "rows": len(subject.rows),
         "recipe": question.recipe_name,
         "tokenizer": config.model.name_or_path if config else None,
-        "workers": found.workers,
+        "workers": audit.workers,
         "seconds": round(time.monotonic() - start, 2),
     }
-    result = build_passport(replace(found, facts=facts), rows, findings, about)
+    result = build_passport(replace(audit, facts=facts), rows, findings, about)
     _say(out, result, facts.observations)
     if fix:
         result["fix"] = _write_clean_copy(out, rows, removals, fix)
@@ -208,7 +210,7 @@ def _run_audit(
 
 
 def _require_fixable(subject: AuditTarget, fix: CleanCopyOptions, max_rows: int | None) -> None:
-    """A copy is of all rows or of none."""
+    """Raise unless all rows are audited: a clean copy covers all rows. Also check the files that the copy writes."""
     from surefit.data.audit.clean import clean_path, removed_path
     from surefit.data.read.sources import resolve_source
 
@@ -228,14 +230,14 @@ def _require_fixable(subject: AuditTarget, fix: CleanCopyOptions, max_rows: int 
 
 
 def _write_clean_copy(out: Output, rows: AuditableRows, removals: Removals, fix: CleanCopyOptions) -> dict[str, Any]:
-    """Write the clean copy, or say what it would be."""
+    """Write the clean copy, or print what it would hold; return its statistics."""
     from surefit.data.audit.clean import clean_path, removed_path, write_clean
     from surefit.data.read.sources import resolve_source
 
     path, counts = clean_path(resolve_source(rows.source), fix.out), removals.counts()
     parts = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in counts.items())
-    would = "would be " if fix.dry_run else ""
-    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {would}left out{': ' if parts else ''}{parts}")
+    prefix = "would be " if fix.dry_run else ""
+    out.say(f"{plural(len(removals), 'row')} of {len(rows):,} {prefix}left out{': ' if parts else ''}{parts}")
     if len(removals) == len(rows):
         raise DataError(
             "a clean copy would have no rows", code="E1006", path=rows.source, help="see what the audit found"
@@ -254,28 +256,32 @@ def _write_clean_copy(out: Output, rows: AuditableRows, removals: Removals, fix:
 
 
 def _run_audit_rules(subject: AuditTarget, **known: Any) -> list[dict[str, Any]]:
-    """What the rules about data say to these facts; a finding about a data file names no config key."""
+    """Return the findings of the data rules on these facts; without a config, a finding names no config key."""
     from surefit.lint.engine import all_rules, run_rules
 
     rules = [rule for rule in all_rules() if rule.code.startswith(FAMILIES)]
     findings: list[dict[str, Any]] = run_rules(replace(subject.context, **known), rules).as_dict()["findings"]
-    return findings if subject.context.config else [one | {"field": None} for one in findings]
+    return findings if subject.context.config else [finding | {"field": None} for finding in findings]
 
 
 def _unusable(subject: AuditTarget, facts: AuditFacts) -> list[SureFitError]:
-    """Rows that training would stop at, as a problem for DAT001."""
+    """Return the sets with rows that training would stop at, as problems for DAT001."""
     config = subject.context.config
-    found: list[tuple[str | None, Observation | None]] = [(None, facts.seen("unusable_row"))]
-    found += [(key, observations.get("unusable_row")) for key, observations in facts.others.items()]
-    known = {problem.field for problem in subject.context.problems}
+    unusable_rows: list[tuple[str | None, Observation | None]] = [(None, facts.seen("unusable_row"))]
+    unusable_rows += [(key, observations.get("unusable_row")) for key, observations in facts.others.items()]
+    reported_fields = {problem.field for problem in subject.context.problems}
     problems: list[SureFitError] = []
-    for key, seen in found:
+    for key, observation in unusable_rows:
         skips = config is not None and config.data.bad_rows == "skip"
-        if not (seen and seen.rows) or (skips and seen.rows < seen.of) or (key and key in known):
+        if (
+            not (observation and observation.rows)
+            or (skips and observation.rows < observation.of)
+            or (key and key in reported_fields)
+        ):
             continue
         problems.append(
             DataError(
-                f"{seen.rows:,} of {seen.of:,} rows cannot be used, the first: {seen.examples[0]}",
+                f"{observation.rows:,} of {observation.of:,} rows cannot be used, the first: {observation.examples[0]}",
                 code="E1007",
                 path=None if key else facts.source,
                 field=key,
@@ -285,7 +291,7 @@ def _unusable(subject: AuditTarget, facts: AuditFacts) -> list[SureFitError]:
     return problems
 
 
-# What is audited
+# The data to audit
 
 
 def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
@@ -295,44 +301,55 @@ def _config_target(target: str, overrides: Sequence[str] | None) -> AuditTarget:
     from surefit.facts.setup import setup_of
     from surefit.lint.rule import LintContext
 
-    found = load_run_context(Path(target), overrides, look=True)
-    config = found.loaded.config
-    if found.recipe is None:
-        raise found.problems[0]
+    run_context = load_run_context(Path(target), overrides, look=True)
+    config = run_context.loaded.config
+    if run_context.recipe is None:
+        raise run_context.problems[0]
     rows: StreamedRows | None = None
-    problems: list[SureFitError] = [problem for problem in found.problems if isinstance(problem, DataError)]
+    problems: list[SureFitError] = [problem for problem in run_context.problems if isinstance(problem, DataError)]
     if not problems:
         try:
             rows = StreamedRows(config.data.train, config.data.split, config.data.limit)
         except DataError as error:
             problems.append(error)
-    scored = load_eval_rows(config, rows, problems) if rows is not None else {}
-    more = _mixed_rows(config, problems) if rows is not None else {}
-    mixed = check_mixed_rows(found, load_tokenizer_facts(found)[0])
-    problems += [problem for problem in mixed if isinstance(problem, DataError)]
-    loaded = found.loaded
+    eval_sets = load_eval_rows(config, rows, problems) if rows is not None else {}
+    mixed_datasets = _mixed_rows(config, problems) if rows is not None else {}
+    mixed_problems = check_mixed_rows(run_context, load_tokenizer_facts(run_context)[0])
+    problems += [problem for problem in mixed_problems if isinstance(problem, DataError)]
+    loaded = run_context.loaded
     context = LintContext(
         config=config,
         path=loaded.path,
         lines=loaded.lines,
         overridden=loaded.overridden,
-        setup=setup_of(config, found.resolved),
-        resolved=found.resolved,
-        columns=found.recipe.columns_in(rows.columns if rows else ()),
+        setup=setup_of(config, run_context.resolved),
+        resolved=run_context.resolved,
+        columns=run_context.recipe.columns_in(rows.columns if rows else ()),
         problems=tuple(problems),
     )
     question = build_audit_job(config)
-    expected = None if found.recipe.parts else context.columns
+    expected = None if run_context.recipe.parts else context.columns
     inputs = input_files(config, loaded.path)
-    mixed_rows = {} if found.recipe.parts else found.mixed
-    conventions = {f"data.mix.{name}": observe_conventions(each, config.recipe) for name, each in mixed_rows.items()}
+    mixed_rows = {} if run_context.recipe.parts else run_context.mixed
+    conventions = {
+        f"data.mix.{name}": observe_conventions(dataset, config.recipe) for name, dataset in mixed_rows.items()
+    }
     return AuditTarget(
-        rows, question, context, scored, expected, found.run.passport, found.run, inputs, conventions, more
+        rows,
+        question,
+        context,
+        eval_sets,
+        expected,
+        run_context.run.passport,
+        run_context.run,
+        inputs,
+        conventions,
+        mixed_datasets,
     )
 
 
 def build_audit_job(config: Config) -> AuditJob:
-    """What a config's data are asked."""
+    """Return the audit settings of a config's data."""
     from surefit import recipes
     from surefit.data.audit.chunk import AuditJob
     from surefit.model.tokenizer import load_tokenizer
@@ -350,38 +367,38 @@ def build_audit_job(config: Config) -> AuditJob:
 
 
 def load_eval_rows(config: Config, rows: HasSha256, problems: list[SureFitError]) -> dict[str, AuditableRows]:
-    """The rows of the sets that are scored, by config key; those that cannot be read are added to `problems`."""
+    """Return the rows of the evaluation sets, by config key; sets that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import StreamedRows
     from surefit.data.read.load import require_distinct_rows
 
-    scored: dict[str, AuditableRows] = {}
+    eval_sets: dict[str, AuditableRows] = {}
     for key, source in list_eval_sources(config).items():
         try:
-            found = StreamedRows(source, config.data.split)
-            require_distinct_rows(found, rows if key == "data.eval" else None, source)
-            scored[key] = found
+            eval_rows = StreamedRows(source, config.data.split)
+            require_distinct_rows(eval_rows, rows if key == "data.eval" else None, source)
+            eval_sets[key] = eval_rows
         except SureFitError as error:
             error.about(key)
             problems.append(error)
-    return scored
+    return eval_sets
 
 
 def _mixed_rows(config: Config, problems: list[SureFitError]) -> dict[str, AuditableRows]:
-    """The rows of `data.mix`, by config key; those that cannot be read are added to `problems`."""
+    """Return the rows of `data.mix`, by config key; sources that cannot be read are added to `problems`."""
     from surefit.data.audit.streamed import StreamedRows
 
-    mixed: dict[str, AuditableRows] = {}
+    datasets: dict[str, AuditableRows] = {}
     for source in config.data.mix:
         try:
-            mixed[f"data.mix.{source}"] = StreamedRows(source, config.data.split)
+            datasets[f"data.mix.{source}"] = StreamedRows(source, config.data.split)
         except SureFitError as error:
             error.about(f"data.mix.{source}")
             problems.append(error)
-    return mixed
+    return datasets
 
 
 def _data_target(target: str) -> AuditTarget:
-    """A file, a directory, a sample or a hub id: no config, no model."""
+    """Return the audit target of a file, a directory, a sample or a hub id, without config and model."""
     from surefit.config.inputs import row_files
     from surefit.data.audit.chunk import AuditJob
     from surefit.data.audit.streamed import StreamedRows
@@ -406,30 +423,34 @@ def _data_target(target: str) -> AuditTarget:
     return AuditTarget(rows, question, context, expected=expected, inputs=row_files("the data", target))
 
 
-# What is said
+# The printed summary
 
 
 def _say(out: Output, result: Mapping[str, Any], observations: Mapping[str, Observation]) -> None:
     lengths = result["lengths"]
-    of = f" of {result['rows']:,}" if result["rows"] != result["audited"] else ""
+    total_text = f" of {result['rows']:,}" if result["rows"] != result["audited"] else ""
     out.say(
-        f"{result['source']}: {result['audited']:,}{of} rows, {result['usable']:,} usable as examples"
+        f"{result['source']}: {result['audited']:,}{total_text} rows, {result['usable']:,} usable as examples"
         + (f" of {result['recipe']}" if result["recipe"] else ""),
         "bold",
     )
     if result["examples"] != result["usable"]:
         out.say(f"{result['examples']:,} examples: the chat template rewrites earlier turns of a conversation")
     unit = result["unit"]
-    parts = [[name, *_numbers(part)] for name, part in lengths.items() if part["total"]]
-    out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], parts)
+    length_rows = [[name, *_numbers(stats)] for name, stats in lengths.items() if stats["total"]]
+    out.table(f"Length in {unit}", ["part", "total", "mean", "median", "95 %", "99 %", "longest"], length_rows)
     if lengths["whole"]["total"]:
         for line in _bars(lengths["whole"]["histogram"]):
             out.say(line)
         share = result["supervised_share"]
         out.say(f"{share:.1%} of the {unit} are learnt" if share is not None else f"no {unit}")
-    seen = [[name, f"{one.rows:,}", f"{one.of:,}", _first(one)] for name, one in observations.items() if one.rows]
-    if seen:
-        out.table("Seen", ["observation", "rows", "of", "first"], seen)
+    observed = [
+        [name, f"{observation.rows:,}", f"{observation.of:,}", _first(observation)]
+        for name, observation in observations.items()
+        if observation.rows
+    ]
+    if observed:
+        out.table("Seen", ["observation", "rows", "of", "first"], observed)
     else:
         out.say(f"found none of the {plural(len(observations), 'thing')} looked for", "green")
     out.findings(result["findings"])
@@ -450,13 +471,13 @@ def _numbers(part: Mapping[str, Any]) -> list[str]:
 
 
 def _bars(histogram: Mapping[str, Any]) -> list[str]:
-    """A line for each bin from the first that has rows: its first length, a bar, the rows."""
+    """Return one line per bin, from the first bin that has rows: its lower length, a bar, the number of rows."""
     width, counts = histogram["width"], histogram["counts"]
     labels = [f"{n * width:,}" for n in range(len(counts))] + [f"{len(counts) * width:,}+"]
     room = max(len(label) for label in labels)
-    top = max(max(counts), histogram["over"], 1)
+    highest = max(max(counts), histogram["over"], 1)
     rows = [*counts, histogram["over"]] if histogram["over"] else counts
-    lines = [f"  {label:>{room}} {_bar(count / top)} {count:,}" for label, count in zip(labels, rows, strict=False)]
+    lines = [f"  {label:>{room}} {_bar(count / highest)} {count:,}" for label, count in zip(labels, rows, strict=False)]
     return lines[next((n for n, count in enumerate(rows) if count), 0) :]
 
 

@@ -1,4 +1,4 @@
-"""The verb `calibrate`: how fast is the device of this machine?"""
+"""The verb `calibrate`: measure the speed of this machine's device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def calibrate_command(out: Output, output: Path | None) -> int:
-    """Measure, store the profile where `plan` looks for it, and also in `output` if that is given."""
+    """Measure the device, save the profile where `plan` reads it, and also in `output` if that is given."""
     from surefit.plan.calibrate import calibrate_device as measure
 
     if output is not None:
@@ -49,8 +49,8 @@ def _say(out: Output, profile: DeviceProfile) -> None:
     ]
     rows.append(["copies", f"{profile.copy[-1][1] / 1e9:.3g} GB/s"])
     rows.append(["a kernel, besides its work", f"{profile.launch * 1e6:.3g} µs"])
-    for what, size in (("CUDA context", profile.context_bytes), ("cuBLAS workspace", profile.workspace_bytes)):
+    for quantity, size in (("CUDA context", profile.context_bytes), ("cuBLAS workspace", profile.workspace_bytes)):
         if size is not None:
-            rows.append([what, bytes_text(size)])
+            rows.append([quantity, bytes_text(size)])
     out.table("Measured", ["what", "speed or size"], rows)
     out.say(f"`surefit plan` uses it from now on: {profile.stored_at}")

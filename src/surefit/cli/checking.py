@@ -1,4 +1,4 @@
-"""The verb `check`. Torch-free, but for the tokenizer that `--show` needs."""
+"""The verb `check`. Torch-free, except for the tokenizer that `--show` needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_file(
     dry_run: bool = False,
     style: str = "text",
 ) -> int:
-    """The verb: a file, the rules that were chosen, what can be fixed, in the format that was asked for."""
+    """Check a config with the selected rules, fix it with `fix`, print in the selected format; return the exit code."""
     from surefit.cli.annotations import DOCUMENTS, error_report
     from surefit.cli.checking_foreign import check_other_tool_config, is_other_tool_config
     from surefit.config.load import load_text
@@ -39,30 +39,30 @@ def check_file(
     rules = choose_rules(select, ignore)
     try:
         if is_other_tool_config(target):
-            unusable = [name for name, given in (("--set", overrides), ("--fix", fix), ("--show", show)) if given]
+            unusable = [name for name, value in (("--set", overrides), ("--fix", fix), ("--show", show)) if value]
             return check_other_tool_config(out, target, rules, style, unusable)
         if fix:
             from surefit.cli.fixing import rename_keys
 
             rename_keys(out, find_config_file(target), dry_run)
-        found = load_run_context(target, overrides, patience=PATIENCE_S, look=True)
-        report = run_check(found, rules)
+        run_context = load_run_context(target, overrides, patience=PATIENCE_S, look=True)
+        report = run_check(run_context, rules)
         if fix:
             from surefit.cli.fixing import fix_config
 
             def judged(text: str) -> list[dict[str, Any]]:
-                changed = load_text(text, found.loaded.path, overrides or ())
-                again: list[dict[str, Any]] = run_check(
+                changed = load_text(text, run_context.loaded.path, overrides or ())
+                findings: list[dict[str, Any]] = run_check(
                     load_run_context(changed, patience=PATIENCE_S, look=True), rules
                 )["findings"]
-                return again
+                return findings
 
-            changes = fix_config(out, found.loaded, report["findings"], dry_run, judged)
+            changes = fix_config(out, run_context.loaded, report["findings"], dry_run, judged)
             if changes["written"]:
-                found = load_run_context(target, overrides, patience=PATIENCE_S, look=True)
-                report = run_check(found, rules)
+                run_context = load_run_context(target, overrides, patience=PATIENCE_S, look=True)
+                report = run_check(run_context, rules)
             report |= changes
-        return _say_check(out, found, report, show, style)
+        return _say_check(out, run_context, report, show, style)
     except SureFitError as error:
         if style not in DOCUMENTS:
             raise
@@ -71,7 +71,7 @@ def check_file(
 
 
 def check_and_show(out: Output, found: RunContext) -> int:
-    """Every finding at once."""
+    """Check a run with every rule and print all findings at once; return the exit code."""
     return _say_check(out, found, run_check(found))
 
 
@@ -79,7 +79,7 @@ def _say_check(out: Output, found: RunContext, report: dict[str, Any], show: int
     if show:
         _show_examples(out, found, show)
     notes = [*found.adopted.lines(), *_not_looked_at(found, report)]
-    fixable = sum(each["fix"] is not None for each in report["findings"])
+    fixable = sum(finding["fix"] is not None for finding in report["findings"])
     if fixable:
         notes.append(
             f"{plural(fixable, 'finding')} with one right answer: "
@@ -89,16 +89,16 @@ def _say_check(out: Output, found: RunContext, report: dict[str, Any], show: int
 
 
 def _not_looked_at(found: RunContext, report: dict[str, Any]) -> list[str]:
-    """What a clean check does not speak for."""
+    """Return notes on what the check did not cover."""
     from surefit.data.read.sources import is_local
 
     notes = []
     config = found.loaded.config
-    named = (config.data.train, *config.data.mix, *list_eval_sources(config).values())
-    elsewhere = [text for text in named if not is_local(text)]
-    if elsewhere:
-        whole = "not looked at: " if is_local(config.data.train) else UNREAD
-        notes.append(f"{whole}the rows of {', '.join(elsewhere)} are not on this machine")
+    sources = (config.data.train, *config.data.mix, *list_eval_sources(config).values())
+    remote_sources = [text for text in sources if not is_local(text)]
+    if remote_sources:
+        prefix = "not looked at: " if is_local(config.data.train) else UNREAD
+        notes.append(f"{prefix}the rows of {', '.join(remote_sources)} are not on this machine")
     if (
         found.rows is None
         and found.looked
@@ -108,9 +108,9 @@ def _not_looked_at(found: RunContext, report: dict[str, Any]) -> list[str]:
     ):
         notes.append(f"not looked at: {config.data.train}, which can only be read whole; JSON Lines can be sampled")
     if found.rows is not None:
-        looked = len(found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT))
-        if looked < found.rows.total:
-            notes.append(f"looked at {looked} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
+        sampled = len(found.rows.sample(SAMPLED_ROWS, SAMPLED_TEXT))
+        if sampled < found.rows.total:
+            notes.append(f"looked at {sampled} of {found.rows.estimated or f'{found.rows.total:,} rows'}")
     rendered = report.get("rendered", {"rows": 0, "of": 0})
     if rendered["rows"] < rendered["of"]:
         notes.append(
@@ -138,10 +138,14 @@ def _show_examples(out: Output, found: RunContext, count: int) -> None:
     examples = apply_reasoning_mode(examples, section.thinking)
     for example, where in zip(examples, examples.where, strict=True):
         try:
-            shown = decode_segments(example, tokenizer)
+            segment_lists = decode_segments(example, tokenizer)
         except DataError as error:
             raise with_place(error, where) from None
-        for number, one in enumerate(shown, start=1):
-            part = f", example {number} of {len(shown)} (the template rewrites earlier turns)" if len(shown) > 1 else ""
-            out.heading(f"{where}{part}: the loss falls on the marked text")
-            out.segments(one)
+        for number, segments in enumerate(segment_lists, start=1):
+            suffix = (
+                f", example {number} of {len(segment_lists)} (the template rewrites earlier turns)"
+                if len(segment_lists) > 1
+                else ""
+            )
+            out.heading(f"{where}{suffix}: the loss falls on the marked text")
+            out.segments(segments)

@@ -1,4 +1,4 @@
-"""Other tools' configs: `surefit check` of one, and `surefit import`. Torch-free."""
+"""Configs of other tools: `surefit check` of one, and `surefit import`. Torch-free."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SHOWN = 20
-"""Keys that a check lists as not looked at; the rest are counted."""
+"""Number of keys that a check lists as not looked at; the rest are counted."""
 SLIP = 0.8
-"""How alike a column and the one that a script reads in its place have to be."""
+"""Minimum similarity of a column's name and the name in a script, for the difference to count as a typing error."""
 SUREFITS_MEMORY = ("MEM", "DSK")
-"""Families that count what SureFit itself would hold and write."""
+"""Rule families that estimate the memory and disk that SureFit itself would use."""
 
 
 @dataclass(frozen=True)
 class UnknownModel:
-    """A model that is not on this machine, as far as resolving asks for it."""
+    """A model that is not on this machine, with the attributes that resolving a config needs."""
 
     parameters: int | None = None
     vocab_size: int = 0
@@ -50,7 +50,7 @@ class UnknownModel:
 
 
 def is_other_tool_config(target: Path) -> bool:
-    """Whether this is a config of another tool.
+    """Return whether a file is a config of another tool.
 
     Raises:
         ConfigError: it can be read, and is no config of a tool that SureFit knows.
@@ -61,33 +61,33 @@ def is_other_tool_config(target: Path) -> bool:
 def check_other_tool_config(
     out: Output, target: Path, rules: Sequence[Rule], style: str = "text", unusable: Sequence[str] = ()
 ) -> int:
-    """Every finding about another tool's config, and what could not be looked at.
+    """Print every finding about another tool's config, and what could not be checked; return the exit code.
 
     Args:
-        rules: those to run.
+        rules: rules to run.
         style: text, json, sarif or github.
-        unusable: options that were given and only make sense for SureFit's own configs.
+        unusable: options on the command line that only make sense for SureFit's own configs.
     """
-    found = read_tool_config(target)
+    imported = read_tool_config(target)
     if unusable:
         help_text = f"`surefit import {shell_quote(target)}` makes a SureFit config of it"
         raise ConfigError(
-            f"{', '.join(unusable)} needs a SureFit config, and this is {found.tool}'s",
+            f"{', '.join(unusable)} needs a SureFit config, and this is {imported.tool}'s",
             code="E1019",
             path=target,
             help=help_text,
         )
     start = time.monotonic()
-    result, notes = run_applicable_rules(found, rules)
-    report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(found)}
+    result, notes = run_applicable_rules(imported, rules)
+    report = {"surefit": __version__, "seconds": time.monotonic() - start, **result.as_dict(), **_document(imported)}
     for finding in report["findings"]:
-        finding["fix"] = None  # there is no editing of other tools' files
+        finding["fix"] = None  # SureFit does not edit other tools' files
     notes += skipped_rules_note(report["skipped"])
-    return say_report(out, report, target, [*_not_looked_at(found.lost), *notes], style)
+    return say_report(out, report, target, [*_not_looked_at(imported.lost), *notes], style)
 
 
 def run_applicable_rules(found: ImportedConfig, rules: Sequence[Rule]) -> tuple[LintResult, list[str]]:
-    """What those of the rules find that are fair to another tool's config, and notes on what is missing."""
+    """Return the findings of the rules that apply to another tool's config, and notes on missing facts."""
     from surefit.lint.engine import run_rules
 
     context, notes = build_lint_context(found)
@@ -95,21 +95,24 @@ def run_applicable_rules(found: ImportedConfig, rules: Sequence[Rule]) -> tuple[
 
 
 def _document(found: ImportedConfig) -> dict[str, Any]:
-    """What the JSON says of the file beside the findings."""
+    """Return the JSON fields about the file beside the findings."""
     keys = ("key", "line", "value", "why")
     return {
         "tool": found.tool,
-        "not_looked_at": [{key: getattr(one, key) for key in keys} for one in found.lost],
+        "not_looked_at": [{key: getattr(unmapped, key) for key in keys} for unmapped in found.lost],
     }
 
 
 def _not_looked_at(lost: Sequence[UnmappedKey]) -> list[str]:
-    lines = [f"not looked at: {one.key}{f' (line {one.line})' if one.line else ''}: {one.why}" for one in lost[:SHOWN]]
+    lines = [
+        f"not looked at: {unmapped.key}{f' (line {unmapped.line})' if unmapped.line else ''}: {unmapped.why}"
+        for unmapped in lost[:SHOWN]
+    ]
     return [*lines, f"not looked at: {plural(len(lost) - SHOWN, 'more key')}"] if len(lost) > SHOWN else lines
 
 
 def _is_applicable(rule: Rule, context: LintContext) -> bool:
-    """Whether what a rule counts for SureFit's own run holds for this one: not where memory is shared out or saved."""
+    """Return whether a rule's estimate for SureFit's own run applies to this run: not with sharding or offloading."""
     setup = context.setup
     shared = setup is not None and (
         setup.quantization not in (None, "none")
@@ -120,10 +123,10 @@ def _is_applicable(rule: Rule, context: LintContext) -> bool:
 
 
 def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
-    """All that rules may look at, and notes on what is missing. What is not on this machine is no problem of the file.
+    """Return all facts that rules may use, and notes on missing facts, which are no findings: the file is not at fault.
 
-    Hardware is what this machine has where it has a GPU, or where the run is told to use none; a run checked on a
-    laptop is trained elsewhere.
+    The hardware is this machine's if it has a GPU, or if the run is set to use none: a run that is checked on a laptop
+    is trained elsewhere.
     """
     from surefit.facts.environment import environment_facts
     from surefit.facts.hardware import hardware_facts
@@ -131,14 +134,14 @@ def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
     from surefit.importers.trl import apply_row_columns
 
     notes = [f"judged by {found.judged_by}"] if found.judged_by else []
-    here = _attempt(lambda: hardware_facts("auto"), notes)
-    hardware = here if here and (here.kind != "cpu" or found.setup.on_cpu) else None
+    local_hardware = _attempt(lambda: hardware_facts("auto"), notes)
+    hardware = local_hardware if local_hardware and (local_hardware.kind != "cpu" or found.setup.on_cpu) else None
     if hardware is None and found.loaded:
         notes.append("not looked at: the memory of the GPU, for there is none on this machine")
     model = _model(found, notes)
     rows = _rows(found, notes)
     setup = apply_row_columns(found.setup, rows[0]) if rows and found.tool == "trl" else found.setup
-    resolved = resolve_other_tool_config(found, model, here, len(rows) if rows is not None else None)
+    resolved = resolve_other_tool_config(found, model, local_hardware, len(rows) if rows is not None else None)
     loaded = found.loaded
     context = LintContext(
         config=loaded.config if loaded else None,
@@ -162,13 +165,13 @@ def build_lint_context(found: ImportedConfig) -> tuple[LintContext, list[str]]:
 def resolve_other_tool_config(
     found: ImportedConfig, model: ModelFacts | None, hardware: HardwareFacts | None, rows: int | None
 ) -> ResolvedConfig | None:
-    """The run's decisions and steps, on one process; None where the file describes no whole run.
+    """Return the run's decisions and steps, on one process; None if the file describes no whole run.
 
     Args:
-        found: the file.
-        model: None where the model is not on this machine.
+        found: the imported file.
+        model: None if the model is not on this machine.
         hardware: of this machine.
-        rows: rows to train on, where all of them are known; packed rows are not counted.
+        rows: number of training rows, if all of them are known; packed rows are not counted.
     """
     if found.loaded is None or hardware is None:
         return None
@@ -200,16 +203,16 @@ def _model(found: ImportedConfig, notes: list[str]) -> ModelFacts | None:
 
 
 def _tokenizer(setup: Setup, model: ModelFacts | None, notes: list[str]) -> TokenizerFacts | None:
-    """The model's tokenizer; its chat template only where the tool writes the rows with it."""
+    """Return the model's tokenizer, with its chat template only if the tool formats the rows with it."""
     from surefit.facts.tokenizer import facts_of_tokenizer
 
-    found = _attempt(lambda: facts_of_tokenizer(model), notes) if model else None
-    own = (setup.conversations or setup.loss_on == "assistant") and setup.chat_template is None
-    return found if found is None or own else found.without_template()
+    facts = _attempt(lambda: facts_of_tokenizer(model), notes) if model else None
+    uses_template = (setup.conversations or setup.loss_on == "assistant") and setup.chat_template is None
+    return facts if facts is None or uses_template else facts.without_template()
 
 
 def _rows(found: ImportedConfig, notes: list[str]) -> Rows | None:
-    """The training rows, where they are on this machine and laid out as SureFit reads them."""
+    """Return the training rows if they are on this machine and laid out as SureFit reads them, else None."""
     from surefit.data.read.load import load_rows
     from surefit.data.read.sources import is_local
 
@@ -232,7 +235,7 @@ def _dataset(rows: Rows | None) -> Any:
 
 
 def _row_problems(found: ImportedConfig, rows: Rows | None) -> list[SureFitError]:
-    """What converting a sample of the rows runs into."""
+    """Return the errors of converting a sample of the rows to examples."""
     from surefit import recipes
     from surefit.data.rows.layouts import to_examples
 
@@ -249,58 +252,61 @@ def _row_problems(found: ImportedConfig, rows: Rows | None) -> list[SureFitError
 
 
 def _column_problems(found: ImportedConfig) -> list[SureFitError]:
-    """Columns that the file names and that the rows on this machine do not have."""
+    """Return an error for each column that the file names and the rows on this machine do not have."""
     from surefit.core.errors import did_you_mean
     from surefit.data.read.load import load_rows
     from surefit.importers.columns import named_columns
 
     problems: list[SureFitError] = []
     columns: dict[str, list[str]] = {}
-    for named in named_columns(found):
-        if named.source not in columns:
-            rows = _attempt(partial(load_rows, named.source), []) if os.path.isfile(named.source) else None
-            columns[named.source] = sorted(rows.columns) if rows else []
-        known = columns[named.source]
-        if found.tool == "python" and not get_close_matches(named.column, known, n=1, cutoff=SLIP):
+    for column in named_columns(found):
+        if column.source not in columns:
+            rows = _attempt(partial(load_rows, column.source), []) if os.path.isfile(column.source) else None
+            columns[column.source] = sorted(rows.columns) if rows else []
+        existing = columns[column.source]
+        if found.tool == "python" and not get_close_matches(column.column, existing, n=1, cutoff=SLIP):
             continue  # a script may ask for a column that only some data sets have
-        if known and named.column not in known:
+        if existing and column.column not in existing:
             problems.append(
                 ConfigError(
-                    f"the rows of {named.source} have no column {named.column!r}{did_you_mean(named.column, known)}",
+                    f"the rows of {column.source} have no column {column.column!r}"
+                    f"{did_you_mean(column.column, existing)}",
                     code="E1020",
                     path=found.path,
-                    line=found.line(named.key),
-                    field=named.key,
-                    help=f"their columns are {', '.join(known)}",
+                    line=found.line(column.key),
+                    field=column.key,
+                    help=f"their columns are {', '.join(existing)}",
                 )
             )
     return problems
 
 
 def import_config(out: Output, source: Path, output: Path | None) -> int:
-    """Write a SureFit config that does what another tool's does, with a comment for all that it does not."""
+    """Write a SureFit config equivalent to another tool's, with a comment for each key that could not be translated."""
     from surefit.importers.write import to_config_yaml
 
-    found = read_tool_config(source)
-    if found.loaded is None:
-        _refuse(found)
-    text = to_config_yaml(found)
+    imported = read_tool_config(source)
+    if imported.loaded is None:
+        _refuse(imported)
+    text = to_config_yaml(imported)
     print_or_write_config(out, text, output, {"the config to import": source})
-    left = [*found.judged, *found.lost]
-    if left:
-        out.note(f"{plural(len(left), 'key')} could not be carried over: the comments say which, and why")
-    out.result({**_document(found), "path": str(output) if output else None, "config": text})
+    not_carried_over = [*imported.judged, *imported.lost]
+    if not_carried_over:
+        out.note(f"{plural(len(not_carried_over), 'key')} could not be carried over: the comments say which, and why")
+    out.result({**_document(imported), "path": str(output) if output else None, "config": text})
     return EXIT_OK
 
 
 def _refuse(found: ImportedConfig) -> None:
-    """Nothing to write: say what is missing."""
+    """Raise with the reasons that the file cannot become a SureFit config."""
     if found.problems:
-        first, *rest = found.problems
-        first.also = tuple(rest)
+        first, *more = found.problems
+        first.also = tuple(more)
         raise first
     reasons = [
-        f"{one.key}: {truncate_text(str(one.value))}: {one.why}" for one in found.lost if one.key in ("rl", "stage")
+        f"{unmapped.key}: {truncate_text(str(unmapped.value))}: {unmapped.why}"
+        for unmapped in found.lost
+        if unmapped.key in ("rl", "stage")
     ]
     raise ConfigError(
         f"this {found.tool} file describes no whole supervised run" + (f" ({'; '.join(reasons)})" if reasons else ""),

@@ -1,4 +1,4 @@
-"""`surefit compare`: two sets of answers to the same rows. torch only where a local model is the judge."""
+"""`surefit compare`: two sets of answers to the same rows. Imports torch only if a local model is the judge."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 JUDGE_BATCH = 8
-"""Questions to a judge at a time."""
+"""Number of questions to a judge per batch."""
 CONTEXT = 70
-"""Characters of a text that an example shows."""
+"""Number of characters of a text that an example shows."""
 
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """What the command line says of the judge.
+    """Options of the LLM judge.
 
     Attributes:
-        url: of an OpenAI-compatible server; a local model without it.
-        model: its name there, or a local model's name or path.
-        rows: ask about at most so many, taken evenly.
-        dry_run: only say how many calls it would take.
+        url: of an OpenAI-compatible server; None for a local model.
+        model: its name on the server, or a local model's name or path.
+        rows: maximum number of rows to judge, evenly spaced.
+        dry_run: only report the number of calls that it would take.
     """
 
     url: str | None = None
@@ -60,7 +60,7 @@ def compare_command(
     judge: JudgeOptions,
     plot: Path | None,
 ) -> int:
-    """Compare, say, draw."""
+    """Compare two sets of answers, print the result and plot the differences."""
     from surefit import recipes
     from surefit.evaluate.compare import per_row_values
     from surefit.evaluate.plot import draw_forest_plot
@@ -105,13 +105,13 @@ def _judge_pairs(out: Output, options: JudgeOptions, pairs: Sequence[Any]) -> di
 
 
 def _lazily(options: JudgeOptions) -> Ask:
-    """The model, opened at the first question: a comparison whose answers are all remembered needs none."""
-    opened: list[Ask] = []
+    """Return a judge that loads its model at the first question: a comparison with cached verdicts needs none."""
+    judges: list[Ask] = []
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
-        if not opened:
-            opened.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
-        return opened[0](questions, on_progress)
+        if not judges:
+            judges.append(_served(options.url, options.model) if options.url else _local(str(options.model)))
+        return judges[0](questions, on_progress)
 
     return ask
 
@@ -120,11 +120,11 @@ def _served(url: str, model: str | None) -> Ask:
     from surefit.generate.engine import DecodingConfig
     from surefit.generate.server import ServedModel
 
-    served = ServedModel(url, model, field="--judge")
+    server = ServedModel(url, model, field="--judge")
     decoding = DecodingConfig(MAX_NEW_TOKENS, JUDGE_BATCH)
 
     def ask(questions: Sequence[list[Message]], on_progress: OnProgress) -> list[str]:
-        return [answer.text for answer in served.answer(questions, decoding, on_progress=on_progress)]
+        return [answer.text for answer in server.answer(questions, decoding, on_progress=on_progress)]
 
     return ask
 
@@ -154,13 +154,13 @@ def _local(name: str) -> Ask:
 def _say(out: Output, compared: dict[str, Any]) -> None:
     out.say(f"A  {compared['a']}")
     out.say(f"B  {compared['b']}")
-    rows = [_row(name, found) for name, found in compared["metrics"].items()]
+    rows = [_row(name, metrics) for name, metrics in compared["metrics"].items()]
     columns = ["metric", "A", "B", "B - A, points", "won", "lost", "tied", "McNemar p", "could see"]
     out.table(f"{compared['n']:,} rows, 95 % intervals", columns, rows)
-    found = compared["metrics"][compared["metric"]]
+    primary = compared["metrics"][compared["metric"]]
     for title, key in (("won by B", "won"), ("lost by B", "lost")):
         _say_examples(out, title, compared[key])
-    out.paragraph(_verdict(compared, found), {"better": "green", "worse": "red"}.get(compared["verdict"]))
+    out.paragraph(_verdict(compared, primary), {"better": "green", "worse": "red"}.get(compared["verdict"]))
     if compared["judge"] and not compared["judge"].get("dry_run"):
         _say_judge(out, compared["judge"])
 
@@ -175,7 +175,7 @@ def _row(name: str, found: dict[str, Any]) -> list[str]:
         f"{100 * found['difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]",
         *(str(found[key]) for key in ("wins", "losses", "ties")),
         "-" if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001",
-        # A difference of shares is 100 points at most: what would have to be larger, these rows cannot see at all.
+        # A difference of shares is at most 100 points: if the detectable one is larger, these rows can show none.
         "none" if p is not None and found["detectable"] > 1 else f"{100 * found['detectable']:.1f}",
     ]
 
@@ -198,19 +198,20 @@ def _verdict(compared: dict[str, Any], found: dict[str, Any]) -> str:
 def _say_examples(out: Output, title: str, examples: Sequence[dict[str, Any]]) -> None:
     for example in examples[:2]:
         out.say(f"{title}: {example['where']}  (A {example['score_a']:.2f}, B {example['score_b']:.2f})")
-        there = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
-        for key, text in zip(there, cut_around_difference(list(there.values())), strict=True):
+        texts = {key: " ".join(str(example[key]).split()) for key in ("gold", "a", "b") if example[key] is not None}
+        for key, text in zip(texts, cut_around_difference(list(texts.values())), strict=True):
             out.say(f"    {key if key == 'gold' else key.upper():4}  {text}")
 
 
 def cut_around_difference(texts: Sequence[str], limit: int = CONTEXT) -> list[str]:
-    """Texts cut to what a line holds: from their beginning, or from shortly before the place where they part.
+    """Cut texts to the length of one line: from their beginning, or from shortly before the place where they first
+    differ.
 
     >>> cut_around_difference(["one two three four five", "one two three 4 five"], 14)
     ['…three four f…', '…three 4 five']
     """
-    places = enumerate(zip(*texts, strict=False))
-    shared = next((place for place, letters in places if len(set(letters)) > 1), min(map(len, texts)))
+    columns = enumerate(zip(*texts, strict=False))
+    shared = next((place for place, letters in columns if len(set(letters)) > 1), min(map(len, texts)))
     start = max(0, shared - limit // 2) if shared > limit // 2 and max(map(len, texts)) > limit else 0
     return [truncate_text(f"…{text[start + 1 :]}" if start else text, limit) for text in texts]
 

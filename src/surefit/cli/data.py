@@ -1,4 +1,4 @@
-"""The verb that looks at data, as typer reads it: audit."""
+"""The verb `audit` for typer: its options."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def audit(
         from surefit.cli import auditing
 
         if output or out_file:
-            old, new = ("--output (-o)", "--passport") if output else ("--out", "--clean-copy")
-            both = "--passport FILE writes what was found, --fix --clean-copy FILE the rows that remain"
-            raise ConfigError(f"is now {new}", code="E1601", field=old, help=both)
+            old_option, new_option = ("--output (-o)", "--passport") if output else ("--out", "--clean-copy")
+            help_text = "--passport FILE writes what was found, --fix --clean-copy FILE the rows that remain"
+            raise ConfigError(f"is now {new_option}", code="E1601", field=old_option, help=help_text)
         if not fix and (clean_copy or dry_run or overwrite):
             problem = "--clean-copy, --dry-run and --overwrite need --fix"
             raise ConfigError(problem, code="E1012", help="surefit audit DATA --fix --dry-run")

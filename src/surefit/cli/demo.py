@@ -1,7 +1,7 @@
-"""`surefit demo`: the whole pipeline, offline, with the figures that matter on one screen.
+"""`surefit demo`: the whole pipeline, offline, with the main figures on one screen.
 
-On the built-in model, or with `--real` on a pretrained one; what is taught and scored is in the two configs of
-`surefit.samples`.
+It trains the built-in model, or with `--real` a pretrained one; the two configs of `surefit.samples` define what is
+trained and scored.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ FOLDER = Path(samples.__file__).parent
 LEADERBOARD = "leaderboard"
 CATEGORY = "live_simple"
 LEADERBOARD_ROWS = 16
-"""Requests of the leaderboard's users that `--data` adds: a minute and a half of answering."""
+"""Number of requests of the leaderboard's users that `--data` adds: a minute and a half of generation."""
 SHORT = 1_000
-"""Characters that such a request may have with its tool, so that it is no longer than what was trained on."""
+"""Maximum number of characters of such a request with its tool, so that it is no longer than the training rows."""
 
 VARIANTS = ("base", "merged")
-"""Which models answer: that the adapter answers as the merged one does is the certificate's to say."""
+"""Models that are scored: the certificate already shows that the adapter answers like the merged model."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Demo:
     """One of the two demos.
 
     Attributes:
-        config: what it runs.
-        model: as a person calls it.
-        sets: scored set → what is said of it.
-        about: what is taught and scored, in one line.
+        config: its config file.
+        model: the model's name for people.
+        sets: evaluation set → its label in the output.
+        about: training and evaluation data, in one line.
     """
 
     config: Path
@@ -73,17 +73,17 @@ CONFIG = BUILT_IN.config
 
 
 def demo_command(out: Output, output_dir: str | None, *, real: bool = False, data: Path | None = None) -> int:
-    """Run every stage of the packaged config and say what came of it.
+    """Run every stage of the packaged config and print the results.
 
     Args:
-        output_dir: the config's own if None.
-        real: on a pretrained model.
+        output_dir: the run directory; None: the config's own.
+        real: train a pretrained model.
         data: a directory with the leaderboard's files in function_calling/bfcl: its users' requests are scored too.
     """
     start = time.monotonic()
-    chosen = REAL if real else BUILT_IN
-    out.note(f"config: {chosen.config}")
-    out.note(f"taught: {chosen.about}")
+    demo = REAL if real else BUILT_IN
+    out.note(f"config: {demo.config}")
+    out.note(f"taught: {demo.about}")
     changes = [f"output_dir={output_dir}"] if output_dir else []
     rows = Path(f"{output_dir or 'runs/demo-real'}-{LEADERBOARD}.jsonl")
     if data is not None:
@@ -91,25 +91,27 @@ def demo_command(out: Output, output_dir: str | None, *, real: bool = False, dat
         write_leaderboard(data, rows)
         changes.append(f"evaluate.extra_sets={json.dumps({LEADERBOARD: str(rows)})}")
         out.note(f"scored as well: {LEADERBOARD_ROWS} requests of the Berkeley leaderboard's users, from {data}")
-    run = replace(load_checked_run(chosen.config, changes), verb="run")
+    run = replace(load_checked_run(demo.config, changes), verb="run")
     _require_demo(run)
     code = running.run_all_stages(out.without_result(), run, resume=False, overwrite=True, variants=VARIANTS)
     result = summarize_demo(run.run, time.monotonic() - start)
     if data is not None:
         result["sets"][LEADERBOARD] = score_leaderboard(data, rows, run.run)
-    _say(out, chosen, result)
+    _say(out, demo, result)
     out.result(result)
     return EXIT_OK if code == EXIT_OK and result["certificate"] else EXIT_FINDINGS
 
 
 def _require_demo(run: CheckedRun) -> None:
-    """Raises:
-    ConfigError: the run that is there is no demo, so it is not replaced.
+    """Raise if the run in the run directory is no demo: it is not replaced.
+
+    Raises:
+        ConfigError: another model or other rows are in it.
     """
-    before = run.run.resolved
-    if before.exists():
-        asked, there = run.resolved.config, load_config(before).config
-        if (there.model, there.data.train) != (asked.model, asked.data.train):
+    resolved = run.run.resolved
+    if resolved.exists():
+        config, earlier = run.resolved.config, load_config(resolved).config
+        if (earlier.model, earlier.data.train) != (config.model, config.data.train):
             raise ConfigError(
                 "the run that is there is no earlier demo",
                 code="E1606",
@@ -120,7 +122,7 @@ def _require_demo(run: CheckedRun) -> None:
 
 
 def write_leaderboard(data: Path, place: Path) -> None:
-    """Short requests of the leaderboard's users in rows that recipe `function_calling` reads.
+    """Write short requests of the leaderboard's users as rows for the recipe `function_calling`.
 
     Raises:
         DataError: `data` has no such files.
@@ -129,58 +131,60 @@ def write_leaderboard(data: Path, place: Path) -> None:
 
     questions = read_category(data / "function_calling/bfcl", CATEGORY).values()
     rows = [row_from_question(question) for question in questions if len(question["question"]) == 1]
-    short = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
-    taken = [short[place] for place in evenly_spaced_indices(len(short), LEADERBOARD_ROWS)]
+    short_rows = [row for row in rows if len(row["query"]) + len(row["tools"]) <= SHORT]
+    sampled_rows = [short_rows[place] for place in evenly_spaced_indices(len(short_rows), LEADERBOARD_ROWS)]
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in taken))
+    write_atomic(place, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in sampled_rows))
 
 
 def score_leaderboard(data: Path, place: Path, run: RunDir) -> dict[str, Any]:
-    """The leaderboard's verdicts on the answers to its requests, base against merged, as `summary` has a set."""
+    """Return the leaderboard's scores of base and merged model, in the form of a set in `summarize_demo`."""
     from surefit.evaluate.stats import paired_bootstrap
     from surefit.metrics.bfcl_files import read_category, score_bfcl_answer
 
     questions = read_category(data / "function_calling/bfcl", CATEGORY)
-    asked = [questions[row["id"]] for row in read_jsonl(place)]
+    questions_by_index = [questions[row["id"]] for row in read_jsonl(place)]
     values = []
     for variant in ("base", "merged"):
         lines = read_jsonl(run.eval / LEADERBOARD / f"{variant}{PREDICTIONS}")
-        values.append([score_bfcl_answer(asked[line["index"]], line["text"], CATEGORY) for line in lines])
+        values.append([score_bfcl_answer(questions_by_index[line["index"]], line["text"], CATEGORY) for line in lines])
     pair = paired_bootstrap(values[0], values[1])
-    base, tuned = (sum(found) / len(found) for found in values)
+    base, tuned = (sum(variant_values) / len(variant_values) for variant_values in values)
     return {"base": base, "tuned": tuned, "gain": pair.difference, "ci95": [pair.low, pair.high], "n": len(values[0])}
 
 
 def _say(out: Output, chosen: Demo, result: dict[str, Any]) -> None:
     sets: dict[str, Any] = result["sets"]
     rows = [
-        [chosen.sets[name], *_shares(found), f"{100 * found['gain']:+.1f} points"]
-        for name, found in sets.items()
+        [chosen.sets[name], *_shares(scores), f"{100 * scores['gain']:+.1f} points"]
+        for name, scores in sets.items()
         if name in chosen.sets
     ]
     out.table(f"What {chosen.model} learned", ["", "base", "fine-tuned", "difference"], rows)
-    for name, found in sets.items():
+    for name, scores in sets.items():
         if name != "old_tools":
-            what = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
-            out.say(f"{what}: {_interval(found['ci95'])} points (95 % interval, {found['n']} prompts)")
+            label = "gain on the new tools" if name == "eval" else f"gain on the {name}'s requests"
+            out.say(f"{label}: {_interval(scores['ci95'])} points (95 % interval, {scores['n']} prompts)")
     passed, steps = "passed" if result["certificate"] else "FAILED", plural(result["steps"], "optimizer step")
     out.say(f"certificate: {passed} · {steps} · {duration_text(result['seconds'])}")
     out.say(f"the page that explains it: {result['report']}", "bold")
 
 
 def summarize_demo(run: RunDir, seconds: float) -> dict[str, Any]:
-    """The object that `surefit demo --json` ends with; shares are in [0, 1]."""
-    scored = read_json(run.eval_summary)
-    metric = scored["primary_metric"]
+    """Return the object that `surefit demo --json` prints; shares are in [0, 1]."""
+    summary = read_json(run.eval_summary)
+    metric = summary["primary_metric"]
     sets = {}
-    for name, found in scored["sets"].items():
-        pair = next(p for p in found["comparisons"] if (p["a"], p["b"], p["metric"]) == ("base", "merged", metric))
+    for name, set_summary in summary["sets"].items():
+        comparison = next(
+            p for p in set_summary["comparisons"] if (p["a"], p["b"], p["metric"]) == ("base", "merged", metric)
+        )
         sets[name] = {
-            "base": found["variants"]["base"][metric]["mean"],
-            "tuned": found["variants"]["merged"][metric]["mean"],
-            "gain": pair["difference"],
-            "ci95": pair["ci95"],
-            "n": found["n"],
+            "base": set_summary["variants"]["base"][metric]["mean"],
+            "tuned": set_summary["variants"]["merged"][metric]["mean"],
+            "gain": comparison["difference"],
+            "ci95": comparison["ci95"],
+            "n": set_summary["n"],
         }
     steps = [line["step"] for line in read_jsonl(run.metrics) if "loss" in line]
     return {

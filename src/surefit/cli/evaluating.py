@@ -1,4 +1,4 @@
-"""The verb `evaluate`: which variants answered how well, what was gained in words, and rows that were won and lost."""
+"""The verb `evaluate`: scores of the variants, the gains in words, and example rows that were won and lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 GATE_CODES = {"passed": EXIT_OK, "failed": EXIT_FINDINGS, "cannot tell": EXIT_UNDECIDED}
 GATE_WORDS = {"passed": ("passed", "green"), "failed": ("FAILED", "red"), "cannot tell": ("CANNOT TELL", "yellow")}
 SHOWN_TEXT = 300
-"""Characters of a prompt's end and of an answer that `--show` prints."""
+"""Number of characters of a prompt's end and of an answer that `--show` prints."""
 
 
 def evaluate_and_show(
@@ -34,12 +34,12 @@ def evaluate_and_show(
     dry_run: bool = False,
     world: World | None = None,
 ) -> int:
-    """Score the variants, say their scores; the gate becomes the exit code.
+    """Score the variants and print their scores; return the exit code, which the gate decides.
 
     Args:
-        show: so many rows that the tuned model won against the base, and as many that it lost.
-        dry_run: only say what would be asked.
-        world: the processes that share the rows, of which this is one; the first alone writes and speaks.
+        show: number of rows to print that the tuned model won against the base, and as many that it lost.
+        dry_run: only report what would be generated.
+        world: the processes that share the rows, of which this is one; the first alone writes and prints.
     """
     if dry_run:
         return _dry_run(out, run, variants)
@@ -55,7 +55,7 @@ def evaluate_and_show(
 
 
 def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> int:
-    """Everything short of loading a model: settings, variants, rows that cannot be scored."""
+    """Do everything short of loading a model: check settings, variants, and rows that cannot be scored."""
     from surefit.evaluate.generation_settings import list_generation_settings
     from surefit.evaluate.rows import require_scorable, select_eval_rows
     from surefit.evaluate.variants import select_variants
@@ -64,48 +64,54 @@ def _dry_run(out: Output, run: CheckedRun, variants: Sequence[str] | None) -> in
         require_trained(run.run)
     config = run.resolved.config
     section = config.evaluate
-    chosen = select_variants(config, run.run, variants or None)
-    asked = list_generation_settings(config, run.recipe)
-    picked = {
+    models = select_variants(config, run.run, variants or None)
+    settings_list = list_generation_settings(config, run.recipe)
+    rows_by_set = {
         name: select_eval_rows(name, examples, section.max_examples)
         for name, examples in evaluating.load_eval_sets(run).items()
     }
-    for rows in picked.values():
+    for rows in rows_by_set.values():
         require_scorable(rows, run.recipe, section.samples)
-    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in chosen for w in asked)]
-    counts = {name: len(rows) for name, rows in picked.items()}
+    names = [*(BASELINE + name for name in run.recipe.baselines), *(w.of(v) for v in models for w in settings_list)]
+    counts = {name: len(rows) for name, rows in rows_by_set.items()}
     sets = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
     out.say(f"Would score {', '.join(names)} on {sets}")
-    answers = len(chosen) * len(asked) * section.samples * sum(counts.values())
-    settings = ", ".join(f"{key} {value}" for key, value in (asked[0].settings | asked[0].costs).items())
-    out.say(f"{plural(answers, 'answer')} by {plural(len(chosen), 'model')}: {settings}")
-    out.result({"variants": names, "sets": counts, "answers": answers, "settings": asked[0].settings})
+    answers = len(models) * len(settings_list) * section.samples * sum(counts.values())
+    settings = ", ".join(
+        f"{key} {value}" for key, value in (settings_list[0].settings | settings_list[0].costs).items()
+    )
+    out.say(f"{plural(answers, 'answer')} by {plural(len(models), 'model')}: {settings}")
+    out.result({"variants": names, "sets": counts, "answers": answers, "settings": settings_list[0].settings})
     return EXIT_OK
 
 
 def say_scores(out: Output, summary: dict[str, Any], run: RunDir) -> None:
-    """Per set a table of the variants, one of the other metrics, and what was gained on the primary one."""
+    """Print, per set, a table of the variants, a table of the other metrics, and the gains on the primary metric."""
     primary = summary["primary_metric"]
-    for name, scored in summary["sets"].items():
-        variants = scored["variants"]
-        plain = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
+    for name, set_summary in summary["sets"].items():
+        variants = set_summary["variants"]
+        models = list(dict.fromkeys(variant.removesuffix(GRAMMAR) for variant in variants))
         grammar = any(variant.endswith(GRAMMAR) for variant in variants)
         free = any(not v.endswith(GRAMMAR) and not v.startswith(BASELINE) for v in variants)
-        ways = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
-        about = {variant: _about(run, name, variant) for variant in variants}
+        modes = [("", primary)] * (free or not grammar) + [(GRAMMAR, "with grammar" if free else primary)] * grammar
+        records = {variant: _about(run, name, variant) for variant in variants}
         rows = [
             [
                 variant,
-                *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in ways),
-                *(_both(about, variant, ways, key) for key in ("truncated", "unparsed", "tokens_per_second")),
+                *(interval_text(variants.get(_variant_label(variant, suffix), {}).get(primary)) for suffix, _ in modes),
+                *(_both(records, variant, modes, key) for key in ("truncated", "unparsed", "tokens_per_second")),
             ]
-            for variant in plain
+            for variant in models
         ]
-        columns = ["model", *(title for _, title in ways), "cut off", "unparsed", "tokens/s"]
-        left_out = f"; {scored['unanswered']:,} more have no answer to compare with" if scored.get("unanswered") else ""
-        out.table(f"{name}: {plural(scored['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
+        columns = ["model", *(title for _, title in modes), "cut off", "unparsed", "tokens/s"]
+        left_out = (
+            f"; {set_summary['unanswered']:,} more have no answer to compare with"
+            if set_summary.get("unanswered")
+            else ""
+        )
+        out.table(f"{name}: {plural(set_summary['n'], 'row')}, {primary} with 95 % intervals{left_out}", columns, rows)
         _say_other_metrics(out, name, variants, primary)
-        for pair in _comparisons_to_tell(scored["comparisons"], primary, variants):
+        for pair in _comparisons_to_tell(set_summary["comparisons"], primary, variants):
             out.say(comparison_sentence(pair))
     for text in summary["set_aside"]:
         out.note(f"kept, not overwritten: {text}")
@@ -121,13 +127,13 @@ def _variant_label(variant: str, suffix: str) -> str:
 
 
 def _about(run: RunDir, name: str, variant: str) -> dict[str, Any]:
-    """What the variant's record says of its answers beside their scores."""
-    found: dict[str, Any] = read_json(run.eval / name / f"{variant}.json")
-    return found
+    """Return the variant's record: its scores and the statistics of its answers."""
+    record: dict[str, Any] = read_json(run.eval / name / f"{variant}.json")
+    return record
 
 
 def _both(about: dict[str, dict[str, Any]], variant: str, ways: Sequence[tuple[str, str]], key: str) -> str:
-    """A figure without and with the grammar: 12 | 0."""
+    """Return a figure without and with the grammar: 12 | 0."""
     values = [about[variant + suffix].get(key) for suffix, _ in ways if variant + suffix in about]
     return " | ".join("-" if value is None else f"{value:,.0f}" for value in values) or "-"
 
@@ -142,21 +148,24 @@ def _say_other_metrics(out: Output, name: str, variants: dict[str, Any], primary
 def _comparisons_to_tell(
     comparisons: Sequence[dict[str, Any]], primary: str, variants: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The comparisons that are worth a sentence: tuned models against the base, what ships against the baselines, and
-    every model under a grammar against itself without."""
+    """Return the comparisons to print.
+
+    These are tuned models against the base, the released model against the baselines, and every model under a grammar
+    against itself without.
+    """
     tuned = select_tuned_variant(variants)
-    told = []
+    reported = []
     for pair in comparisons:
         a, b = pair["a"], pair["b"]
         same_way = a.endswith(GRAMMAR) == b.endswith(GRAMMAR)
         against_base = a.removesuffix(GRAMMAR) == "base" and same_way
         if pair["metric"] == primary and (against_base or b == a + GRAMMAR or (a.startswith(BASELINE) and b == tuned)):
-            told.append(pair)
-    return told
+            reported.append(pair)
+    return reported
 
 
 def comparison_sentence(pair: dict[str, Any]) -> str:
-    """A comparison as a sentence.
+    """Return a comparison as a sentence.
 
     >>> pair = {"a": "base", "b": "merged", "metric": "exact_match", "difference": 0.25, "ci95": [0.1, 0.4],
     ...         "wins": 30, "losses": 5, "ties": 65}
@@ -172,7 +181,7 @@ def comparison_sentence(pair: dict[str, Any]) -> str:
 
 
 def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], count: int) -> None:
-    """Rows that the tuned model won and lost against the base, spread evenly over all of them."""
+    """Print rows that the tuned model won and lost against the base, spread evenly over all of them."""
     primary, variants = summary["primary_metric"], summary["sets"][name]["variants"]
     tuned = select_tuned_variant(variants)
     base = base_variant(tuned) if tuned else "base"
@@ -180,9 +189,9 @@ def _say_rows(out: Output, run: RunDir, name: str, summary: dict[str, Any], coun
         out.note(f"{name}: no rows to show, for want of scores of both the base and a tuned model")
         return
     pairs = zip(read_variant(run, name, base).lines, read_variant(run, name, tuned).lines, strict=True)
-    scored = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
+    scored_pairs = [(a, b, b["scores"][primary] - a["scores"][primary]) for a, b in pairs if primary in a["scores"]]
     for word, sign in (("won", 1), ("lost", -1)):
-        rows = [(a, b) for a, b, difference in scored if sign * difference > 0]
+        rows = [(a, b) for a, b, difference in scored_pairs if sign * difference > 0]
         out.say(f"{name}: {plural(len(rows), 'row')} {word} by {tuned} against {base}", "bold")
         for i in evenly_spaced_indices(len(rows), count):
             _say_row(out, primary, base, tuned, *rows[i])
@@ -194,5 +203,5 @@ def _say_row(out: Output, primary: str, base: str, tuned: str, before: dict[str,
     out.say(f"  prompt: {'… ' if len(after['prompt']) > SHOWN_TEXT else ''}{prompt}")
     out.say(f"  gold: {truncate_text(str(after['gold']), SHOWN_TEXT)}")
     for name, line in ((base, before), (tuned, after)):
-        cut = " (cut off)" if line["truncated"] else ""
-        out.say(f"  {name}, {line['scores'][primary]:g}{cut}: {truncate_text(line['text'], SHOWN_TEXT)}")
+        cut_text = " (cut off)" if line["truncated"] else ""
+        out.say(f"  {name}, {line['scores'][primary]:g}{cut_text}: {truncate_text(line['text'], SHOWN_TEXT)}")

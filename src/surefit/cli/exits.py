@@ -1,4 +1,4 @@
-"""How a verb ends: every way it can becomes a message and an exit code."""
+"""The end of a verb: every outcome becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from surefit.core.rundir import FULL
 from surefit.core.units import printable, truncate_text
 
 USAGE = {errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR}
-"""What a path that the user named can be at fault for; met wherever it is first looked at."""
+"""Errors caused by a path that the user named, wherever it is first opened."""
 MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ESTALE}
-"""What is at fault on the machine, whatever was being done."""
+"""Errors of the machine, independent of the operation."""
 
 
 def run_verb(as_json: bool, verb: Callable[[Any], int], with_result: bool = True) -> None:
-    """Run a verb; every way it can end becomes a message and an exit code."""
+    """Run a verb, and turn every outcome into a message and an exit code."""
     from surefit.cli.render import Output, make_encodable
 
     make_encodable()
@@ -46,14 +46,15 @@ def run_verb(as_json: bool, verb: Callable[[Any], int], with_result: bool = True
     try:
         code = _run(out, verb)
         sys.stdout.flush()
-    except OSError as error:  # while saying what happened
+    except OSError as error:  # while printing the outcome
         code = _stdout_failed(out, error)
     raise typer.Exit(code)
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null for a standard stream that is closed (`>&-`): else the next file that is opened takes its number,
-    and what a child process prints goes into that file.
+    """Open /dev/null for a standard stream that is closed (`>&-`).
+
+    Otherwise the next file that is opened gets its number, and a child process prints into that file.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -72,7 +73,7 @@ def _run(out: Any, verb: Callable[[Any], int]) -> int:
         with progress_listener(out.note):
             code = verb(out)
     except (Interrupted, LostProcess) as error:
-        # Of several processes the first speaks for all that were asked to stop, the launcher of those that are lost.
+        # Of several processes, rank 0 reports an interruption for all, and the launcher reports lost processes.
         if not (out.rank if isinstance(error, Interrupted) else env.launched_here()):
             out.error(error)
         code = error.exit_code
@@ -85,7 +86,7 @@ def _run(out: Any, verb: Callable[[Any], int]) -> int:
     except KeyboardInterrupt:
         out.note("interrupted")
         code = 130
-    except BrokenPipeError:  # the reader went away (`| head`): `run_verb` knows
+    except BrokenPipeError:  # the reader went away (`| head`): `run_verb` handles it
         raise
     except MemoryError:
         out.error(
@@ -95,7 +96,7 @@ def _run(out: Any, verb: Callable[[Any], int]) -> int:
         )
         code = 3
     except OSError as error:
-        if error.errno in FULL and error.filename is None:  # stdout: what is written to a file names it
+        if error.errno in FULL and error.filename is None:  # stdout: an error of a file has its name
             raise
         code = _failed_system_call(out, error)
     except Exception:
@@ -113,7 +114,7 @@ def _require_working_directory() -> None:
 
 
 def _failed_system_call(out: Any, error: OSError) -> int:
-    """Say what a system call failed on where that is no bug: a path that cannot be one, or the machine."""
+    """Report a system call that failed on an invalid path or on the machine, else a bug; return the exit code."""
     kind = ConfigError if error.errno in USAGE else MachineError if error.errno in MACHINE else None
     if kind is None:
         return _report_bug(out)
@@ -124,7 +125,7 @@ def _failed_system_call(out: Any, error: OSError) -> int:
 
 
 def _stdout_failed(out: Any, error: OSError) -> int:
-    """Say on stderr that stdout takes no more, and leave nothing that the interpreter would try to write at its end."""
+    """Report on stderr that stdout cannot be written, and leave nothing that the interpreter would flush at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.stdout.flush()
@@ -139,20 +140,21 @@ def _stdout_failed(out: Any, error: OSError) -> int:
 
 
 def _say_what_was_set(out: Any, dotenv: env.Dotenv | None) -> None:
-    """A process that this one starts finds it in its environment already, and says nothing."""
+    """Note the variables that `.env` has set. A child process finds them in its environment, and prints nothing."""
     if dotenv is None or not dotenv.taken + dotenv.left:
         return
-    said = [f"sets {', '.join(dotenv.taken)}"] if dotenv.taken else []
+    parts = [f"sets {', '.join(dotenv.taken)}"] if dotenv.taken else []
     if dotenv.left:
         names = ", ".join(dotenv.left[:8]) + (" …" if len(dotenv.left) > 8 else "")
-        said.append(f"may not set {names}: that belongs into the environment")
-    out.note(f"{dotenv.path.name} here {'; it '.join(said)}")
+        parts.append(f"may not set {names}: that belongs into the environment")
+    out.note(f"{dotenv.path.name} here {'; it '.join(parts)}")
 
 
 def exit_now(ended: SystemExit) -> None:
-    """End the process of a verb that leaves nothing to be finished, without taking apart what it has imported: with
-    torch and transformers that takes a second and more. Comes back where the output cannot be written to its end, which
-    Python says itself, or where `ended` is more than a code.
+    """End the process of a verb with nothing left to finish, without finalizing the interpreter.
+
+    With torch and transformers imported, that takes a second and more. Returns if the output cannot be flushed, which
+    Python then reports itself, or if `ended` carries more than an exit code.
     """
     if not isinstance(ended.code, int):
         return

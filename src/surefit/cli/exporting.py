@@ -1,4 +1,4 @@
-"""`surefit export`, `push` and `serve-check`: from a certified run to something that others load."""
+"""`surefit export`, `push` and `serve-check`: from a certified run to a model that other tools load."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from surefit.stages.run_context import CheckedRun
 
 ASKED = 3
-"""Prompts of the run that a server is asked."""
+"""Number of prompts of the run that a server is asked."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """How `export` was asked.
+    """Options of `export`.
 
     Attributes:
         format: hub, adapter, nf4, int8, fp8 or gguf.
         output: the folder; by default export/FORMAT in the run.
-        outtype, llama_cpp: of GGUF.
+        outtype, llama_cpp: for GGUF: its weight type, and the llama.cpp folder.
         score: also measure the task's metrics of a conversion.
-        dry_run: say what would be made, and make nothing.
+        dry_run: report what would be written, and write nothing.
     """
 
     format: str = "hub"
@@ -67,11 +67,12 @@ def export_command(out: Output, target: Path, options: ExportOptions) -> int:
         manifest = _export_as_it_is(run, source, output, options.format) if conversion is None else _convert(
             out, run, source, conversion, output, options.score
         )  # fmt: skip
-    total = sum(about["bytes"] for about in manifest["files"].values())
+    total = sum(file_record["bytes"] for file_record in manifest["files"].values())
     out.say(f"Exported {plural(len(manifest['files']), 'file')}, {bytes_text(total)} → {output}", "green")
-    served = run.run.path if options.format == ADAPTER else output  # which knows the base to put it beside
+    served_path = run.run.path if options.format == ADAPTER else output  # the run knows the adapter's base model
     out.say(
-        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, or surefit serve-check {shell_quote(served)}"
+        f"Next: surefit push {shell_quote(output)} OWNER/NAME --dry-run, "
+        f"or surefit serve-check {shell_quote(served_path)}"
     )
     out.result({"output": str(output), **manifest})
     return EXIT_OK
@@ -101,8 +102,8 @@ def _dry_run(
     files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in parts}
     rows = [[name, bytes_text(size)] for name, size in files.items()]
     out.table(f"From {folder}, certified", ["file", "size"], rows)
-    how = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
-    out.say(f"Would be {how}, with model card, certificate and list of files → {output}; nothing was written")
+    method = "copied as they are" if conversion is None else f"the weights converted by {conversion.how}"
+    out.say(f"Would be {method}, with model card, certificate and list of files → {output}; nothing was written")
     out.result({"dry_run": True, "format": options.format, "output": str(output), "files": files})
     return EXIT_OK
 
@@ -130,18 +131,18 @@ def _convert(
     from surefit.merge.export import export_quantized
     from surefit.report.model_card import render_model_card
 
-    about, scored = _about(run, conversion.format), {}
+    about, score_result = _about(run, conversion.format), {}
 
     def card(certificate: Mapping[str, Any], directory: Path) -> str:
         if score:
-            scored.update(_score(out, run, conversion, directory))
-        return render_model_card(run.run, replace(about, score=scored or None), certificate, directory)
+            score_result.update(_score(out, run, conversion, directory))
+        return render_model_card(run.run, replace(about, score=score_result or None), certificate, directory)
 
     with out.progress("exporting") as on_progress:
         on_progress(0, 1, f"converting to {conversion.format}")
         manifest = export_quantized(source, conversion, output, _sequences(run), card)
-    _say_measured(out, conversion, output, scored)
-    return manifest | ({"score": scored} if scored else {})
+    _say_measured(out, conversion, output, score_result)
+    return manifest | ({"score": score_result} if score_result else {})
 
 
 def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Mapping[str, Any]) -> None:
@@ -159,7 +160,7 @@ def _say_measured(out: Output, conversion: Conversion, output: Path, scored: Map
 
 
 def _sequences(run: CheckedRun) -> list[list[int]]:
-    """The rows that a conversion is compared on, as tokens."""
+    """Return the tokenized rows that a conversion is compared on."""
     from surefit.model.saved import load_run_tokenizer
     from surefit.stages.merging import load_comparison_tokens
 
@@ -167,7 +168,7 @@ def _sequences(run: CheckedRun) -> list[list[int]]:
 
 
 def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path) -> dict[str, Any]:
-    """The task's metrics of a conversion on the held-out rows, and their differences to the merged model's."""
+    """Return a conversion's task metrics on the held-out rows, and their differences to the merged model's."""
     from surefit.data.rows.layouts import read_splits
     from surefit.data.rows.shorten import build_prompt_cutter
     from surefit.data.tokens.dataset import drop_untokenizable, eval_key
@@ -184,19 +185,19 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
     tokenizer = load_tokenizer(conversion.section)
     usable = drop_untokenizable(held_out, tokenizer, config.data.bad_rows, eval_key(config.data))
     rows = select_eval_rows("eval", usable, config.evaluate.max_examples)
-    way = list_generation_settings(config, run.recipe)[0]
+    settings = list_generation_settings(config, run.recipe)[0]
     respondent = LocalModel(model, tokenizer, run.recipe, build_prompt_cutter(config, tokenizer))
     with out.progress("scoring") as on_progress:
-        answers = respondent.answer(rows, respondent.prompts(rows), way, on_progress)
+        answers = respondent.answer(rows, respondent.prompts(rows), settings, on_progress)
     scores = [
-        score_row(run.recipe, example, predictions_from_answer(run.recipe, example, answer), way.samples)
+        score_row(run.recipe, example, predictions_from_answer(run.recipe, example, answer), settings.samples)
         for example, answer in zip(rows.examples, answers, strict=True)
     ]
-    found = compute_estimates(scores, run.recipe)
-    against = _differences_to_merged(run, way.of(conversion.source.name), rows.where, scores)
+    estimates = compute_estimates(scores, run.recipe)
+    differences = _differences_to_merged(run, settings.of(conversion.source.name), rows.where, scores)
     lines = [
-        {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": against.get(name, "–"), **e}
-        for name, e in found.items()
+        {"metric": name, "score": _interval(e["mean"], *e["ci95"]), "difference": differences.get(name, "–"), **e}
+        for name, e in estimates.items()
     ]
     return {"n": len(rows), "primary_metric": run.recipe.primary_metric, "lines": lines}
 
@@ -204,15 +205,18 @@ def _score(out: Output, run: CheckedRun, conversion: Conversion, directory: Path
 def _differences_to_merged(
     run: CheckedRun, variant: str, where: Sequence[str], scores: Sequence[dict[str, float]]
 ) -> dict[str, str]:
-    """Metric → the paired difference to what `evaluate` wrote of the merged model; nothing where it has not run."""
+    """Return, by metric, the paired difference to the scores that `evaluate` wrote of the merged model; empty without
+    them."""
     from surefit.evaluate.paired import paired_differences
 
     lines = read_jsonl(run.run.eval / "eval" / f"{variant}.predictions.jsonl")
-    before = {line["where"]: line["scores"] for line in lines}
-    if set(before) != set(where):
+    merged_scores = {line["where"]: line["scores"] for line in lines}
+    if set(merged_scores) != set(where):
         return {}
-    found = paired_differences("merged", "converted", [before[place] for place in where], scores, run.recipe)
-    return {name: _interval(f.difference, f.low, f.high, "+") for name, f in found.items()}
+    differences = paired_differences(
+        "merged", "converted", [merged_scores[place] for place in where], scores, run.recipe
+    )
+    return {name: _interval(f.difference, f.low, f.high, "+") for name, f in differences.items()}
 
 
 def _interval(value: float, low: float, high: float, sign: str = "") -> str:
@@ -242,7 +246,7 @@ def _about(run: CheckedRun, format: str) -> Any:
 
 
 def push_command(out: Output, target: Path, repo_id: str, public: bool, dry_run: bool) -> int:
-    """Upload an export; private unless asked otherwise."""
+    """Upload an export; the repository is private by default."""
     from surefit.merge.export import HUB, MANIFEST
     from surefit.merge.push import prepare_push
     from surefit.merge.push import push_to_hub as upload
@@ -253,54 +257,54 @@ def push_command(out: Output, target: Path, repo_id: str, public: bool, dry_run:
         raise ConfigError(
             "no export is here, and no run with one in export/hub", code="E1016", path=target, help=help_text
         )
-    prepared = prepare_push(directory, repo_id, private=not public)
-    rows = [[name, bytes_text(size)] for name, size in prepared.files.items()]
+    upload_plan = prepare_push(directory, repo_id, private=not public)
+    rows = [[name, bytes_text(size)] for name, size in upload_plan.files.items()]
     kind = "public" if public else "private"
     out.table(f"{directory} → {repo_id} ({kind} where it is made now)", ["file", "size"], rows)
-    if prepared.left_behind:
-        out.note(f"stays here, as it is no part of the export: {', '.join(prepared.left_behind)}")
-    result = {"repo_id": repo_id, "private": not public, "files": prepared.files, "bytes": prepared.bytes}
+    if upload_plan.left_behind:
+        out.note(f"stays here, as it is no part of the export: {', '.join(upload_plan.left_behind)}")
+    result = {"repo_id": repo_id, "private": not public, "files": upload_plan.files, "bytes": upload_plan.bytes}
     if dry_run:
-        out.say(f"{plural(len(rows), 'file')}, {bytes_text(prepared.bytes)}; nothing was sent")
+        out.say(f"{plural(len(rows), 'file')}, {bytes_text(upload_plan.bytes)}; nothing was sent")
         out.result(result | {"dry_run": True, "url": None})
         return EXIT_OK
     with out.progress("pushing") as on_progress:
-        address = upload(prepared, on_progress)
-    out.say(f"Pushed {plural(len(rows), 'file')}, {bytes_text(prepared.bytes)} → {address}", "green")
+        address = upload(upload_plan, on_progress)
+    out.say(f"Pushed {plural(len(rows), 'file')}, {bytes_text(upload_plan.bytes)} → {address}", "green")
     out.result(result | {"dry_run": False, "url": address})
     return EXIT_OK
 
 
 def serve_check_command(out: Output, target: Path, url: str | None, model: str | None) -> int:
-    """Print the commands that serve an artefact; with a URL, ask the server what the run was asked."""
+    """Print the commands that serve a model; with a URL, compare the server's answers with the run's."""
     from surefit.merge.serving import build_serving_commands
 
-    found = build_serving_commands(target)
-    for name, value in found.facts.items():
+    serving = build_serving_commands(target)
+    for name, value in serving.facts.items():
         out.say(f"{name}: {value}")
-    for name, commands in found.commands.items():
+    for name, commands in serving.commands.items():
         out.say(f"\n{name}", "bold")
         for line in commands:
             out.say(line)
-    for line in found.notes:
+    for line in serving.notes:
         out.note(line)
-    result = {"facts": found.facts, "commands": found.commands, "notes": found.notes, "answers": None}
+    result = {"facts": serving.facts, "commands": serving.commands, "notes": serving.notes, "answers": None}
     if url is None:
         out.result(result)
         return EXIT_OK
-    answers = _smoke_test(out, found, url, model)
-    same = sum(answer["same"] for answer in answers)
-    said = all(answer["text"].strip() for answer in answers)
-    ok = said and same > 0
-    out.say(f"{same} of {plural(len(answers), 'answer')} as the run has them", "green" if ok else "red")
+    answers = _smoke_test(out, serving, url, model)
+    matches = sum(answer["same"] for answer in answers)
+    all_nonempty = all(answer["text"].strip() for answer in answers)
+    ok = all_nonempty and matches > 0
+    out.say(f"{matches} of {plural(len(answers), 'answer')} as the run has them", "green" if ok else "red")
     if not ok:
         out.say("Not one is: see that the server has this model, its chat template and its stop tokens", "red")
-    out.result(result | {"answers": answers, "same": same})
+    out.result(result | {"answers": answers, "same": matches})
     return EXIT_OK if ok else EXIT_FINDINGS
 
 
 def _smoke_test(out: Output, found: ServingCommands, url: str, model: str | None) -> list[dict[str, Any]]:
-    """A few rows of the run, asked greedily of the server."""
+    """Send a few rows of the run to the server with greedy decoding, and compare the answers with the run's."""
     from surefit.core.sampling import evenly_spaced_indices
     from surefit.data.rows.layouts import read_splits
     from surefit.evaluate.answers import read_run
@@ -318,23 +322,27 @@ def _smoke_test(out: Output, found: ServingCommands, url: str, model: str | None
     run = load_checked_run(found.run.path)
     config = run.resolved.config
     require_held_out(config, "--url")
-    before = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}
+    answers_of_run = {line["where"]: line for line in read_run(str(found.run.path), "eval").lines}
     _, held_out = read_splits(config.data, run.recipe, config.train.seed, run.rows, run.mixed)
     rows = select_eval_rows("eval", held_out, None)
-    known = [place for place, where in enumerate(rows.where) if where in before and not before[where]["truncated"]]
-    chosen = rows.subset([known[i] for i in evenly_spaced_indices(len(known), ASKED)])
+    candidates = [
+        place
+        for place, where in enumerate(rows.where)
+        if where in answers_of_run and not answers_of_run[where]["truncated"]
+    ]
+    sampled_rows = rows.subset([candidates[i] for i in evenly_spaced_indices(len(candidates), ASKED)])
     respondent = ServerModel(
         ServedModel(url, model, field="--url", switches=config.evaluate.chat_template_kwargs), run.recipe
     )
-    way = GenerationSettings(DecodingConfig(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
+    settings = GenerationSettings(DecodingConfig(config.evaluate.max_new_tokens, ASKED, stop=tuple(run.recipe.stop)))
     with out.progress("asking") as on_progress:
-        answers = respondent.answer(chosen, respondent.prompts(chosen), way, on_progress)
+        answers = respondent.answer(sampled_rows, respondent.prompts(sampled_rows), settings, on_progress)
     lines = []
-    for where, answer in zip(chosen.where, answers, strict=True):
-        text, expected = answer.generations[0].text, str(before[where]["text"])
-        same = text.strip() == expected.strip()
-        lines.append({"where": where, "same": same, "text": text, "expected": expected})
-        out.say(f"{where}: {'same' if same else 'DIFFERENT'}", None if same else "yellow")
-        if not same:
+    for where, answer in zip(sampled_rows.where, answers, strict=True):
+        text, expected = answer.generations[0].text, str(answers_of_run[where]["text"])
+        is_same = text.strip() == expected.strip()
+        lines.append({"where": where, "same": is_same, "text": text, "expected": expected})
+        out.say(f"{where}: {'same' if is_same else 'DIFFERENT'}", None if is_same else "yellow")
+        if not is_same:
             out.say(f"  the run: {truncate_text(expected, 200)}\n  served:  {truncate_text(text, 200)}")
     return lines

@@ -1,4 +1,4 @@
-"""Saying what a check found, of a config of ours or of another tool's."""
+"""Print the findings of a check, for SureFit's configs and other tools'."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 LATER_FACTS = {"BatchFacts", "JobScript"}
-"""Facts that no config can give: the batches are looked at by `train`, a batch script is checked by itself."""
+"""Facts that no config provides: `train` checks the batches, and a batch script is checked on its own."""
 FACT_NAMES = {
     "Config": "a whole run", "ResolvedConfig": "the run's steps and batches", "ModelFacts": "the model",
     "TokenizerFacts": "the tokenizer", "HardwareFacts": "the device", "DatasetFacts": "the rows",
     "AuditFacts": "the rows", "ExampleFacts": "the rows", "EvalPromptFacts": "the rows",
     "StackFacts": "the installed packages",
 }  # fmt: skip
-"""What a rule needs, in words."""
+"""Facts that rules need, in words."""
 
 
 UNREAD = "no row was looked at: "
-"""The beginning of a note that says more than the rest: nothing is known of the rows."""
+"""Prefix of a note that needs attention: nothing is known of the rows."""
 
 
 def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[str] = (), style: str = "text") -> int:
-    """Say what a check found, in the format that was asked for; the exit code.
+    """Print the findings of a check in the selected format; return the exit code.
 
     Args:
         report: the content of check.json.
         path: the file that was checked.
-        notes: what the check does not speak for.
+        notes: limits of the check.
         style: text, json, sarif or github.
     """
     from surefit.cli.annotations import DOCUMENTS
@@ -60,18 +60,20 @@ def say_report(out: Output, report: dict[str, Any], path: Path, notes: Iterable[
 
 
 def _suppressed_text(suppressed: Sequence[dict[str, Any]]) -> str:
-    """The codes with their reasons, in one line."""
-    counts = Counter((one["code"], " ".join(one["reason"].split())) for one in suppressed)
+    """Return the suppressed codes with their reasons, in one line."""
+    counts = Counter((finding["code"], " ".join(finding["reason"].split())) for finding in suppressed)
     return "; ".join(f"{code}{f' ×{n}' if n > 1 else ''} ({reason})" for (code, reason), n in counts.items())
 
 
 def skipped_rules_note(skipped: Mapping[str, Sequence[str]]) -> list[str]:
-    """One line that says how many rules had nothing to judge, and what it is that is not known."""
-    rules = [lacked for lacked in skipped.values() if not LATER_FACTS & set(lacked)]
-    if not rules:
+    """Return a note with the number of rules that were skipped for missing facts, and the names of these facts."""
+    missing_by_rule = [missing_facts for missing_facts in skipped.values() if not LATER_FACTS & set(missing_facts)]
+    if not missing_by_rule:
         return []
-    unknown = dict.fromkeys(FACT_NAMES.get(fact, fact) for lacked in rules for fact in lacked)
-    return [f"{plural(len(rules), 'rule')} had nothing to judge; not known here: {', '.join(unknown)}"]
+    fact_names = dict.fromkeys(
+        FACT_NAMES.get(fact, fact) for missing_facts in missing_by_rule for fact in missing_facts
+    )
+    return [f"{plural(len(missing_by_rule), 'rule')} had nothing to judge; not known here: {', '.join(fact_names)}"]
 
 
 def _count(report: dict[str, Any], severity: str) -> int:

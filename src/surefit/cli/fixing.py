@@ -1,4 +1,4 @@
-"""`surefit check --fix`: findings that have one right answer, written into the config. Torch-free."""
+"""`surefit check --fix`: write the fixes with one right answer into the config. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 CheckText = Callable[[str], Sequence[Mapping[str, Any]]]
-"""The text of a config → the findings of a check of it."""
+"""The text of a config → the findings of checking it."""
 
 
 def fix_config(
     out: Output, loaded: LoadedConfig, findings: Sequence[dict[str, Any]], dry_run: bool, judged: CheckText
 ) -> dict[str, Any]:
-    """Change the config file as the findings ask, show the difference, and say what was not changed.
+    """Apply the findings' fixes to the config file, print the diff, and report the fixes that were not made.
 
-    Each change is judged before it is written: one that leaves its finding there is no fix, and is not made.
+    Each change is checked before it is written: a change that leaves its finding in place is no fix, and is not made.
 
     Args:
         judged: checks the changed text.
 
     Returns:
-        "fixed": the changes; "not_fixed": those that could not be made, with a "reason"; "diff"; "written".
+        "fixed": the changes; "not_fixed": changes that could not be made, each with a "reason"; "diff"; "written".
 
     Raises:
         ConfigError: the file is the record of a run.
@@ -41,23 +41,27 @@ def fix_config(
     """
     path = loaded.path
     _require_no_record(path)
-    wanted = [{"code": each["code"], "finding": each["field"], **each["fix"]} for each in findings if each["fix"]]
-    changes, reasons = _changes(loaded, wanted)
+    fixes = [
+        {"code": finding["code"], "finding": finding["field"], **finding["fix"]}
+        for finding in findings
+        if finding["fix"]
+    ]
+    changes, reasons = _changes(loaded, fixes)
     text = read_config_text(path)
     edited = edit_text(text, changes, path)
     reasons |= edited.refused
-    if useless := _without_effect(edited, wanted, judged):
+    if useless := _without_effect(edited, fixes, judged):
         reasons |= useless
-        kept = {key: value for key, value in changes.items() if key in edited.done and key not in useless}
-        edited = edit_text(text, kept, path)
+        effective_changes = {key: value for key, value in changes.items() if key in edited.done and key not in useless}
+        edited = edit_text(text, effective_changes, path)
     if edited.done and not dry_run:
         write_edited(path, edited.text)
     diff = _diff(text, edited.text, path)
-    shown = [{key: each[key] for key in ("code", "field", "value")} for each in wanted]
-    fixed = [each for each in shown if each["field"] in edited.done]
-    refused = [each | {"reason": reasons[each["field"]]} for each in shown if each["field"] in reasons]
-    _say(out, fixed, refused, diff, dry_run)
-    return {"fixed": fixed, "not_fixed": refused, "diff": diff, "written": bool(edited.done) and not dry_run}
+    fix_records = [{key: fix[key] for key in ("code", "field", "value")} for fix in fixes]
+    fixed = [fix for fix in fix_records if fix["field"] in edited.done]
+    unfixed = [fix | {"reason": reasons[fix["field"]]} for fix in fix_records if fix["field"] in reasons]
+    _say(out, fixed, unfixed, diff, dry_run)
+    return {"fixed": fixed, "not_fixed": unfixed, "diff": diff, "written": bool(edited.done) and not dry_run}
 
 
 def _require_no_record(path: Path) -> None:
@@ -68,7 +72,7 @@ def _require_no_record(path: Path) -> None:
 
 
 def rename_keys(out: Output, path: Path, dry_run: bool) -> None:
-    """Write the new names of a config's keys into it, and show the difference.
+    """Write the new names of renamed keys into a config, and print the diff.
 
     Raises:
         ConfigError: the file is the record of a run.
@@ -92,21 +96,21 @@ def _without_effect(edited: EditResult, wanted: Sequence[dict[str, Any]], judged
     if not edited.done:
         return {}
     try:
-        after = {(each["code"], each["field"]): each["message"] for each in judged(edited.text)}
+        remaining = {(finding["code"], finding["field"]): finding["message"] for finding in judged(edited.text)}
     except ConfigError as error:
         return dict.fromkeys(edited.done, f"the changed config could not be used: {error.message}")
-    still = {
-        each["field"]: after.get((each["code"], each["finding"])) for each in wanted if each["field"] in edited.done
+    messages = {
+        fix["field"]: remaining.get((fix["code"], fix["finding"])) for fix in wanted if fix["field"] in edited.done
     }
-    return {key: f"it would stay: {message}" for key, message in still.items() if message is not None}
+    return {key: f"it would stay: {message}" for key, message in messages.items() if message is not None}
 
 
 def _changes(loaded: LoadedConfig, wanted: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The changes to make in the file, and why others are not made there."""
+    """Return the changes to make in the file, and the reasons of the changes that are not made there."""
     changes: dict[str, Any] = {}
     reasons: dict[str, str] = {}
-    for each in wanted:
-        key, value = each["field"], each["value"]
+    for fix in wanted:
+        key, value = fix["field"], fix["value"]
         if is_overridden(key, loaded.overridden):
             reasons[key] = "it is set on the command line: change it there"
         elif changes.setdefault(key, value) != value:
@@ -115,8 +119,8 @@ def _changes(loaded: LoadedConfig, wanted: Sequence[dict[str, Any]]) -> tuple[di
 
 
 def _diff(before: str, after: str, path: Path) -> str:
-    one, other = (text.replace("\r\n", "\n").split("\n") for text in (before, after))
-    return "\n".join(difflib.unified_diff(one, other, str(path), f"{path} (fixed)", lineterm=""))
+    lines_before, lines_after = (text.replace("\r\n", "\n").split("\n") for text in (before, after))
+    return "\n".join(difflib.unified_diff(lines_before, lines_after, str(path), f"{path} (fixed)", lineterm=""))
 
 
 def _say(
@@ -124,11 +128,11 @@ def _say(
 ) -> None:
     if diff:
         out.say(diff)
-    for each in fixed:
-        new = "removed" if each["value"] is None else one_line_yaml(each["value"])
-        out.say(f"{'would fix' if dry_run else 'fixed'} {each['code']}: {each['field']}: {new}", "green")
-    for each in refused:
-        out.say(f"not fixed {each['code']}: {each['field']}: {each['reason']}", "yellow")
+    for fix in fixed:
+        new_value = "removed" if fix["value"] is None else one_line_yaml(fix["value"])
+        out.say(f"{'would fix' if dry_run else 'fixed'} {fix['code']}: {fix['field']}: {new_value}", "green")
+    for fix in refused:
+        out.say(f"not fixed {fix['code']}: {fix['field']}: {fix['reason']}", "yellow")
     if not fixed and not refused:
         out.say("nothing to fix: no finding here has one right answer")
     elif dry_run:

@@ -1,4 +1,4 @@
-"""The verbs that are about no single run: init, doctor, explain, runs. Torch-free."""
+"""The verbs that concern no single run: init, doctor, explain, runs. Torch-free."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def init_command(out: Output, recipe: str | None, output: Path | None, list_reci
     from surefit.config.starter import starter_config
 
     if list_recipes or recipe is None:
-        known = {name: recipes.get_recipe(name).citation for name in recipes.list_recipes()}
-        out.table("Recipes", ["name", "what and where from"], [[name, text] for name, text in known.items()])
-        out.result({"recipes": list(known)})
+        citations = {name: recipes.get_recipe(name).citation for name in recipes.list_recipes()}
+        out.table("Recipes", ["name", "what and where from"], [[name, text] for name, text in citations.items()])
+        out.result({"recipes": list(citations)})
         return EXIT_OK
     text = starter_config(recipes.get_recipe(recipe).name)
     print_or_write_config(out, text, output)
@@ -37,10 +37,10 @@ def init_command(out: Output, recipe: str | None, output: Path | None, list_reci
 def print_or_write_config(
     out: Output, config: str, output: Path | None, inputs: Mapping[str, Path] | None = None
 ) -> None:
-    """Print a config, or write it where nothing is yet.
+    """Print a config, or write it to a new file.
 
     Args:
-        inputs: what it was made from, by name.
+        inputs: the files it was made from, by name.
     """
     if output is None:
         out.say(config.rstrip("\n"))
@@ -51,7 +51,7 @@ def print_or_write_config(
 
 
 def doctor_command(out: Output, script: bool = False, script_file: Path | None = None) -> int:
-    """What this machine has, and what is wrong with it; with `script`, the commands that fix it."""
+    """Report this machine's hardware and software and their problems; with `script`, the commands that fix them."""
     from surefit.doctor.probes import run_probes
     from surefit.doctor.script import fix_script
 
@@ -82,7 +82,7 @@ def doctor_command(out: Output, script: bool = False, script_file: Path | None =
 
 
 def installed_stack_probes() -> Iterator[Probe]:
-    """What the STK rules say of the installed packages: as for a run that uses all of them."""
+    """Yield the findings of the STK rules about the installed packages, as for a run that uses all of them."""
     from surefit.doctor.probe import Probe
     from surefit.facts.hardware import hardware_facts
     from surefit.facts.setup import Setup
@@ -93,19 +93,19 @@ def installed_stack_probes() -> Iterator[Probe]:
     stack = stack_facts()
     everything = Setup(tool="trl" if "trl" in stack.versions else "surefit", trackers=("all",))
     context = LintContext(None, Path(), setup=everything, hardware=hardware_facts(), stack=stack)
-    # STK012 judges SureFit's own ranges, which the doctor looks at package by package.
+    # STK012 checks SureFit's own version ranges, which the doctor checks package by package.
     rules = [rule for rule in all_rules() if rule.code.startswith("STK") and rule.code != "STK012"]
     findings = run_rules(context, rules).findings
-    for found in findings:
-        command = re.fullmatch(r"pip install '[^']+'", found.help or "") is not None
-        verdict: Verdict = "fail" if found.severity == "error" else "warn"
-        yield Probe(found.code, found.message, verdict, found.help, command)
+    for finding in findings:
+        command = re.fullmatch(r"pip install '[^']+'", finding.help or "") is not None
+        verdict: Verdict = "fail" if finding.severity == "error" else "warn"
+        yield Probe(finding.code, finding.message, verdict, finding.help, command)
     if not findings:
         yield Probe("installed stack", "the packages fit each other")
 
 
 def explain_command(out: Output, code: str | None, every: bool) -> int:
-    """One rule's page, or the list of rules."""
+    """Print one rule's page, or the list of rules."""
     from surefit.lint.engine import all_rules, find_rule
     from surefit.lint.engine import explain_rule as page_of
 
@@ -124,17 +124,17 @@ def explain_command(out: Output, code: str | None, every: bool) -> int:
 
 
 def list_runs_command(out: Output, directory: Path) -> int:
-    """The run directories below `directory`."""
+    """List the run directories below `directory`."""
     from surefit.cli.runs import find_runs, summarize_runs
 
-    listed = summarize_runs(find_runs(directory))
+    rows = summarize_runs(find_runs(directory))
     keys = ["run", "recipe", "model", "state_text", "steps_text", "score_text", "size_text", "changed_text"]
-    if any(row["job_text"] != "-" for row in listed):
+    if any(row["job_text"] != "-" for row in rows):
         keys.insert(keys.index("state_text") + 1, "job_text")
-    if listed:
+    if rows:
         names = [key.removesuffix("_text") for key in keys]
-        out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in listed])
+        out.table(f"Runs in {directory}", names, [[row[key] for key in keys] for row in rows])
     else:
         out.say(f"No runs in {directory}{'' if directory.is_dir() else ': there is no such directory'}")
-    out.result({"runs": listed})
+    out.result({"runs": rows})
     return EXIT_OK

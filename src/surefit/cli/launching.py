@@ -1,7 +1,7 @@
-"""Verbs on one device or several: who starts whom, and what the processes of a run share. Torch-free.
+"""Verbs on one device or several: which process starts the others, and what the processes of a run share. Torch-free.
 
-`train` (and `run`) have as many processes as the config has devices. `evaluate` and `predict` have those that the
-command line asks for: each loads a model of its own and answers a part of the rows.
+`train` (and `run`) use one process per device of the config. `evaluate` and `predict` use as many processes as the
+command line sets: each loads its own copy of the model and answers a part of the rows.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def train_command(
     dry_run: bool,
     adapt: bool,
 ) -> int:
-    """Train in this process; in processes that this one starts; or, where it is one of several already, its part.
+    """Train in this process, in child processes, or, as one of several launched processes, as its rank.
 
     Args:
-        gpus: what `hardware.count` is set to.
+        gpus: value for `hardware.count`.
     """
     changes = _with_process_count(target, overrides, gpus)
     if env.distributed_env()[1] > 1:
@@ -65,7 +65,7 @@ def run_command(
     overwrite: bool,
     adapt: bool,
 ) -> int:
-    """All stages; training alone is shared between processes."""
+    """Run all stages; only training uses several processes."""
     changes = _with_process_count(target, overrides, gpus)
     prepared = dataclasses.replace(load_checked_run(target, changes), verb="run")
     if _processes(prepared) == 1:
@@ -85,12 +85,12 @@ def distribute_rows(
     again: Sequence[str],
     work: Callable[[CheckedRun, World | None], int],
 ) -> int:
-    """Answer rows in this process; in processes that this one starts; or, where it is one of several already, its part.
+    """Answer rows in this process, in child processes, or, as one of several launched processes, this rank's part.
 
     Args:
-        gpus: how many processes; one if not said, whatever the config has for training.
-        again: the command line that each of them gets.
-        work: what is done with the run.
+        gpus: number of processes; None: one, whatever the config has for training.
+        again: the command line of each child process.
+        work: evaluates or predicts with the run.
     """
     if env.distributed_env()[1] > 1:
         return _part_of_rows(target, overrides, work)
@@ -118,13 +118,13 @@ def _part_of_rows(target: Path, overrides: Sequence[str], work: Callable[[Checke
 
     world = World.current()
     with _connect_processes(world, target, overrides):
-        own = load_checked_run(target, overrides, training=False) if world.is_first else None
-        told: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(own) if own else None, world)
-        return work(own or _from_broadcast(*told), world)
+        run_of_rank0 = load_checked_run(target, overrides, training=False) if world.is_first else None
+        received: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(run_of_rank0) if run_of_rank0 else None, world)
+        return work(run_of_rank0 or _from_broadcast(*received), world)
 
 
 def _connect_processes(world: World, target: Path, overrides: Sequence[str]) -> AbstractContextManager[None]:
-    """Connected to the other processes, on the device that the config says."""
+    """Return a context in which the process group is initialized, on the config's device."""
     import torch
 
     from surefit.parallel.process_group import process_group
@@ -135,22 +135,26 @@ def _connect_processes(world: World, target: Path, overrides: Sequence[str]) -> 
 
 
 def _with_process_count(target: Path, overrides: Sequence[str] | None, gpus: int | None) -> list[str]:
-    """The overrides with that of `--gpus`. A run directory has the mode of its own number: another asks anew."""
+    """Return the overrides with the device count of `--gpus`.
+
+    A run directory records the parallel mode chosen for its own count; it is reset to auto if it does not fit the new
+    count.
+    """
     changes = list(overrides or ())
     if gpus is None:
         return changes
     if not target.is_dir() or any(change.startswith("parallel.mode=") for change in changes):
         return [*changes, f"hardware.count={gpus}"]
     mode = load_config(find_config_file(target), changes).config.parallel.mode
-    stale = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
-    return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if stale else [])]
+    needs_other_mode = mode == "single" if gpus > 1 else mode in ("ddp", "fsdp")
+    return [*changes, f"hardware.count={gpus}", *(["parallel.mode=auto"] if needs_other_mode else [])]
 
 
 def _processes(run: CheckedRun) -> int:
-    """How many this run takes; all of them must be on this machine.
+    """Return the number of processes of this run; all of them must be on this machine.
 
     Raises:
-        ConfigError: they are not.
+        ConfigError: the config has several nodes.
     """
     hardware = run.resolved.config.hardware
     assert isinstance(hardware.count, int)
@@ -174,45 +178,47 @@ def _launch(
     resume: bool,
     overwrite: bool,
 ) -> int:
-    """Check, then start the processes, each with the same command; again, where one says that less memory may do."""
+    """Check, then start the processes, each with the same command; restart them with less if one runs out of memory."""
     with training.show_findings_on_failure(out):
         require_no_errors(run_check(run.gathered))
     command = ["train", str(target), *(part for change in changes for part in ("--set", change))]
-    less: dict[str, Any] = {}
-    # What stands on stdout with --json is this command's: that of the first process, where it is told to print it.
-    aside = out.as_json and not flags.get("--json")
+    adapted: dict[str, Any] = {}
+    # With --json, stdout holds this command's result: rank 0 prints it if it gets --json, else this process does.
+    stdout_to_stderr = out.as_json and not flags.get("--json")
     while True:
-        given = {"--resume": resume, "--overwrite": overwrite, **flags}
-        arguments = [*command, *(flag for flag, on in given.items() if on)]
+        options = {"--resume": resume, "--overwrite": overwrite, **flags}
+        arguments = [*command, *(flag for flag, is_set in options.items() if is_set)]
         out.note(_arithmetic(run))
-        again = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
-        code = launch_processes(arguments, _processes(run), again, adapted=less, aside=aside)
+        resume_command = f"surefit {run.verb} {shell_quote(run.run.path)} --resume"
+        code = launch_processes(arguments, _processes(run), resume_command, adapted=adapted, aside=stdout_to_stderr)
         if code != EXIT_SHORT:
             return code
-        further = next_rung(run.resolved.config, run.hardware.kind)
-        assert further, "a process asks for less only where it knows what"
-        out.note(f"adapting: {as_arguments(further)}; all start again")
-        run, less = dataclasses.replace(run, resolved=with_oom_changes(run.resolved, further)), less | further
+        rung = next_rung(run.resolved.config, run.hardware.kind)
+        assert rung, "a process asks for less only where it knows what"
+        out.note(f"adapting: {as_arguments(rung)}; all start again")
+        run, adapted = dataclasses.replace(run, resolved=with_oom_changes(run.resolved, rung)), adapted | rung
         if not flags.get("--dry-run"):
-            run.run.note("train", "adapted", changes=further)
+            run.run.note("train", "adapted", changes=rung)
             resume, overwrite = True, False
 
 
 def _arithmetic(run: CheckedRun) -> str:
-    """The processes, and how the rows of a step come to each of them, or to each group that reads the same ones."""
+    """Return, in words, the processes and the rows per step of each one, or of each group that reads the same rows."""
     config, steps = run.resolved.config, run.resolved.gradient_accumulation_steps
-    count, parts, size = count_processes(config), count_data_ranks(config), config.train.per_device_train_batch_size
-    each = "each" if parts == count else f"each group of {count // parts}"
+    count, ranks, size = count_processes(config), count_data_ranks(config), config.train.per_device_train_batch_size
+    unit = "each" if ranks == count else f"each group of {count // ranks}"
     batches = f"{steps} micro batch{'es' * (steps > 1)} of {size}"
     rows = plural(config.train.global_batch_size, "row")
-    return f"{count} processes, {config.parallel.mode}: {rows} a step, in {each} {batches}"
+    return f"{count} processes, {config.parallel.mode}: {rows} a step, in {unit} {batches}"
 
 
 def _require_own_launcher() -> None:
-    """Memory runs out in one process, and all others are in the same step: only whoever started them can start again.
+    """Raise unless SureFit launched these processes.
+
+    If memory runs out in one process, all others are in the same step: only the launcher can restart them.
 
     Raises:
-        ConfigError: that is torchrun, accelerate launch or srun.
+        ConfigError: torchrun, accelerate launch or srun launched them.
     """
     if not env.launched_here():
         raise ConfigError(
@@ -226,16 +232,16 @@ def _require_own_launcher() -> None:
 def _train_as_rank(
     out: Output, target: Path, overrides: Sequence[str], *, resume: bool, overwrite: bool, dry_run: bool, adapt: bool
 ) -> int:
-    """What the first process has found out and decided, all of them do."""
+    """Train as one rank: rank 0 reads the config and decides, and broadcasts the result to all ranks."""
     from surefit.parallel.process_group import World, broadcast_from_rank0
 
     if adapt:
         _require_own_launcher()
     world = World.current()
     with _connect_processes(world, target, overrides):
-        own = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
-        told: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(own) if own else None, world)
-        run = own or _from_broadcast(*told)
+        run_of_rank0 = _with_launcher_changes(load_checked_run(target, overrides), world) if world.is_first else None
+        received: tuple[Any, ...] = broadcast_from_rank0(_to_broadcast(run_of_rank0) if run_of_rank0 else None, world)
+        run = run_of_rank0 or _from_broadcast(*received)
         if not env.launched_here():
             out.note(_arithmetic(run))
         return training.train_and_show(
@@ -244,10 +250,10 @@ def _train_as_rank(
 
 
 def _with_launcher_changes(run: CheckedRun, world: Any) -> CheckedRun:
-    """The run with what the launcher has changed in it.
+    """Return the run with the launcher's out-of-memory changes.
 
     Raises:
-        ConfigError: it takes another number of processes than there are.
+        ConfigError: the config has another number of processes than were started.
     """
     hardware = run.resolved.config.hardware
     assert isinstance(hardware.count, int)
@@ -263,7 +269,7 @@ def _with_launcher_changes(run: CheckedRun, world: Any) -> CheckedRun:
 
 
 def _to_broadcast(run: CheckedRun) -> tuple[Any, ...]:
-    """All but the rows, which the others read as tokens."""
+    """Return the fields of a run to broadcast: all but the rows, which the other ranks read as tokens."""
     return run.loaded, run.run, run.model, run.hardware, run.resolved
 
 

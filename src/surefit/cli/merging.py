@@ -1,4 +1,4 @@
-"""`surefit merge` and `surefit certify`: of a run, or of an adapter that some other tool trained."""
+"""`surefit merge` and `surefit certify`, for a run or for another tool's adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def merge_command(out: Output, target: Path, overrides: list[str] | None, into: str, options: AdapterOptions) -> int:
-    """A run's adapter, or any other."""
+    """Merge a run's adapter, or another tool's."""
     if is_adapter_directory(target):
         certificate = merging.merge_external_adapter(target, out, into, options)
         return _say(out, certificate, RunDir(options.output or target).merged)
@@ -40,13 +40,13 @@ def merge_command(out: Output, target: Path, overrides: list[str] | None, into: 
 
 
 def merge_run_and_show(out: Output, run: CheckedRun, into: str = "auto") -> int:
-    """The adapter of a run, or all its weights."""
+    """Merge a run's adapter, or all its weights, and print the certificate."""
     certificate = merging.merge_run(run, out, into)
     return _say(out, certificate, run.run.merged if run.resolved.config.train.method == "lora" else run.run.model)
 
 
 def certify_command(out: Output, target: Path, merged: Path, into: str, options: AdapterOptions) -> int:
-    """Certify a merged model that exists; the exit code says whether it passed."""
+    """Certify an existing merged model; return the exit code, which shows whether it passed."""
     certificate = merging.certify_merge(target, merged, out, into, options)
     if not certificate["passed"]:
         out.say(f"Not certified: {certificate['reason']}", "red")
@@ -56,16 +56,16 @@ def certify_command(out: Output, target: Path, merged: Path, into: str, options:
 
 
 def _say(out: Output, certificate: dict[str, Any], path: Path) -> int:
-    shown = [
+    checks = [
         c for c in certificate["checks"] if c["name"].startswith("reloaded_") and isinstance(c["value"], float | int)
     ]
-    rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in shown]
+    rows = [[c["name"], f"{c['value']:.5g}", c["comparison"], f"{c['threshold']:.5g}"] for c in checks]
     if rows:  # with all weights trained there is nothing to fold in
         out.table("The merged model, read from disk, against base + adapter", ["check", "value", "", "bound"], rows)
     if zero := certificate.get("not_trained"):
-        more = f" and {plural(len(zero) - 1, 'more layer')}" if len(zero) > 1 else ""
+        layers = f" and {plural(len(zero) - 1, 'more layer')}" if len(zero) > 1 else ""
         out.say(
-            f"lora_B of {zero[0]}{more} is zero: no update was trained there, and the merged weights are the base's"
+            f"lora_B of {zero[0]}{layers} is zero: no update was trained there, and the merged weights are the base's"
         )
     out.say(f"Certificate passed, {plural(len(certificate['checks']), 'check')} → {path}", "green")
     out.result(certificate)

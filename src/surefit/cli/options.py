@@ -1,4 +1,4 @@
-"""The options that several verbs take, as typer reads them from the signatures in `app.py`."""
+"""The options shared by several verbs, as typer reads them from the signatures in `app.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def _path_or_none(text: str) -> Path:
-    """Return the path; an empty text, as of a shell variable that is not set, is none: it would be this directory."""
+    """Return the path. Raise for an empty text, as of an unset shell variable: it would mean the current directory."""
     if not text.strip():
         raise typer.BadParameter("empty: name a file or a directory")
     return Path(text)

@@ -1,4 +1,5 @@
-"""The verb `plan`: what a run needs, what would be faster, how far it can go, and what it took in the end."""
+"""The verb `plan`: a run's needs, faster settings, the limit of one setting, and the plan compared with a finished
+run."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ VERDICT_STYLE = {"fits": "bold green", "does not fit": "bold red"}
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is asked of a plan, by the option's name; nothing: the plan itself."""
+    """Options of `plan`, by their names; without any, the plan itself."""
 
     quick: bool = False
     optimize: bool = False
@@ -36,23 +37,25 @@ class PlanOptions:
     plot: Path | None = None
 
     def require_one(self) -> None:
-        """Raises:
-        ConfigError: two options that cannot be combined.
+        """Raise if two options cannot be combined.
+
+        Raises:
+            ConfigError: with the names of the options.
         """
-        given = {"--optimize": self.optimize, "--solve": self.solve, "--against": self.against, "--quick": self.quick}
-        given |= {"--compare": self.compare and not self.optimize, "--plot": self.plot and not self.quick}
-        names = [name for name, value in given.items() if value]
+        options = {"--optimize": self.optimize, "--solve": self.solve, "--against": self.against, "--quick": self.quick}
+        options |= {"--compare": self.compare and not self.optimize, "--plot": self.plot and not self.quick}
+        names = [name for name, value in options.items() if value]
         if len(names) > 1:
             raise ConfigError(f"{' and '.join(names)} cannot be combined", code="E1030", help="ask for one at a time")
 
 
 def plan_command(out: Output, target: Path, overrides: Sequence[str], asked: PlanOptions) -> int:
-    """The verb: the plan itself, or what was asked of it."""
+    """Print the plan, or the result of the selected option; return the exit code."""
     from surefit.cli import searching
     from surefit.core.gc_pause import pause_gc
 
     asked.require_one()
-    with pause_gc():  # also between one simulation and the next: what they leave is gone with the process
+    with pause_gc():  # also between simulations: their garbage is freed when the process ends
         run = load_checked_run(target, overrides)
         if asked.optimize:
             return searching.optimize_command(out, run, asked.compare, asked.price)
@@ -71,7 +74,7 @@ def plan_command(out: Output, target: Path, overrides: Sequence[str], asked: Pla
 
 
 def say_plan(out: Output, planned: dict[str, Any]) -> int:
-    """The plan for a person."""
+    """Print the plan for people; return the exit code."""
     device, estimate = planned["device"], planned["estimate"]
     memory = bytes_text(device["memory_bytes"]) if device["memory_bytes"] else "unknown"
     out.paragraph(f"{planned['model']['name']} on {device['name']} ({memory} of memory, {device['source']})", "bold")
@@ -99,28 +102,30 @@ def say_plan(out: Output, planned: dict[str, Any]) -> int:
 
 
 def _say_assumptions(out: Output, assumed: Sequence[dict[str, Any]], device: str) -> None:
-    """What is taken for granted of a machine that is not this one."""
+    """Print the assumptions about a machine that is not this one."""
     if assumed:
-        said = "; ".join(assumption_text(each) for each in assumed)
-        out.paragraph(f"Assumed of the machine with the {device}: {said}", "bold", indent=2)
+        assumptions = "; ".join(assumption_text(assumption) for assumption in assumed)
+        out.paragraph(f"Assumed of the machine with the {device}: {assumptions}", "bold", indent=2)
 
 
 def _say_ranks(out: Output, ranks: dict[str, Any] | None, kind: str) -> None:
-    """Whose numbers follow, and what the processes exchange."""
+    """Print the rank that the memory figures describe, and the bytes that the ranks exchange."""
     if ranks is None:
         return
-    one = "process" if kind == "cpu" else "GPU"
-    many = plural(ranks["processes"], one)
+    unit = "process" if kind == "cpu" else "GPU"
+    many = plural(ranks["processes"], unit)
     out.paragraph(
-        f"Per {one} of {many}, {ranks['mode']} ({ranks['share']}): memory is that of {ranks['which']}", "bold", indent=2
+        f"Per {unit} of {many}, {ranks['mode']} ({ranks['share']}): memory is that of {ranks['which']}",
+        "bold",
+        indent=2,
     )
     if ranks["exchanged"] is None:
         return
     seconds = ranks["exchange_seconds_per_step"]
-    takes = f"{seconds:.2g} s if nothing hides it, {ranks['link']}" if seconds is not None else ranks["link"]
+    duration = f"{seconds:.2g} s if nothing hides it, {ranks['link']}" if seconds is not None else ranks["link"]
     out.paragraph(
         f"Each sends and receives {bytes_text(ranks['exchanged_bytes_per_step'])} per step: {ranks['exchanged']}; "
-        f"{takes}",
+        f"{duration}",
         indent=2,
     )
 
@@ -134,12 +139,12 @@ def _steps(steps: dict[str, Any], estimate: dict[str, Any] | None) -> str:
     if not estimate:
         return text
     held_out = estimate["held_out_length"]
-    longer = f", and the longest held-out row {held_out:,}" if held_out else ""
-    return f"{text}; {estimate['setting']}; {_longest(estimate)}{longer}"
+    held_out_text = f", and the longest held-out row {held_out:,}" if held_out else ""
+    return f"{text}; {estimate['setting']}; {_longest(estimate)}{held_out_text}"
 
 
 def _longest(estimate: dict[str, Any]) -> str:
-    """What the plan knows of the longest row."""
+    """Return, in words, the length of the longest row as far as the plan knows it."""
     tokens, longest = f"{estimate['length']:,} tokens", estimate["longest_row"]
     if longest is not None and longest > estimate["length"]:
         return f"rows of up to {tokens} are trained on, and the longest has {longest:,}"
@@ -152,8 +157,10 @@ def _longest(estimate: dict[str, Any]) -> str:
 
 
 def _say_memory(out: Output, estimate: dict[str, Any], device: dict[str, Any], count: int) -> None:
-    """Every phase, and what the fullest moment is made of; of one of `count` processes, each on a device of its own or
-    all on one CPU."""
+    """Print every phase's memory, and the tensors at the peak.
+
+    The figures are of one of `count` processes, each on a device of its own or all on one CPU.
+    """
     cpu, capacity = device["kind"] == "cpu", device["memory_bytes"]
     rows = [
         [phase["name"], bytes_text(phase["allocated_bytes"]), bytes_text(phase["reserved_bytes"])]
@@ -183,27 +190,27 @@ def _module(peak: dict[str, Any]) -> str:
 
 
 def _say_terms(out: Output, planned: dict[str, Any], capacity: int | None) -> None:
-    """The terms that arithmetic knows."""
+    """Print the memory terms of the closed form."""
     rows = [[term["term"], bytes_text(term["bytes"]), term["moment"]] for term in planned["memory"] if term["bytes"]]
     out.table("Memory, the terms of the closed form", ["term", "size", "held"], rows)
     out.say(f"The fullest moment of a step: {bytes_text(planned['memory_total_bytes'])} in tensors", "bold")
 
 
 def _bar_scale(parts: Sequence[tuple[str, float]], capacity: int | None) -> float:
-    """What a bar's width stands for: the device, unless the parts would be too small on it to be seen."""
+    """Return the size of a bar's full width: the device's memory, unless the parts would be too small to see on it."""
     total = sum(size for _, size in parts)
     return capacity if capacity is not None and total > capacity / 20 else total
 
 
 def _say_verdict(out: Output, estimate: dict[str, Any], device: dict[str, Any]) -> None:
-    """The interval beside what the device has, and what can be said of it."""
+    """Print the memory interval beside the device's capacity, and the verdict."""
     capacity = estimate["capacity_bytes"]
-    have = bytes_text(capacity) if capacity else "an unknown amount"
-    have += " for each process" if capacity != device["memory_bytes"] else ""
+    capacity_text = bytes_text(capacity) if capacity else "an unknown amount"
+    capacity_text += " for each process" if capacity != device["memory_bytes"] else ""
     verdict = estimate["verdict"]
     out.paragraph(
         f"{verdict.capitalize()}: {bytes_text(estimate['low_bytes'])} to {bytes_text(estimate['high_bytes'])} needed "
-        f"({estimate['spread']}, and {estimate['beside']}) of {have}",
+        f"({estimate['spread']}, and {estimate['beside']}) of {capacity_text}",
         VERDICT_STYLE.get(verdict, "bold yellow"),
         indent=2,
     )
@@ -215,12 +222,12 @@ def _say_time(out: Output, time: dict[str, Any] | None) -> None:
     if time is None:
         return
     step = _between(time["seconds_per_step_low"], time["seconds_per_step"], time["seconds_per_step_high"])
-    whole = ""
+    total_text = ""
     if time["total_seconds"] is not None:
         total = _between(time["total_seconds_low"], time["total_seconds"], time["total_seconds_high"])
-        whole = f"; the whole run: {total}"
+        total_text = f"; the whole run: {total}"
     out.paragraph(
-        f"Time per step: {step}{whole}; {count_text(time['tokens_per_second'])} tokens/s, {time['mfu']:.0%} MFU, "
+        f"Time per step: {step}{total_text}; {count_text(time['tokens_per_second'])} tokens/s, {time['mfu']:.0%} MFU, "
         f"with rows of {time['length']:,} tokens; limited by {time['limit']}",
         indent=2,
     )
@@ -231,40 +238,46 @@ def _between(low: float, middle: float, high: float) -> str:
 
 
 def _say_answering(out: Output, answers: dict[str, Any] | None) -> None:
-    """What scoring takes, and a batch that fits where this one may not."""
+    """Print the memory of scoring, and a batch size that fits if the config's may not."""
     if answers is None:
         return
     fewer = answers["fewer"]
     parts = f"weights {bytes_text(answers['weights'])}, KV cache {bytes_text(answers['cache'])}"
     advice = {None: "", 0: "; not even one prompt at a time fits"}.get(fewer, f"; evaluate.batch_size: {fewer} fits")
-    held = answers["in_training_bytes"]
-    beside = f"; up to {bytes_text(held)} beside what training keeps" if held is not None else ""
+    training_bytes = answers["in_training_bytes"]
+    training_text = (
+        f"; up to {bytes_text(training_bytes)} beside what training keeps" if training_bytes is not None else ""
+    )
     out.paragraph(
         f"Scoring: up to {bytes_text(answers['bytes'])} for {plural(answers['rows'], 'prompt')} at a time, of up to "
-        f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){beside}{advice}",
+        f"{answers['prompt']:,} tokens, with answers of {answers['answer']:,} ({parts}){training_text}{advice}",
         None if fewer is None else "bold yellow",
         indent=2,
     )
 
 
 def _say_scoring(out: Output, scoring: dict[str, Any] | None, time: dict[str, Any] | None) -> None:
-    """How long the answers take: from those as long as the right ones to those that the limit cuts."""
+    """Print the time of scoring: from answers as long as the gold ones to answers cut at the token limit."""
     if scoring is None:
         return
-    asked = " and ".join(plural(each["prompts"], "prompt") + f" of {each['name']}" for each in scoring["sets"])
-    ways = ", free and constrained" if scoring["ways"] == 2 else ""
+    prompts = " and ".join(
+        plural(eval_set["prompts"], "prompt") + f" of {eval_set['name']}" for eval_set in scoring["sets"]
+    )
+    modes = ", free and constrained" if scoring["ways"] == 2 else ""
     draws = f", {scoring['samples']} draws of each" if scoring["samples"] > 1 else ""
     out.paragraph(
         f"Time of scoring: {_range(scoring, 'seconds')} in one process, {duration_text(scoring['loading_seconds'])} of "
-        f"them loading, for {plural(scoring['answers'], 'answer')} ({asked}: {', '.join(scoring['variants'])}{ways}"
+        f"them loading, for {plural(scoring['answers'], 'answer')} ({prompts}: {', '.join(scoring['variants'])}{modes}"
         f"{draws}) of {scoring['answer_tokens_low']:.0f} to {scoring['answer_tokens_high']:,.0f} tokens",
         indent=2,
     )
-    if each := scoring["in_training"]:
-        beside = f" beside {duration_text(time['total_seconds'])} of training" if time and time["total_seconds"] else ""
+    if interim := scoring["in_training"]:
+        training_text = (
+            f" beside {duration_text(time['total_seconds'])} of training" if time and time["total_seconds"] else ""
+        )
         out.paragraph(
-            f"While training: {_range(each, 'seconds')} at each of {plural(each['checkpoints'], 'checkpoint')}, "
-            f"{_range(each, 'total_seconds')} in all{beside}",
+            f"While training: {_range(interim, 'seconds')} at each of {plural(interim['checkpoints'], 'checkpoint')}, "
+            f"{_range(interim, 'total_seconds')} in all{training_text}",
             indent=2,
         )
 
@@ -275,7 +288,7 @@ def _range(found: dict[str, Any], name: str) -> str:
 
 
 def _say_host(out: Output, host: dict[str, Any] | None) -> None:
-    """RAM and PCIe, where a run asks anything of them."""
+    """Print the host's RAM and PCIe traffic, if the plan counts any."""
     if host is None or not host["memory"]:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in host["memory"])
@@ -292,11 +305,15 @@ def _say_disk(out: Output, planned: dict[str, Any]) -> None:
         return
     parts = ", ".join(f"{term['term']} {bytes_text(term['bytes'])}" for term in planned["disk"])
     free = planned["disk_free_bytes"]
-    have = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(planned["disk_source"])
-    said = (
-        f"{bytes_text(free)} {have}" if free is not None else "how much is free on the machine that trains is not known"
+    source_text = {"detected": "free", "config": "on the machine that trains (hardware.disk)"}.get(
+        planned["disk_source"]
     )
-    out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {said}", indent=2)
+    free_text = (
+        f"{bytes_text(free)} {source_text}"
+        if free is not None
+        else "how much is free on the machine that trains is not known"
+    )
+    out.paragraph(f"Disk: {bytes_text(planned['disk_total_bytes'])} ({parts}); {free_text}", indent=2)
 
 
 def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
@@ -309,18 +326,18 @@ def _write_plot(out: Output, planned: dict[str, Any], path: Path) -> None:
 
 
 def say_plan_deviations(out: Output, run: CheckedRun, directory: Path) -> int:
-    """The plan beside what a run took."""
+    """Print the plan compared with a finished run."""
     from surefit.plan.verify import measure_plan_deviations
 
     planned = build_run_plan(run)
-    found = measure_plan_deviations(planned, run.resolved, RunDir(directory))
-    rows = [[row.what, _size(row.planned, row), _size(row.actual, row), _error(row)] for row in found.rows]
+    deviations = measure_plan_deviations(planned, run.resolved, RunDir(directory))
+    rows = [[row.what, _size(row.planned, row), _size(row.actual, row), _error(row)] for row in deviations.rows]
     out.table(f"Planned against actual: {directory}", ["quantity", "planned", "actual", "plan is off by"], rows)
-    if found.widest is not None:
-        out.paragraph(f"They part most in: {found.widest.what} ({_error(found.widest)})")
-    for note in found.notes:
+    if deviations.widest is not None:
+        out.paragraph(f"They part most in: {deviations.widest.what} ({_error(deviations.widest)})")
+    for note in deviations.notes:
         out.paragraph(f"  - {note}", indent=4)
-    out.result({"rows": [row.as_dict() for row in found.rows], "notes": list(found.notes)})
+    out.result({"rows": [row.as_dict() for row in deviations.rows], "notes": list(deviations.notes)})
     return EXIT_OK
 
 

@@ -1,7 +1,7 @@
-"""The verb `predict`: rows or one prompt in, answers out, each portion on the disk before the next is asked for.
+"""The verb `predict`: answer rows or one prompt; each portion of answers is on disk before the next one is generated.
 
-Rows are read twice and never held all at once: first every one is checked and counted, then they are answered in
-portions. What was answered before a kill is not asked again.
+Rows are read twice and never held all at once: first all rows are checked and counted, then they are answered in
+portions. Answers from before a kill are not generated again.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 READ = 1_024
-"""Rows that are held at once while all of them are checked."""
+"""Number of rows held at once while all of them are checked."""
 
 
 def predict_rows(out: Output, run: CheckedRun, asked: PredictOptions, world: World | None = None) -> int:
     """Answer new rows or one prompt; with gold answers in the rows, score them too.
 
     Args:
-        world: the processes that share each portion, of which this is one; the first alone reads, writes and speaks.
+        world: the processes that share each portion, of which this is one; the first alone reads, writes and prints.
     """
     world = world or World()
     if not world.is_first:
@@ -61,58 +61,58 @@ def predict_rows(out: Output, run: CheckedRun, asked: PredictOptions, world: Wor
     if output is not None:
         _require_writable(run, asked, output)
     rows = _rows(run, asked.data, asked.prompt)
-    (chosen,) = select_variants(config, run.run, [asked.variant or best_variant(run)])
-    way = list_generation_settings(config, run.recipe)[0]
-    target = _AnswerFile(output, _about(run, chosen, way, rows), asked.overwrite) if output else None
-    done = target.open() if target else 0
-    if done:
-        out.note(f"{plural(done, 'answer')} of {rows.count:,} are there already: going on behind them")
+    (variant,) = select_variants(config, run.run, [asked.variant or best_variant(run)])
+    settings = list_generation_settings(config, run.recipe)[0]
+    target = _AnswerFile(output, _about(run, variant, settings, rows), asked.overwrite) if output else None
+    done_rows = target.open() if target else 0
+    if done_rows:
+        out.note(f"{plural(done_rows, 'answer')} of {rows.count:,} are there already: going on behind them")
     records: list[dict[str, Any]] = []
-    broadcast_from_rank0(chosen if done < rows.count else None, world)
-    if done < rows.count:
+    broadcast_from_rank0(variant if done_rows < rows.count else None, world)
+    if done_rows < rows.count:
         with out.progress("answering") as on_progress:
-            for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [chosen]):
-                for portion in _portions(way, rows, done, world):
+            for _, respondent in open_prompt_models(config, run.recipe, run.hardware, run.run, [variant]):
+                for portion in _portions(settings, rows, done_rows, world):
                     broadcast_from_rank0(portion, world)
-                    part = _shift_progress(on_progress, portion.indices[0], rows.count)
-                    lines = _answer_portion(run, respondent, way, portion, world, part)
+                    portion_progress = _shift_progress(on_progress, portion.indices[0], rows.count)
+                    lines = _answer_portion(run, respondent, settings, portion, world, portion_progress)
                     target.add(lines) if target else _show(out, records, lines, asked.prompt)
                 broadcast_from_rank0(None, world)
                 del respondent
     if target:
-        out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {way.of(chosen)}")
+        out.say(f"Wrote {output}: {plural(rows.count, 'answer')} by {settings.of(variant)}")
     if rows.skipped:
         out.note(f"{plural(rows.skipped, 'bad row')} left out (data.bad_rows: skip)")
-    out.result({"variant": way.of(chosen), "n": rows.count, "output": str(output) if output else None,
+    out.result({"variant": settings.of(variant), "n": rows.count, "output": str(output) if output else None,
                 "answers": None if output else records})  # fmt: skip
     return EXIT_OK
 
 
 def _require_writable(run: CheckedRun, asked: PredictOptions, output: Path) -> None:
-    """Find an output that may not be written before anything else is done; earlier answers are looked at by `_File`."""
+    """Raise for an output that may not be written, before any other work; `_AnswerFile` checks earlier answers."""
     inputs = input_files(run.resolved.config, run.loaded.path)
     inputs |= row_files("the rows", asked.data) if asked.data is not None else {}
-    written = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
+    artefacts = {f"the run's {place.name}": place for place in run.run.artefacts() if place.exists()}
     output_file(output, inputs, asked.overwrite, as_rows=True, earlier=lambda _: True)
-    output_file(output, written, asked.overwrite, earlier=lambda _: True)
+    output_file(output, artefacts, asked.overwrite, earlier=lambda _: True)
     output_file(_about_file(output), inputs, asked.overwrite, earlier=json_with("rows_sha256", "variant"))
 
 
 def _about_file(output: Path) -> Path:
-    """What the answers in a file belong to."""
+    """Return the file that records the inputs of the answers in `output`."""
     return output.with_name(f"{output.name}.about")
 
 
 def _help_answering(run: CheckedRun, world: World) -> None:
-    """What a process behind the first does: its part of every portion that the first one reads."""
-    chosen: str | None = broadcast_from_rank0(None, world)
-    if chosen is None:
+    """Answer, as a process of rank > 0, this rank's part of every portion that rank 0 reads."""
+    variant: str | None = broadcast_from_rank0(None, world)
+    if variant is None:
         return
-    way = list_generation_settings(run.resolved.config, run.recipe)[0]
-    for _, respondent in open_prompt_models(run.resolved.config, run.recipe, run.hardware, run.run, [chosen]):
-        picked: EvalRows | None
-        while (picked := broadcast_from_rank0(None, world)) is not None:
-            _answer_portion(run, respondent, way, picked, world, ignore_progress)
+    settings = list_generation_settings(run.resolved.config, run.recipe)[0]
+    for _, respondent in open_prompt_models(run.resolved.config, run.recipe, run.hardware, run.run, [variant]):
+        portion: EvalRows | None
+        while (portion := broadcast_from_rank0(None, world)) is not None:
+            _answer_portion(run, respondent, settings, portion, world, ignore_progress)
         del respondent
 
 
@@ -124,41 +124,41 @@ def _show(out: Output, records: list[dict[str, Any]], lines: Sequence[dict[str, 
 
 
 def best_variant(run: CheckedRun) -> str:
-    """The last of the run's variants that exists: merged, else the adapter, else the base of a run that never trained.
+    """Return the run's last existing variant: merged, else the adapter, else the base of a run that was never trained.
 
     Raises:
-        ConfigError: training has begun here, and its result is not there.
+        ConfigError: training has begun in this run, and its result is missing.
     """
-    there = {
+    exists = {
         "base": True,
         "adapter": run.run.adapter.exists(),
         "merged": run.run.merged.exists(),
         "model": run.run.model.exists(),
     }
-    best = [name for name in VARIANTS[run.resolved.config.train.method] if there[name]][-1]
+    best = [name for name in VARIANTS[run.resolved.config.train.method] if exists[name]][-1]
     steps = [path.name for _, path in list_steps(run.run.checkpoints)]
     if best == "base" and run.resolved.config.evaluate.server is None and (steps or run.run.metrics.exists()):
         result = run.run.model if run.resolved.config.train.method == "full" else run.run.adapter
         resume = f" {shell_quote(run.run.path)} --resume" if steps else ""
-        others = " or ".join(f"--variant {name}" for name in (*steps[-1:], "base"))
+        alternatives = " or ".join(f"--variant {name}" for name in (*steps[-1:], "base"))
         raise ConfigError(
             f"training began in this run, and there is no {result.name}/ in it",
             code="E1851",
             path=run.run.path,
-            help=f"`surefit train{resume}` writes it; without it, choose what answers: {others}",
+            help=f"`surefit train{resume}` writes it; without it, choose what answers: {alternatives}",
         )
     return best
 
 
 @dataclass(frozen=True)
 class _RowsToAnswer:
-    """Rows that have been looked at.
+    """Rows that have been checked and counted.
 
     Attributes:
-        read: the usable ones again, at most so many at a time.
-        count, skipped: of usable rows, and of those left out.
-        source: as the user named them.
-        sha256: of their bytes; None for a prompt.
+        read: reads the usable rows again, in portions of at most the given size.
+        count, skipped: numbers of usable rows, and of rows left out.
+        source: the name that the user wrote.
+        sha256: hash of the rows' bytes; None for a prompt.
     """
 
     read: Callable[[int], Iterable[Examples]]
@@ -169,21 +169,21 @@ class _RowsToAnswer:
 
 
 def _rows(run: CheckedRun, data: str | None, prompt: str | None) -> _RowsToAnswer:
-    """The rows of `data`, with or without gold answers, or `prompt` as one user message."""
+    """Return the rows of `data`, with or without gold answers, or `prompt` as one user message."""
     if (data is None) == (prompt is None):
         raise ConfigError(
             "name either DATA or --prompt", code="E1033", help="surefit predict TARGET rows.jsonl -o answers.jsonl"
         )
     if data is None:
         question = Example(messages=({"role": "user", "content": prompt},))
-        asked = _to_plain_prompts(run, Examples([question], ["--prompt"], []))
-        return _RowsToAnswer(lambda size: [asked], 1, 0, "--prompt", None)
-    rows, placed = _row_reader(data)
+        single_prompt = _to_plain_prompts(run, Examples([question], ["--prompt"], []))
+        return _RowsToAnswer(lambda size: [single_prompt], 1, 0, "--prompt", None)
+    rows, read_rows = _row_reader(data)
     bad_rows = run.resolved.config.data.bad_rows
 
     def read(size: int) -> Iterator[Examples]:
-        every = iter(placed())
-        while portion := list(islice(every, size)):
+        all_rows = iter(read_rows())
+        while portion := list(islice(all_rows, size)):
             try:
                 yield _to_plain_prompts(run, to_prompts(Rows(data, portion, (), ""), run.recipe, bad_rows))
             except DataError as error:
@@ -194,7 +194,7 @@ def _rows(run: CheckedRun, data: str | None, prompt: str | None) -> _RowsToAnswe
     try:
         counts = [(len(examples), len(examples.skipped)) for examples in read(READ)]
     except DataError:
-        to_prompts(load_rows(data), run.recipe, bad_rows)  # says of the whole file what is wrong
+        to_prompts(load_rows(data), run.recipe, bad_rows)  # raises with the errors of the whole file
         raise
     count = sum(usable for usable, _ in counts)
     if count == 0:
@@ -204,8 +204,10 @@ def _rows(run: CheckedRun, data: str | None, prompt: str | None) -> _RowsToAnswe
 
 
 def _to_plain_prompts(run: CheckedRun, asked: Examples) -> Examples:
-    """Turn each single question into text to continue where the model has no chat template: it was trained on plain
-    text. Longer conversations stay, and are an error when they are rendered."""
+    """Turn each single question into text to continue if the model has no chat template: it was trained on plain text.
+
+    Longer conversations stay, and raise when they are rendered.
+    """
     if run.model.has_chat_template is not False:
         return asked
 
@@ -219,7 +221,7 @@ def _to_plain_prompts(run: CheckedRun, asked: Examples) -> Examples:
 
 
 def _row_reader(data: str) -> tuple[Rows | None, Callable[[], Iterable[RowWithPlace]]]:
-    """How to read every row: from its file each time, or from memory where it is no file of rows."""
+    """Return a reader of all rows: from their file each time, or from memory if the source is no file of rows."""
     source = resolve_source(data)
     if source.kind == "file":
         return None, lambda: stream_rows(data)
@@ -228,15 +230,15 @@ def _row_reader(data: str) -> tuple[Rows | None, Callable[[], Iterable[RowWithPl
 
 
 def _portions(way: GenerationSettings, rows: _RowsToAnswer, done: int, world: World) -> Iterator[EvalRows]:
-    """The rows behind the first `done`, as many at a time as are answered before they are written."""
+    """Yield the rows after the first `done`, in the portions that are answered before they are written."""
     index = 0
     for examples in rows.read(max(1, world.size * PORTION * way.decoding.batch_size // way.samples)):
         numbers = range(index, index + len(examples))
         index += len(examples)
-        picked = EvalRows(list(numbers), examples.examples, examples.where)
-        picked = picked.subset([place for place, number in enumerate(numbers) if number >= done])
-        if picked:
-            yield picked
+        portion = EvalRows(list(numbers), examples.examples, examples.where)
+        portion = portion.subset([place for place, number in enumerate(numbers) if number >= done])
+        if portion:
+            yield portion
 
 
 def _answer_portion(
@@ -247,14 +249,14 @@ def _answer_portion(
     world: World,
     on_progress: OnProgress,
 ) -> list[dict[str, Any]]:
-    """The lines of a portion, each process having answered its part of it."""
+    """Return the lines of a portion, of which each process answers its part."""
     places = local_row_indices(picked, world)
-    mine = picked.subset(places)
-    prompts = respondent.prompts(mine)
-    part = scale_progress(on_progress, world, len(picked))
-    answers = respondent.answer(mine, prompts, way, part) if mine else []
+    rank_rows = picked.subset(places)
+    prompts = respondent.prompts(rank_rows)
+    rank_progress = scale_progress(on_progress, world, len(picked))
+    answers = respondent.answer(rank_rows, prompts, way, rank_progress) if rank_rows else []
     lines = [
-        _line(run, way, mine, place, respondent.shown(prompt), answer)
+        _line(run, way, rank_rows, place, respondent.shown(prompt), answer)
         for place, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
     ]
     return gather_in_order(places, lines, world)
@@ -268,15 +270,15 @@ def _line(
     run: CheckedRun, way: GenerationSettings, rows: EvalRows, place: int, prompt: str, answer: GeneratedAnswer
 ) -> dict[str, Any]:
     example = rows.examples[place]
-    # Without a gold answer there is nothing to judge by.
+    # Without a gold answer there is nothing to score.
     recipe = run.recipe if example.completion is not None else None
-    found = predictions_from_answer(run.recipe, example, answer)
-    line = build_prediction_line(recipe, rows.indices[place], rows.where[place], example, found, way.samples)
+    predictions = predictions_from_answer(run.recipe, example, answer)
+    line = build_prediction_line(recipe, rows.indices[place], rows.where[place], example, predictions, way.samples)
     return {"index": line.pop("index"), "where": line.pop("where"), "prompt": prompt, **line}
 
 
 def _about(run: CheckedRun, variant: str, way: GenerationSettings, rows: _RowsToAnswer) -> dict[str, Any]:
-    """All that answers depend on: what a later call must agree with to go on."""
+    """Return everything that the answers depend on: a later call must agree with it to continue the file."""
     config = run.resolved.config
     return {
         "rows": rows.source,
@@ -292,17 +294,17 @@ def _about(run: CheckedRun, variant: str, way: GenerationSettings, rows: _RowsTo
 
 
 class _AnswerFile:
-    """Answers as they come, and beside them what they answer: FILE and FILE.about."""
+    """File of answers, written as they come, and beside it the record of their inputs: FILE and FILE.about."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], overwrite: bool) -> None:
         self.path, self.about, self.overwrite = path, about, overwrite
         self.beside = _about_file(path)
 
     def open(self) -> int:
-        """Make the file ready for more; returns the answers that are in it already.
+        """Prepare the file for appending; return the number of answers that it already holds.
 
         Raises:
-            ConfigError: there is a file that answers something else, or nobody knows what.
+            ConfigError: the existing file has answers to other inputs, or has no record of its inputs.
         """
         done = 0
         if self.path.exists() and not self.overwrite:
@@ -315,26 +317,29 @@ class _AnswerFile:
         return done
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines, on the disk when this returns."""
+        """Append lines; they are on disk when this returns."""
         with machine_errors(self.path), open(self.path, "ab") as file:
             file.write("".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
 
     def _require_same(self) -> None:
-        ways_out = "name another file with --output, or replace it with --overwrite"
+        help_text = "name another file with --output, or replace it with --overwrite"
         if not self.beside.exists():
             raise ConfigError(
-                "is there already, and nothing says whose answers it holds", code="E1034", path=self.path, help=ways_out
+                "is there already, and nothing says whose answers it holds",
+                code="E1034",
+                path=self.path,
+                help=help_text,
             )
-        before = read_json(self.beside)
+        recorded = read_json(self.beside)
         for key, value in self.about.items():
-            if before.get(key) != value:
-                problem = f"holds answers with another {key.replace('_', ' ')}: {before.get(key)}, not {value}"
-                raise ConfigError(problem, code="E1035", path=self.path, help=ways_out)
+            if recorded.get(key) != value:
+                problem = f"holds answers with another {key.replace('_', ' ')}: {recorded.get(key)}, not {value}"
+                raise ConfigError(problem, code="E1035", path=self.path, help=help_text)
 
     def _whole_lines(self) -> int:
-        """Count the answers, and take away a last one that was cut short."""
+        """Count the answers, and remove a last line that was cut short."""
         count = size = 0
         with machine_errors(self.path), open(self.path, "rb+") as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""The verb `prepare` and its options: what it has made, and what is still to be done."""
+"""The verb `prepare` and its options: the shards that are complete, and those still to be made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def prepare(
     ] = "local",
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Tokenise into shards in data.tokenized, for data larger than memory; if killed, run it again to go on."""
+    """Tokenize into shards in data.tokenized, for data larger than memory; if killed, run it again to continue."""
 
     def work(out: Output) -> int:
         from surefit.config.load import load_config
@@ -42,8 +42,8 @@ def prepare(
                 "--workers goes with --engine local", code="E1036", help="Ray uses every core of its cluster"
             )
         settings = load_config(config, overrides or ()).config
-        wishes = ShardOptions(workers, _group(shard), overwrite, verify, dry_run, engine)
-        result = prepare_shards(settings, out, wishes)
+        options = ShardOptions(workers, _group(shard), overwrite, verify, dry_run, engine)
+        result = prepare_shards(settings, out, options)
         _say(out, config, result, shard, dry_run)
         out.result(result)
         return EXIT_OK
@@ -52,17 +52,17 @@ def prepare(
 
 
 def _group(shard: str | None) -> tuple[int, int] | None:
-    """(place from 0, groups).
+    """Return (index of the group, counted from 0; number of groups).
 
     Raises:
         ConfigError: not of the form I/N with I from 1 to N.
     """
     if shard is None:
         return None
-    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", shard)
-    if not found or int(found[1]) > int(found[2]):
+    match = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", shard)
+    if not match or int(match[1]) > int(match[2]):
         raise ConfigError(f"--shard {shard} names no group", code="E1037", help="--shard 3/16 is the third of 16")
-    return int(found[1]) - 1, int(found[2])
+    return int(match[1]) - 1, int(match[2])
 
 
 def _say(out: Output, config: Path, result: dict[str, Any], shard: str | None, dry_run: bool) -> None:

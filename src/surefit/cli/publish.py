@@ -1,4 +1,4 @@
-"""The verbs behind a finished run, as typer reads them: export, push, serve-check and runs."""
+"""The verbs for a finished run, as typer reads them: export, push, serve-check and runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def serve_check(
 
 
 class _ListsByDefault(TyperGroup):
-    """`surefit runs DIR` is `surefit runs list DIR`."""
+    """Command group in which `surefit runs DIR` means `surefit runs list DIR`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or args[0] not in (*self.commands, *ctx.help_option_names):
@@ -85,7 +85,7 @@ def list_(
 
 @runs.command()
 def show(run: Run, as_json: Json = False) -> None:
-    """One run: settings, stages, scores, disk use, and what of it can be continued."""
+    """Show one run: settings, stages, scores, disk use, and the stages that can be continued."""
     run_verb(as_json, lambda out: _cli("run_index").show_run_command(out, run))
 
 
@@ -95,7 +95,7 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     as_json: Json = False,
 ) -> None:
-    """What two runs do not have in common: settings, data, environment, scores."""
+    """Show the differences of two runs: settings, data, environment, scores."""
     run_verb(as_json, lambda out: _cli("run_index").diff_runs_command(out, a, b))
 
 
@@ -115,10 +115,10 @@ def reproduce(
     steps: Annotated[int, typer.Option(min=1, help="So many optimizer steps.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Train the first steps again, elsewhere, and compare the loss curve; exit code 1 if it is another."""
+    """Train the first steps again, elsewhere, and compare the loss curve; exit code 1 if it differs."""
     run_verb(as_json, lambda out: _cli("reproducing").reproduce_command(out, run, steps))
 
 
 def _cli(module: str) -> Any:
-    """A module of this folder, imported when a verb needs it."""
+    """Import a module of surefit.cli when a verb needs it."""
     return import_module(f"surefit.cli.{module}")

@@ -1,7 +1,7 @@
-"""How things look on a terminal, in a pipe and as JSON: the only file that uses rich.
+"""Output on a terminal, in a pipe and as JSON: the only file that uses rich.
 
 Results go to stdout, progress and notes to stderr. With `--json`, stdout carries one JSON object on its last line and
-nothing else; without a terminal there are no bars and no colours, only lines.
+nothing else; without a terminal there are no bars and no colors, only lines.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from surefit.stages.progress_listener import PlainProgress, ProgressListener
 from surefit.train.progress import OnStep
 
 BAR_WIDTH = 76
-"""Cells of a bar: with its ends it fits a line of 80."""
+"""Cells of a bar: with its ends it fits in a line of 80."""
 BAR_STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red", "white")
 SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to `exits.finish` what a reader that went away (`| head`) means; rich would exit with 1."""
+        """Raise if the reader went away (`| head`), for `exits.run_verb` to handle; rich would exit with 1."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class Output(ProgressListener):
-    """Where a verb says things.
+    """Output of a verb.
 
     Args:
         as_json: only JSON on stdout.
-        with_result: print the JSON object; a verb that runs other verbs prints its own only.
-        rank: of this process; all but the first say nothing but their errors.
-        log: gets a copy of what the first process says, for the run directory.
+        with_result: print the JSON object; a verb that runs other verbs prints only its own.
+        rank: of this process; ranks > 0 print only their errors.
+        log: gets a copy of rank 0's output, for the run directory.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Output(ProgressListener):
         self.err = Console(stderr=True, highlight=False, soft_wrap=True, quiet=rank > 0)
 
     def without_result(self) -> Output:
-        """The same, for the parts of a larger verb."""
+        """Return an output without the JSON object, for the parts of a larger verb."""
         return Output(self.as_json, with_result=False, rank=self.rank, log=self.log)
 
     def log_to(self, path: Path) -> None:
@@ -72,17 +72,17 @@ class Output(ProgressListener):
             self.log.open(path)
 
     def say(self, text: str, style: str | None = None) -> None:
-        """One line of result for a person."""
+        """Print one line of the result for people."""
         self.log.say(_sanitize_text(text))
         if not self.as_json:
             self.out.print(Text(_sanitize_text(text), style=style or ""))
 
     def own_address(self, text: str, address: str) -> None:
-        """The same, with an address of our own behind it whose token its reader needs."""
+        """Print one line of the result with this server's address, in which the token stays: the reader needs it."""
         self.out.print(Text(f"{_sanitize_text(text)} {address}"))
 
     def paragraph(self, text: str, style: str | None = None, indent: int = 0) -> None:
-        """The same, folded between words on a terminal; its further lines are indented."""
+        """Print text of the result, wrapped between words on a terminal, with its further lines indented."""
         if self.as_json:
             return
         lines = [text]
@@ -91,47 +91,47 @@ class Output(ProgressListener):
         self.say("\n".join(lines), style)
 
     def stacked(self, parts: Sequence[tuple[str, float]], whole: float, text: Callable[[float], str]) -> None:
-        """A bar of parts, each with a letter and (on a terminal) a colour, and a line per part that says its size.
+        """Print a bar of parts, each with a letter and (on a terminal) a color, and a line per part with its size.
 
         Args:
-            parts: (name, size), in the order they are drawn.
-            whole: what the bar's full width stands for; what the parts leave of it is drawn as dots.
-            text: a size in words.
+            parts: (name, size), in drawing order.
+            whole: the size that the bar's full width represents; the part not covered is drawn as dots.
+            text: formats a size.
         """
         if self.as_json or not parts:
             return
         whole = max(whole, sum(size for _, size in parts))
-        bar, done, drawn = Text("["), 0.0, 0
+        bar, cumulative, drawn_cells = Text("["), 0.0, 0
         letters = _letters([name for name, _ in parts])
         styles = {name: f"black on {BAR_STYLES[n % len(BAR_STYLES)]}" for n, (name, _) in enumerate(parts)}
         for name, size in parts:
-            done += size
-            end = round(BAR_WIDTH * done / whole)
-            bar.append(letters[name] * (end - drawn), style=styles[name])
-            drawn = end
-        self.out.print(bar.append("." * (BAR_WIDTH - drawn)).append("]"))
-        wide = max(len(name) for name, _ in parts)
+            cumulative += size
+            end = round(BAR_WIDTH * cumulative / whole)
+            bar.append(letters[name] * (end - drawn_cells), style=styles[name])
+            drawn_cells = end
+        self.out.print(bar.append("." * (BAR_WIDTH - drawn_cells)).append("]"))
+        name_width = max(len(name) for name, _ in parts)
         for name, size in parts:
             line = Text("  ").append(letters[name], style=styles[name])
-            self.out.print(line.append(f" {_sanitize_text(name):{wide}}  {text(size):>10}  {size / whole:6.1%}"))
+            self.out.print(line.append(f" {_sanitize_text(name):{name_width}}  {text(size):>10}  {size / whole:6.1%}"))
 
     def note(self, text: str) -> None:
-        """One line beside the result: what is being done, what to look at."""
+        """Print one line on stderr: progress, or something to look at."""
         self.log.say(_sanitize_text(text))
         self.err.print(Text(_sanitize_text(text), style="dim"))
 
     def note_of_rank(self, text: str) -> None:
-        """The same, of whichever process has to say it."""
+        """Print one line on stderr from any rank."""
         line = Text(_sanitize_text(f"rank {self.rank}: {text}"), style="dim")
         Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
     def heading(self, text: str) -> None:
-        """The start of a stage."""
+        """Print the heading of a stage."""
         self.log.say(_sanitize_text(text))
         self.err.print(Text(_sanitize_text(text), style="bold"))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A table; the columns after the first are right-aligned when they hold numbers."""
+        """Print a table; the columns after the first are right-aligned if they hold numbers."""
         rows = [[_sanitize_text(cell) for cell in row] for row in rows]
         table = Table(box=None, pad_edge=False)
         for index, column in enumerate(columns):
@@ -139,20 +139,20 @@ class Output(ProgressListener):
             table.add_column(column, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*[escape(cell) for cell in row])
-        # A pipe has no width of its own: do not fold lines that scripts and logs will read.
-        plain = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
-        with plain.capture() as copy:
-            plain.print(table)
+        # A pipe has no width of its own: do not wrap lines that scripts and logs will read.
+        plain_console = Console(width=200, highlight=False, file=io.StringIO(), color_system=None)
+        with plain_console.capture() as copy:
+            plain_console.print(table)
         self.log.say("\n".join([_sanitize_text(title), *(line.rstrip() for line in copy.get().splitlines())]).strip())
         if self.as_json:
             return
         console = self.out if self.out.is_terminal else _Console(width=200, highlight=False)
-        if title:  # a title of the table's own would be folded to the table's width
+        if title:  # rich would wrap the table's own title to the table's width
             console.print(Text(_sanitize_text(title), style="bold"))
         console.print(table)
 
     def segments(self, segments: Iterable[tuple[str, bool]]) -> None:
-        """Text with its trained parts marked: green on a terminal, between ⟦ ⟧ elsewhere."""
+        """Print text with its trained parts marked: green on a terminal, between ⟦ ⟧ elsewhere."""
         if self.as_json:
             return
         text = Text()
@@ -164,7 +164,7 @@ class Output(ProgressListener):
         self.out.print(text)
 
     def findings(self, findings: Sequence[dict[str, Any]]) -> None:
-        """Findings the way compilers print them: place, code, problem; then the help."""
+        """Print findings the way compilers do: place, code, problem; then the help."""
         for finding in findings:
             place = ":".join(str(finding[key]) for key in ("path", "line") if finding[key])
             head = Text()
@@ -181,30 +181,30 @@ class Output(ProgressListener):
                 self.out.print(Text(help_text, style="dim"))
 
     def document(self, text: str) -> None:
-        """All of stdout, in a format that another program reads."""
+        """Print the whole of stdout, in a format that another program reads."""
         if text and not self.rank:
             sys.stdout.write(_encodable(redact(text)) + "\n")
             sys.stdout.flush()
 
     def error(self, error: SureFitError) -> None:
-        """A user's error: problem, place, help; never a traceback."""
+        """Print a user's error: problem, place, help; never a traceback."""
         self.log.say(_sanitize_text(f"error: {error}"))
         if self.as_json and self.with_result:
             self.result(error.as_dict())
             return
         err = Console(stderr=True, highlight=False, soft_wrap=True) if self.rank else self.err
-        for one in (error, *error.also):
-            line = Text(f"error[{one.code}]" if one.code else "error", style="bold red")
+        for problem in (error, *error.also):
+            line = Text(f"error[{problem.code}]" if problem.code else "error", style="bold red")
             if self.rank:
                 line.append(f" [rank {self.rank}]")
-            line.append(f" {_sanitize_text(one.where)}" if one.where else "", style="bold")
-            line.append(f": {_sanitize_text(one.message)}", style="not bold default")
+            line.append(f" {_sanitize_text(problem.where)}" if problem.where else "", style="bold")
+            line.append(f": {_sanitize_text(problem.message)}", style="not bold default")
             err.print(line)
-            if one.help:
-                err.print(Text(f"  help: {_sanitize_text(one.help)}", style="dim"))
+            if problem.help:
+                err.print(Text(f"  help: {_sanitize_text(problem.help)}", style="dim"))
 
     def result(self, value: dict[str, Any]) -> None:
-        """The one JSON object of `--json`."""
+        """Print the one JSON object of `--json`."""
         if self.as_json and self.with_result:
             ascii_only = not sys.stdout.encoding.lower().startswith("utf")
             sys.stdout.write(_encodable(redact(json.dumps(value, ensure_ascii=ascii_only, default=str))) + "\n")
@@ -212,7 +212,7 @@ class Output(ProgressListener):
 
     @contextlib.contextmanager
     def training_progress(self) -> Iterator[OnStep]:
-        """The same for training, whose steps know better how long it still takes."""
+        """Yield `on_step(state)`: progress of training, with the ETA that the training loop computes."""
         with self.progress("training", with_eta=False) as on_progress:
             yield lambda state: on_progress(
                 state.step, state.total_steps, f"ETA {duration_text(state.eta_seconds)} · {state.text}"
@@ -220,18 +220,18 @@ class Output(ProgressListener):
 
     @contextlib.contextmanager
     def progress(self, label: str, with_eta: bool = True) -> Iterator[OnProgress]:
-        """Yields `on_progress(done, total, text)`: a bar with ETA on a terminal, a line now and then elsewhere.
+        """Yield `on_progress(done, total, text)`: a bar with ETA on a terminal, occasional lines elsewhere.
 
         Args:
-            with_eta: by the pace so far; otherwise it stands in the text.
+            with_eta: show an ETA from the pace so far; otherwise the text has it.
         """
         if self.err.is_terminal and not self.as_json:
-            logged = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
-            with self._bar(label, with_eta) as drawn:
+            update_log = PlainProgress(label, lambda text: self.log.say(_sanitize_text(text)), with_eta)
+            with self._bar(label, with_eta) as update_bar:
 
                 def both(done: int, total: int, text: str) -> None:
-                    drawn(done, total, text)
-                    logged(done, total, text)
+                    update_bar(done, total, text)
+                    update_log(done, total, text)
 
                 yield both
         else:
@@ -257,18 +257,18 @@ class Output(ProgressListener):
 
 
 def make_encodable() -> None:
-    """Let stdout write what its encoding (`PYTHONIOENCODING`, a C locale) has no character for as `\\u2192`."""
+    """Let stdout write characters missing in its encoding (`PYTHONIOENCODING`, a C locale) as `\\u2192`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _sanitize_text(text: str) -> str:
-    """A text on its way to a terminal: without secrets, and with nothing in it that a terminal would obey."""
+    """Return a text fit for a terminal: without secrets and without control characters that a terminal would obey."""
     return printable(redact(text))
 
 
 def _encodable(text: str) -> str:
-    """With half characters, as names that are not UTF-8 have them, as JSON and YAML write them."""
+    """Return the text with lone surrogates (from names that are not UTF-8) escaped the way JSON and YAML write them."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -277,13 +277,13 @@ def _is_numeric(cell: str) -> bool:
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:
-    """For each name a letter of its own, from the name where one is left.
+    """Assign each name a letter of its own, taken from the name if one is left.
 
     >>> _letters(["weights", "activations", "adapter"])
     {'weights': 'W', 'activations': 'A', 'adapter': 'D'}
     """
-    found: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for name in names:
-        wanted = f"{name.upper()}{string.ascii_uppercase}"
-        found[name] = next((c for c in wanted if c.isalpha() and c not in found.values()), "#")
-    return found
+        candidates = f"{name.upper()}{string.ascii_uppercase}"
+        assigned[name] = next((c for c in candidates if c.isalpha() and c not in assigned.values()), "#")
+    return assigned

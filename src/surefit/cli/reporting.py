@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def report_command(out: Output, targets: Sequence[Path], output: Path | None) -> int:
-    """One target: its report.html. Several: a page that compares them, beside the first run or in `output`.
+    """Write the report.html of one target; of several, a page that compares them, beside the first run or in `output`.
 
     Raises:
-        ConfigError: a target is no run, or one is named twice; an `output` for one run.
+        ConfigError: a target is no run, or is named twice; an `output` for one run.
     """
     runs = [find_run_directory(target) for target in targets]
     if len(runs) > 1:
-        new = [run for run in runs if not run.report.exists()]
+        without_report = [run for run in runs if not run.report.exists()]
         path = reporting.write_comparison_report(runs, out, output)
-        for run in new:
+        for run in without_report:
             out.note(f"wrote {run.report}")
         return _say(out, path, {"report": str(path), "runs": [str(run.path) for run in runs]})
     if output is not None:
@@ -36,7 +36,7 @@ def report_command(out: Output, targets: Sequence[Path], output: Path | None) ->
 
 
 def report_run_and_show(out: Output, directory: RunDir) -> int:
-    """The page of one run."""
+    """Write the page of one run."""
     path = reporting.write_run_report(directory, out)
     return _say(out, path, {"report": str(path)})
 

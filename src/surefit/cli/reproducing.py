@@ -1,4 +1,4 @@
-"""`surefit runs reproduce`: does the same config, data and seed still give the same loss curve?
+"""`surefit runs reproduce`: test whether the same config, data and seed still give the same loss curve.
 
 The first steps are trained again in a temporary directory, with the run's own length (the learning rate depends on it),
 and compared with metrics.jsonl. Nothing is written into the run.
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from surefit.stages.run_context import CheckedRun
 
 COMPARED = ("loss", "grad_norm", "learning_rate", "tokens", "supervised_tokens")
-"""Of every step's line; the first two are measured, the others must be the same wherever it runs."""
+"""Keys of every step's line; the first two are measured, the others must be the same on every machine."""
 MEASURED = ("loss", "grad_norm")
 TOLERANCES = {"float32": 1e-3, "bfloat16": 2e-2, "float16": 2e-2}
-"""The relative difference that another stack may make, by the model's dtype (docs/runs.md)."""
+"""The relative difference that another software stack may cause, by the model's dtype (docs/runs.md)."""
 
 
 class _StepLimitReached(Exception):
-    """As many steps as were asked for are done."""
+    """The requested number of steps is done."""
 
 
 @dataclass(frozen=True)
 class LossCurveComparison:
-    """Two loss curves, step by step.
+    """Comparison of two loss curves, step by step.
 
     Attributes:
-        steps: that were compared.
-        identical: bit for bit.
-        largest: relative difference of a loss or gradient norm.
+        steps: number of steps compared.
+        identical: whether they are equal bit for bit.
+        largest: largest relative difference of a loss or gradient norm.
         first: the first difference, in words.
     """
 
@@ -53,22 +53,22 @@ class LossCurveComparison:
 
 
 def reproduce_command(out: Output, path: Path, steps: int) -> int:
-    """Train the first steps of a run again, and compare."""
+    """Train the first steps of a run again, and compare the loss curves; return the exit code."""
     from surefit.stages.run_context import load_checked_run
 
     run = require_run(path)
-    before = _lines(run, steps)
+    original_lines = _lines(run, steps)
     with tempfile.TemporaryDirectory(prefix="surefit-reproduce-") as folder:
         config = Path(folder) / "resolved.yaml"
         shutil.copy2(run.resolved, config)
         overrides = [f"output_dir={folder}/run", "evaluate.in_training=false", "checkpoint.metric_for_best_model=null"]
-        again = load_checked_run(config, overrides)
-        data = _train_again(out, again, len(before))
-        stack = find_stack_changes(run, again)  # the model that is loaded by now decides the threads
-        after = read_jsonl(again.run.metrics)
+        new_run = load_checked_run(config, overrides)
+        data = _train_again(out, new_run, len(original_lines))
+        stack = find_stack_changes(run, new_run)  # after loading the model, which sets the number of threads
+        new_lines = read_jsonl(new_run.run.metrics)
     changed = _data_changed(run, data)
-    curve = compare_curves(before, [line for line in after if "loss" in line])
-    return _say(out, run, again.resolved.config.model.dtype, curve, stack, changed)
+    curve = compare_curves(original_lines, [line for line in new_lines if "loss" in line])
+    return _say(out, run, new_run.resolved.config.model.dtype, curve, stack, changed)
 
 
 def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def _lines(run: RunDir, steps: int) -> list[dict[str, Any]]:
 
 
 def find_stack_changes(run: RunDir, again: CheckedRun) -> list[str]:
-    """How software, threads, device and the way of sharing a step differ from those of the run."""
+    """Return the differences of software, threads, device and parallelism from the run's, in words."""
     from surefit.checkpoint.manager import changed_versions
     from surefit.facts.record import environment_record
     from surefit.train.identity import changed_settings
@@ -92,13 +92,13 @@ def find_stack_changes(run: RunDir, again: CheckedRun) -> list[str]:
         return changed_versions(newest) + changed_settings(trainer, again.resolved.config)
     if not run.environment.exists():
         return ["the environment of the run is not on record"]
-    was, now = read_json(run.environment), environment_record(again.hardware)
-    return [f"{key}: {was.get(key)}, now {now.get(key)}" for key in ("python", "packages", "cpu_count", "gpus")
-            if was.get(key) != now.get(key)]  # fmt: skip
+    recorded, current = read_json(run.environment), environment_record(again.hardware)
+    return [f"{key}: {recorded.get(key)}, now {current.get(key)}" for key in ("python", "packages", "cpu_count", "gpus")
+            if recorded.get(key) != current.get(key)]  # fmt: skip
 
 
 def _train_again(out: Output, again: CheckedRun, steps: int) -> dict[str, Any]:
-    """Train so many steps; returns what identifies the rows."""
+    """Train the given number of steps; return the facts that identify the rows."""
     from surefit.model.load import load_model
     from surefit.model.prepare import prepare_for_training
     from surefit.stages.training import tokenize_dataset
@@ -116,38 +116,38 @@ def _train_again(out: Output, again: CheckedRun, steps: int) -> dict[str, Any]:
             if state.step >= steps:
                 raise _StepLimitReached
 
-        place = TrainingEnvironment(model=again.model, hardware=again.hardware)
-        training = Trainer(model, data, config, again.run, place, Callbacks(watch))
+        environment = TrainingEnvironment(model=again.model, hardware=again.hardware)
+        training = Trainer(model, data, config, again.run, environment, Callbacks(watch))
         with contextlib.suppress(_StepLimitReached):
             training.fit()
     return {"rows": len(training.survey.lengths), "content": training.survey.sha256}
 
 
 def _data_changed(run: RunDir, data: Mapping[str, Any]) -> str | None:
-    before = training_data_facts(run)
-    if "content" in before and before["content"] != data["content"]:
-        return f"{before['rows']:,} rows with the hash {before['content'][:12]} then, {data['rows']:,} with " \
+    recorded = training_data_facts(run)
+    if "content" in recorded and recorded["content"] != data["content"]:
+        return f"{recorded['rows']:,} rows with the hash {recorded['content'][:12]} then, {data['rows']:,} with " \
                f"{data['content'][:12]} now"  # fmt: skip
     return None
 
 
 def compare_curves(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> LossCurveComparison:
-    """The lines of two metrics.jsonl, step by step."""
+    """Compare the lines of two metrics.jsonl, step by step."""
     largest, first = 0.0, None
-    for old, new in zip(before, after, strict=False):
+    for old_line, new_line in zip(before, after, strict=False):
         for key in COMPARED:
-            if old.get(key) == new.get(key):
+            if old_line.get(key) == new_line.get(key):
                 continue
-            distance = _relative_difference(old.get(key), new.get(key)) if key in MEASURED else math.inf
+            distance = _relative_difference(old_line.get(key), new_line.get(key)) if key in MEASURED else math.inf
             largest = max(largest, distance)
-            first = first or f"step {old['step']}: {key} {old.get(key)} then, {new.get(key)} now"
+            first = first or f"step {old_line['step']}: {key} {old_line.get(key)} then, {new_line.get(key)} now"
     if len(after) < len(before):
         largest, first = math.inf, first or f"it ended after {plural(len(after), 'step')}"
     return LossCurveComparison(min(len(before), len(after)), first is None, largest, first)
 
 
 def _relative_difference(old: float | None, new: float | None) -> float:
-    """Of a rejected step there may be no number."""
+    """Return the relative difference; infinite if a number is missing, as for a rejected step."""
     return math.inf if old is None or new is None else abs(new - old) / max(abs(old), 1e-12)
 
 
@@ -160,13 +160,13 @@ def _say(
         out.note(f"another stack: {line}")
     if changed:
         out.say(f"The training data are not what they were: {changed}", "red")
-    named = plural(curve.steps, "step")
+    count = plural(curve.steps, "step")
     if curve.identical:
-        out.say(f"{named} again: the same loss and gradient norm, bit for bit", "green" if passed else None)
+        out.say(f"{count} again: the same loss and gradient norm, bit for bit", "green" if passed else None)
     else:
         bound = f"{tolerance:g} is allowed on another stack" if stack else "the stack is the same: none is allowed"
         size = f"largest relative difference {curve.largest:.2g}; {bound}"
-        out.say(f"{named} again: {size}. First: {curve.first}", "green" if passed else "red")
+        out.say(f"{count} again: {size}. First: {curve.first}", "green" if passed else "red")
     out.say("Reproduced" if passed else "NOT reproduced", "green" if passed else "red")
     out.result(
         {

@@ -1,4 +1,4 @@
-"""`surefit retrieve`: from a data set of ratings or reviews to rows that a language model ranks."""
+"""`surefit retrieve`: turn a data set of ratings or reviews into rows that a language model ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = ("recall@5", "recall@10", "recall@20", "mrr@10", "ndcg@5", "ndcg@10", "n
 
 
 def retrieve_command(out: Output, data: Path, output: Path, **asked: Any) -> int:
-    """Retrieve, write, say what was found."""
+    """Train the retriever, write the rows, and print the retrieval scores."""
     from surefit.retrieval.stage import RetrievalOptions
     from surefit.retrieval.stage import run_retrieval as run
 
@@ -47,9 +47,9 @@ def _say(out: Output, manifest: dict[str, Any]) -> None:
     }
     rows = [[name, *(f"{values[metric]:.4f}" for metric in SHOWN)] for name, values in scores.items()]
     out.table("Test items, all users, all items ranked", ["retriever", *SHOWN], rows)
-    found = manifest["within_candidates"]["test"]
+    hits = manifest["within_candidates"]["test"]
     out.say(
-        f"{found:,} of {data['users']:,} right items are among the {manifest['settings']['candidates']} candidates: "
+        f"{hits:,} of {data['users']:,} right items are among the {manifest['settings']['candidates']} candidates: "
         "more than these no ranker can find"
     )
     if "best_step" in retriever:

@@ -1,4 +1,4 @@
-"""`surefit runs show`, `diff` and `prune`: what run directories hold, read from their artefacts alone."""
+"""`surefit runs show`, `diff` and `prune`: the contents of run directories, read from their artefacts alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from surefit.cli.render import Output
 
 ALIVE = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "REQUEUED", "COMPLETING", "STOPPED")
-"""SLURM's words for a job that may still write."""
+"""SLURM's states of a job that may still write."""
 SYNCED = ".synced"
-"""What W&B puts behind the name of an offline run's file once it has been uploaded."""
+"""Suffix that W&B appends to the name of an offline run's file once it has been uploaded."""
 
 
 def require_run(path: Path) -> RunDir:
-    """Raises:
-    ConfigError: no run is there.
+    """Return the run directory at `path`.
+
+    Raises:
+        ConfigError: no run is there.
     """
     run = RunDir(path)
     if not run.resolved.exists():
@@ -39,29 +41,29 @@ def require_run(path: Path) -> RunDir:
 
 
 def disk_size(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory; links count as nothing."""
+    """Return the bytes of a file, or of all files below a directory; links count as nothing."""
     files = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
     return sum(file.lstat().st_size for file in files if file.is_file() and not file.is_symlink())
 
 
 def show_run_command(out: Output, path: Path) -> int:
-    """One run: its settings, stages, scores, disk use, and what of it can be continued."""
+    """Show one run: settings, stages, scores, disk use, and the stages that can be continued."""
     from surefit.report.artefacts import read_artefacts
     from surefit.report.timeline import attempts
 
     run = require_run(path)
     (row,) = summarize_runs([run])
-    found = read_artefacts(run)
-    chosen = [
+    artefacts = read_artefacts(run)
+    settings = [
         (s.key, s.value, f"{'auto:' if s.origin == 'auto' and s.detail else s.origin} {s.detail}".strip())
-        for s in found.settings or []
+        for s in artefacts.settings or []
         if s.origin != "default"
     ]
-    stages = attempts(found.events)
+    stages = attempts(artefacts.events)
     resumable = describe_next_steps(run, row)
     parts = disk_usage(run)
     out.say(f"{run.path}: {row['recipe']} on {row['model']}, {row['state_text']}, {row['steps_text']} steps", "bold")
-    out.table("Settings that are not defaults", ["setting", "value", "from"], chosen)
+    out.table("Settings that are not defaults", ["setting", "value", "from"], settings)
     times = [[a.stage, a.outcome, duration_text(a.seconds) if a.seconds is not None else "-", a.detail] for a in stages]
     out.table("Stages", ["stage", "ended", "time", ""], times)
     scores = read_primary_scores(run)
@@ -73,14 +75,14 @@ def show_run_command(out: Output, path: Path) -> int:
     out.table("Disk", ["part", "size"], [[name, bytes_text(size)] for name, size in parts.items()])
     for line in resumable:
         out.say(line)
-    for name, problem in found.problems.items():
+    for name, problem in artefacts.problems.items():
         out.note(f"{name} is damaged: {problem}")
     out.result(
         row
         | {
-            "settings": {key: value for key, value, _ in chosen},
+            "settings": {key: value for key, value, _ in settings},
             "stages": [{"stage": a.stage, "outcome": a.outcome, "seconds": a.seconds} for a in stages],
-            "scores": scores, "disk": parts, "resumable": resumable, "problems": found.problems,
+            "scores": scores, "disk": parts, "resumable": resumable, "problems": artefacts.problems,
         }
     )  # fmt: skip
     return EXIT_OK
@@ -92,7 +94,7 @@ def _figure(score: dict[str, Any]) -> str:
 
 
 def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
-    """The primary metric of every variant on every set; none where they are not there or damaged."""
+    """Return the primary metric of every variant on every set; empty if the scores are missing or damaged."""
 
     def read() -> list[dict[str, Any]]:
         summary = read_json(run.eval_summary)
@@ -104,19 +106,19 @@ def read_primary_scores(run: RunDir) -> list[dict[str, Any]]:
             if metric in metrics
         ]
 
-    found: list[dict[str, Any]] = _attempt(read, []) if run.eval_summary.exists() else []
-    return found
+    scores: list[dict[str, Any]] = _attempt(read, []) if run.eval_summary.exists() else []
+    return scores
 
 
 def disk_usage(run: RunDir) -> dict[str, int]:
-    """Part → bytes, the largest first."""
+    """Return part → bytes, the largest first."""
     parts = {entry.name: disk_size(entry) for entry in run.path.iterdir() if entry.is_dir()}
     parts["files"] = sum(disk_size(entry) for entry in run.path.iterdir() if entry.is_file())
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
 def describe_next_steps(run: RunDir, row: dict[str, Any]) -> list[str]:
-    """In words, what can be gone on with, and how."""
+    """Return the commands that continue the run, in sentences."""
     lines = []
     newest = newest_checkpoint(run)
     trained = run.adapter.exists() or run.model.exists()
@@ -140,7 +142,7 @@ def describe_next_steps(run: RunDir, row: dict[str, Any]) -> list[str]:
 
 
 def newest_checkpoint(run: RunDir) -> Path | None:
-    """The newest checkpoint whose files are whole, by their sizes."""
+    """Return the newest checkpoint whose files are complete, judged by their sizes."""
     from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
     return next(
@@ -154,23 +156,23 @@ def newest_checkpoint(run: RunDir) -> Path | None:
 
 
 def diff_runs_command(out: Output, first: Path, second: Path) -> int:
-    """What two runs do not have in common: settings, data, environment, scores."""
+    """Show the differences of two runs: settings, data, environment, scores."""
     a, b = require_run(first), require_run(second)
-    found = {
+    differences = {
         "settings": _differing(_settings(a), _settings(b)),
         "data": _differing(training_data_facts(a), training_data_facts(b)),
         "environment": _differing(_environment(a), _environment(b)),
         "scores": _differing(_scores(a), _scores(b)),
     }
-    for name, lines in found.items():
+    for name, lines in differences.items():
         rows = [[key, *(_format_setting(value) for value in values)] for key, values in lines.items()]
         if rows:
             out.table(f"{name.capitalize()}: {plural(len(rows), 'difference')}", ["", str(a.path), str(b.path)], rows)
         else:
             out.say(f"{name.capitalize()}: the same", "bold")
-    if found["scores"]:
+    if differences["scores"]:
         out.say(f"Whether that is more than chance: surefit compare {shell_quote(a.path)} {shell_quote(b.path)}")
-    out.result({"a": str(a.path), "b": str(b.path), **found})
+    out.result({"a": str(a.path), "b": str(b.path), **differences})
     return EXIT_OK
 
 
@@ -189,21 +191,23 @@ def _settings(run: RunDir) -> dict[str, Any]:
 
 
 def training_data_facts(run: RunDir) -> dict[str, Any]:
-    """What is known of the rows that were trained on: from a checkpoint, else from the audit."""
+    """Return the recorded facts about the training rows: from a checkpoint, else from the audit."""
     newest = newest_checkpoint(run)
-    same = _attempt(lambda: read_json(newest / "trainer.json")["identity"], {}) if newest else {}
-    found = {name: same[f"data.train: {name}"] for name in ("rows", "content") if f"data.train: {name}" in same}
-    if not found and run.passport.exists():
+    identity = _attempt(lambda: read_json(newest / "trainer.json")["identity"], {}) if newest else {}
+    facts = {name: identity[f"data.train: {name}"] for name in ("rows", "content") if f"data.train: {name}" in identity}
+    if not facts and run.passport.exists():
         passport = _attempt(lambda: read_json(run.passport), {})
-        found = {name: passport[name] for name in ("rows", "sha256") if name in passport}
-    return found
+        facts = {name: passport[name] for name in ("rows", "sha256") if name in passport}
+    return facts
 
 
 def _environment(run: RunDir) -> dict[str, Any]:
-    found = _attempt(lambda: read_json(run.environment), {}) if run.environment.exists() else {}
-    named = {key: found.get(key) for key in ("surefit", "python", "platform", "cpu_count", "threads") if key in found}
-    gpus = [gpu.get("name") if isinstance(gpu, dict) else str(gpu) for gpu in found.get("gpus", [])]
-    return named | {"gpus": ", ".join(map(str, gpus)) or "none"} | dict(found.get("packages", {}))
+    recorded = _attempt(lambda: read_json(run.environment), {}) if run.environment.exists() else {}
+    host = {
+        key: recorded.get(key) for key in ("surefit", "python", "platform", "cpu_count", "threads") if key in recorded
+    }
+    gpus = [gpu.get("name") if isinstance(gpu, dict) else str(gpu) for gpu in recorded.get("gpus", [])]
+    return host | {"gpus": ", ".join(map(str, gpus)) or "none"} | dict(recorded.get("packages", {}))
 
 
 def _scores(run: RunDir) -> dict[str, Any]:
@@ -212,7 +216,7 @@ def _scores(run: RunDir) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DeletableItem:
-    """Something that can be deleted, and why nobody will miss it."""
+    """A file or directory that can be deleted, and the reason that it is not needed."""
 
     path: Path
     bytes: int
@@ -220,21 +224,24 @@ class DeletableItem:
 
 
 def find_deletable(run: RunDir) -> list[DeletableItem]:
-    """What of a run nothing needs any more. Never adapter/, model/, merged/, export/ or eval/, and never a checkpoint
-    that is the newest, or the best of anything that was measured."""
-    found = [
+    """Return the parts of a run that are no longer needed.
+
+    Never adapter/, model/, merged/, export/ or eval/, and never a checkpoint that is the newest, or the best by any
+    metric that was measured.
+    """
+    deletable = [
         (path, "left half-written by a process that was killed")
-        for place in (run.path, run.checkpoints, run.exports)
-        for path in leftovers(place)
+        for directory in (run.path, run.checkpoints, run.exports)
+        for path in leftovers(directory)
         if not _only_copy(path)
     ]
-    found += _checkpoints(run)
-    found += _wandb(run)
-    return [DeletableItem(path, disk_size(path), why) for path, why in found]
+    deletable += _checkpoints(run)
+    deletable += _wandb(run)
+    return [DeletableItem(path, disk_size(path), reason) for path, reason in deletable]
 
 
 def _only_copy(leftover: Path) -> bool:
-    """Whether a process was killed between two renames: what it was replacing has no other name then."""
+    """Return whether a process was killed between two renames: the replaced file then has no other name."""
     name, _, kind = leftover.name.removeprefix(".").rpartition(".")
     return kind == "old" and not leftover.with_name(name.rpartition(".")[0]).exists()
 
@@ -243,37 +250,37 @@ def _checkpoints(run: RunDir) -> Iterator[tuple[Path, str]]:
     from surefit.checkpoint.manager import find_checkpoint_damage, list_steps
 
     steps = [(step, path, find_checkpoint_damage(path, hashes=True)) for step, path in list_steps(run.checkpoints)]
-    complete = [step for step, _, fault in steps if fault is None]
-    if not complete:
+    complete_steps = [step for step, _, fault in steps if fault is None]
+    if not complete_steps:
         return
-    kept = {complete[-1], *_best_steps(run)}
+    kept_steps = {complete_steps[-1], *_best_steps(run)}
     for step, path, fault in steps:
         if path.is_symlink():
             continue
         if fault is not None:
-            yield path, f"damaged, and step-{complete[-1]} is complete: {fault}"
-        elif step not in kept:
-            yield path, f"neither the newest (step-{complete[-1]}) nor the best"
+            yield path, f"damaged, and step-{complete_steps[-1]} is complete: {fault}"
+        elif step not in kept_steps:
+            yield path, f"neither the newest (step-{complete_steps[-1]}) nor the best"
 
 
 def _best_steps(run: RunDir) -> set[int]:
-    """The best step of every metric that was measured while it trained, and all that `checkpoint.metric_for_best_model`
+    """Return the best step of every metric measured in training, and all steps that `checkpoint.metric_for_best_model`
     keeps."""
     from surefit.checkpoint.best import eval_points, rank_checkpoints
 
     section = load_config(run.resolved).config.checkpoint
     lines = [line for line in read_jsonl(run.metrics) if "eval_loss" in line]
-    kept = {path.name for path in run.checkpoints.glob("step-*")}
-    found: set[int] = set()
+    existing = {path.name for path in run.checkpoints.glob("step-*")}
+    steps: set[int] = set()
     for metric in {key for line in lines for key in line} - {"step", "eval_tokens"}:
-        there = [each for each in eval_points(lines, metric) if f"step-{each.step}" in kept]
+        points = [point for point in eval_points(lines, metric) if f"step-{point.step}" in existing]
         limit = section.best_total_limit if metric == section.metric_for_best_model else 1
-        found |= {each.step for each in rank_checkpoints(there, metric)[:limit]}
-    return found
+        steps |= {point.step for point in rank_checkpoints(points, metric)[:limit]}
+    return steps
 
 
 def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
-    """W&B's local copies of what its server has; an offline run that was never uploaded is the only copy."""
+    """Yield W&B's local copies of uploaded runs; an offline run that was never uploaded is the only copy."""
     for path in sorted((run.path / TRACKERS["wandb"].leaves).glob("**/*run-*")):
         if not path.is_dir() or path.is_symlink():
             continue
@@ -283,7 +290,7 @@ def _wandb(run: RunDir) -> Iterator[tuple[Path, str]]:
 
 
 def prune_runs_command(out: Output, target: Path, delete: bool) -> int:
-    """Say what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
+    """List what could be deleted of a run, or of all runs below a directory; with `delete`, delete it."""
     if not target.is_dir():
         raise ConfigError("there is no such directory", code="E1041", path=target, help="`surefit runs` lists the runs")
     runs = [RunDir(target)] if RunDir(target).resolved.exists() else find_runs(target)
@@ -301,7 +308,7 @@ def prune_runs_command(out: Output, target: Path, delete: bool) -> int:
         try:
             with _lock_run(run, out, delete):
                 rows += _prune_run(run, delete)
-        except SureFitError as error:  # in use, or damaged: left alone, and the others looked at
+        except SureFitError as error:  # in use, or damaged: skipped, and the other runs are checked
             skipped[str(run.path)] = error.message
     _say_pruned(out, target, rows, skipped, delete)
     freed = sum(row["bytes"] for row in rows)
@@ -311,27 +318,27 @@ def prune_runs_command(out: Output, target: Path, delete: bool) -> int:
 
 @contextlib.contextmanager
 def _lock_run(run: RunDir, out: Output, delete: bool) -> Iterator[None]:
-    """Nobody else is at work in the run; looking alone leaves no lock file behind where there was none."""
+    """Hold the run's lock. Without `delete`, leave no lock file behind if there was none."""
     if not delete and not run.lock.exists():
         yield
         return
     from surefit.core.lock import hold_lock
 
-    with hold_lock(run.lock, "runs prune", out.note):  # not `RunDir.locked`, which clears away what is listed here
+    with hold_lock(run.lock, "runs prune", out.note):  # not `RunDir.locked`, which deletes the leftovers listed here
         yield
 
 
 def _prune_run(run: RunDir, delete: bool) -> list[dict[str, Any]]:
     rows = []
-    for one in find_deletable(run):
+    for item in find_deletable(run):
         if delete:
-            _delete(one.path)
-        rows.append({"run": str(run.path), "path": str(one.path), "bytes": one.bytes, "why": one.why})
+            _delete(item.path)
+        rows.append({"run": str(run.path), "path": str(item.path), "bytes": item.bytes, "why": item.why})
     return rows
 
 
 def _delete(path: Path) -> None:
-    """A directory loses its name first: a reader never sees half of it.
+    """Delete a file or directory. A directory is renamed first, so that readers never see half of it.
 
     Raises:
         MachineError: it may not be deleted.
@@ -349,10 +356,10 @@ def _say_pruned(
 ) -> None:
     freed = bytes_text(sum(row["bytes"] for row in rows))
     if rows:
-        shown = [[row["path"], bytes_text(row["bytes"]), row["why"]] for row in rows]
-        out.table("Deleted" if delete else "Could be deleted", ["what", "size", "why"], shown)
-    for path, why in skipped.items():
-        out.note(f"{path} is left alone: {why}")
+        table_rows = [[row["path"], bytes_text(row["bytes"]), row["why"]] for row in rows]
+        out.table("Deleted" if delete else "Could be deleted", ["what", "size", "why"], table_rows)
+    for path, reason in skipped.items():
+        out.note(f"{path} is left alone: {reason}")
     if not rows:
         out.say(f"Nothing to prune in {target}")
     elif delete:

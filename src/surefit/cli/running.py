@@ -31,65 +31,69 @@ def run_all_stages(
     training: Callable[[bool, bool], int] | None = None,
     variants: Sequence[str] | None = None,
 ) -> int:
-    """All stages in order; the first that fails stops the rest, but a failed gate still gets its page.
+    """Run all stages in order; the first that fails stops the rest, except that a failed gate still gets its report.
 
-    With `resume`, a trained and a merged model are not made again.
+    With `resume`, training and merging that have finished are not repeated.
 
     Args:
-        training: what trains, given `resume` and `overwrite`; by default this process, which with `adapt` goes on with
-            less where memory runs out.
-        variants: which models are scored; all of the run's kind by default.
+        training: trains, called with `resume` and `overwrite`; by default this process, which with `adapt` lowers its
+            memory use if memory runs out.
+        variants: models to score; by default all of the run's kind.
     """
-    each = out.without_result()
+    stage_output = out.without_result()
     planned: dict[str, Any] = {}
 
     def plan() -> int:
         planned.update(build_run_plan(prepared))
-        return say_plan(each, planned)
+        return say_plan(stage_output, planned)
 
     verbs: dict[str, Callable[[], int]] = {
-        "check": lambda: check_and_show(each, prepared.gathered),
+        "check": lambda: check_and_show(stage_output, prepared.gathered),
         "plan": plan,
         "train": lambda: (
             training(resume, overwrite)
             if training
-            else train_and_show(each, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned)
+            else train_and_show(
+                stage_output, prepared, resume=resume, overwrite=overwrite, adapt=adapt, planned=planned
+            )
         ),
-        "merge": lambda: merge_run_and_show(each, prepared),
-        "evaluate": lambda: _evaluate_stage(each, prepared, variants),
-        "report": lambda: report_run_and_show(each, prepared.run),
+        "merge": lambda: merge_run_and_show(stage_output, prepared),
+        "evaluate": lambda: _evaluate_stage(stage_output, prepared, variants),
+        "report": lambda: report_run_and_show(stage_output, prepared.run),
     }
-    worst = EXIT_OK
+    exit_code = EXIT_OK
     for number, (stage, verb) in enumerate(verbs.items(), start=1):
-        done = resume and stage in ("train", "merge") and _is_stage_finished(prepared.run, stage)
-        out.heading(f"{number}/{len(verbs)} {stage}{': done before' if done else ''}")
-        code = EXIT_OK if done else verb()
-        worst = max(worst, code)
+        is_done = resume and stage in ("train", "merge") and _is_stage_finished(prepared.run, stage)
+        out.heading(f"{number}/{len(verbs)} {stage}{': done before' if is_done else ''}")
+        code = EXIT_OK if is_done else verb()
+        exit_code = max(exit_code, code)
         if code != EXIT_OK and stage != "evaluate":
             break
     scores = read_json(prepared.run.eval_summary) if prepared.run.eval_summary.exists() else None
     out.result(
-        {"run": str(prepared.run.path), "exit_code": worst, "report": str(prepared.run.report), "scores": scores}
+        {"run": str(prepared.run.path), "exit_code": exit_code, "report": str(prepared.run.report), "scores": scores}
     )
-    return worst
+    return exit_code
 
 
 def _evaluate_stage(out: Output, prepared: CheckedRun, variants: Sequence[str] | None) -> int:
-    """As `evaluate`; where nothing is held out (EVL031) or no row has an answer to compare with (EVL010), which the
-    check has said, there is nothing to do."""
-    scored = load_run_eval_prompts(prepared)
-    if scored is None or not scored.nothing_to_score or prepared.resolved.config.evaluate.gate:
+    """Evaluate as `evaluate` does, unless there is nothing to score.
+
+    That is the case if nothing is held out (EVL031) or no row has a gold answer (EVL010), which the check has reported.
+    """
+    prompts = load_run_eval_prompts(prepared)
+    if prompts is None or not prompts.nothing_to_score or prepared.resolved.config.evaluate.gate:
         return evaluate_and_show(out, prepared, variants)
     if prepared.resolved.config.data.holds_nothing_out:
-        why = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
+        reason = "nothing is held out (data.eval is 0), and no other set has an answer to compare with"
     else:
-        why = "no held-out row has an answer to compare with; the loss on them was measured in training"
-    out.say(f"left out: {why}")
+        reason = "no held-out row has an answer to compare with; the loss on them was measured in training"
+    out.say(f"left out: {reason}")
     return EXIT_OK
 
 
 def _is_stage_finished(directory: RunDir, stage: str) -> bool:
-    """Whether the stage's last event says that it finished, and what it wrote is there."""
+    """Return whether the stage's last event is that it finished, and its output exists."""
     event = latest_event(read_jsonl(directory.events), stage)
-    written = is_trained(directory) if stage == "train" else directory.certificate.exists()
-    return event is not None and event["event"] == "finished" and written
+    has_output = is_trained(directory) if stage == "train" else directory.certificate.exists()
+    return event is not None and event["event"] == "finished" and has_output

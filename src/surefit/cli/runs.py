@@ -1,4 +1,4 @@
-"""What `surefit runs` says about a run directory, read from its artefacts alone."""
+"""Rows of `surefit runs`: facts about run directories, read from their artefacts alone."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from surefit.report.scores import find_tuned_variant
 from surefit.stages.events import latest_event
 
 JOBS = {"train": "job", "merge": "merge_job", "evaluate": "evaluate_job"}
-"""The stages that may be jobs of SLURM's, and what a row calls each job."""
+"""The stages that may be SLURM jobs → the key of that job in a row."""
 DEPTH = 3
-"""How far below the named directory a run is looked for."""
+"""Maximum depth below the named directory at which runs are looked for."""
 
 
 def find_runs(directory: Path) -> list[RunDir]:
-    """The run directories at or below `directory`, the one that changed last first."""
+    """Return the run directories at or below `directory`, the most recently changed first."""
     if not directory.is_dir():
         return []
     patterns = ["*/" * depth + name for depth in range(DEPTH + 1) for name in ("resolved.yaml", "slurm.json")]
-    found = {path.parent for pattern in patterns for path in directory.glob(pattern)}
-    return [RunDir(path) for path in sorted(found, key=lambda path: -_modification_time(RunDir(path)))]
+    directories = {path.parent for pattern in patterns for path in directory.glob(pattern)}
+    return [RunDir(path) for path in sorted(directories, key=lambda path: -_modification_time(RunDir(path)))]
 
 
 def summarize_runs(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
-    """A row for each run; SLURM is asked once about the jobs of all of them: those of the stages, and the array that
-    scores the checkpoints."""
+    """Return a row for each run.
+
+    SLURM is queried once about the jobs of all runs: the stages' jobs, and the arrays that score checkpoints.
+    """
     numbers = {
         record: number
         for record in (record for run in runs for record in (*map(run.stage_job, JOBS), run.eval_array))
@@ -41,14 +43,14 @@ def summarize_runs(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
     }
     states = task_states(numbers.values())
 
-    def asked(record: Path) -> tuple[str, dict[str, int]] | None:
+    def job_of(record: Path) -> tuple[str, dict[str, int]] | None:
         return (number, dict(states.get(number, {}))) if (number := numbers.get(record)) else None
 
     rows = []
     for run in runs:
-        stages, scoring = {stage: asked(run.stage_job(stage)) for stage in JOBS}, asked(run.eval_array)
-        told = [f"{stage} {_job_text(*job)}" for stage, job in stages.items() if job and stage != "train"]
-        told = [_job_text(*job) for job in (stages["train"],) if job] + told
+        stages, scoring = {stage: job_of(run.stage_job(stage)) for stage in JOBS}, job_of(run.eval_array)
+        stage_texts = [f"{stage} {_job_text(*job)}" for stage, job in stages.items() if job and stage != "train"]
+        stage_texts = [_job_text(*job) for job in (stages["train"],) if job] + stage_texts
         rows.append(
             summarize_run(run)
             | {
@@ -57,39 +59,39 @@ def summarize_runs(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
             }
             | {
                 "eval_job": {"job_id": scoring[0], "states": scoring[1]} if scoring else None,
-                "job_text": "; ".join([*told, *([_job_text(*scoring)] if scoring else [])]) or "-",
+                "job_text": "; ".join([*stage_texts, *([_job_text(*scoring)] if scoring else [])]) or "-",
             }
         )
     return rows
 
 
 def _job_text(number: str, states: Mapping[str, int]) -> str:
-    """`12 RUNNING`; of an array `12 RUNNING × 2, PENDING × 3`."""
-    several = sum(states.values()) > 1
-    text = ", ".join(f"{state} × {count}" if several else state for state, count in states.items())
+    """Return `12 RUNNING`, or of an array `12 RUNNING × 2, PENDING × 3`."""
+    is_array = sum(states.values()) > 1
+    text = ", ".join(f"{state} × {count}" if is_array else state for state, count in states.items())
     return f"{number} {text or 'not known to SLURM'}"
 
 
 def summarize_run(run: RunDir) -> dict[str, Any]:
-    """One row: state, steps, score, size. A damaged artefact shows as such and hides nothing else."""
+    """Return one row: state, steps, score, size. A damaged artefact is shown as unreadable and hides nothing else."""
     events = _attempt(lambda: read_jsonl(run.events), [])
     state: Any = _attempt(lambda: latest_event(events) or {}, None)
     steps = _attempt(lambda: [line["step"] for line in read_jsonl(run.metrics) if "loss" in line], [])
     config = _attempt(lambda: load_config(run.resolved).config, None) if run.resolved.exists() else None
-    nothing = "unreadable" if run.resolved.exists() else "-"
+    placeholder = "unreadable" if run.resolved.exists() else "-"
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     total = _attempt(lambda: read_json(run.plan)["steps"]["total_steps"], None)
     score = _score(run)
     changed = _modification_time(run)
-    done = max(steps, default=0)
+    done_steps = max(steps, default=0)
     return {
         "run": str(run.path),
-        "recipe": config.recipe if config else nothing,
-        "model": config.model.name_or_path if config else nothing,
+        "recipe": config.recipe if config else placeholder,
+        "model": config.model.name_or_path if config else placeholder,
         "state": state or None,
         "state_text": _state_text(state),
-        "steps": done,
-        "steps_text": f"{done}/{total}" if total else str(done),
+        "steps": done_steps,
+        "steps_text": f"{done_steps}/{total}" if total else str(done_steps),
         "score": score,
         "score_text": f"{score['base']:.3f} → {score['tuned']:.3f} {score['metric']}" if score else "-",
         "bytes": size,
@@ -100,14 +102,14 @@ def summarize_run(run: RunDir) -> dict[str, Any]:
 
 
 def _state_text(state: Mapping[str, Any] | None) -> str:
-    """The last event in words: none that counts is {}, and None is a log that cannot be read."""
+    """Return the last event in words: {} means that no event counts, and None that the log cannot be read."""
     if state is None:
         return "unreadable"
     return f"{state['stage']} {state['event']}" if state else "not started"
 
 
 def _score(run: RunDir) -> dict[str, Any] | None:
-    """Base and best tuned variant on the held-out rows, where they are scored."""
+    """Return the scores of base and best tuned variant on the held-out rows, or None without them."""
     if not run.eval_summary.exists():
         return None
     try:

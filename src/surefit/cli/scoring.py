@@ -1,4 +1,4 @@
-"""`surefit score`: any predictions against any references, with a recipe's scorer and no model. Torch-free."""
+"""`surefit score`: score any predictions against any references, with a recipe's scorer and no model. Torch-free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def score_command(out: Output, recipe_name: str, predictions: str, references: str, output: Path | None) -> int:
-    """Score, say, write the scores row by row."""
+    """Score predictions, print the metrics, and write the scores of each row."""
     from surefit import recipes
     from surefit.evaluate.scoring import score_files
 
@@ -42,20 +42,24 @@ def _say(out: Output, record: dict[str, Any]) -> None:
     columns = {"predictions": record["metrics"], **baselines}
     metrics = sorted(record["metrics"], key=lambda metric: metric != primary)
     rows = [
-        [metric, *(interval_text(found.get(metric)) for found in columns.values()), str(record["metrics"][metric]["n"])]
+        [
+            metric,
+            *(interval_text(column.get(metric)) for column in columns.values()),
+            str(record["metrics"][metric]["n"]),
+        ]
         for metric in metrics
     ]
     title = f"{record['recipe']} (scorer version {record['recipe_version']}), 95 % intervals"
     out.table(title, ["metric", *columns, "rows"], rows)
-    part = "" if record["n"] == record["references"] else f" of {record['references']:,}"
+    total = "" if record["n"] == record["references"] else f" of {record['references']:,}"
     out.say(
-        f"{plural(record['n'], 'row')}{part}, matched by {record['matched_by']}; {record['unparsed']} did not parse, "
+        f"{plural(record['n'], 'row')}{total}, matched by {record['matched_by']}; {record['unparsed']} did not parse, "
         f"{record['truncated']} truncated: each counts as a row"
     )
 
 
 def interval_text(value: dict[str, Any] | None) -> str:
-    """A mean with its interval."""
+    """Return a mean with its interval."""
     if value is None:
         return "-"
     low, high = value["ci95"]

@@ -1,4 +1,5 @@
-"""What `plan` can look for: the fastest way that fits, the same on other GPUs, and how far one setting can go."""
+"""Searches of `plan`: the fastest configuration that fits, the same config on other GPUs, and the limit of one
+setting."""
 
 from __future__ import annotations
 
@@ -20,30 +21,30 @@ if TYPE_CHECKING:
 
 
 def optimize_command(out: Output, run: CheckedRun, gpus: str | None = None, prices: str | None = None) -> int:
-    """The fastest configuration that fits, on this device or on any of several."""
+    """Find the fastest configuration that fits, on this device or on any of several; return the exit code."""
     from surefit.plan.planner import Planner
     from surefit.plan.search import find_fastest as search
 
     start, costs = time.monotonic(), _prices(prices)
     planner = Planner(run.model, require_rows_left(run))
-    chosen = search(planner, _places(run, gpus) if gpus else [_current_device_config(run)], _current_device_config(run))
+    result = search(planner, _places(run, gpus) if gpus else [_current_device_config(run)], _current_device_config(run))
     seconds = time.monotonic() - start
     out.say(
-        f"{plural(chosen.considered, 'candidate')} considered, {chosen.fitting} fit by the closed form, "
-        f"{plural(len(chosen.simulated), 'candidate')} simulated, in {duration_text(seconds)}"
+        f"{plural(result.considered, 'candidate')} considered, {result.fitting} fit by the closed form, "
+        f"{plural(len(result.simulated), 'candidate')} simulated, in {duration_text(seconds)}"
     )
     out.result(
         {
-            "considered": chosen.considered, "fitting": chosen.fitting, "seconds": seconds,
-            "best": _as_dict(chosen.best, costs, planner, run) if chosen.best else None,
-            "given": _as_dict(chosen.given, costs, planner, run),
-            "simulated": [_as_dict(one, costs, planner, run) for one in chosen.simulated],
+            "considered": result.considered, "fitting": result.fitting, "seconds": seconds,
+            "best": _as_dict(result.best, costs, planner, run) if result.best else None,
+            "given": _as_dict(result.given, costs, planner, run),
+            "simulated": [_as_dict(candidate, costs, planner, run) for candidate in result.simulated],
         }
     )  # fmt: skip
-    if chosen.best is None:
-        _say_nothing_fits(out, chosen)
+    if result.best is None:
+        _say_nothing_fits(out, result)
         return EXIT_FINDINGS
-    _say_choice(out, chosen, chosen.best)
+    _say_choice(out, result, result.best)
     return EXIT_OK
 
 
@@ -54,19 +55,21 @@ def _where(one: Candidate) -> str:
 
 
 def _way(sharing: dict[str, Any]) -> str:
-    """The mode, and what goes with it: `cp`, or `fsdp with cp 4`."""
+    """Return the parallel mode with its degrees: `cp`, or `fsdp with cp 4`."""
     mode = sharing["mode"]
-    more = [f"{name} {sharing[name]}" for name in ("cp", "dp_replicate") if name != mode and sharing.get(name, 1) > 1]
-    return f"{mode} with {' and '.join(more)}" if more else str(mode)
+    degrees = [
+        f"{name} {sharing[name]}" for name in ("cp", "dp_replicate") if name != mode and sharing.get(name, 1) > 1
+    ]
+    return f"{mode} with {' and '.join(degrees)}" if degrees else str(mode)
 
 
 def _say_nothing_fits(out: Output, chosen: SearchResult) -> None:
-    least = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
-    memory = least.place.hardware.memory_bytes
+    smallest = min((chosen.given, *chosen.simulated), key=lambda one: one.need.high)
+    memory = smallest.place.hardware.memory_bytes
     out.paragraph(
-        f"Nothing fits for certain: the least that was found needs {bytes_text(least.need.low)} to "
-        f"{bytes_text(least.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
-        f"{_where(least)}",
+        f"Nothing fits for certain: the least that was found needs {bytes_text(smallest.need.low)} to "
+        f"{bytes_text(smallest.need.high)} of {bytes_text(memory) if memory else 'an unknown amount'} on "
+        f"{_where(smallest)}",
         "bold red",
         indent=2,
     )
@@ -102,53 +105,53 @@ def _say_choice(out: Output, chosen: SearchResult, best: Candidate) -> None:
 
 
 def _reason(chosen: SearchResult, best: Candidate) -> str:
-    """Why this one, beside the config as it is."""
+    """Return why this candidate was chosen, compared with the config as it is."""
     from surefit.plan.search import RESOLUTION
 
-    given = chosen.given
-    if best is given:
+    current = chosen.given
+    if best is current:
         return f"it is the config as it is: nothing that fits is faster by more than {RESOLUTION:.0%}"
-    if best.step and given.step and given.verdict == "fits":
+    if best.step and current.step and current.verdict == "fits":
         return (
-            f"{duration_text(best.step.seconds)} per step instead of {duration_text(given.step.seconds)} "
-            f"({best.step.seconds / given.step.seconds - 1:+.0%}); the global batch and the optimisation are the same"
+            f"{duration_text(best.step.seconds)} per step instead of {duration_text(current.step.seconds)} "
+            f"({best.step.seconds / current.step.seconds - 1:+.0%}); the global batch and the optimisation are the same"
         )
-    if given.verdict != "fits":
-        return f"the config as it is: {given.verdict}; this is the fastest that fits, with the same global batch"
+    if current.verdict != "fits":
+        return f"the config as it is: {current.verdict}; this is the fastest that fits, with the same global batch"
     return "nothing is recomputed that fits in memory, in as few micro batches as fit"
 
 
 def compare_gpus(out: Output, run: CheckedRun, gpus: str, prices: str | None) -> int:
-    """The config on several GPUs: what fits, how long, how much."""
+    """Compare the config on several GPUs: whether it fits, the time, the cost."""
     from surefit.plan.planner import Planner
     from surefit.plan.search import simulate_on_devices
 
     costs = _prices(prices)
     planner = Planner(run.model, require_rows_left(run))
-    places = _places(run, gpus)
-    found = [_as_dict(one, costs, planner, run) for one in simulate_on_devices(planner, places)]
+    devices = _places(run, gpus)
+    results = [_as_dict(result, costs, planner, run) for result in simulate_on_devices(planner, devices)]
     rows = [
         [
-            _which(one), one["verdict"], f"{one['high_bytes'] / GIB:.1f}",
-            f"{one['memory_bytes'] / GIB:.1f}" if one["memory_bytes"] else "n/a",
-            f"{one['micro_batch']} × {one['accumulation']}{recompute_letters(one)}",
-            duration_text(one["seconds"]) if one["seconds"] is not None else "–",
-            f"{one['cost']:.2f}" if one["cost"] is not None else "–",
+            _which(result), result["verdict"], f"{result['high_bytes'] / GIB:.1f}",
+            f"{result['memory_bytes'] / GIB:.1f}" if result["memory_bytes"] else "n/a",
+            f"{result['micro_batch']} × {result['accumulation']}{recompute_letters(result)}",
+            duration_text(result["seconds"]) if result["seconds"] is not None else "–",
+            f"{result['cost']:.2f}" if result["cost"] is not None else "–",
         ]
-        for one in found
+        for result in results
     ]  # fmt: skip
     out.table(
         "The config on each GPU (s, c, o: selective checkpointing, whole, offloaded; t: tiles)",
         ["GPU", "verdict", "≤ GiB", "of", "batch", "time", "cost"],
         rows,
     )
-    if any(one["dtype"] != found[0]["dtype"] for one in found):
-        types = ", ".join(f"{one['dtype']} on {one['gpu']}" for one in found)
+    if any(result["dtype"] != results[0]["dtype"] for result in results):
+        types = ", ".join(f"{result['dtype']} on {result['gpu']}" for result in results)
         out.paragraph(f"note: model.dtype is auto, so they compute in different types: {types}", indent=2)
     if not costs:
         out.paragraph("For the cost give what an hour costs you: --price h100=2.5,a100-80=1.6", indent=2)
-    out.result({"gpus": found})
-    return EXIT_OK if any(one["verdict"] == "fits" for one in found) else EXIT_FINDINGS
+    out.result({"gpus": results})
+    return EXIT_OK if any(result["verdict"] == "fits" for result in results) else EXIT_FINDINGS
 
 
 def _which(one: dict[str, Any]) -> str:
@@ -156,53 +159,55 @@ def _which(one: dict[str, Any]) -> str:
 
 
 def recompute_letters(one: dict[str, Any]) -> str:
-    """What is recomputed and tiled, as the table of `--compare` has it: after a space, where it is anything."""
-    found = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
-    return f" {found}" if found else ""
+    """Return the letters for checkpointing and tiling in the table of `--compare`, after a space, or an empty text."""
+    letters = {False: "", "selective": "s", True: "c", "offload": "o"}[one["checkpointing"]] + "t" * one["tiled_mlp"]
+    return f" {letters}" if letters else ""
 
 
 def solve_command(out: Output, run: CheckedRun, field: str) -> int:
-    """How far one setting can go on this device."""
+    """Find the largest value of one setting that fits this device."""
     from surefit.plan.planner import Planner
     from surefit.plan.search import FIELDS
     from surefit.plan.search import find_largest as search
 
-    known = next((one for one in FIELDS if one == field), None)
-    if known is None:
+    solvable = next((candidate for candidate in FIELDS if candidate == field), None)
+    if solvable is None:
         raise ConfigError(
             f"{field!r} cannot be solved for{did_you_mean(field, FIELDS)}",
             code="E1042",
             help=f"one of {', '.join(FIELDS)}",
         )
-    found = search(known, Planner(run.model, load_example_lengths(run)), _current_device_config(run))
+    solution = search(solvable, Planner(run.model, load_example_lengths(run)), _current_device_config(run))
     name, memory = run.hardware.name, bytes_text(run.hardware.memory_bytes or 0)
-    if found.value is None:
+    if solution.value is None:
         out.paragraph(f"Nothing fits: not even the least {field} does on {name} ({memory})", "bold red")
     else:
-        assert found.need is not None
-        value = f"{found.value:,}" if isinstance(found.value, int) else found.value
+        assert solution.need is not None
+        value = f"{solution.value:,}" if isinstance(solution.value, int) else solution.value
         out.paragraph(
-            f"{field}: {value} fits {name}, {bytes_text(found.need.high)} at most of {memory}", "bold green", indent=2
-        )
-    if found.beyond_need is not None:
-        value = f"{found.beyond:,}" if isinstance(found.beyond, int) else str(found.beyond)
-        out.paragraph(
-            f"{value} does not fit for certain: {bytes_text(found.beyond_need.low)} to "
-            f"{bytes_text(found.beyond_need.high)}",
+            f"{field}: {value} fits {name}, {bytes_text(solution.need.high)} at most of {memory}",
+            "bold green",
             indent=2,
         )
-    elif found.value is not None:
-        out.paragraph(f"Beyond it is nothing: {found.limit}", indent=2)
-    out.note(f"{plural(found.simulations, 'simulation')}; everything else is as the config says")
+    if solution.beyond_need is not None:
+        value = f"{solution.beyond:,}" if isinstance(solution.beyond, int) else str(solution.beyond)
+        out.paragraph(
+            f"{value} does not fit for certain: {bytes_text(solution.beyond_need.low)} to "
+            f"{bytes_text(solution.beyond_need.high)}",
+            indent=2,
+        )
+    elif solution.value is not None:
+        out.paragraph(f"Beyond it is nothing: {solution.limit}", indent=2)
+    out.note(f"{plural(solution.simulations, 'simulation')}; everything else is as the config says")
     out.result(
         {
-            "field": field, "value": found.value, "beyond": found.beyond, "limit": found.limit,
-            "high_bytes": found.need.high if found.need else None,
-            "beyond_high_bytes": found.beyond_need.high if found.beyond_need else None,
-            "simulations": found.simulations,
+            "field": field, "value": solution.value, "beyond": solution.beyond, "limit": solution.limit,
+            "high_bytes": solution.need.high if solution.need else None,
+            "beyond_high_bytes": solution.beyond_need.high if solution.beyond_need else None,
+            "simulations": solution.simulations,
         }
     )  # fmt: skip
-    return EXIT_OK if found.value is not None else EXIT_FINDINGS
+    return EXIT_OK if solution.value is not None else EXIT_FINDINGS
 
 
 def _current_device_config(run: CheckedRun) -> DeviceConfig:
@@ -212,7 +217,7 @@ def _current_device_config(run: CheckedRun) -> DeviceConfig:
 
 
 def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
-    """The named GPUs, with every "auto" of the config decided for each.
+    """Return the named GPUs, each with every "auto" of the config decided for it.
 
     Raises:
         ConfigError: an unknown GPU, or none.
@@ -222,23 +227,23 @@ def _places(run: CheckedRun, gpus: str) -> list[DeviceConfig]:
     from surefit.plan.memory_interval import closed_form_upper_bound
     from surefit.plan.search import DeviceConfig
 
-    places = []
+    devices = []
     for name in _names(gpus):
         hardware = hardware_facts(name, Path(run.run.path))
         config = run.loaded.config
-        named = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
+        config_for_gpu = config.model_copy(update={"hardware": config.hardware.model_copy(update={"gpu": name})})
         rows = run.row_count
         needed = closed_form_upper_bound(run.model, hardware)
-        loaded = replace(run.loaded, config=named)
+        loaded = replace(run.loaded, config=config_for_gpu)
         fitting = eval_batch_chooser(run.model, hardware)
-        places.append(
+        devices.append(
             DeviceConfig(hardware, resolve_config(loaded, run.model, hardware, rows, needed=needed, fitting=fitting))
         )
-    return places
+    return devices
 
 
 def _names(text: str) -> list[str]:
-    """Names between commas; "all" is every GPU of the catalogue."""
+    """Return the names between commas; "all" is every GPU of the catalog."""
     from surefit.facts.gpus import GPUS
 
     names = list(GPUS) if text.strip() == "all" else [name.strip() for name in text.split(",") if name.strip()]
@@ -248,14 +253,14 @@ def _names(text: str) -> list[str]:
 
 
 def _prices(text: str | None) -> dict[str, float]:
-    """`h100=2.5,l4=0.7` → the price of an hour by GPU.
+    """Parse `h100=2.5,l4=0.7` → the price of an hour by GPU.
 
     Raises:
         ConfigError: a part that is not NAME=NUMBER, an unknown GPU, a negative price.
     """
     from surefit.facts.gpus import GPUS, find_gpu
 
-    found: dict[str, float] = {}
+    price_by_gpu: dict[str, float] = {}
     for part in (text or "").split(","):
         if not part.strip():
             continue
@@ -268,20 +273,20 @@ def _prices(text: str | None) -> dict[str, float]:
                 help=f"one of {', '.join(GPUS)}",
             )
         try:
-            found[gpu.name] = float(amount)
+            price_by_gpu[gpu.name] = float(amount)
         except ValueError:
-            found[gpu.name] = -1.0
-        if not 0 <= found[gpu.name] < float("inf"):
+            price_by_gpu[gpu.name] = -1.0
+        if not 0 <= price_by_gpu[gpu.name] < float("inf"):
             raise ConfigError(
                 f"--price: {part.strip()!r} is not NAME=PRICE", code="E1045", help="--price h100=2.5,l4=0.7"
             )
-    return found
+    return price_by_gpu
 
 
 def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: CheckedRun) -> dict[str, Any]:
-    """A candidate for JSON; `seconds` and `cost` are of the whole run, where it fits."""
+    """Return a candidate for JSON; `seconds` and `cost` are of the whole run, if it fits."""
     rows = run.row_count
-    whole = planner.run(one.place.resolved, one.step, rows) if one.step and one.verdict != "does not fit" else None
+    run_time = planner.run(one.place.resolved, one.step, rows) if one.step and one.verdict != "does not fit" else None
     price = prices.get(one.place.hardware.name)
     return {
         "gpu": one.place.hardware.name,
@@ -297,8 +302,8 @@ def _as_dict(one: Candidate, prices: dict[str, float], planner: Planner, run: Ch
         "tiled_mlp": one.tiled,
         "packing": one.packed,
         "seconds_per_step": one.step.seconds if one.step else None,
-        "seconds": whole.seconds if whole else None,
-        "cost": whole.cost(price, one.processes)[0] if whole and price is not None else None,
+        "seconds": run_time.seconds if run_time else None,
+        "cost": run_time.cost(price, one.processes)[0] if run_time and price is not None else None,
         "processes": one.processes,
         **{"mode": None, "tp": 1, "cp": 1, "pp": 1, "dp_replicate": 1},
         **one.sharing,

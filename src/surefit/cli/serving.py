@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from surefit.ui.stages import ForbiddenPaths, StageFunctions
 
 AT_ONCE = 100
-"""Connections accepted before anything else runs: a few such rounds, and `ui.connection.MOST`, fit into 1,024 files."""
+"""Connections accepted per event loop round: a few rounds, and `ui.connection.MOST`, fit in 1,024 open files."""
 
 
 def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opened: bool) -> int:
-    """Serve `workspace`.
+    """Serve `workspace` until interrupted.
 
     Args:
-        host: where to listen; beyond loopback a token is asked for.
-        port: 0 takes any free one.
+        host: address to listen on; beyond loopback a token is required.
+        port: 0 for any free one.
         workspace: the only directory that the pages read and write.
-        token: ask for a token on loopback too.
+        token: require a token on loopback too.
         opened: open the page in the user's browser.
     """
     try:
@@ -47,14 +47,14 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
             raise
         raise MachineError(f"{error.name} is not installed", code="E1046", help=install_extra("ui")) from None
     root = _directory(workspace)
-    listening = _listen(host, port)
-    door = AccessPolicy(
-        host, listening.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None
+    listener = _listen(host, port)
+    policy = AccessPolicy(
+        host, listener.getsockname()[1], secrets.token_urlsafe(24) if token or not is_loopback(host) else None
     )
     os.chdir(root)  # a config's paths are relative to where its commands are run
-    address = _address(door.host, door.port, door.token)
+    address = _address(policy.host, policy.port, policy.token)
     out.own_address(f"SureFit serves {root} at", address)
-    if door.token:
+    if policy.token:
         out.note("the token is shown only here; whoever has it can read the workspace, and write configs in it")
     if not is_loopback(host):
         out.note("what goes over the network is not encrypted: put a TLS proxy before it, or use an SSH tunnel")
@@ -62,12 +62,12 @@ def serve(out: Output, host: str, port: int, workspace: Path, token: bool, opene
     sys.stdout.flush()
     if opened:
         webbrowser.open(address)
-    app: Any = create_app(Workspace(root), build_stage_functions(), door)
+    app: Any = create_app(Workspace(root), build_stage_functions(), policy)
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="off",
         timeout_graceful_shutdown=2, http=IdleConnectionLimit, backlog=AT_ONCE,
     )  # fmt: skip
-    uvicorn.Server(settings).run(sockets=[listening])
+    uvicorn.Server(settings).run(sockets=[listener])
     return EXIT_OK
 
 
@@ -83,10 +83,10 @@ def _no_directory(workspace: Path) -> Path:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Return a listening socket.
 
     Raises:
-        MachineError: the address is not this machine's, or taken.
+        MachineError: the address is not this machine's, or in use.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -106,7 +106,7 @@ def _address(host: str, port: int, token: str | None) -> str:
 
 
 def build_stage_functions() -> StageFunctions:
-    """The functions of the other verbs that the pages call."""
+    """Return the functions of the other verbs that the pages call."""
     from surefit.cli.runs import find_runs, summarize_runs
     from surefit.ui.stages import StageFunctions
 
@@ -118,12 +118,12 @@ def build_stage_functions() -> StageFunctions:
 
 
 def check_config_text(text: str, name: str, refuse: ForbiddenPaths) -> dict[str, Any]:
-    """What `surefit check` finds in a config that is not saved.
+    """Return the findings of `surefit check` for a config that is not saved.
 
     Args:
         text: the config.
-        name: the name that findings give it.
-        refuse: what of it must not be looked at.
+        name: its file name in the findings.
+        refuse: returns the paths in it that must not be read.
     """
     from surefit.cli.annotations import error_report
     from surefit.config.load import load_config
@@ -152,7 +152,7 @@ def check_config_text(text: str, name: str, refuse: ForbiddenPaths) -> dict[str,
 
 
 def _named(finding: dict[str, Any], folder: str) -> dict[str, Any]:
-    """A finding that names the config and not the temporary file, and tells no secret."""
+    """Return a finding with the config's name instead of the temporary file's, and without secrets."""
     return {
         key: env.redact(value.replace(f"{folder}/", "")) if isinstance(value, str) else value
         for key, value in finding.items()

@@ -1,7 +1,7 @@
-"""The verb `slurm`: check, the arithmetic of the processes, the batch script; with --submit the job. Torch-free.
+"""The verb `slurm`: check the run and print its batch script; with --submit, submit the job. Torch-free.
 
-Of a run can be made: a job for each of its stages, one after the other or all at once, and an array of tasks that score
-its checkpoints.
+A run can have a job for each of its stages, submitted one after the other or all at once, and an array job whose tasks
+score its checkpoints.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
     from surefit.stages.run_context import RunContext
 
 RENDER = {"train": render_train, "merge": render_merge, "evaluate": render_evaluate}
-"""The stages that are jobs, in their order. What comes before them takes seconds, and the report too."""
+"""The stages that are jobs, in their order. The stages before them take seconds, and so does the report."""
 
 
 ENVIRONMENT_RULES = ("TRK001", "TRK007", "MOD005")
-"""Findings about variables and logins, which are no errors here and stop the job when it starts."""
+"""Findings about variables and logins, which are no errors here but stop the job when it starts."""
 TASK_BYTES = 4 * GIB
-"""Of rows that a task of `--prepare` tokenises, where nothing else is said."""
+"""Bytes of rows that a task of `--prepare` tokenizes, by default."""
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What the command line asks for.
+    """Options of `slurm`.
 
     Attributes:
-        nodes, per_node: machines and processes on each; as in the config if not said (of an array's tasks: one).
-        submit: hand the script to sbatch.
-        output: write it there instead.
-        interface: the network interface to talk over.
+        nodes, per_node: nodes, and processes per node; None: as in the config (for array tasks: one).
+        submit: submit the script with sbatch.
+        output: file for the script instead.
+        interface: the network interface for communication.
         array: of an array job, "TASKS" or "TASKS%AT_ONCE".
     """
 
@@ -76,7 +76,7 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage of the run as a job: its script, and where script, record and output of it lie."""
+    """A stage of the run as a job: its script, and the paths of script, record and output."""
 
     name: str
     job: BatchJob
@@ -84,42 +84,44 @@ class _Stage:
 
     @property
     def places(self) -> dict[str, Any]:
-        """What the result says of its processes."""
+        """Fields of the result about its processes."""
         return {
             "nodes": self.job.nodes, "processes_per_node": self.job.per_node, "processes": self.job.processes,
         }  # fmt: skip
 
     @property
     def own(self) -> Path:
-        """Where a script that is submitted lies."""
+        """Path of the script that is submitted."""
         return RunDir(self.job.run).stage_script(self.name)
 
     @property
     def record(self) -> Path:
-        """What remembers its job."""
+        """File that records its job."""
         return RunDir(self.job.run).stage_job(self.name)
 
 
 def slurm_command(out: Output, target: Path, overrides: Sequence[str], stage: str, wishes: SlurmOptions) -> int:
-    """The job of a stage: print the script, write it to a file, or submit it from the run directory.
+    """Print the batch script of a stage, write it to a file, or submit it from the run directory.
 
     Args:
         stage: one of `RENDER`, or `run` for all of them, each after the one before it.
     """
     if stage == "run":
         return _all_stages(out, target, overrides, wishes)
-    found = _stage(out, target, overrides, stage, wishes)
+    stage_job = _stage(out, target, overrides, stage, wishes)
     if stage == "train":
-        _say_what_to_know(out, found.job)
-    after = _find_awaited_job(found.job.run, stage)
+        _say_what_to_know(out, stage_job.job)
+    after = _find_awaited_job(stage_job.job.run, stage)
     if after:
         out.note(f"job {after} comes before: this one starts when that has succeeded")
-    places = {"stage": stage, "after": after, **found.places}
-    return _deliver(out, found.job, found.script, wishes, found.own, found.record, found.job.run / LOG, places)
+    facts = {"stage": stage, "after": after, **stage_job.places}
+    return _deliver(
+        out, stage_job.job, stage_job.script, wishes, stage_job.own, stage_job.record, stage_job.job.run / LOG, facts
+    )
 
 
 def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
-    """A job for each stage; nodes and GPUs of the command line are those of training."""
+    """Print, write or submit a job for each stage; the command line's nodes and GPUs are for training."""
     jobs = [_stage(out, target, overrides, name, wishes if name == "train" else SlurmOptions()) for name in RENDER]
     _say_what_to_know(out, jobs[0].job)
     folder = wishes.output
@@ -128,19 +130,19 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Slu
             "is a file; three scripts need a folder", code="E1049", path=folder, help="name a folder, or a new one"
         )
     results: list[dict[str, Any]] = []
-    for each in jobs:
+    for stage in jobs:
         number, after = None, results[-1]["job_id"] if results else None
-        path = each.own if folder is None else folder / f"{each.name}.sbatch"
+        path = stage.own if folder is None else folder / f"{stage.name}.sbatch"
         if wishes.submit or folder:
-            _write(each.job.run / LOG, path, each.script, each.job)
+            _write(stage.job.run / LOG, path, stage.script, stage.job)
         else:
-            out.say(each.script.rstrip("\n") + "\n")
-        places = {"stage": each.name, "after": after, **each.places}
+            out.say(stage.script.rstrip("\n") + "\n")
+        facts = {"stage": stage.name, "after": after, **stage.places}
         if wishes.submit:
-            number = _submit_next(path, each.name, results)
-            _remember(out, each.record, number, each.job.run / LOG, places)
-        written = str(path) if wishes.submit or folder else None
-        results.append({"script": each.script, "path": written, "job_id": number, **places})
+            number = _submit_next(path, stage.name, results)
+            _remember(out, stage.record, number, stage.job.run / LOG, facts)
+        script_path = str(path) if wishes.submit or folder else None
+        results.append({"script": stage.script, "path": script_path, "job_id": number, **facts})
     if folder:
         out.say(f"Wrote {', '.join(result['path'] for result in results)}; submit them with:")
         for line in _by_hand([Path(result["path"]) for result in results]):
@@ -152,21 +154,24 @@ def _all_stages(out: Output, target: Path, overrides: Sequence[str], wishes: Slu
 
 
 def _by_hand(paths: Sequence[Path]) -> list[str]:
-    """The lines of a shell that submit scripts one after the other.
+    """Return the shell lines that submit the scripts one after the other.
 
     >>> _by_hand([Path("train.sbatch"), Path("merge.sbatch")])
     ['job=$(sbatch --parsable train.sbatch)', \
 'job=$(sbatch --parsable --dependency=afterok:${job%;*} --kill-on-invalid-dep=yes merge.sbatch)']
     """
-    after = ["", *[" ".join(dependency_options("${job%;*}")) + " "] * (len(paths) - 1)]
-    return [f"job=$(sbatch --parsable {wait}{shlex.quote(str(path))})" for wait, path in zip(after, paths, strict=True)]
+    options = ["", *[" ".join(dependency_options("${job%;*}")) + " "] * (len(paths) - 1)]
+    return [
+        f"job=$(sbatch --parsable {option}{shlex.quote(str(path))})"
+        for option, path in zip(options, paths, strict=True)
+    ]
 
 
 def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) -> str:
-    """Submit a stage after the last of those before it.
+    """Submit a stage as a job that starts after the stage before it.
 
     Raises:
-        MachineError: sbatch refuses; it says which jobs are in the queue already.
+        MachineError: sbatch fails; the message has the jobs that are queued already.
     """
     try:
         return submit(path, before[-1]["job_id"] if before else None)
@@ -184,7 +189,7 @@ def _submit_next(path: Path, stage: str, before: Sequence[Mapping[str, Any]]) ->
 
 
 def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, wishes: SlurmOptions) -> _Stage:
-    """A stage as a job with the machines that it needs: training those of the config, the others one GPU."""
+    """Return a stage as a job with its machines: training as in the config, the other stages with one GPU."""
     if name == "train":
         overrides = _with_machines(load_config(target, overrides).config, overrides, wishes.nodes, wishes.per_node)
         job = _job(out, target, overrides, wishes)
@@ -198,41 +203,42 @@ def _stage(out: Output, target: Path, overrides: Sequence[str], name: str, wishe
 
 
 def _with_scoring_machines(job: BatchJob, wishes: SlurmOptions) -> BatchJob:
-    """The same run on the machines that are wished for, by default one device; training's are not asked for."""
+    """Return the job with the nodes and devices of the options, by default one device, instead of the training
+    machines."""
     hardware = job.config.hardware.model_copy(update={"nodes": wishes.nodes or 1, "count": wishes.per_node or 1})
     return replace(job, config=job.config.model_copy(update={"hardware": hardware}))
 
 
 def _find_awaited_job(run: Path, stage: str) -> str | None:
-    """The job of the nearest stage before this one that we submitted and that may still go on."""
-    before = list(RENDER)[: list(RENDER).index(stage)]
-    found = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(before))
-    return next((number for number in found if number), None)
+    """Return the job of the nearest earlier stage that was submitted and may still run, or None."""
+    earlier_stages = list(RENDER)[: list(RENDER).index(stage)]
+    job_numbers = (_find_active_job(RunDir(run).stage_job(name)) for name in reversed(earlier_stages))
+    return next((number for number in job_numbers if number), None)
 
 
 def submit_evaluation_array(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
-    """The array job that scores every checkpoint, after the job that trains where that one has not ended."""
+    """Make the array job that scores every checkpoint, after the training job if that has not ended."""
     job = _with_scoring_machines(_job(out, target, overrides, wishes), wishes)
     run, section = RunDir(job.run), job.config.checkpoint
-    there = len(list(run.checkpoints.glob("step-*")))
-    kept = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
+    existing = len(list(run.checkpoints.glob("step-*")))
+    kept_count = section.save_total_limit + (section.best_total_limit if section.metric_for_best_model else 0)
     after = _find_active_job(run.slurm)
-    waits = after is not None or not there
-    tasks, at_once = _tasks(wishes.array, max(there, kept) if waits else there)
+    waits = after is not None or not existing
+    tasks, at_once = _tasks(wishes.array, max(existing, kept_count) if waits else existing)
     script = render_array(job, tasks, at_once, after)
     if waits:
-        out.note(f"training keeps {kept} checkpoints (checkpoint.save_total_limit): those are scored")
+        out.note(f"training keeps {kept_count} checkpoints (checkpoint.save_total_limit): those are scored")
     if after:
         out.note(f"job {after} trains this run: the tasks start when it has ended")
-    places = {
+    facts = {
         "tasks": tasks, "after": after, "nodes": job.nodes, "processes_per_node": job.per_node,
         "processes": job.processes,
     }  # fmt: skip
-    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, places)
+    return _deliver(out, job, script, wishes, run.eval / "job.sbatch", run.eval_array, job.run / ARRAY_LOG, facts)
 
 
 def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> int:
-    """The array job that makes the shards of `data.tokenized`, on processors alone."""
+    """Make the array job that writes the shards of `data.tokenized`, on CPUs alone."""
     from surefit.stages.tokenize_shards import source_files, tokenized_directory
 
     loaded = load_config(target, overrides)
@@ -241,68 +247,68 @@ def submit_prepare_array(out: Output, target: Path, overrides: Sequence[str], wi
     config = loaded.config.model_copy(update={"hardware": hardware})
     run = RunDir(Path(config.output_dir).absolute())
     job = BatchJob(config, target.absolute(), run.path, Path.cwd(), overrides, interface=wishes.interface)
-    size = sum(one["bytes"] for one in source_files(config))
+    size = sum(file["bytes"] for file in source_files(config))
     tasks, at_once = _tasks(wishes.array, max(1, -(-size // TASK_BYTES)))
     script = render_prepare(job, tasks, at_once)
-    places = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
-    own, record = run.stage_script("prepare"), run.stage_job("prepare")
-    return _deliver(out, job, script, wishes, own, record, job.run / ARRAY_LOG, places)
+    facts = {"tasks": tasks, "after": None, "nodes": 1, "processes_per_node": 1, "processes": 1}
+    script_path, record = run.stage_script("prepare"), run.stage_job("prepare")
+    return _deliver(out, job, script, wishes, script_path, record, job.run / ARRAY_LOG, facts)
 
 
 def _tasks(array: str | None, usual: int) -> tuple[int, int | None]:
-    """(tasks, how many at once).
+    """Return (number of tasks, number that run at once).
 
     Raises:
         ConfigError: not of the form TASKS or TASKS%AT_ONCE.
     """
     if array is None:
         return usual, None
-    found = re.fullmatch(r"([1-9]\d{0,5})(?:%([1-9]\d{0,5}))?", array)
-    if not found:
+    match = re.fullmatch(r"([1-9]\d{0,5})(?:%([1-9]\d{0,5}))?", array)
+    if not match:
         raise ConfigError(
             f"--array {array} says neither how many tasks nor how many at once",
             code="E1050",
             help="--array 8 is eight tasks, --array 8%2 two of them at a time",
         )
-    return int(found[1]), int(found[2]) if found[2] else None
+    return int(match[1]), int(match[2]) if match[2] else None
 
 
 def _find_active_job(record: Path) -> str | None:
-    """The job in this record, if there is one and it may still go on."""
+    """Return the recorded job's number if it may still run, else None."""
     number = str(read_json(record).get("job_id", "")) if record.exists() else ""
     state = job_states([number]).get(number)
     return number if state is not None and state not in ENDED else None
 
 
 def _job(out: Output, target: Path, overrides: Sequence[str], wishes: SlurmOptions) -> BatchJob:
-    """The run, checked, as a job."""
-    found = load_run_context(target, overrides)
-    for line in found.adopted.lines():
+    """Check the run, and return it as a job."""
+    run_context = load_run_context(target, overrides)
+    for line in run_context.adopted.lines():
         out.note(line)
-    report = run_check(found)
+    report = run_check(run_context)
     with show_findings_on_failure(out):
         require_no_errors(report)
-    assert found.resolved  # what keeps it from being resolved is a finding
+    assert run_context.resolved  # anything that prevents resolving is an error finding
     return BatchJob(
-        config=found.resolved.config,
+        config=run_context.resolved.config,
         config_file=target.absolute(),
-        run=found.run.path.absolute(),
+        run=run_context.run.path.absolute(),
         directory=Path.cwd(),
         overrides=overrides,
         interface=wishes.interface,
-        missing=tuple(_missing_variables(found, report)),
+        missing=tuple(_missing_variables(run_context, report)),
     )
 
 
 def _missing_variables(found: RunContext, report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the job would need from the environment, which it takes over from this one."""
+    """Yield what the job needs and this environment lacks; the job inherits this environment."""
     for finding in report["findings"]:
         if finding["code"] in ENVIRONMENT_RULES:
             yield f"{finding['code']}: {finding['message']}"
     model = found.model
-    # For a GPU that is not here the check leaves this to the machine that has it: the job is that machine's.
-    elsewhere = found.hardware is not None and found.hardware.source != "detected"
-    if model and model.gated and not model.has_weights and elsewhere and env.hub_token() is None:
+    # For a GPU of another machine, the check leaves this to that machine, and the job runs there.
+    runs_elsewhere = found.hardware is not None and found.hardware.source != "detected"
+    if model and model.gated and not model.has_weights and runs_elsewhere and env.hub_token() is None:
         yield f"{model.name} is gated, and no HF_TOKEN is set here: the job could not download it"
 
 
@@ -319,25 +325,25 @@ def _deliver(
     """Print the script, write it to a file, or submit it.
 
     Args:
-        job: what the script runs.
-        own: where a script that is submitted lies.
-        record: the file that remembers its job.
-        log: of the job, with SLURM's %j or %A in its name.
-        places: what the result says of the processes.
+        job: the job of the script.
+        own: path of a submitted script.
+        record: the file that records its job.
+        log: the job's output, with SLURM's %j or %A in its name.
+        places: fields of the result about the processes.
     """
     result: dict[str, Any] = {"script": script, "path": None, "job_id": None, **places}
     if wishes.submit or wishes.output:
         path = own if wishes.output is None else wishes.output
         _write(log, path, script, job)
         result["path"] = str(path)
-        # A script of an array says itself what it waits for, those of the stages are told when they are submitted.
+        # An array script has its dependency in its header; the scripts of the stages get theirs from sbatch's options.
         after = places.get("after") if "stage" in places else None
         if wishes.submit:
             result["job_id"] = number = submit(path, after)
             _remember(out, record, number, log, places)
         else:
-            waits = "".join(f"{option} " for option in dependency_options(after)) if after else ""
-            out.say(f"Wrote {path}; submit it with: sbatch {waits}{path}")
+            dependency = "".join(f"{option} " for option in dependency_options(after)) if after else ""
+            out.say(f"Wrote {path}; submit it with: sbatch {dependency}{path}")
     else:
         out.say(script.rstrip("\n"))
         out.note("nothing was written: -o FILE writes the script, --submit hands it to sbatch")
@@ -360,15 +366,19 @@ def _write(log: Path, path: Path, script: str, job: BatchJob) -> None:
 def _remember(out: Output, record: Path, number: str, log: Path, places: Mapping[str, Any]) -> None:
     output = str(log.with_name(log.name.replace("%j", number).replace("%A", number)))
     write_json(record, {"job_id": number, "submitted": time.time(), "output": output, **places})
-    named = f" ({places['stage']})" if "stage" in places else ""
-    out.say(f"Submitted job {number}{named}; its output: {output}", "green")
+    stage_text = f" ({places['stage']})" if "stage" in places else ""
+    out.say(f"Submitted job {number}{stage_text}; its output: {output}", "green")
 
 
 def _with_machines(config: Config, overrides: Sequence[str], nodes: int | None, per_node: int | None) -> list[str]:
-    """The overrides, with the numbers of the command line where the config says others: the run records them."""
-    asked = {"nodes": nodes, "count": per_node}
-    now = {"nodes": config.hardware.nodes, "count": config.hardware.count}
-    return [*overrides, *(f"hardware.{key}={n}" for key, n in asked.items() if n is not None and n != now[key])]
+    """Return the overrides, with the command line's counts if they differ from the config's: the run records
+    overrides."""
+    options = {"nodes": nodes, "count": per_node}
+    config_values = {"nodes": config.hardware.nodes, "count": config.hardware.count}
+    return [
+        *overrides,
+        *(f"hardware.{key}={n}" for key, n in options.items() if n is not None and n != config_values[key]),
+    ]
 
 
 def _say_what_to_know(out: Output, job: BatchJob) -> None:

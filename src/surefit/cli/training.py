@@ -1,4 +1,4 @@
-"""The verb `train`: how it ended, or the findings that stopped it."""
+"""The verb `train`: print its result, or the findings that stopped it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, **wishes: Any) -> int:
-    """Check, then train; of several processes the first alone speaks.
+    """Check, then train; of several processes, only rank 0 prints.
 
     Args:
-        wishes: those of `surefit.stages.training.train_run`.
+        wishes: options of `surefit.stages.training.train_run`.
     """
     with show_findings_on_failure(out):
         result = training.train_run(run, out, world=world, **wishes)
@@ -33,7 +33,7 @@ def train_and_show(out: Output, run: CheckedRun, *, world: World | None = None, 
 
 @contextlib.contextmanager
 def show_findings_on_failure(out: Output) -> Iterator[None]:
-    """Say the findings of a check that refuses to start; a script has them in the error."""
+    """Print the findings of a check that stops the verb; with --json they are in the error."""
     try:
         yield
     except CheckFailed as error:

@@ -1,1 +1,1 @@
-"""Doctor: the environment as facts, each with a verdict and what to do (probes)."""
+"""`surefit doctor`: facts about the environment, each with a verdict and a fix (probes)."""

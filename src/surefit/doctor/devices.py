@@ -1,4 +1,4 @@
-"""The GPUs, and what the installed PyTorch can do with them: tried in another process, which may crash or hang."""
+"""The GPUs, and what the installed PyTorch can do with them, tested in another process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from surefit.facts.hardware import BF16_CAPABILITY, DetectedGpu, detect_gpus, in
 from surefit.facts.sdpa import describe_kernels
 
 TRY_SECONDS = 180
-"""Enough to import torch from a slow network disk."""
+"""Timeout of the test: enough to import torch from a slow network disk."""
 SELF_TEST = Path(surefit.__file__).parent / "model" / "self_test.py"
 FLASH_CAPABILITY, FP8_CAPABILITY = (8, 0), (8, 9)
 """FlashAttention-2 needs Ampere, FP8 multiplication Ada or Hopper: docs.nvidia.com/cuda, "Compute Capabilities"."""
@@ -29,7 +29,7 @@ _NO_BUILD = f"update the NVIDIA driver to {OF_CUDA_13} or newer: no build of tor
 
 
 def gpu_probes() -> Iterator[Probe]:
-    """GPUs, what they support, and whether the installed PyTorch can use them."""
+    """Yield probes of the GPUs, of the features they support, and of the installed PyTorch's use of them."""
     cards = detect_gpus()
     free = free_memory() if cards else []
     for number, card in enumerate(cards):
@@ -44,15 +44,16 @@ def gpu_probes() -> Iterator[Probe]:
 
 
 def gpu_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
-    """One GPU: its memory, what of it is free, and what its architecture computes natively."""
+    """Return a probe of one GPU: its memory, the free part of it, and the formats its architecture computes
+    natively."""
     capability = card.compute_capability
     limits = {"bf16": BF16_CAPABILITY, "fp8": FP8_CAPABILITY, "flash-attention": FLASH_CAPABILITY}
-    able = [name for name, least in limits.items() if capability >= least]
+    supported = [name for name, lowest in limits.items() if capability >= lowest]
     memory = bytes_text(card.memory_bytes) if card.memory_bytes else "memory not reported"
-    left = f" ({bytes_text(free_bytes)} free)" if free_bytes is not None else ""
+    free_text = f" ({bytes_text(free_bytes)} free)" if free_bytes is not None else ""
     fact = (
-        f"{card.name}, {memory}{left}, compute capability {capability[0]}.{capability[1]} "
-        f"({', '.join(able) if able else 'no bf16: float16 only'}), driver {card.driver}"
+        f"{card.name}, {memory}{free_text}, compute capability {capability[0]}.{capability[1]} "
+        f"({', '.join(supported) if supported else 'no bf16: float16 only'}), driver {card.driver}"
     )
     if free_bytes is not None and card.memory_bytes and 2 * free_bytes < card.memory_bytes:
         return Probe("gpu", fact, "warn", "another process holds its memory: nvidia-smi names it")
@@ -60,8 +61,10 @@ def gpu_probe(card: DetectedGpu, free_bytes: int | None) -> Probe:
 
 
 def attention_probes(cards: Sequence[DetectedGpu]) -> Iterator[Probe]:
-    """Which kernels of torch's attention SureFit runs in on each generation of GPU that is here (facts/sdpa.py); none
-    where nvidia-smi does not say which it is."""
+    """Yield the kernels of torch's attention that SureFit uses on each GPU generation present (facts/sdpa.py).
+
+    Nothing for a GPU of which nvidia-smi does not report the generation.
+    """
     for capability in sorted({card.compute_capability for card in cards} - {(0, 0)}):
         yield Probe(
             "attention policy", f"compute capability {capability[0]}.{capability[1]}: {describe_kernels(capability)}"
@@ -69,7 +72,7 @@ def attention_probes(cards: Sequence[DetectedGpu]) -> Iterator[Probe]:
 
 
 def free_memory() -> list[int | None]:
-    """Free bytes of each GPU; empty where nvidia-smi does not say."""
+    """Return the free bytes of each GPU; empty if nvidia-smi does not report them."""
     with suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(
             [shutil.which("nvidia-smi") or "nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"],
@@ -81,7 +84,7 @@ def free_memory() -> list[int | None]:
 
 
 def torch_probes(cards: Sequence[DetectedGpu], interpreter: str = sys.executable) -> Iterator[Probe]:
-    """Whether torch can be imported, what it can use, and which of its attentions and collectives run here."""
+    """Yield probes of importing torch, the GPUs it can use, and the attention kernels and collectives that run here."""
     if installed_version("torch") is None and interpreter == sys.executable:
         yield Probe("torch works", "not installed", "fail", f"pip install '{TORCH}'", True)
         return
@@ -93,17 +96,17 @@ def torch_probes(cards: Sequence[DetectedGpu], interpreter: str = sys.executable
         return
     yield _torch_works(first["detail"], cards)
     for name, result in results.items():
-        what = name if name in ("gloo", "nccl") else f"attention {name}"
-        yield _attempted(what, result or {"ok": False, "detail": ending})
+        probe_name = name if name in ("gloo", "nccl") else f"attention {name}"
+        yield _attempted(probe_name, result or {"ok": False, "detail": ending})
 
 
 def _self_test(interpreter: str) -> tuple[dict[str, dict[str, Any] | None], str]:
-    """(attempt → its result, or None for the one that the process died of; how the process ended)."""
+    """Return (attempt → its result, or None for the attempt that crashed the process; how the process ended)."""
     try:
-        # -P: the folder of the script holds modules of our own, whose names are not to be found before torch's.
-        done = subprocess.run([interpreter, "-P", str(SELF_TEST)], capture_output=True, timeout=TRY_SECONDS)
-        output, error = done.stdout, done.stderr.decode(errors="replace")
-        ending = (error.strip().splitlines() or [""])[-1] if done.returncode == 1 else _exit_text(done.returncode)
+        # -P: the script's folder holds SureFit's modules, which must not shadow the modules that torch imports.
+        process = subprocess.run([interpreter, "-P", str(SELF_TEST)], capture_output=True, timeout=TRY_SECONDS)
+        output, error = process.stdout, process.stderr.decode(errors="replace")
+        ending = (error.strip().splitlines() or [""])[-1] if process.returncode == 1 else _exit_text(process.returncode)
     except subprocess.TimeoutExpired as stopped:
         output, ending = stopped.stdout or b"", f"no answer in {TRY_SECONDS} s"
     except OSError as error:
@@ -138,6 +141,6 @@ def _attempted(name: str, result: dict[str, Any]) -> Probe:
         return Probe(name, detail, "warn", "use sdpa, or install a flash-attn that was built for this torch")
     if name in ("attention sdpa", "gloo"):
         return Probe(name, detail, "fail", _REINSTALL, True)
-    # One kernel of several: each has GPUs it was not built for, and sdpa takes the next.
+    # One kernel of several: each was built for some GPUs only, and sdpa chooses the next.
     need = "use sdpa, which runs" if name.startswith("attention") else "train on one GPU, or reinstall torch"
     return Probe(name, detail, "warn", need)

@@ -1,4 +1,4 @@
-"""Where runs are written and how processes meet: disks, file systems, limits, ports."""
+"""The places that runs use: disks, file systems, limits, shared memory and ports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from surefit.facts.hardware import disk_free_bytes, nearest_existing
 
 LOW_DISK, NO_DISK = 10 * GIB, GIB // 2
 SLOW_SYNC = 1.0
-"""Seconds for a kilobyte to be safe on disk, above which checkpoints hold up the training."""
+"""Seconds to write a kilobyte safely to disk, above which checkpoints delay training."""
 FEW_FILES = 1024
 SMALL_SHARED = 256 * MIB
 """Docker gives a container 64 MiB of /dev/shm, too little for NCCL and for DataLoader workers."""
@@ -32,7 +32,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def disk_probes() -> Iterator[Probe]:
-    """Space and permission where runs, models and tokenised data go."""
+    """Yield probes of space and permission where runs, models and tokenized data are written."""
     places = {"working directory": Path.cwd(), "model cache": env.hub_cache(), "surefit cache": env.cache_dir()}
     for name, place in places.items():
         yield _disk(name, place)
@@ -53,15 +53,15 @@ def _disk(name: str, place: Path) -> Probe:
 
 
 def file_system_probes(folder: Path | None = None) -> Iterator[Probe]:
-    """Whether a checkpoint written there survives a crash: fsync and atomic rename, tried."""
-    place = nearest_existing(folder or Path.cwd() / "runs")
-    kind = file_system_type(place)
-    where = f"{place}, {kind}" + (", a network file system" if kind in NETWORK else "")
+    """Yield a probe of whether a checkpoint written there survives a crash: fsync and atomic rename, tested."""
+    existing = nearest_existing(folder or Path.cwd() / "runs")
+    kind = file_system_type(existing)
+    where = f"{existing}, {kind}" + (", a network file system" if kind in NETWORK else "")
     start = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(dir=place, prefix=".surefit-probe-") as own:
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".surefit-probe-") as folder_path:
             for text in ("old", "new"):
-                write_atomic(Path(own) / "checkpoint", text)
+                write_atomic(Path(folder_path) / "checkpoint", text)
     except (OSError, MachineError) as error:
         advice = "choose an output_dir on a local disk"
         yield Probe("run folder", f"{where}: no safe writing: {env.first_line(error)}", "fail", advice)
@@ -77,7 +77,8 @@ def file_system_probes(folder: Path | None = None) -> Iterator[Probe]:
 
 
 def file_system_type(place: Path) -> str:
-    """ext4, nfs4, overlay… of the mount that holds `place`, as the kernel calls it; "unknown" where it does not say."""
+    """Return the kernel's name of the file system that holds `place`: ext4, nfs4, overlay…; "unknown" if it has
+    none."""
     best = ("", "unknown")
     with suppress(OSError):
         for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -89,16 +90,16 @@ def file_system_type(place: Path) -> str:
 
 
 def limit_probes() -> Iterator[Probe]:
-    """Open files, and the memory that processes share."""
+    """Yield probes of the limit of open files, and of the shared memory."""
     with suppress(ImportError):  # no resource module outside POSIX
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        enough = soft == resource.RLIM_INFINITY or soft >= FEW_FILES
-        can = hard == resource.RLIM_INFINITY or hard >= 4 * FEW_FILES
-        fix = f"ulimit -n {4 * FEW_FILES if can else hard}"
+        sufficient = soft == resource.RLIM_INFINITY or soft >= FEW_FILES
+        raisable = hard == resource.RLIM_INFINITY or hard >= 4 * FEW_FILES
+        fix = f"ulimit -n {4 * FEW_FILES if raisable else hard}"
         fact = f"{soft} per process" if soft != resource.RLIM_INFINITY else "no limit"
-        yield Probe("open files", fact) if enough else Probe("open files", fact, "warn", fix, True)
+        yield Probe("open files", fact) if sufficient else Probe("open files", fact, "warn", fix, True)
     if SHARED_MEMORY.is_dir():
         size = shutil.disk_usage(SHARED_MEMORY).total
         advice = "start the container with --shm-size=8g or --ipc=host: DataLoader workers and NCCL need it"
@@ -107,9 +108,10 @@ def limit_probes() -> Iterator[Probe]:
 
 
 def port_probes() -> Iterator[Probe]:
-    """Whether processes can meet on this machine: a port on the loopback interface, torchrun's own if it is free."""
+    """Yield a probe of whether processes can connect on this machine: a port on the loopback interface, torchrun's if
+    free."""
     try:
-        other = _bind(0)
+        free_port = _bind(0)
     except OSError as error:
         yield Probe("port", f"none on 127.0.0.1: {error.strerror}", "fail", "bring the loopback interface up")
         return
@@ -117,13 +119,13 @@ def port_probes() -> Iterator[Probe]:
         _bind(TORCHRUN_PORT)
     except OSError as error:
         fact = f"127.0.0.1:{TORCHRUN_PORT}, torchrun's default: {error.strerror}"
-        yield Probe("port", fact, "warn", f"export MASTER_PORT={other}", True)
+        yield Probe("port", fact, "warn", f"export MASTER_PORT={free_port}", True)
     else:
         yield Probe("port", f"127.0.0.1:{TORCHRUN_PORT}, torchrun's default, is free")
 
 
 def _bind(number: int) -> int:
-    """Take a port, and give it back; 0 for any. Returns its number."""
+    """Bind a port and release it, 0 for any; return its number."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", number))

@@ -1,4 +1,4 @@
-"""What the doctor says of one thing it looked at."""
+"""The result of one probe of the doctor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Probe:
     """One fact about the machine.
 
     Attributes:
-        name: what was looked at.
-        fact: what was found.
-        verdict: ok; warn, where something will be slower or missing; fail, where SureFit will not work.
-        fix: what to do, a command where there is one; None where nothing needs doing.
-        is_command: `fix` is a shell command that can be run as it stands.
+        name: what was tested.
+        fact: the result.
+        verdict: ok; warn, if something will be slower or missing; fail, if SureFit will not work.
+        fix: the remedy, as a command if there is one; None if nothing needs to be done.
+        is_command: whether `fix` is a shell command that can be run as it is.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""The machine as facts, each with a verdict and what to do about it.
+"""Facts about the machine, each with a verdict and a fix.
 
-Works where torch is missing or broken: torch is only ever imported in another process.
+They work if torch is missing or broken: torch is only imported in another process.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ProbeGroup = Callable[[], Iterator[Probe]]
 
 
 def run_probes(further: Sequence[ProbeGroup] = ()) -> list[Probe]:
-    """Every probe, and those of `further`, at the same time. One that fails itself becomes a warning."""
+    """Run every probe, and the probes of `further`, at the same time. A probe that raises becomes a warning."""
     groups = [*GROUPS, *further]
     with ThreadPoolExecutor(len(groups)) as pool:
-        return [probe for found in pool.map(_run_probe_group, groups) for probe in found]
+        return [probe for probes in pool.map(_run_probe_group, groups) for probe in probes]
 
 
 def _run_probe_group(group: ProbeGroup) -> list[Probe]:
@@ -43,7 +43,7 @@ def _run_probe_group(group: ProbeGroup) -> list[Probe]:
         for probe in group():
             probes.append(probe)
     except Exception as error:
-        # In a broken environment anything can raise; the other facts matter all the more then.
+        # In a broken environment any probe can raise; the other facts matter all the more then.
         problem = env.redact(f"{type(error).__name__}: {error}")
         probes.append(
             Probe(
@@ -57,20 +57,20 @@ def _run_probe_group(group: ProbeGroup) -> list[Probe]:
 
 
 def python_probes() -> Iterator[Probe]:
-    """The interpreter, against what the package asks for."""
+    """Yield a probe of the interpreter's version against the package's requirement."""
     version = platform.python_version()
-    wanted = _metadata("Requires-Python")
-    fits = wanted is None or _fits(version, wanted)
+    required = _metadata("Requires-Python")
+    fits = required is None or _fits(version, required)
     yield Probe(
         "python",
-        f"{version} at {sys.executable}" + ("" if wanted is None else f" (needs {wanted})"),
+        f"{version} at {sys.executable}" + ("" if required is None else f" (needs {required})"),
         "ok" if fits else "fail",
-        None if fits else f"make a virtual environment with a Python that is {wanted}",
+        None if fits else f"make a virtual environment with a Python that is {required}",
     )
 
 
 def package_probes() -> Iterator[Probe]:
-    """Installed versions against the ranges SureFit was tested with."""
+    """Yield probes of the installed versions against the ranges that SureFit was tested with."""
     requirements = metadata.requires("surefit") if installed_version("surefit") else None
     if requirements is None:
         yield Probe(
@@ -89,24 +89,24 @@ def package_probes() -> Iterator[Probe]:
 
 
 def _package(text: str) -> Probe | None:
-    """One requirement; None where its marker says that it does not apply here."""
+    """Return the probe of one requirement; None if its marker excludes this environment."""
     from packaging.requirements import Requirement
 
     requirement = Requirement(text)
     if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
         return None
-    version, wanted = installed_version(requirement.name), str(requirement.specifier)
-    needs = f" (needs {wanted})" if wanted else ""
-    fix = f"pip install '{requirement.name}{wanted}'"
+    version, specifier = installed_version(requirement.name), str(requirement.specifier)
+    needs = f" (needs {specifier})" if specifier else ""
+    fix = f"pip install '{requirement.name}{specifier}'"
     if version is None:
         return Probe(requirement.name, f"not installed{needs}", "fail", fix, True)
-    if _fits(version, wanted):
+    if _fits(version, specifier):
         return Probe(requirement.name, version)
     return Probe(requirement.name, f"{version}, which SureFit was not tested with{needs}", "warn", fix, True)
 
 
 def machine_probes() -> Iterator[Probe]:
-    """Processor and memory."""
+    """Yield probes of processor and memory."""
     yield Probe("cpu", f"{processor_name()}, {cpu_count()} usable")
     ram = ram_bytes()
     if ram is None:
@@ -119,7 +119,7 @@ def machine_probes() -> Iterator[Probe]:
 
 
 def hub_probes() -> Iterator[Probe]:
-    """Access to the Hugging Face hub; a token's presence, never the token."""
+    """Yield probes of the access to the Hugging Face hub; a token's presence, never the token."""
     if env.hub_token() is None:
         yield Probe("hub token", "not set: gated and private models cannot be downloaded")
     else:
@@ -133,7 +133,7 @@ def hub_probes() -> Iterator[Probe]:
 
 
 def tracker_probes() -> Iterator[Probe]:
-    """Where runs could be logged, as far as it is set up; never an address or a key."""
+    """Yield a probe per tracker of whether it is set up; never an address or a key."""
     for name, tracker in TRACKERS.items():
         if not tracker.unknown:
             continue
@@ -145,20 +145,21 @@ def tracker_probes() -> Iterator[Probe]:
 
 
 def kernel_probes() -> Iterator[Probe]:
-    """Whether what `speed.kernels` needs on a GPU is here."""
+    """Yield a probe of the packages that `speed.kernels` needs on a GPU."""
     missing = missing_for_kernels()
     versions = ", ".join(f"{name} {installed_version(name)}" for name in ("liger-kernel", "triton"))
     yield Probe("fused kernels", f"off on a GPU: {missing} is missing" if missing else versions)
 
 
 def environment_variable_probes() -> Iterator[Probe]:
-    """The variables that steer training and are set."""
-    told = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
-    yield Probe("variables", told or "none that steers training")
+    """Yield the environment variables that affect training and are set."""
+    variables = ", ".join(f"{name}={value}" for name, value in env.steering_variables().items())
+    yield Probe("variables", variables or "none that steers training")
 
 
 def clock_probes() -> Iterator[Probe]:
-    """The clock, against the age of the installed files: a clock in the past breaks TLS and every log."""
+    """Yield a probe of the clock against the age of the installed files: a clock in the past breaks TLS and every
+    log."""
     now = datetime.now(UTC)
     installed = datetime.fromtimestamp(Path(surefit.__file__).stat().st_mtime, UTC)
     fact = f"{now:%Y-%m-%d %H:%M} UTC, time zone {time.strftime('%z') or 'unknown'}"
@@ -169,14 +170,14 @@ def clock_probes() -> Iterator[Probe]:
 
 
 def text_encoding_probes() -> Iterator[Probe]:
-    """Whether files and the terminal are UTF-8."""
+    """Yield a probe of whether files and the terminal are UTF-8."""
     encodings = {"files": locale.getpreferredencoding(False), "terminal": sys.stdout.encoding or "utf-8"}
-    other = {
+    other_encodings = {
         name: value for name, value in encodings.items() if value.lower().replace("-", "") not in ("utf8", "cp65001")
     }
-    if other:
-        found = ", ".join(f"{name} {value}" for name, value in other.items())
-        yield Probe("text encoding", found, "warn", "export PYTHONUTF8=1 LC_ALL=C.UTF-8", True)
+    if other_encodings:
+        fact = ", ".join(f"{name} {value}" for name, value in other_encodings.items())
+        yield Probe("text encoding", fact, "warn", "export PYTHONUTF8=1 LC_ALL=C.UTF-8", True)
     else:
         yield Probe("text encoding", "UTF-8")
 
@@ -184,14 +185,14 @@ def text_encoding_probes() -> Iterator[Probe]:
 def _metadata(field: str) -> str | None:
     if installed_version("surefit") is None:
         return None
-    found = metadata.metadata("surefit").get_all(field)
-    return str(found[0]) if found else None
+    values = metadata.metadata("surefit").get_all(field)
+    return str(values[0]) if values else None
 
 
 def _fits(version: str, wanted: str) -> bool:
     from packaging.specifiers import SpecifierSet
 
-    # The local part says which build it is (+cpu, +cu130), not which version.
+    # The local part is the build (+cpu, +cu130), not the version.
     return SpecifierSet(wanted).contains(version.partition("+")[0], prereleases=True)
 
 

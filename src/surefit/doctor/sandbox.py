@@ -1,4 +1,4 @@
-"""Whether programs that models write can be run here: the sandbox, tried."""
+"""A probe of whether programs written by models can be run here: the sandbox, tested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WAYS = {"own": "Linux namespaces", "bwrap": "bubblewrap"}
 
 
 def sandbox_probes() -> Iterator[Probe]:
-    """A program of one line, shut in: which way that works, or why none does."""
+    """Yield a probe that runs a one-line program in the sandbox: the way that works, or the reason that none does."""
     try:
         way = find_working_sandbox()
     except MachineError as error:

@@ -17,11 +17,13 @@ HEADER = """\
 
 
 def fix_script(probes: Iterable[Probe], interpreter: str = sys.executable) -> str:
-    """Bash: every fix that is a command, and the others as comments. Nothing in it deletes or overwrites files.
+    """Return a Bash script with every fix that is a command, and the others as comments.
+
+    Nothing in it deletes or overwrites files.
 
     Args:
-        probes: what the doctor found.
-        interpreter: the Python whose packages `pip` is to change.
+        probes: results of the doctor.
+        interpreter: the Python whose packages `pip` changes.
     """
     lines = ["#!/usr/bin/env bash", HEADER]
     for probe in probes:
@@ -36,5 +38,5 @@ def fix_script(probes: Iterable[Probe], interpreter: str = sys.executable) -> st
 
 
 def _one_line(text: str) -> str:
-    """A comment must not end in the middle of an error message: what follows would be run."""
+    """Join a text into one line, so that a comment does not end inside an error message: what follows would be run."""
     return redact(" ".join(text.split()))

@@ -1,8 +1,8 @@
-"""Which build of torch an NVIDIA driver can run.
+"""The builds of torch that an NVIDIA driver can run.
 
 Sources: docs.nvidia.com/deploy/cuda-compatibility, "Minor Version Compatibility" (CUDA 13 needs a driver from 580 on,
 CUDA 12 one from 525); PyTorch's wheels (2.11: cu126, cu128, cu130; 2.12: cu126, cu130, cu132), of which the package
-index has CUDA 13's since 2.11 (github.com/pytorch/pytorch/pull/177975). Those of CUDA 12.6 end at Hopper.
+index has CUDA 13's since 2.11 (github.com/pytorch/pytorch/pull/177975). The wheels for CUDA 12.6 end at Hopper.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from surefit.facts.hardware import DetectedGpu
 
 OF_CUDA_13, BLACKWELL_OF_CUDA_12, OF_CUDA_12 = 580, 570, 525
-"""The drivers from which on each runs."""
+"""The lowest driver version for each."""
 BLACKWELL = (10, 0)
 TORCH = "torch>=2.11,<2.14"
 _INSTALL = "pip install --force-reinstall"
@@ -18,7 +18,7 @@ _INDEX = "--index-url https://download.pytorch.org/whl"
 
 
 def install_command(card: DetectedGpu) -> str | None:
-    """The command that installs a torch for the card and its driver; None where no build runs, or it is not known.
+    """Return the command that installs a torch for the card and its driver; None if no build runs, or none is known.
 
     >>> install_command(DetectedGpu("A100", None, (8, 0), "535.183.01"))
     "pip install --force-reinstall 'torch>=2.11,<2.14' --index-url https://download.pytorch.org/whl/cu126"

@@ -1,1 +1,1 @@
-"""How the processes of a run are started: on this machine, and by SLURM."""
+"""Starting the processes of a run: on this machine, on a Ray cluster, and by SLURM."""

@@ -1,4 +1,4 @@
-"""Work on the machines of a Ray cluster. Ray places the tasks, and repeats those whose process or machine is lost."""
+"""Tasks on the machines of a Ray cluster. Ray schedules them, and repeats tasks whose process or machine is lost."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 WAITING = 4096
-"""Tasks that Ray is given at a time: `ray.wait` looks at every one of them."""
+"""Number of tasks that Ray gets at a time: `ray.wait` checks every one of them."""
 
 
 def run_on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterator[Result]:
-    """`function(job)` for every job, each on one core of the cluster; results come as they are ready.
+    """Yield `function(job)` for every job, each on one core of the cluster, in the order of completion.
 
-    The cluster is the one that RAY_ADDRESS names or that runs on this machine; without one, this machine becomes one
-    until all is done. Each task works in the caller's directory, which every machine has to see under the same path.
+    The cluster is the one that RAY_ADDRESS names or that runs on this machine; without one, this machine becomes a
+    cluster until all jobs are done. Each task works in the caller's directory, which every machine must see under the
+    same path.
 
     Args:
-        function: a function of an importable module, of whose results a second call makes the same: a task whose
-            process is lost runs again, three times (`max_retries`, Ray's default).
+        function: a function of an importable module, repeatable with the same result: a task whose process is lost runs
+            again, three times (`max_retries`, Ray's default).
 
     Raises:
-        MachineError: Ray is not installed, or a task is lost for the fourth time. Else what `function` raises.
+        MachineError: Ray is not installed, or a task is lost for the fourth time. Otherwise the errors of `function`.
     """
-    env.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a Ray that starts here would report to its makers
+    env.set_defaults({"RAY_USAGE_STATS_ENABLED": "0"})  # a local Ray would send usage statistics to its developers
     try:
         import ray
     except ImportError as error:
@@ -44,11 +45,11 @@ def run_on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterat
         raise MachineError(problem, code="E5006", help=install_extra("scale")) from None
     with env.safe_path_for_children():
         context = ray.init(log_to_driver=False, logging_level="error")
-    left = iter(jobs)
-    # Ray says on stdout which process it has lost; ours holds the result alone.
+    remaining = iter(jobs)
+    # Ray reports lost processes on stdout, which is reserved for the result.
     with redirect_stdout(sys.stderr), context:
         submit = partial(ray.remote(max_retries=3)(_work).remote, function, os.getcwd())
-        waiting = [submit(job) for job in islice(left, WAITING)]
+        waiting = [submit(job) for job in islice(remaining, WAITING)]
         while waiting:
             (done, *_), waiting = ray.wait(waiting)
             try:
@@ -58,7 +59,7 @@ def run_on_ray(function: Callable[[Job], Result], jobs: Sequence[Job]) -> Iterat
             except ray.exceptions.RayError as error:
                 help_text = "run the same command again: complete shards are kept"
                 raise MachineError(f"a task was lost: {env.first_line(error)}", code="E5007", help=help_text) from None
-            waiting += [submit(job) for job in islice(left, 1)]
+            waiting += [submit(job) for job in islice(remaining, 1)]
 
 
 def _work(function: Callable[[Any], Result], directory: str, job: Any) -> Result:

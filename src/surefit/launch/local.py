@@ -1,9 +1,9 @@
-"""Several processes on this machine, one for each device: the same command, told who they are as torchrun tells it.
+"""Several processes on this machine, one per device: the same command, with torchrun's environment variables.
 
-Not through torchrun itself, because a run that is asked to stop saves before it leaves, with a number of its own: here
-a stop signal is handed on to every process and waited for, while torchrun would end all of them when the first is gone.
-Where a process fails, the others notice by themselves (their connections close); whoever does not is ended. Whether
-they are then started again is for the verb to say (cli/launching.py).
+Not torchrun itself, because a run that is asked to stop saves before it exits, with its own exit code: here a stop
+signal is forwarded to every process, and all are waited for, while torchrun would kill all of them once the first has
+exited. If a process fails, the others notice (their connections close); those that do not are killed. The verb decides
+whether they are then restarted (cli/launching.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from surefit.core.processes import own_command
 
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 10.0
-"""How long the others have to end by themselves after one has failed."""
+"""Seconds that the others have to end by themselves after one has failed."""
 SAVING_SECONDS = 600.0
-"""The same after one has saved and left: the first may still be writing."""
+"""Seconds that the others have after one has saved and exited: rank 0 may still be writing."""
 LOOK_SECONDS = 0.05
 STDERR = 2
 
@@ -41,18 +41,20 @@ def launch_processes(
     adapted: Mapping[str, Any] | None = None,
     aside: bool = False,
 ) -> int:
-    """Run `surefit ARGUMENTS` in so many processes, and return what the command as a whole exits with;
-    `EXIT_SHORT` where they are to be started again with less.
+    """Run `surefit ARGUMENTS` in several processes, and return the exit code of the whole.
+
+    It is `EXIT_SHORT` if they are to be restarted with less memory.
 
     Args:
-        resume_command: what continues the run, for the message.
-        where: it continues from.
-        adapted: what they are to change in their config, by dotted key (core/env.py).
-        aside: what they say on stdout goes to stderr.
+        processes: number of processes.
+        resume_command: continues the run, for the message.
+        where: the point from which it continues.
+        adapted: changes to their config, by dotted key (core/env.py).
+        aside: redirect their stdout to stderr.
 
     Raises:
-        MachineError: another process than the first has failed, or one was killed; with the exit code of that one.
-        Interrupted: they are to be started again, and to stop.
+        MachineError: a process of rank > 0 has failed, or one was killed; with the exit code of that process.
+        Interrupted: they are to be restarted, but also to stop.
     """
     group = LocalProcessGroup(own_command(*arguments), processes, adapted or {}, aside)
     with group.handing_on_signals():
@@ -71,14 +73,14 @@ class LocalProcessGroup:
     """Processes that were started together.
 
     Attributes:
-        codes: rank → what it exited with, negative for a signal, in the order in which they ended.
+        codes: rank → exit code, negative for a signal, in the order in which they ended.
         ended_by_us: ranks that did not end by themselves.
-        stopped_by: the signal that was handed on to them last, if any.
+        stopped_by: the signal that was last forwarded to them, or None.
     """
 
     def __init__(self, command: Sequence[str], processes: int, adapted: Mapping[str, Any], aside: bool) -> None:
         port = _free_port()
-        # Sessions of their own: a Ctrl-C on the terminal comes here alone, and is handed on once.
+        # Sessions of their own: a Ctrl-C on the terminal reaches the launcher alone, which forwards it once.
         self.running = {
             rank: subprocess.Popen(
                 command,
@@ -96,18 +98,17 @@ class LocalProcessGroup:
 
     @contextmanager
     def handing_on_signals(self) -> Iterator[None]:
-        heard = [
-            number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN
-        ]  # nohup's SIGHUP
-        before = {number: signal.signal(number, self._hand_on) for number in heard}
+        # A signal that is ignored, as SIGHUP under nohup, stays ignored.
+        forwarded = [number for number in FORWARDED_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        previous_handlers = {number: signal.signal(number, self._hand_on) for number in forwarded}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def wait(self) -> None:
-        """Return when all have ended; one that failed gives the others `GRACE_SECONDS`."""
+        """Wait for all processes; after a failure the others have `GRACE_SECONDS`, or `SAVING_SECONDS`."""
         limit = None
         while self.running:
             time.sleep(LOOK_SECONDS)
@@ -141,25 +142,25 @@ def _verdict(
     resume_command: str,
     where: str = "from the last checkpoint",
 ) -> int:
-    """The exit code of the whole, by whoever failed of itself; those that only lost another do not count."""
+    """Return the exit code of the whole, from the ranks that failed by themselves and not by losing another rank."""
     failed = {rank: code for rank, code in codes.items() if code != EXIT_OK and rank not in ended_by_us}
     causes = {rank: code for rank, code in failed.items() if code not in (EXIT_INTERRUPTED, EXIT_LOST)}
     if next(iter(causes.values()), None) == EXIT_SHORT:
         return EXIT_SHORT
-    of_itself = {rank: code for rank, code in causes.items() if code != EXIT_SHORT}
+    primary = {rank: code for rank, code in causes.items() if code != EXIT_SHORT}
     help_text = f"fix the cause, then continue {where} with: {resume_command}"
-    for rank, code in of_itself.items():
+    for rank, code in primary.items():
         if code < 0:
             name = signal.Signals(-code).name
-            why = ": the machine's memory may have run out" if name == "SIGKILL" else ""
+            reason = ": the machine's memory may have run out" if name == "SIGKILL" else ""
             raise MachineError(
-                f"rank {rank} of {processes} was ended by {name}{why}; the others were stopped",
+                f"rank {rank} of {processes} was ended by {name}{reason}; the others were stopped",
                 code="E5009",
                 help=help_text,
             )
-    if 0 in of_itself:
-        return of_itself[0]
-    for rank, code in of_itself.items():
+    if 0 in primary:
+        return primary[0]
+    for rank, code in primary.items():
         error = MachineError(
             f"rank {rank} of {processes} failed, with the error above; the others were stopped",
             code="E5010",
@@ -185,7 +186,7 @@ def _verdict(
 
 
 def _free_port() -> int:
-    """A port of this machine that nobody listens on now."""
+    """Return a free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -193,5 +194,5 @@ def _free_port() -> int:
 
 
 def _stop_with_the_launcher() -> None:
-    """Let the kernel send this process SIGTERM when the launcher is gone: it saves, and leaves the GPU."""
+    """Let the kernel send this process SIGTERM when the launcher ends: it saves, and frees the GPU."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

@@ -1,10 +1,11 @@
-"""A SLURM batch script for a run: rendered, checked by arithmetic, submitted, and asked after. Torch-free.
+"""SLURM batch scripts for a run: rendering, arithmetic of processes and batch, submission, job states. Torch-free.
 
-The script survives its time limit: shortly before it SLURM sends SIGUSR1, the script hands it to every process of the
-run, the run saves a checkpoint and leaves, and the script puts the job back into the queue, where it starts again with
-`--resume`. It is put back only when it was told to stop *and* the run has noted that it was interrupted with its work
-saved: a run that is finished, that failed or that somebody cancelled is never started again.
-https://slurm.schedmd.com/sbatch.html
+The script survives its time limit: shortly before it SLURM sends SIGUSR1, the script forwards it to every process of
+the run, the run saves a checkpoint and exits, and the script requeues the job, which starts again with `--resume`. It
+is requeued only if it got the signal *and* the run has recorded that it was interrupted with its work saved: a run that
+is finished, that failed or that a user canceled is never restarted.
+
+See https://slurm.schedmd.com/sbatch.html
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from surefit.core.units import duration_text, plural
 from surefit.facts.job_script import minutes_of
 
 LOG = "slurm-%j.out"
-"""The output of a job, in the run directory; %j is its number, which a requeued job keeps."""
+"""The output of a job, in the run directory; %j is the job's number, which a requeued job keeps."""
 ARRAY_LOG = "slurm-%A_%a.out"
-"""The same of an array job's tasks: %A is the job's number, %a the task's."""
+"""The output of an array job's tasks: %A is the job's number, %a the task's."""
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 """States of a job that will not run again by itself."""
 ANSWER_SECONDS = 20
-"""How long SLURM's own commands may take: a busy controller is slow, a dead one answers never."""
+"""Timeout of SLURM's own commands: a busy controller is slow, a dead one never answers."""
 _PLAIN = re.compile(r"[\w@+:,./=-]+")
 
 
@@ -43,14 +44,14 @@ class BatchJob:
     """One run as a job.
 
     Attributes:
-        config: of the run, its devices and their mode decided.
-        config_file: what `surefit train` is told to read.
+        config: of the run, with its devices and parallel mode decided.
+        config_file: the config argument of `surefit train`.
         run: the run directory.
         directory: where relative paths of the config start.
-        overrides: what `surefit train` is told with `--set`.
-        python: the interpreter of the environment that the script uses where `slurm.venv` is not set.
-        interface: the network interface to talk over, where the libraries' own choice is wrong.
-        missing: what the job would need from the environment and does not find in this one, in sentences.
+        overrides: the `--set` arguments of `surefit train`.
+        python: the interpreter of the environment that the script uses if `slurm.venv` is not set.
+        interface: the network interface for communication, if the libraries' own choice is wrong.
+        missing: requirements of the job that this environment lacks, in sentences.
     """
 
     config: Config
@@ -64,53 +65,53 @@ class BatchJob:
 
     @property
     def nodes(self) -> int:
-        """Machines."""
+        """Number of nodes."""
         return self.config.hardware.nodes
 
     @property
     def per_node(self) -> int:
-        """Processes on each, one per GPU."""
+        """Number of processes per node, one per GPU."""
         return self.processes // self.nodes
 
     @property
     def processes(self) -> int:
-        """Of all machines."""
+        """Number of processes on all nodes."""
         return count_processes(self.config)
 
     @property
     def world(self) -> str:
-        """The product in words."""
+        """Nodes × processes per node = processes, in words."""
         count = "1 process" if self.processes == 1 else f"{self.processes:,} processes"
         return f"{plural(self.nodes, 'node')} × {self.per_node} = {count}"
 
     @property
     def on_gpus(self) -> bool:
-        """Whether the job asks for GPUs."""
+        """Return whether the job requests GPUs."""
         return self.config.hardware.gpu != "cpu"
 
 
 def check_arithmetic(job: BatchJob) -> None:
-    """Nodes, processes, the ways they share the work and the global batch must come out even.
+    """Check that nodes, processes, their parallel mode and the global batch divide evenly.
 
     Raises:
         ConfigError: they do not, with the numbers.
     """
     require_shareable(job.config)
     _require_time(job)
-    batch, parts = job.config.train.global_batch_size, count_data_ranks(job.config)
-    if batch % parts:
+    batch, data_ranks = job.config.train.global_batch_size, count_data_ranks(job.config)
+    if batch % data_ranks:
         raise ConfigError(
-            f"a global batch of {batch} cannot be cut into {parts} equal parts ({job.world})",
+            f"a global batch of {batch} cannot be cut into {data_ranks} equal parts ({job.world})",
             code="E5013",
             path=job.config_file,
             field="train.global_batch_size",
-            help=f"write a multiple of {parts}, such as {-(-batch // parts) * parts}",
+            help=f"write a multiple of {data_ranks}, such as {-(-batch // data_ranks) * data_ranks}",
         )
 
 
 def _require_time(job: BatchJob) -> None:
-    """A limit that sbatch can read, and that is not over when the job is told to save."""
-    limit, before = job.config.slurm.time, job.config.slurm.signal_seconds
+    """Raise unless sbatch can read the time limit, and the limit is longer than the time between signal and end."""
+    limit, notice = job.config.slurm.time, job.config.slurm.signal_seconds
     minutes = minutes_of(limit)
     if minutes is None and limit.upper() not in ("UNLIMITED", "INFINITE"):
         raise ConfigError(
@@ -120,9 +121,9 @@ def _require_time(job: BatchJob) -> None:
             field="slurm.time",
             help='write "8:00:00" (hours:minutes:seconds), "2-12" (days-hours), or minutes as "90"',
         )
-    if minutes and minutes * 60 <= before:
+    if minutes and minutes * 60 <= notice:
         raise ConfigError(
-            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {before} s before its end: at once",
+            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {notice} s before its end: at once",
             code="E5015",
             path=job.config_file,
             field="slurm.signal_seconds",
@@ -131,10 +132,10 @@ def _require_time(job: BatchJob) -> None:
 
 
 def render_train(job: BatchJob) -> str:
-    """The batch script.
+    """Return the batch script of training.
 
     Raises:
-        ConfigError: the numbers do not come out even; there is no such virtual environment; a secret would stand in it.
+        ConfigError: the numbers do not divide evenly; the virtual environment does not exist; a secret would be in it.
     """
     check_arithmetic(job)
     head = _head(job, f"{job.world}; a global batch of {job.config.train.global_batch_size}.", {})
@@ -142,40 +143,40 @@ def render_train(job: BatchJob) -> str:
 
 
 def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: str | None = None) -> str:
-    """The script of an array job that scores every checkpoint of a run, each task one at a time.
+    """Return the script of an array job that scores every checkpoint of a run, each task one at a time.
 
-    No task is told which: it takes the next one that nobody has scored or is scoring, until there is none left. So
-    any number of tasks will do, and a checkpoint that comes while they wait is scored as well.
+    Tasks are not assigned checkpoints: each scores the next one that no task has scored or is scoring, until none is
+    left. So any number of tasks works, and a checkpoint that is written while they wait is scored as well.
 
     Args:
         job: one task; its config has the processes of a task, which share the rows.
-        tasks: how many there are; at_once: how many may run together.
-        after: the job that trains; they start when it has ended.
+        tasks: number of tasks; at_once: maximum number that run together.
+        after: the training job; the tasks start when it has ended.
 
     Raises:
-        ConfigError: the time limit cannot be used; there is no such virtual environment; a secret would stand in it.
+        ConfigError: the time limit is not usable; the virtual environment does not exist; a secret would be in it.
     """
     _require_time(job)
-    more = {
+    options = {
         "job-name": f"{job.run.name}-evaluate",
         "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once else ""),
         "dependency": f"afterany:{after}" if after else None,
         "output": _in_run(job, ARRAY_LOG),
     }
-    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", more)
+    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", options)
     return _join_script(
         job, [head, _environment(job), _rendezvous(job), _evaluate(job, ["--all-checkpoints"], _SHARED_OUT)]
     )
 
 
 def render_merge(job: BatchJob) -> str:
-    """The script of the job that merges what was trained: one process, on one node.
+    """Return the script of the job that merges the trained weights: one process, on one node.
 
-    Nothing of a merge can be gone on with: near the end of its time the job says so and does not requeue itself. Where
-    SLURM requeues it, after a lost node, it merges anew.
+    A merge cannot be continued: near the end of its time the job prints that and does not requeue itself. If SLURM
+    requeues it, after a lost node, it merges anew.
 
     Raises:
-        ConfigError: as of `render_array`.
+        ConfigError: as for `render_array`.
     """
     _require_time(job)
     head = _head(job, f"{job.world}, which merges what was trained.", {"job-name": f"{job.run.name}-merge"})
@@ -192,10 +193,10 @@ trap 'told=1; echo "job $SLURM_JOB_ID: its time is nearly over; if it does not s
 
 
 def render_evaluate(job: BatchJob) -> str:
-    """The script of the job that scores base, adapter and merged model; its processes share the rows.
+    """Return the script of the job that scores base, adapter and merged model; its processes share the rows.
 
     Raises:
-        ConfigError: as of `render_array`.
+        ConfigError: as for `render_array`.
     """
     _require_time(job)
     head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
@@ -204,23 +205,24 @@ def render_evaluate(job: BatchJob) -> str:
 
 
 def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str:
-    """The script of an array job that makes the shards of `data.tokenized`, each task its own ones. Whichever ends last
-    writes the manifest.
+    """Return the script of an array job that writes the shards of `data.tokenized`, each task its own shards.
+
+    The task that ends last writes the manifest.
 
     Args:
         job: one task: one process on a node, without a GPU, whose workers have `slurm.cpus_per_gpu` cores.
-        tasks: how many there are; at_once: how many may run together.
+        tasks: number of tasks; at_once: maximum number that run together.
 
     Raises:
-        ConfigError: as of `render_array`.
+        ConfigError: as for `render_array`.
     """
     _require_time(job)
-    more = {
+    options = {
         "job-name": f"{job.run.name}-prepare",
         "array": f"0-{tasks - 1}" + (f"%{at_once}" if at_once else ""),
         "output": _in_run(job, ARRAY_LOG),
     }
-    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; each makes every {tasks}th shard.", more)
+    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; each makes every {tasks}th shard.", options)
     workers = str(job.config.slurm.cpus_per_gpu)
     command = _command(job, [], ["prepare", str(job.config_file), "--workers", workers])
     command += f' \\\n    --shard "$((SLURM_ARRAY_TASK_ID + 1))/{tasks}"'
@@ -242,7 +244,7 @@ def _join_script(job: BatchJob, parts: Sequence[str]) -> str:
 
 
 def _head(job: BatchJob, about: str, more: Mapping[str, str | None]) -> str:
-    """Comments and #SBATCH lines; `more` of these, or others in their place."""
+    """Return the comments and #SBATCH lines; `more` adds options or replaces them."""
     slurm = job.config.slurm
     options = {
         "job-name": job.run.name,
@@ -280,7 +282,7 @@ def _in_run(job: BatchJob, name: str) -> str:
 
 
 def _environment(job: BatchJob) -> str:
-    """Modules, Python, threads, the hub, the network."""
+    """Return the lines for modules, Python, threads, the hub and the network."""
     slurm = job.config.slurm
     lines = ["# The software."]
     if slurm.modules:
@@ -300,12 +302,12 @@ def _environment(job: BatchJob) -> str:
 
 
 def _python(job: BatchJob) -> str:
-    """The line that makes `python` that of the environment."""
-    wanted = job.config.slurm.venv
-    home = Path(wanted).expanduser().absolute() if wanted else job.python.absolute().parent.parent
+    """Return the line that makes `python` the environment's interpreter."""
+    venv = job.config.slurm.venv
+    home = Path(venv).expanduser().absolute() if venv else job.python.absolute().parent.parent
     if (home / "bin" / "activate").exists():
         return f"source {shlex.quote(f'{home}/bin/activate')}"
-    if not (home / "bin" / "python").exists() and wanted:
+    if not (home / "bin" / "python").exists() and venv:
         raise ConfigError(
             f"{home} is no environment: it has neither bin/activate nor bin/python",
             code="E5017",
@@ -328,10 +330,10 @@ export MASTER_ADDR MASTER_PORT
 
 
 def _start(job: BatchJob) -> str:
-    """`srun` of one launcher per node; or of the one process."""
+    """Return the lines that start training with `srun`: one launcher per node, or the one process."""
     command = _command(job, ['bash -c "$ignoring" bash'], ["train", str(job.config_file), "--resume"])
-    each = "one torchrun on each node, which starts a process per GPU" if job.processes > 1 else "one process"
-    each = each if job.on_gpus else each.replace(" per GPU", " per worker")
+    launcher_text = "one torchrun on each node, which starts a process per GPU" if job.processes > 1 else "one process"
+    launcher_text = launcher_text if job.on_gpus else launcher_text.replace(" per GPU", " per worker")
     events = shlex.quote(str(job.run / "events.jsonl"))
     return f"""
 # How often this run was interrupted with its work saved: it says so itself.
@@ -342,7 +344,7 @@ before=$(interruptions)
 told=0 step=
 trap 'told=$((told + 1)); [[ -z $step ]] || kill -USR1 "$step" || true' USR1
 
-# Train: {each}. The first time it starts, then it resumes.
+# Train: {launcher_text}. The first time it starts, then it resumes.
 # SIGUSR1 is for the training processes, which listen to it themselves; all else that is started there ignores it.
 ignoring='trap "" USR1; exec "$@"'
 {command} &
@@ -356,7 +358,10 @@ def _evaluate(job: BatchJob, options: Sequence[str], about: str) -> str:
 
 
 def _resumable_command(command: str, listing: str, what: str, about: str) -> str:
-    """A command that keeps `what` it makes as it comes, and goes on with that; `listing` says what there is."""
+    """Return the lines of a command that keeps its partial results, named `what`, and continues from them.
+
+    `listing` is a shell command that lists the results.
+    """
     return f"""
 # Near the end of its time the job goes back into the queue, and later goes on where it was: its {what} are kept as
 # they come. Not where nothing has come since it began: so it would never get further.
@@ -384,7 +389,7 @@ exit "$code"
 
 
 def _command(job: BatchJob, wrapper: Sequence[str], verb: Sequence[str]) -> str:
-    """`srun` of one launcher per node, or of the one process, with the config's overrides."""
+    """Return the `srun` command of one launcher per node, or of the one process, with the config's overrides."""
     words = ["-m", "surefit", *verb, *(part for override in job.overrides for part in ("--set", override))]
     launcher = ["python"]
     if job.processes > 1:
@@ -415,7 +420,7 @@ exit "$code"
 
 
 def _option(value: object) -> str:
-    """A value as sbatch reads it: double quotes keep spaces together; there is no way to write one of them."""
+    """Return a value in sbatch's syntax: double quotes keep spaces together, and a quote itself cannot be written."""
     text = _one_line(value)
     if '"' in text:
         raise ConfigError(
@@ -432,19 +437,19 @@ def _one_line(value: object) -> str:
 
 
 def dependency_options(after: str) -> list[str]:
-    """The options of sbatch for a job that starts when another has succeeded."""
+    """Return sbatch's options for a job that starts when another has succeeded."""
     return [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
 
 
 def submit(script: Path, after: str | None = None) -> str:
-    """Hand a script to sbatch; returns the job's number.
+    """Submit a script with sbatch, and return the job's number.
 
     Args:
-        after: the job that must have ended with exit code 0 first; where it ends otherwise, SLURM removes this one,
-            which would else wait for ever.
+        after: the job that must have ended with exit code 0 first; if it ends otherwise, SLURM removes this one, which
+            would otherwise wait forever.
 
     Raises:
-        MachineError: there is no sbatch, or it refuses.
+        MachineError: there is no sbatch, or it reports an error.
     """
     answer = _run_slurm_program(["sbatch", "--parsable", *(dependency_options(after) if after else ()), str(script)])
     if answer is None:
@@ -464,40 +469,42 @@ def submit(script: Path, after: str | None = None) -> str:
 
 
 def job_states(numbers: Iterable[str]) -> dict[str, str]:
-    """The state of each job in SLURM's words, as RUNNING; those that nobody knows any more are left out."""
+    """Return the state of each job in SLURM's words, such as RUNNING; unknown jobs are left out."""
     return {number: next(iter(states)) for number, states in task_states(numbers).items()}
 
 
 def task_states(numbers: Iterable[str]) -> dict[str, Counter[str]]:
-    """How many tasks of each job are in which state; a job that is no array is one task.
+    """Count the tasks of each job by state; a job that is no array is one task.
 
-    squeue knows the jobs that wait or run, sacct (where the cluster keeps accounts) the others.
+    squeue lists waiting and running jobs, sacct (if the cluster keeps accounts) the others.
     """
-    wanted = sorted({number for number in numbers if number.isdecimal()})
-    if not wanted:
+    job_ids = sorted({number for number in numbers if number.isdecimal()})
+    if not job_ids:
         return {}
-    known = _states(["squeue", "--noheader", "--array", "--states=all", "--me", "--format=%F|%T"])
-    missing = [number for number in wanted if number not in known]
+    states_by_job = _states(["squeue", "--noheader", "--array", "--states=all", "--me", "--format=%F|%T"])
+    missing = [number for number in job_ids if number not in states_by_job]
     if missing:
         accounts = ["sacct", "--noheader", "--allocations", "--parsable2", "--format=JobID,State"]
-        known |= _states([*accounts, f"--jobs={','.join(missing)}"])
-    return {number: known[number] for number in wanted if number in known}
+        states_by_job |= _states([*accounts, f"--jobs={','.join(missing)}"])
+    return {number: states_by_job[number] for number in job_ids if number in states_by_job}
 
 
 def _states(command: Sequence[str]) -> dict[str, Counter[str]]:
-    """Of `number|STATE` lines, one per task, or `number_task|STATE`; none where the command is not there or does not
-    answer."""
+    """Count the states in `number|STATE` lines, one per task, or `number_task|STATE`.
+
+    Empty if the command does not exist or does not answer.
+    """
     answer = _run_slurm_program(command)
     lines = answer.stdout.splitlines() if answer is not None and answer.returncode == 0 else []
-    found: dict[str, Counter[str]] = {}
+    states: dict[str, Counter[str]] = {}
     for pair in (line.strip().split("|") for line in lines):
         if len(pair) == 2 and pair[1]:
-            found.setdefault(pair[0].partition("_")[0], Counter())[pair[1].split()[0]] += 1
-    return found
+            states.setdefault(pair[0].partition("_")[0], Counter())[pair[1].split()[0]] += 1
+    return states
 
 
 def _run_slurm_program(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """The answer of one of SLURM's programs; None where it is not there."""
+    """Run one of SLURM's programs; return None if it is not installed."""
     program = shutil.which(command[0])
     if program is None:
         return None

@@ -1,1 +1,2 @@
-"""Where the numbers of a run go: metrics.jsonl (jsonl), and from there to trackers (sinks, and a file for each)."""
+"""The destinations of a run's numbers: metrics.jsonl (jsonl), and from there the trackers (sinks, and a file for
+each)."""

@@ -1,4 +1,4 @@
-"""What is known when training is over, sent to the trackers: it neither fails nor holds up the stage that sends it."""
+"""The final report of a run, sent to the trackers; it neither fails nor delays the stage that sends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from surefit.telemetry.sinks import final_report_sinks
 
 @dataclass(frozen=True)
 class FinalReport:
-    """What `FinalReportSink.conclude` takes."""
+    """The arguments of `FinalReportSink.conclude`."""
 
     numbers: Mapping[str, float]
     files: Sequence[Path]
@@ -27,13 +27,13 @@ class FinalReport:
 def send_final_report(
     found: FinalReport, config: TelemetrySection, run: RunDir, patience: float = PATIENCE
 ) -> dict[str, str]:
-    """Hand it to every tracker that takes it, each in a thread of its own.
+    """Send the final report to every tracker that supports it, each in a thread of its own.
 
     Args:
-        patience: seconds to wait for all of them together; a missing package is told at once.
+        patience: seconds to wait for all of them together; a missing package is reported at once.
 
     Returns:
-        Title of a tracker that did not get it → why.
+        Title of a tracker that did not get it → the reason.
     """
     faults: dict[str, str] = {}
     threads = []

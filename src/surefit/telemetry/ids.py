@@ -1,4 +1,4 @@
-"""Under which id each tracker knows a run: telemetry.json, so that a resumed run goes on in the same place."""
+"""Each tracker's id of a run: telemetry.json, so that a resumed run continues in the same place."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LOCK = threading.Lock()
 
 
 def read_tracker_run_id(run: RunDir, tracker: str) -> str | None:
-    """The tracker's id of the run, if it has one."""
+    """Return the tracker's id of the run, or None."""
     with _LOCK:
-        found = read_json(run.telemetry).get(tracker) if run.telemetry.exists() else None
-        return found if isinstance(found, str) else None
+        run_id = read_json(run.telemetry).get(tracker) if run.telemetry.exists() else None
+        return run_id if isinstance(run_id, str) else None
 
 
 def save_tracker_run_id(run: RunDir, tracker: str, name: str) -> None:
-    """Note the tracker's id of the run."""
+    """Save the tracker's id of the run."""
     with _LOCK:
-        known = read_json(run.telemetry) if run.telemetry.exists() else {}
-        write_json(run.telemetry, known | {tracker: name})
+        run_ids = read_json(run.telemetry) if run.telemetry.exists() else {}
+        write_json(run.telemetry, run_ids | {tracker: name})

@@ -2,11 +2,11 @@
 
 Step lines have `step epoch loss grad_norm learning_rate tokens supervised_tokens tokens_per_second flops mfu seconds
 memory_bytes disk_free_bytes rejected`; flops and mfu (facts/flops.py) are null where they are not known. Held-out lines
-have `step eval_loss eval_tokens eval_perplexity`, and the task's scores where they are measured
-(`evaluate.in_training`). Step lines of a mixture of experts also have `expert_entropy expert_max_share expert_use`
-(train/expert_use.py), the last of which is a table, which trackers do not take, and `router_loss` where it is trained.
-JSON has no NaN: the loss and gradient norm of a rejected step are null where they are not finite. A full disk loses no
-line: it waits in memory until there is room.
+have `step eval_loss eval_tokens eval_perplexity`, and the task's scores if they are measured (`evaluate.in_training`).
+Step lines of a mixture of experts also have `expert_entropy expert_max_share expert_use` (train/expert_use.py), the
+last of which is a table, which trackers do not accept, and `router_loss` if the router is trained. JSON has no NaN: the
+loss and gradient norm of a rejected step are null if they are not finite. A full disk loses no line: it waits in memory
+until there is space.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MetricsLog:
     Args:
         path: the file.
         on_line: called with every line that is added.
-        writes: False in all processes of a run but the first, which write nothing.
+        writes: False in all ranks but the first, which write nothing.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class MetricsLog:
         return line
 
     def flush(self) -> int:
-        """Write what a full disk has kept back; returns the bytes that still wait."""
+        """Write the lines that a full disk has delayed; return the bytes that still wait."""
         return flush_jsonl(self.path)
 
     def sync(self) -> None:
-        """Make what is written survive a power cut."""
+        """Make the written lines survive a power cut."""
         if self.path.exists():
             fsync_file(self.path)
 
     def rewind(self, step: int) -> list[dict[str, Any]]:
-        """Drop the lines after `step`, which a resumed run will write again, and return those that stay."""
+        """Drop the lines after `step`, which a resumed run will write again, and return the lines that stay."""
         forget_unwritten(self.path)
         records = read_jsonl(self.path)
         kept = [record for record in records if record["step"] <= step]

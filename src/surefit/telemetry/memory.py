@@ -1,6 +1,6 @@
-"""What memory a run really took, phase by phase: on a GPU as PyTorch's allocator counts it, on a CPU the process's.
+"""The memory that a run used, phase by phase: PyTorch's allocator statistics on a GPU, the process's RAM on a CPU.
 
-The counters are read and reset where a phase changes, never inside one: a step costs nothing more.
+The counters are read and reset at a change of phase, never inside one: a step costs nothing more.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from surefit.core.units import KIB
 
 
 class PhaseMemory:
-    """The fullest moment of every phase of a run, in bytes.
+    """The peak memory of every phase of a run, in bytes.
 
     On a GPU `allocated` is in tensors, `reserved` from the driver, and `held` in tensors at the phase's end. On a CPU
-    `resident` is the most RAM that the process had from `reset_peak` to the phase's end: within a run it never falls.
+    `resident` is the peak RAM of the process from `reset_peak` to the phase's end: within a run it never falls.
 
     Attributes:
-        phases: phase → those figures; what comes before the first `enter` is "load".
+        phases: phase → these figures; before the first `enter` the phase is "load".
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class PhaseMemory:
         self._now = "load"
 
     def enter(self, name: str) -> None:
-        """From here on it is another phase; nothing happens where it is the same."""
+        """Begin another phase; nothing happens if it is the current one."""
         if name == self._now:
             return
         self._read()
@@ -43,17 +43,17 @@ class PhaseMemory:
 
     @contextmanager
     def during(self, name: str) -> Iterator[None]:
-        """A phase that interrupts the one it is in."""
-        before = self._now
+        """Interrupt the current phase by another one."""
+        interrupted = self._now
         self.enter(name)
         try:
             yield
         finally:
-            self.enter(before)
+            self.enter(interrupted)
 
     @contextmanager
     def noted(self, run: RunDir) -> Iterator[None]:
-        """Write the phases into events.jsonl at the end, whatever end it is."""
+        """Write the phases into events.jsonl at the end, whichever way the run ends."""
         try:
             yield
         finally:
@@ -62,14 +62,16 @@ class PhaseMemory:
                 run.note("train", "memory", phases=self.phases)
 
     def _read(self) -> None:
-        now = _on_gpu() if self._cuda else {"resident": _resident()}
-        before = self.phases.get(self._now, now)
-        self.phases[self._now] = {key: max(before[key], value) for key, value in now.items()}
+        current = _on_gpu() if self._cuda else {"resident": _resident()}
+        peaks = self.phases.get(self._now, current)
+        self.phases[self._now] = {key: max(peaks[key], value) for key, value in current.items()}
 
 
 def reset_peak() -> None:
-    """Count the process's most RAM from here on, so that what it had before, as in a notebook, is not taken for the
-    run's. Linux only (proc(5), clear_refs); elsewhere, and where it is not allowed, the count goes on."""
+    """Reset the process's peak RAM, so that earlier use, as in a notebook, is not counted as the run's.
+
+    Linux only (proc(5), clear_refs); elsewhere, and without permission, the peak is not reset.
+    """
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
         file.write("5")
 
@@ -83,8 +85,11 @@ def _on_gpu() -> dict[str, int]:
 
 
 def _resident() -> int:
-    """The most RAM this process ever had. Linux's `ru_maxrss` begins with what the process had that started this one,
-    so there it is read elsewhere; macOS counts it in bytes."""
+    """Return the peak RAM of this process in bytes.
+
+    Linux's `ru_maxrss` starts with the RAM of the parent process, so on Linux the peak is read from /proc; macOS counts
+    `ru_maxrss` in bytes.
+    """
     with suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("VmHWM:"):

@@ -1,6 +1,6 @@
-"""MLflow: one run of its own per run directory, across resumes, with settings, numbers and what explains them.
+"""MLflow: one MLflow run per run directory, across resumes, with settings, numbers and the artefacts that explain them.
 
-A server that is away costs nothing: the fan-out offers the same lines again, and MLflow takes a number only once, by
+A server that is down costs nothing: the fan-out offers the same lines again, and MLflow stores a number only once, by
 its step and time. https://mlflow.org/docs/latest/rest-api.html has the limits that the lines are cut to.
 """
 
@@ -23,10 +23,10 @@ from surefit.telemetry.numbers import FINAL_STEP, numbers_of
 METRICS_AT_ONCE, PARAMS_AT_ONCE, TAGS_AT_ONCE = 1_000, 100, 100
 LONGEST_PARAM, LONGEST_TAG = 6_000, 5_000
 SYSTEM_EVERY = 10.0
-"""Seconds between two samples of the machine."""
+"""Seconds between two samples of the system metrics."""
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 EXAMPLES, TABLES = "examples.json", "mlflow.loggedArtifacts"
-"""The table of examples, and the tag by which MLflow's page knows its tables."""
+"""The table of examples, and the tag by which MLflow's UI finds its tables."""
 DATASET = "data.train: content"
 """The setting that is the SHA-256 of the training rows (train/identity.py)."""
 
@@ -36,12 +36,12 @@ class MLflow:
 
     Args:
         uri: of the server, or of a database.
-        experiment: made where it is not there.
+        experiment: created if it does not exist.
         run: the run directory.
     """
 
     def __init__(self, uri: str, experiment: str, run: RunDir) -> None:
-        logging.getLogger("mlflow").setLevel(logging.ERROR)  # it would say at every try that a server is down
+        logging.getLogger("mlflow").setLevel(logging.ERROR)  # it would log at every attempt that a server is down
         self.uri, self.experiment, self.run = uri, experiment, run
         self.id: str | None = None
         self._client: Any = None
@@ -49,7 +49,7 @@ class MLflow:
         self._was_away = False
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Make a run, or go on with the one that the run directory remembers."""
+        """Create a run, or continue the one that the run directory records."""
         self._connect()
         self._client.update_run(self.id, status="RUNNING")
         self._describe({_plain(key): str(value)[:LONGEST_PARAM] for key, value in params.items()}, params)
@@ -75,7 +75,7 @@ class MLflow:
             self._watch_the_machine()
 
     def finish(self, status: str) -> None:
-        """Send what explains the run (no weights), and say how it ended."""
+        """Upload the artefacts that explain the run (no weights), and set its final status."""
         try:
             if self._system is not None:
                 self._system.finish()
@@ -87,85 +87,89 @@ class MLflow:
     def conclude(
         self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
     ) -> None:
-        """Send what is new of the numbers, and the files and the table in place of earlier ones; if training has logged
-        nowhere, also what explains the run."""
-        made = self._connect()
+        """Send the new numbers, and replace the files and the table.
+
+        If training has not logged here, also upload the artefacts that explain the run.
+        """
+        created = self._connect()
         try:
-            before = self._client.get_run(self.id).data
-            self._send_final({_plain(key): value for key, value in numbers.items()}, before.metrics)
-            for path in (*files, *(_artefacts(self.run) if made else ())):
+            run_data = self._client.get_run(self.id).data
+            self._send_final({_plain(key): value for key, value in numbers.items()}, run_data.metrics)
+            for path in (*files, *(_artefacts(self.run) if created else ())):
                 folder = path.relative_to(self.run.path).parent.as_posix()
                 self._client.log_artifact(self.id, str(path), None if folder == "." else folder)
             if examples:
-                self._send_table(examples, before.tags.get(TABLES))
+                self._send_table(examples, run_data.tags.get(TABLES))
         finally:
-            if made:
+            if created:
                 self._client.set_terminated(self.id, STATUS["finished"])
 
     def _send_final(self, numbers: Mapping[str, float], before: Mapping[str, float]) -> None:
-        """A number that MLflow has already is not sent: it would be a second point at the same step."""
+        """Send the numbers that MLflow does not have yet: others would be a second point at the same step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        new = [Metric(key, value, now, FINAL_STEP) for key, value in numbers.items() if before.get(key) != value]
-        for part in _parts(new, METRICS_AT_ONCE):
+        new_metrics = [
+            Metric(key, value, now, FINAL_STEP) for key, value in numbers.items() if before.get(key) != value
+        ]
+        for part in _parts(new_metrics, METRICS_AT_ONCE):
             self._client.log_batch(self.id, metrics=part)
 
     def _send_table(self, rows: Sequence[Mapping[str, str]], tag: str | None) -> None:
-        """As `mlflow.log_table` writes one, which would add the rows to those that are there, and needs pandas."""
+        """Write the table as `mlflow.log_table` does, which would append to existing rows, and needs pandas."""
         table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
         self._client.log_text(self.id, json.dumps(table), EXAMPLES)
-        entry, known = {"path": EXAMPLES, "type": "table"}, json.loads(tag or "[]")
-        if entry not in known:
-            self._client.set_tag(self.id, TABLES, json.dumps([*known, entry]))
+        entry, tables = {"path": EXAMPLES, "type": "table"}, json.loads(tag or "[]")
+        if entry not in tables:
+            self._client.set_tag(self.id, TABLES, json.dumps([*tables, entry]))
 
     def _connect(self) -> bool:
-        """Go on with the run that the run directory remembers, or make one; whether it was made."""
+        """Continue the run that the run directory records, or create one; return whether it was created."""
         from mlflow import MlflowClient
 
         self._client = MlflowClient(tracking_uri=self.uri)
-        known = self.id or self._known()
-        self.id = known or self._made()
+        existing = self.id or self._known()
+        self.id = existing or self._made()
         save_tracker_run_id(self.run, "mlflow", self.id)
-        return known is None
+        return existing is None
 
     def _known(self) -> str | None:
-        """The remembered run, unless this server does not have it, or somebody deleted it there."""
+        """Return the recorded run's id, or None if this server does not have it, or it was deleted there."""
         from mlflow.exceptions import MlflowException
 
         name = read_tracker_run_id(self.run, "mlflow")
         if name is None:
             return None
         try:
-            found = self._client.get_run(name)
+            run = self._client.get_run(name)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
                 return None
             raise
-        return name if found.info.lifecycle_stage == "active" else None
+        return name if run.info.lifecycle_stage == "active" else None
 
     def _made(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        existing = self._client.get_experiment_by_name(self.experiment)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(self.experiment)
         run = self._client.create_run(experiment, run_name=self.run.path.resolve().name)
         return str(run.info.run_id)
 
     def _describe(self, texts: Mapping[str, str], params: Mapping[str, Any]) -> None:
-        """Settings are written once in MLflow: what a resumed run changes becomes a tag."""
+        """Log the settings. MLflow stores a setting once: a value that a resumed run changes becomes a tag."""
         from mlflow.entities import Param, RunTag
 
-        before = self._client.get_run(self.id).data.params
-        new = [Param(key, text) for key, text in texts.items() if key not in before]
-        for part in _parts(new, PARAMS_AT_ONCE):
+        existing = self._client.get_run(self.id).data.params
+        new_params = [Param(key, text) for key, text in texts.items() if key not in existing]
+        for part in _parts(new_params, PARAMS_AT_ONCE):
             self._client.log_batch(self.id, params=part)
-        tags = {f"resumed.{key}": text for key, text in texts.items() if before.get(key, text) != text}
+        tags = {f"resumed.{key}": text for key, text in texts.items() if existing.get(key, text) != text}
         tags |= {"surefit.version": __version__, "dataset.sha256": str(params.get(DATASET, ""))}
-        listed = [RunTag(key, text[:LONGEST_TAG]) for key, text in tags.items() if text]
-        for part in _parts(listed, TAGS_AT_ONCE):
+        run_tags = [RunTag(key, text[:LONGEST_TAG]) for key, text in tags.items() if text]
+        for part in _parts(run_tags, TAGS_AT_ONCE):
             self._client.log_batch(self.id, tags=part)
 
     def _watch_the_machine(self) -> None:
-        """MLflow's own system metrics, where psutil is there; their thread gives up when the server is away."""
+        """Start MLflow's own system metrics if psutil is installed; their thread stops when the server is down."""
         if importlib.util.find_spec("psutil") is None:
             return
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -185,9 +189,9 @@ def _artefacts(run: RunDir) -> Iterator[Any]:
 
 
 def _plain(key: str) -> str:
-    """A name as every MLflow server takes it."""
+    """Return a name that every MLflow server accepts."""
     return re.sub(r"[^\w\-. /]", "_", key)
 
 
 def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,6 +1,6 @@
 """Prometheus: /metrics of a running training, and a target file with which Prometheus finds it.
 
-What is not known (an MFU without a known peak, a GPU that cannot be asked) is absent, never zero.
+An unknown quantity (an MFU without a known peak, a GPU that cannot be queried) is absent, never zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HELD_OUT = {
     "eval_loss": ("eval_loss", "Held-out loss of the newest measurement"),
     "eval_perplexity": ("eval_perplexity", "Held-out perplexity of the newest measurement"),
 }
-"""The same for lines of the held-out loss."""
+"""Key of a held-out line → name and help text of its gauge."""
 REST = {
     "planned_steps": "Optimizer steps of the whole run",
     "eta_seconds": "Seconds to the end of training, from what the steps of this process took with their pauses",
@@ -44,7 +44,7 @@ class Prometheus:
     """A sink that serves /metrics; every sample has the label `run`, the run directory's name.
 
     Args:
-        port: 0 takes any free one.
+        port: 0 for any free one.
         host: the address to listen on; 0.0.0.0 and :: let other machines in.
         run: the run directory.
     """
@@ -73,7 +73,7 @@ class Prometheus:
         self._total: int | None = None
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Serve, and leave the target file."""
+        """Start the server, and write the target file."""
         self._total = params.get("total_steps")
         self._gauge("disk_free_bytes").set_function(lambda: _free(self.run))
         self._gauge("last_step_timestamp_seconds").set_to_current_time()
@@ -95,7 +95,7 @@ class Prometheus:
             raise OSError(f"cannot listen on {self.host}:{self.port}: {error.strerror}") from None
 
     def log(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Show the newest numbers."""
+        """Set the gauges to the newest numbers."""
         if self._first is None:
             self._go_on(records[0])
         for record in records:
@@ -112,12 +112,12 @@ class Prometheus:
             self._server.server_close()
 
     def _go_on(self, first: Mapping[str, Any]) -> None:
-        """What the run counted before this process."""
+        """Count the restarts and the rejected steps from before this process."""
         self._first = first
         events = read_jsonl(self.run.events)
         self._gauge("restarts").set(sum(event["event"] == "resumed" for event in events))
-        before = [line for line in read_jsonl(self.run.metrics) if line["step"] < first["step"]]
-        self._rejected.inc(sum(bool(line.get("rejected")) for line in before))
+        earlier_lines = [line for line in read_jsonl(self.run.metrics) if line["step"] < first["step"]]
+        self._rejected.inc(sum(bool(line.get("rejected")) for line in earlier_lines))
 
     def _step(self, record: Mapping[str, Any]) -> None:
         for key, (name, _) in STEP.items():
@@ -127,10 +127,10 @@ class Prometheus:
             self._gauge("loss").set(math.nan)
         self._rejected.inc(bool(record.get("rejected")))
         assert self._first is not None
-        done = record["step"] - self._first["step"]
-        if self._total is not None and done > 0:
-            each = (record["time"] - self._first["time"]) / done
-            self._gauge("eta_seconds").set(each * (self._total - record["step"]))
+        done_steps = record["step"] - self._first["step"]
+        if self._total is not None and done_steps > 0:
+            seconds_per_step = (record["time"] - self._first["time"]) / done_steps
+            self._gauge("eta_seconds").set(seconds_per_step * (self._total - record["step"]))
 
     def _held_out(self, record: Mapping[str, Any]) -> None:
         for key, value in record.items():
@@ -144,7 +144,7 @@ class Prometheus:
 
 
 class NvmlCollector:
-    """What NVML says of the GPUs that this process uses, asked when Prometheus asks. Without NVML there is nothing."""
+    """NVML's figures of the GPUs that this process uses, read at each scrape. Empty without NVML."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -152,7 +152,7 @@ class NvmlCollector:
         self._handles: dict[str, Any] | None = None
 
     def collect(self) -> Iterator[Any]:
-        """A gauge per quantity, with a sample per GPU that can say it."""
+        """Yield a gauge per quantity, with a sample for each GPU that supports it."""
         from prometheus_client.core import GaugeMetricFamily
 
         handles = self._handles = self._found() if self._handles is None else self._handles
@@ -175,7 +175,7 @@ class NvmlCollector:
         yield "power_watts", "Power drawn", lambda h: nvml.nvmlDeviceGetPowerUsage(h) / 1000
 
     def _found(self) -> dict[str, Any]:
-        """PyTorch's number of each GPU → NVML's handle, by UUID: the two count differently."""
+        """Return PyTorch's index of each GPU → NVML's handle, matched by UUID: the two count differently."""
         import torch
 
         try:

@@ -1,8 +1,8 @@
-"""Where else the numbers of a run may go: sinks, and a fan-out to them that never slows or stops training.
+"""Sinks, the further destinations of a run's numbers, and a fan-out to them that never slows or stops training.
 
-metrics.jsonl stays the record; a sink gets copies. Each has a thread and a bounded queue of its own, so one that hangs
-costs neither the run nor the other sinks anything. What a sink could not take is offered again, with what has come up
-since; when its queue is full, the oldest records are dropped, and counted.
+metrics.jsonl is the record; a sink gets copies. Each has a thread and a bounded queue of its own, so a sink that hangs
+delays neither the run nor the other sinks. Records that a sink could not accept are offered again, with newer ones;
+when its queue is full, the oldest records are dropped and counted.
 """
 
 from __future__ import annotations
@@ -21,63 +21,64 @@ from surefit.core.errors import Interrupted
 from surefit.core.units import truncate_text
 
 QUEUED = 1_000
-"""Records that wait for one sink at most."""
+"""Maximum number of records that wait for one sink."""
 EVERY = 1.0
-"""Seconds between two deliveries: what comes up meanwhile goes together."""
+"""Seconds between two deliveries: the records of this time are sent together."""
 LONGEST_PAUSE = 30.0
-"""Seconds before a sink that keeps failing is tried again, at most; each pause is twice the one before it."""
+"""Maximum seconds before a sink that keeps failing is tried again; each pause is twice the one before it."""
 PATIENCE = 10.0
 """Seconds that a finished run waits for all its sinks together."""
 
 LONGEST_FAULT = 160
-"""Characters of a fault that are said."""
+"""Maximum number of characters of a reported fault."""
 
 
 class Sink(Protocol):
-    """Something that takes the numbers of a run. It may be slow, and it may raise: the fan-out bears both.
+    """A destination of a run's numbers. It may be slow, and it may raise: the fan-out tolerates both.
 
     Every method is called from one thread of the sink's own. After an exception, the same call comes again later.
     """
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """A run begins or goes on, with these settings; no secret is among them."""
+        """Begin or continue a run with these settings, in which no secret is left."""
 
     def log(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Lines of metrics.jsonl in order, as telemetry/jsonl.py describes them, each with its `time` (Unix seconds).
+        """Accept lines of metrics.jsonl in order, as telemetry/jsonl.py describes them, each with its `time` (Unix
+        seconds).
 
         Lines that an earlier call did not finish come again.
         """
 
     def finish(self, status: str) -> None:
-        """The run has ended: finished, interrupted or failed. Called once, after a `start` that worked."""
+        """End the run: finished, interrupted or failed. Called once, after a `start` that worked."""
 
 
 class FinalReportSink(Protocol):
-    """A sink that also takes what is known when training is over (telemetry/conclusion.py).
+    """A sink that also accepts the final report when training is over (telemetry/conclusion.py).
 
-    Another process may have trained: `conclude` comes to a new object, without `start`, `log` and `finish`.
+    Another process may have trained: `conclude` is called on a new object, without `start`, `log` and `finish`.
     """
 
     def conclude(
         self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
     ) -> None:
-        """Put it where training has logged, or begin there; what an earlier call put there is replaced.
+        """Add the report to the training's log, or begin one; it replaces the report of an earlier call.
 
         Args:
             numbers: final ones, by name.
             files: of the run directory.
-            examples: rows of a table that all have the same columns; none where there is nothing to compare.
+            examples: rows of a table that all have the same columns; empty if there is nothing to compare.
         """
 
 
 class FanOut:
-    """Passes everything on to each sink.
+    """Passes every call on to each sink.
 
     Args:
         sinks: any number of them.
-        on_note: called with a sentence the first time that a sink fails, and at the end for what it did not get. Never
-            called from another thread than the one that calls `log` and `finish`.
-        queued: records that wait for one sink at most.
+        on_note: called with a sentence the first time that a sink fails, and at the end for the records it did not get.
+            Only called from the thread that calls `log` and `finish`.
+        queued: maximum number of records that wait for one sink.
         every: seconds between two deliveries.
     """
 
@@ -101,7 +102,8 @@ class FanOut:
         self._say_faults()
 
     def finish(self, status: str, patience: float = PATIENCE) -> None:
-        """End the run, and wait a little for sinks that are behind; what they have not taken by then is given up."""
+        """End the run, and wait a little for sinks that are behind; records that are not delivered by then are
+        dropped."""
         for line in self._lines:
             line.end(status)
         limit = time.monotonic() + patience
@@ -114,7 +116,7 @@ class FanOut:
 
     @contextmanager
     def during(self, run_id: str, params: Mapping[str, Any]) -> Iterator[None]:
-        """A run from its beginning to whatever end it takes."""
+        """Log a run from its beginning to its end, however it ends."""
         self.start(run_id, params)
         status = "failed"
         try:
@@ -170,32 +172,32 @@ class _Line:
         pause, ended = 0.0, False
         while not ended:
             ended = self._wait(pause)
-            taken = self._deliver()
-            pause = self.every if taken else min(max(2 * pause, self.every), LONGEST_PAUSE)
+            delivered = self._deliver()
+            pause = self.every if delivered else min(max(2 * pause, self.every), LONGEST_PAUSE)
         if self._started:
             self._attempt(lambda: self.sink.finish(self._status or "finished"))
 
     def _wait(self, seconds: float) -> bool:
-        """Wait so long, or until the run ends; returns whether it has."""
+        """Wait the given time, or until the run ends; return whether it has ended."""
         with self._changed:
             return self._changed.wait_for(lambda: self._status is not None, timeout=seconds)
 
     def _deliver(self) -> bool:
-        """Offer the sink everything that waits; what it does not take waits on."""
+        """Offer the sink all waiting records; return whether it accepted them. Otherwise they wait on."""
         with self._changed:
             records = list(self._queue)
             self._queue.clear()
             self._sending = len(records)
         self._started = self._started or self._attempt(lambda: self.sink.start(*self._run))
-        taken = self._started and (not records or self._attempt(lambda: self.sink.log(records)))
+        delivered = self._started and (not records or self._attempt(lambda: self.sink.log(records)))
         with self._changed:
             self._sending = 0
-            if not taken:
+            if not delivered:
                 self._put_back(records)
-        return taken
+        return delivered
 
     def _put_back(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Before what has come up since, as far as there is room."""
+        """Put records back before newer ones, as far as the queue has space."""
         assert self._queue.maxlen is not None
         kept = records[max(0, len(records) + len(self._queue) - self._queue.maxlen) :]
         self._dropped += len(records) - len(kept)
@@ -211,13 +213,13 @@ class _Line:
 
 
 def one_line_error(error: BaseException) -> str:
-    """A fault in one line. A failed connection is told as that: libraries wrap it in a paragraph of their own words."""
+    """Return a fault in one line. A failed connection is reported as such: libraries wrap it in a paragraph."""
     chain = [error]
     while (inner := _reason(chain[-1])) is not None:
         chain.append(inner)
-    innermost = [one for one in chain if isinstance(one, ConnectionError | TimeoutError | socket.gaierror)]
-    told = (innermost or chain[:1])[-1]
-    return truncate_text(redact(f"{type(told).__name__}: {told}".splitlines()[0]), LONGEST_FAULT)
+    innermost = [link for link in chain if isinstance(link, ConnectionError | TimeoutError | socket.gaierror)]
+    cause = (innermost or chain[:1])[-1]
+    return truncate_text(redact(f"{type(cause).__name__}: {cause}".splitlines()[0]), LONGEST_FAULT)
 
 
 def _reason(error: BaseException) -> BaseException | None:

@@ -1,4 +1,4 @@
-"""The sinks that a config asks for. Their packages are extras: where one is missing, nothing costly is started."""
+"""The sinks that a config enables. Their packages are extras: if one is missing, nothing costly is started."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from surefit.telemetry.sink import FinalReportSink, Sink
 
 
 def make_sinks(config: TelemetrySection, run: RunDir) -> list[Sink]:
-    """The sinks of one run; to be called by the main process alone. Nothing is written and nobody is asked yet.
+    """Return the sinks of one run; to be called by the main process alone. Nothing is written and no server contacted
+    yet.
 
     Raises:
-        MachineError: naming every package that is missing or broken; one would ask who logs, and nobody is logged in.
+        MachineError: with every package that is missing or broken, or a tracker that would prompt for a login.
     """
-    asked = enabled_trackers(config)
-    if problems := [problem for name in asked for problem in _problems(name, config)]:
-        first, *rest = problems
-        raise MachineError(first.message, code=first.code, field=first.field, help=first.help, also=rest)
-    return [_class(tracker)(*tracker.arguments(config), run) for tracker in asked.values()]
+    trackers = enabled_trackers(config)
+    if problems := [problem for name in trackers for problem in _problems(name, config)]:
+        first, *more_problems = problems
+        raise MachineError(first.message, code=first.code, field=first.field, help=first.help, also=more_problems)
+    return [_class(tracker)(*tracker.arguments(config), run) for tracker in trackers.values()]
 
 
 def final_report_sinks(config: TelemetrySection, run: RunDir) -> Iterator[tuple[str, FinalReportSink | MachineError]]:
-    """The trackers that take what is known when training is over: their titles, and the sinks or what is in the way."""
+    """Yield the trackers that accept the final report: their titles, and the sinks or the errors that prevent them."""
     for name, tracker in enabled_trackers(config).items():
         if hasattr(_class(tracker), "conclude"):
             problem = next(_problems(name, config), None)
@@ -45,10 +46,10 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
         env.set_defaults(tracker.quiet)
     tracker = TRACKERS[extra]
     field, upgrade = tracker.key, True
-    # Here and not in the sinks' threads: a package that cannot be imported is said before the model is loaded.
+    # Here and not in the sinks' threads: a package that cannot be imported is reported before the model is loaded.
     try:
         importlib.import_module(tracker.module)
-    except Exception as error:  # protobuf and its like fail in ways of their own
+    except Exception as error:  # protobuf and similar packages raise other errors
         problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
         if isinstance(error, ImportError):
             problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"

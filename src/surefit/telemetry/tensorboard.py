@@ -12,7 +12,7 @@ from surefit.core.rundir import RunDir
 from surefit.telemetry.numbers import FINAL_STEP, numbers_of
 
 FINAL = ".final"
-"""What the name of the file with the final numbers ends with."""
+"""Suffix of the name of the file with the final numbers."""
 
 
 class TensorBoard:
@@ -28,11 +28,11 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Keep the settings: the file begins with the first line, which says where a resumed run goes on."""
+        """Keep the settings: the file begins with the first line, whose step is where a resumed run continues."""
         self._params = params
 
     def log(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the numbers, and see to it that they are on disk."""
+        """Write the numbers, and flush them to disk."""
         writer = self._writer = self._writer or self._opened(records[0])
         for record in records:
             for key, value in numbers_of(record).items():
@@ -47,7 +47,8 @@ class TensorBoard:
     def conclude(
         self, numbers: Mapping[str, float], files: Sequence[Path], examples: Sequence[Mapping[str, str]]
     ) -> None:
-        """Write numbers and table into a file of their own, in place of an earlier one. Files it cannot show."""
+        """Write numbers and table into a file of their own, which replaces an earlier one. TensorBoard cannot show
+        files."""
         from torch.utils.tensorboard import SummaryWriter
 
         for earlier in self.folder.glob(f"events.out.*{FINAL}"):
@@ -60,10 +61,10 @@ class TensorBoard:
         writer.close()
 
     def _opened(self, first: Mapping[str, Any]) -> Any:
-        """A writer; what earlier files say of steps that are taken again no longer counts."""
+        """Return a writer that invalidates earlier files' values of steps that are repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
-        # A held-out line may come first, of a step whose own line stays.
+        # A held-out line may come first, for a step whose own line stays.
         purged = first["step"] + (0 if "loss" in first else 1)
         earlier = self.folder.exists()
         writer: Any = SummaryWriter(str(self.folder), purge_step=purged if earlier else None)
@@ -78,5 +79,5 @@ def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """A text in one line, in which nothing ends the cell or counts as HTML."""
+    """Return a text in one line, in which nothing ends the cell or is read as HTML."""
     return escape(" ".join(text.split()), quote=False).replace("|", "&#124;")

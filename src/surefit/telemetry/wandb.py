@@ -1,4 +1,5 @@
-"""Weights & Biases: files below the run directory that `wandb sync` uploads, or its server at once. It never asks."""
+"""Weights & Biases: files below the run directory that `wandb sync` uploads, or its server directly. It never
+prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from surefit.telemetry.ids import read_tracker_run_id, save_tracker_run_id
 from surefit.telemetry.numbers import numbers_of
 
 PATIENCE = 8.0
-"""Seconds that it may take at the end to upload what is left: less than the fan-out waits for all."""
+"""Maximum seconds for the remaining upload at the end: less than the fan-out waits for all sinks."""
 
 
 class WeightsAndBiases:
@@ -21,7 +22,7 @@ class WeightsAndBiases:
 
     Args:
         mode: offline needs no login and no network.
-        project: made where it is not there.
+        project: created if it does not exist.
         run: the run directory.
     """
 
@@ -30,9 +31,9 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def start(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Begin a run, or go on with the one that the run directory remembers."""
+        """Begin a run, or continue the one that the run directory records."""
         self._run = self._opened(params)
-        # By our own step: a resumed run takes steps again, and W&B's own count only grows.
+        # By SureFit's step: a resumed run repeats steps, and W&B's own step only grows.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -52,7 +53,7 @@ class WeightsAndBiases:
 
         run = self._opened({})
         try:
-            # Offline, W&B's process knows nothing of earlier files, and their summaries replace each other.
+            # Offline, W&B's process does not read earlier files, and their summaries replace each other.
             run.summary.update({**(self._newest() if self.mode == "offline" else {}), **numbers})
             if examples:
                 rows = [list(row.values()) for row in examples]
@@ -66,7 +67,7 @@ class WeightsAndBiases:
             run.finish(exit_code=0)
 
     def _newest(self) -> dict[str, float]:
-        """The last number of every name that training has logged."""
+        """Return the last number of every name that training has logged."""
         return {key: value for line in read_jsonl(self.run.metrics) for key, value in numbers_of(line).items()}
 
     def _opened(self, params: Mapping[str, Any]) -> Any:

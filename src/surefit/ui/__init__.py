@@ -1,6 +1,6 @@
-"""`surefit ui`: a local page to write configs, plan, watch runs and read what they answered.
+"""`surefit ui`: a local page to write configs, plan, watch runs and read their answers.
 
-Where to look: `app.py` has every route, `security.py` every check that a request passes first, `workspace.py` every
-path that may be read or written, `templates/` the pages and `static/` the little JavaScript that makes them live. What
-a page says comes from the same functions as the command line's: `stages.py` names those that are handed in.
+`app.py` has every route, `security.py` every check that a request passes first, `workspace.py` every path that may be
+read or written, `templates/` the pages and `static/` the little JavaScript that makes them live. The pages' content
+comes from the same functions as the command line's; `stages.py` names those that `cli/serving.py` passes in.
 """

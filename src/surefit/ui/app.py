@@ -1,4 +1,5 @@
-"""Every route of `surefit ui`. A request passes `security.Guard` first; a page is a function of (Ui, request)."""
+"""Every route of `surefit ui`. Requests pass `security.SecurityMiddleware` first; a page is a function of (UiContext,
+request)."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ STATIC = {
     "uplot.js": REPORT / "vendor" / "uplot" / "uPlot.iife.min.js",
     "uplot.css": REPORT / "vendor" / "uplot" / "uPlot.min.css",
 } | {path.name: path for path in (Path(__file__).parent / "static").iterdir()}
-"""Name → file. The look and the charts are the report's."""
+"""Name → file. Style sheet and charts are the report's."""
 
 
 def serve_static(ui: UiContext, request: Request) -> Response:
-    """One of our own files; nothing else has a name here."""
+    """Serve one of the static files; only these have a name here."""
     path = STATIC.get(request.path_params["name"])
     if path is None:
         raise HTTPException(404, "There is no such file.")
@@ -35,7 +36,7 @@ def serve_static(ui: UiContext, request: Request) -> Response:
 
 
 def redirect_to_runs(ui: UiContext, request: Request) -> Response:
-    """The runs are what one comes back for."""
+    """Redirect to the list of runs, the page that users come back for."""
     return RedirectResponse("/runs", 303)
 
 
@@ -59,7 +60,7 @@ ROUTES = [
 
 
 def create_app(workspace: Workspace, stages: StageFunctions, door: AccessPolicy) -> SecurityMiddleware:
-    """The program that uvicorn serves."""
+    """Return the ASGI app that uvicorn serves."""
     app = Starlette(routes=ROUTES, exception_handlers={HTTPException: show_error, SureFitError: show_error})
     app.state.ui = UiContext(workspace, stages, door)
     return SecurityMiddleware(app, door)

@@ -1,4 +1,4 @@
-"""Runs side by side: every score with its interval."""
+"""The page that compares runs: every score with its interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = 40
 
 @dataclass(frozen=True)
 class ComparedMetric:
-    """One metric of a set, for all runs: `scores` is parallel to the columns."""
+    """One metric of a set, for all runs; `scores` is parallel to the columns."""
 
     name: str
     primary: bool
@@ -26,33 +26,35 @@ class ComparedMetric:
 
     @property
     def drawable(self) -> bool:
-        """Whether the scores lie on an axis from 0 to 1."""
-        known = [score for score in self.scores if score]
-        return bool(known) and all(0 <= score.mean <= 1 for score in known)
+        """Return whether all scores lie in [0, 1], the range of the chart's axis."""
+        scores = [score for score in self.scores if score]
+        return bool(scores) and all(0 <= score.mean <= 1 for score in scores)
 
 
 def side_by_side_page(ui: UiContext, request: Request) -> Response:
-    """`?path=A&path=B…`, the base of the first run and the tuned model of each as columns."""
+    """Show `?path=A&path=B…`: the base of each run and its tuned model as columns."""
     names = list(dict.fromkeys(request.query_params.getlist("path")))[:MOST_RUNS]
-    found = {name: read_artefacts(ui.workspace.run(name)) for name in names}
-    by_run = {name: {one.name: one for one in set_scores(each)} for name, each in found.items()}
+    artefacts_by_run = {name: read_artefacts(ui.workspace.run(name)) for name in names}
+    by_run = {
+        name: {scores.name: scores for scores in set_scores(artefacts)} for name, artefacts in artefacts_by_run.items()
+    }
     sets = {name: _table(name, by_run) for name in dict.fromkeys(key for sets in by_run.values() for key in sets)}
-    return ui.page("compare", names=names, sets=sets, settings=_differences(found))
+    return ui.page("compare", names=names, sets=sets, settings=_differences(artefacts_by_run))
 
 
 def _table(
     set_name: str, by_run: dict[str, dict[str, SetScores]]
 ) -> dict[str, list[ComparedMetric] | list[tuple[str, str]]]:
-    """The columns, (run, variant), and the metrics of one set."""
+    """Return the columns, (run, variant), and the metrics of one set."""
     columns: list[tuple[str, str]] = []
     for name, sets in by_run.items():
-        one = sets.get(set_name)
-        for variant in ("base", one.tuned) if one else ():
-            if one and variant in one.variants and variant:
+        set_of_run = sets.get(set_name)
+        for variant in ("base", set_of_run.tuned) if set_of_run else ():
+            if set_of_run and variant in set_of_run.variants and variant:
                 columns.append((name, variant))
     rows: dict[str, list[MetricRow]] = {name: sets[set_name].rows for name, sets in by_run.items() if set_name in sets}
-    metrics = dict.fromkeys(row.metric for each in rows.values() for row in each)
-    primary = {row.metric for each in rows.values() for row in each if row.primary}
+    metrics = dict.fromkeys(row.metric for metric_rows in rows.values() for row in metric_rows)
+    primary = {row.metric for metric_rows in rows.values() for row in metric_rows if row.primary}
 
     def score(name: str, variant: str, metric: str) -> ScoreRecord | None:
         return next((row.scores.get(variant) for row in rows[name] if row.metric == metric), None)
@@ -67,8 +69,10 @@ def _table(
 
 
 def _differences(found: dict[str, Artefacts]) -> list[tuple[str, list[str]]]:
-    """The settings that the runs do not share."""
-    values = {name: {each.key: each.value for each in one.settings or []} for name, one in found.items()}
-    keys = dict.fromkeys(key for each in values.values() for key in each)
-    rows = [(key, [each.get(key, "–") for each in values.values()]) for key in keys]
+    """Return the settings that differ between the runs."""
+    values = {
+        name: {setting.key: setting.value for setting in artefacts.settings or []} for name, artefacts in found.items()
+    }
+    keys = dict.fromkeys(key for settings in values.values() for key in settings)
+    rows = [(key, [settings.get(key, "–") for settings in values.values()]) for key in keys]
     return [(key, row) for key, row in rows if len(set(row)) > 1][:SETTINGS]

@@ -1,4 +1,4 @@
-"""Writing a config: its text, a form for the fields that are used most, and what `surefit check` finds in it."""
+"""The config editor: the text, a form for the most used fields, and the findings of `surefit check`."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ FORM = (
     "train.global_batch_size",
     "train.per_device_train_batch_size", "train.gradient_checkpointing", "train.seed", "hardware.gpu", "output_dir",
 )  # fmt: skip
-"""The fields of the form; every other one is written in the text."""
+"""The fields of the form; all others are edited in the text."""
 
 
 def config_page(ui: UiContext, request: Request) -> Response:
-    """A config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
-    opened, recipe = request.query_params.get("open"), request.query_params.get("recipe")
-    name, text, known = "", "", None
-    if opened is not None:
-        path = ui.workspace.config(opened)
+    """Show a config of the workspace (`?open=PATH`), a starter (`?recipe=NAME`), or the choice between them."""
+    open_path, recipe = request.query_params.get("open"), request.query_params.get("recipe")
+    name, text, version = "", "", None
+    if open_path is not None:
+        path = ui.workspace.config(open_path)
         if not path.is_file():
             raise HTTPException(404, "There is no such file in the workspace.")
-        name, text, known = opened, read_config_text(path), file_version(path)
+        name, text, version = open_path, read_config_text(path), file_version(path)
     elif recipe is not None:
         name, text = f"{recipe.replace('_', '-')}.yaml", starter_config(recipes.get_recipe(recipe).name)
     return ui.page(
         "config",
         name=name,
         text=text,
-        known=known,
-        editing=opened is not None or recipe is not None,
+        known=version,
+        editing=open_path is not None or recipe is not None,
         configs=ui.workspace.configs(),
         complete=[name for name in recipes.list_recipes() if has_bundled_rows(name)],
         own_rows=[name for name in recipes.list_recipes() if not has_bundled_rows(name)],
@@ -59,12 +59,12 @@ def config_page(ui: UiContext, request: Request) -> Response:
 
 
 def list_form_fields() -> Iterator[dict[str, Any]]:
-    """The form's fields, made of the schema: key, description, default, and the choices where there are only those."""
+    """Yield the form's fields from the schema: key, description, default, and the choices of a closed field."""
     for dotted in FORM:
         section: type[BaseModel] = Config
         *sections, name = dotted.split(".")
-        for part in sections:
-            inner = section.model_fields[part].annotation
+        for section_name in sections:
+            inner = section.model_fields[section_name].annotation
             assert isinstance(inner, type)
             assert issubclass(inner, BaseModel)
             section = inner
@@ -81,7 +81,7 @@ def list_form_fields() -> Iterator[dict[str, Any]]:
 
 
 def _choices(annotation: Any) -> Iterator[str]:
-    """The values of an annotation, as YAML writes them; none where it takes any number or text."""
+    """Yield the values of an annotation, as YAML writes them; none if any number or text is allowed."""
     options = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     for option in options:
         if option is bool:
@@ -97,7 +97,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """What `surefit check` says of a text, and the values of the form's fields in it."""
+    """Return the findings of `surefit check` on a text, and the values of the form's fields in it."""
     name, text = (
         Path(require_posted_text(body, "name") or "config.yaml").name or "config.yaml",
         require_posted_text(body, "text"),
@@ -111,35 +111,37 @@ def check_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _values(text: str) -> dict[str, str]:
-    """The values of the form's fields, as far as they can be read."""
+    """Return the values of the form's fields, as far as they can be read."""
     try:
         tree, _ = parse_yaml(text, Path("config.yaml"))
     except ConfigError:
         return {}
-    found = {}
+    values = {}
     for dotted in FORM:
-        here: Any = tree
+        node: Any = tree
         for name in dotted.split("."):
-            here = here.get(name) if isinstance(here, dict) else None
-        if here is not None:
-            found[dotted] = one_line_yaml(here)
-    return found
+            node = node.get(name) if isinstance(node, dict) else None
+        if node is not None:
+            values[dotted] = one_line_yaml(node)
+    return values
 
 
 def edit_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """The text with one field set to a value, or taken out of it where the value is empty."""
-    text, key, written = (require_posted_text(body, name) for name in ("text", "key", "value"))
+    """Return the text with one field set to a value, or removed if the value is empty."""
+    text, key, value_text = (require_posted_text(body, name) for name in ("text", "key", "value"))
     if key not in FORM:
         raise HTTPException(400, f"{key} is not in the form")
-    value, _ = parse_yaml(written, Path(key)) if written.strip() else (None, {})
+    value, _ = parse_yaml(value_text, Path(key)) if value_text.strip() else (None, {})
     edited = edit_text(text, {key: value}, Path("config.yaml"))
     return {"text": edited.text, "refused": edited.refused.get(key)}
 
 
 def save_posted_config(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
     """Write the config into the workspace."""
-    known = body.get("known")
+    version = body.get("known")
     path = ui.workspace.save(
-        require_posted_text(body, "name"), require_posted_text(body, "text"), known if isinstance(known, str) else None
+        require_posted_text(body, "name"),
+        require_posted_text(body, "text"),
+        version if isinstance(version, str) else None,
     )
     return {"name": ui.workspace.name(path), "known": file_version(path)}

@@ -1,4 +1,4 @@
-"""Connections that never ask: uvicorn waits for the end of a request's head for ever, and may run out of files."""
+"""Idle connections: uvicorn waits for the end of a request's head forever, and may run out of open files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ MOST = 400
 
 
 class IdleConnectionLimit(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's own protocol, but that beyond `MOST` a new connection ends those that have no request under way."""
+    """uvicorn's own protocol, except that a new connection beyond `MOST` closes those that have no request in
+    progress."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """As uvicorn does it, with room for the next one."""
+        """Accept a connection as uvicorn does, and close idle ones if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > MOST:
-            for other in self.connections - {self}:
-                if other.cycle is None or other.cycle.response_complete:
-                    other.transport.abort()
+            for connection in self.connections - {self}:
+                if connection.cycle is None or connection.cycle.response_complete:
+                    connection.transport.abort()

@@ -1,4 +1,4 @@
-"""What a run answered, row by row, beside what another variant answered."""
+"""A run's answers, row by row, beside those of another variant."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILTERS = {"all": "All", "won": "Won", "lost": "Lost", "equal": "Equal"}
 
 @dataclass(frozen=True)
 class VariantPair:
-    """A row as two variants answered it; `outcome`: won, lost or equal from the first to the second, or nothing."""
+    """A row with the answers of two variants; `outcome`: won, lost or equal from the first to the second, or empty."""
 
     before: PredictionRecord | None
     after: PredictionRecord
@@ -31,27 +31,29 @@ class VariantPair:
 
 
 def examples_page(ui: UiContext, request: Request) -> Response:
-    """A page of a set's rows: `?path=&set=&variant=&against=&filter=&page=`."""
-    asked = request.query_params
-    run = ui.workspace.run(asked.get("path", ""))
+    """Show a page of a set's rows: `?path=&set=&variant=&against=&filter=&page=`."""
+    query = request.query_params
+    run = ui.workspace.run(query.get("path", ""))
     sets = sorted(path.name for path in run.eval.glob("*/") if not path.name.startswith("."))
-    chosen = asked.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
-    if chosen and chosen not in sets:
+    set_name = query.get("set") or ("eval" if "eval" in sets else next(iter(sets), ""))
+    if set_name and set_name not in sets:
         raise HTTPException(404, "There is no such set.")
     variants = (
-        [name for name in list_scored_variants(run, chosen) if _file(run, chosen, name).is_file()] if chosen else []
+        [name for name in list_scored_variants(run, set_name) if _file(run, set_name, name).is_file()]
+        if set_name
+        else []
     )
-    variant = asked.get("variant") or find_tuned_variant(variants) or next(iter(variants), "")
-    against = asked.get("against", base_variant(variant) if base_variant(variant) in variants else "")
+    variant = query.get("variant") or find_tuned_variant(variants) or next(iter(variants), "")
+    against = query.get("against", base_variant(variant) if base_variant(variant) in variants else "")
     if not {variant, against} <= {*variants, ""}:
         raise HTTPException(404, "There is no such variant.")
     metric = primary_metric(read_artefacts(run))
-    pairs = _pairs(ui, run, chosen, variant, "" if against == variant else against, metric) if variant else []
+    pairs = _pairs(ui, run, set_name, variant, "" if against == variant else against, metric) if variant else []
     counts = {name: sum(name in ("all", pair.outcome) for pair in pairs) for name in FILTERS}
-    wanted = asked.get("filter", "all")
-    shown = [pair for pair in pairs if wanted in ("all", pair.outcome)]
-    pages = max(1, -(-len(shown) // PAGE))
-    page = min(max(1, int(number) if (number := asked.get("page", "1")).isdecimal() and len(number) < 9 else 1), pages)
+    outcome = query.get("filter", "all")
+    filtered_pairs = [pair for pair in pairs if outcome in ("all", pair.outcome)]
+    pages = max(1, -(-len(filtered_pairs) // PAGE))
+    page = min(max(1, int(number) if (number := query.get("page", "1")).isdecimal() and len(number) < 9 else 1), pages)
     return ui.page(
         "examples",
         name=ui.workspace.name(run.path),
@@ -60,11 +62,11 @@ def examples_page(ui: UiContext, request: Request) -> Response:
         filters=FILTERS,
         counts=counts,
         metric=metric,
-        asked={"path": ui.workspace.name(run.path), "set": chosen, "variant": variant, "against": against,
-               "filter": wanted},
+        asked={"path": ui.workspace.name(run.path), "set": set_name, "variant": variant, "against": against,
+               "filter": outcome},
         page=page,
         pages=pages,
-        pairs=shown[(page - 1) * PAGE : page * PAGE],
+        pairs=filtered_pairs[(page - 1) * PAGE : page * PAGE],
     )  # fmt: skip
 
 
@@ -75,7 +77,7 @@ def _file(run: RunDir, set_name: str, variant: str) -> Path:
 def _pairs(
     ui: UiContext, run: RunDir, set_name: str, variant: str, against: str, metric: str | None
 ) -> list[VariantPair]:
-    before = {one.index: one for one in _read(ui, run, set_name, against)} if against else {}
+    before = {prediction.index: prediction for prediction in _read(ui, run, set_name, against)} if against else {}
     return [
         VariantPair(before.get(after.index), after, _outcome(before.get(after.index), after, metric))
         for after in _read(ui, run, set_name, variant)
@@ -89,7 +91,8 @@ def _read(ui: UiContext, run: RunDir, set_name: str, variant: str) -> tuple[Pred
 
 @lru_cache(maxsize=8)
 def _predictions(run: RunDir, set_name: str, variant: str, changed: int) -> tuple[PredictionRecord, ...]:
-    """The lines of a file, read again where it has changed: texts are cut, and secrets taken out, as for the report."""
+    """Return the lines of a file, read again if it has changed; texts are cut and secrets redacted, as for the
+    report."""
     return tuple(Artefacts(run).predictions(set_name, variant))
 
 

@@ -1,4 +1,4 @@
-"""What every page shares: the templates, the workspace behind them, and how a posted form becomes an answer."""
+"""The parts that every page shares: the templates, the workspace behind them, and the endpoints for posted forms."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ TEMPLATES.filters.update(
     pairs=lambda values: [(value, value) for value in values],
 )
 AT_ONCE = 2
-"""Checks and fits that are worked out at the same time; the others wait their turn."""
+"""Number of checks and fits that run at the same time; the others wait."""
 
 
 @dataclass
 class UiContext:
-    """What the pages work with; `app.state.ui`."""
+    """The state that the pages use; `app.state.ui`."""
 
     workspace: Workspace
     stages: StageFunctions
@@ -57,7 +57,7 @@ class UiContext:
     simulating: bool = False
 
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """A page of `templates/`."""
+        """Render a page of `templates/`."""
         workspace = str(self.workspace.root)
         shared = {"csrf": self.door.csrf, "workspace": workspace, "version": __version__, "here": template}
         return HTMLResponse(TEMPLATES.get_template(f"{template}.html.j2").render(**shared, **values), status)
@@ -68,7 +68,7 @@ JsonFunction = Callable[[UiContext, dict[str, Any]], Any]
 
 
 def page_endpoint(show: PageFunction) -> Callable[[Request], Response]:
-    """The endpoint of a page; Starlette runs it in a thread."""
+    """Return the endpoint of a page; Starlette runs it in a thread."""
 
     def endpoint(request: Request) -> Response:
         return show(request.app.state.ui, request)
@@ -77,7 +77,7 @@ def page_endpoint(show: PageFunction) -> Callable[[Request], Response]:
 
 
 def json_endpoint(answer: JsonFunction) -> Callable[[Request], Awaitable[Response]]:
-    """The endpoint of a posted JSON object, answered with JSON from a thread."""
+    """Return the endpoint of a posted JSON object, which answers with JSON from a thread."""
 
     async def endpoint(request: Request) -> Response:
         ui, body = request.app.state.ui, await read_posted_json(request)
@@ -87,14 +87,14 @@ def json_endpoint(answer: JsonFunction) -> Callable[[Request], Awaitable[Respons
 
 
 async def read_posted_json(request: Request) -> dict[str, Any]:
-    """The posted JSON object.
+    """Return the posted JSON object.
 
     Raises:
         HTTPException: 400, for anything else.
     """
     try:
         body = json.loads(await request.body())
-        json.dumps(body, ensure_ascii=False).encode()  # no file and no answer can hold half of a surrogate pair
+        json.dumps(body, ensure_ascii=False).encode()  # raises for a lone surrogate, which UTF-8 cannot encode
     except (ValueError, RecursionError):
         raise HTTPException(400, "not JSON in UTF-8") from None
     if not isinstance(body, dict):
@@ -103,10 +103,10 @@ async def read_posted_json(request: Request) -> dict[str, Any]:
 
 
 def require_posted_text(body: dict[str, Any], name: str) -> str:
-    """A text of a posted object.
+    """Return a text field of a posted object.
 
     Raises:
-        HTTPException: 400 where there is none of that name.
+        HTTPException: 400 if there is none of that name.
     """
     value = body.get(name)
     if not isinstance(value, str):
@@ -115,7 +115,7 @@ def require_posted_text(body: dict[str, Any], name: str) -> str:
 
 
 def show_error(request: Request, error: Exception) -> Response:
-    """An error in the user's terms: JSON for a script, a page for a person."""
+    """Return an error in the user's terms: JSON for a script, a page for a person."""
     if isinstance(error, HTTPException):
         status, message, help_text = error.status_code, str(error.detail), ""
     else:

@@ -1,8 +1,8 @@
-"""The fit planner: what a run needs, worked out anew at every change by the closed form, in milliseconds.
+"""The fit planner: a run's needs, computed anew at every change by the closed form, in milliseconds.
 
-Time is here what the matrix products alone take at the rate that training reaches of a data sheet's: nothing is
-simulated for it, so it is a lower bound. The button runs `surefit plan` (`simulation.py`), which simulates the step,
-counts what moves through memory too, and has the interval.
+Its time is that of the matrix products alone, at the rate that training reaches of a data sheet's: nothing is simulated
+for it, so it is a lower bound. The button runs `surefit plan` (`simulation.py`), which simulates the step, also counts
+memory traffic, and has the interval.
 """
 
 from __future__ import annotations
@@ -49,33 +49,34 @@ SCRATCH: dict[str, Any] = {
     "hardware": {"gpu": "h100"},
     "output_dir": "runs/planned",
 }
-"""The config behind the form where none is opened: its rows are not planned for, its number of steps is."""
+"""The config behind the form if none is opened: its rows are not planned for, its number of steps is."""
 NUMBERS = ("data.max_length", "train.global_batch_size", "lora.r", "hardware.count", "train.max_steps")
 CHOICES = (
     "model.name_or_path", "hardware.gpu", "train.per_device_train_batch_size", "train.gradient_checkpointing",
     "model.quantization", "train.method", "data.packing", "parallel.mode",
 )  # fmt: skip
 MAX_PRICE = 1_000_000
-"""Of an hour of one device, in any currency."""
+"""Maximum price of an hour of one device, in any currency."""
 MOMENTS = {"gather": "gathering shards", "loss": "the loss", "backward": "the backward pass", "step": "the update"}
 
 
 def planner_page(ui: UiContext, request: Request) -> Response:
-    """The form, with the values of a config (`?config=PATH`) or of an 8B model."""
-    opened = request.query_params.get("config", "")
-    config = _base(ui, opened)
+    """Show the form, with the values of a config (`?config=PATH`) or of an 8B model."""
+    chosen = request.query_params.get("config", "")
+    config = _base(ui, chosen)
     if config.train.max_steps is None:
         config = with_changes(config, {"train.max_steps": _steps(config)})
     models = dict.fromkeys([config.model.name_or_path, NANO, *catalogue()])
-    sized = {"single", *GROUPED}  # one device, or modes with a size of their own, for which the form has no field
+    # One device, or modes with a degree of their own: the form has no field for it.
+    sized_modes = {"single", *GROUPED}
     return ui.page(
-        "planner", opened=opened, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS),
-        modes=[mode for mode in MODES if mode not in sized],
+        "planner", opened=chosen, config=config, configs=ui.workspace.configs(), models=list(models), gpus=list(GPUS),
+        modes=[mode for mode in MODES if mode not in sized_modes],
     )  # fmt: skip
 
 
 def estimate_fit(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
-    """The plan of the form's values, by the closed form."""
+    """Return the plan of the form's values, by the closed form."""
     start = time.perf_counter()
     config = config_from_form(ui, body)
     answer = format_plan(build_closed_form_plan(config), config, parse_price(body))
@@ -83,10 +84,10 @@ def estimate_fit(ui: UiContext, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_from_form(ui: UiContext, body: dict[str, Any]) -> Config:
-    """The opened config, or the one from scratch, with the form's values.
+    """Return the opened config, or the built-in one, with the form's values.
 
     Raises:
-        ConfigError: a value that does not fit.
+        ConfigError: an invalid value.
     """
     changes = body.get("changes")
     if not isinstance(changes, dict) or not changes.keys() <= {*NUMBERS, *CHOICES}:
@@ -101,7 +102,7 @@ def config_from_form(ui: UiContext, body: dict[str, Any]) -> Config:
 
 
 def parse_price(body: dict[str, Any]) -> float | None:
-    """What an hour of one device costs, where it is given."""
+    """Return the price of an hour of one device, or None."""
     price = body.get("price")
     if price is None:
         return None
@@ -127,7 +128,7 @@ def _require_inside(ui: UiContext, config: Config) -> None:
 
 
 def _steps(config: Config) -> int:
-    """Optimizer steps of a config whose rows are here; where they are not, a round number to begin with."""
+    """Return the optimizer steps of a config whose rows are local; otherwise a round number to start from."""
     if is_local(config.data.train):
         try:
             rows = len(load_training_rows(config.data))
@@ -149,7 +150,7 @@ def _hardware(gpu: str, disk: str | None) -> HardwareFacts:
 
 
 def build_closed_form_plan(config: Config) -> dict[str, Any]:
-    """plan.json by arithmetic alone, with the phases' bytes and the arithmetic's time added."""
+    """Return plan.json computed by arithmetic alone, with the bytes of the phases and the arithmetic's time added."""
     model = _model(config.model.name_or_path, config.model.revision)
     hardware = _hardware(config.hardware.gpu, config.hardware.disk)
     model = with_new_tokens(model, config.model.add_tokens, None)
@@ -178,21 +179,24 @@ def build_closed_form_plan(config: Config) -> dict[str, Any]:
 
 
 def _time(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) -> dict[str, Any] | None:
-    """What the matrix products of full rows take; None where the model's or the device's numbers are not known."""
+    """Return the time of the matrix products of full rows; None if the model's or the device's numbers are not
+    known."""
     config = resolved.config
-    work, device = training_flops(model, config), find_device_speed(hardware)
-    whole = training_flops(model, with_changes(config, {"train.method": "full"}))
-    if work is None or whole is None or device is None:
+    flops, device = training_flops(model, config), find_device_speed(hardware)
+    full_flops = training_flops(model, with_changes(config, {"train.method": "full"}))
+    if flops is None or full_flops is None or device is None:
         return None
     try:
         rates = to_device_rates(device)
     except MachineError:
         return None
     length, rows = config.data.max_length, config.train.global_batch_size
-    needed = work.of([length] * rows, length * rows)
-    again = 0 if config.train.gradient_checkpointing is False else FORWARD / TRAINED * whole.of([length] * rows, 0)
+    step_flops = flops.of([length] * rows, length * rows)
+    recompute_flops = (
+        0 if config.train.gradient_checkpointing is False else FORWARD / TRAINED * full_flops.of([length] * rows, 0)
+    )
     curve = rates.matmul.get(config.model.dtype) or rates.matmul["float32"]
-    seconds = (needed + again) / interpolate_speed(curve, math.inf) / count_processes(config)
+    seconds = (step_flops + recompute_flops) / interpolate_speed(curve, math.inf) / count_processes(config)
     steps = resolved.total_steps
     return {
         "seconds_per_step": seconds,
@@ -203,11 +207,11 @@ def _time(resolved: ResolvedConfig, model: ModelFacts, hardware: HardwareFacts) 
 
 
 def format_plan(document: dict[str, Any], config: Config, price: float | None) -> dict[str, Any]:
-    """A plan as the page draws it: bytes for the bars, and every number as text too."""
+    """Return a plan as the page draws it: bytes for the bars, and every number as text too."""
     estimate, device, seconds = document["estimate"], document["device"], document["time"]
     total = seconds["total_seconds"] if seconds else None
     hours = count_processes(config) * total / 3600 if total is not None else None
-    least = "" if seconds and "total_seconds_low" in seconds else "at least "
+    bound = "" if seconds and "total_seconds_low" in seconds else "at least "
     return {
         "verdict": estimate["verdict"] if estimate else "unknown",
         "how": estimate["how"] if estimate else "",
@@ -221,14 +225,14 @@ def format_plan(document: dict[str, Any], config: Config, price: float | None) -
         "steps_text": _steps_text(document["steps"]),
         "time_text": _span(seconds, "total_seconds_low", "total_seconds_high", duration_text, "total_seconds"),
         "scoring_text": _scoring_text(document["scoring"]),
-        "step_text": least + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
+        "step_text": bound + _seconds(seconds["seconds_per_step"]) if seconds else "not known",
         "speed_text": f"{count_text(seconds['tokens_per_second'])} tokens/s" if seconds else "not known",
         "rates": seconds["rates"] if seconds else "",
-        "cost_text": f"{least}{price * hours:,.2f}" if price is not None and hours is not None else "–",
+        "cost_text": f"{bound}{price * hours:,.2f}" if price is not None and hours is not None else "–",
         "disk_text": bytes_text(document["disk_total_bytes"]) if document["disk_total_bytes"] else "not known",
         "disk": [term | {"text": bytes_text(term["bytes"])} for term in document["disk"]],
         "free_text": _free_text(document),
-        "assumed": "; ".join(assumption_text(each) for each in document["assumptions"]),
+        "assumed": "; ".join(assumption_text(assumption) for assumption in document["assumptions"]),
         "decided": document.get("decided"),
         "ranks": document["ranks"]["which"] if document["ranks"] else None,
         "does_not_fit": document["does_not_fit"],
@@ -243,23 +247,23 @@ def _free_text(document: dict[str, Any]) -> str:
 
 
 def _scoring_text(scoring: dict[str, Any] | None) -> str:
-    """How long the answers take; empty where that is not known."""
+    """Return the time of scoring in words; empty if it is not known."""
     if scoring is None:
         return ""
     text = f"{_span(scoring, 'seconds_low', 'seconds_high', duration_text)}, {plural(scoring['answers'], 'answer')}"
-    if each := scoring["in_training"]:
-        text += f"; while training {_span(each, 'total_seconds_low', 'total_seconds_high', duration_text)}"
+    if interim := scoring["in_training"]:
+        text += f"; while training {_span(interim, 'total_seconds_low', 'total_seconds_high', duration_text)}"
     return text
 
 
 def _span(found: dict[str, Any] | None, low: str, high: str, text: Any, middle: str = "") -> str:
-    """`a (b to c)`, with whatever is known of it."""
+    """Return `a (b to c)`, with the values that are known."""
     if found is None or (middle and found[middle] is None):
         return "not known"
-    between = f"{text(found[low])} to {text(found[high])}" if low in found else ""
+    interval = f"{text(found[low])} to {text(found[high])}" if low in found else ""
     if not middle:
-        return between
-    return f"{text(found[middle])} ({between})" if between else f"at least {text(found[middle])}"
+        return interval
+    return f"{text(found[middle])} ({interval})" if interval else f"at least {text(found[middle])}"
 
 
 def _seconds(seconds: float) -> str:
@@ -267,12 +271,12 @@ def _seconds(seconds: float) -> str:
 
 
 def _steps_text(steps: dict[str, Any]) -> str:
-    micro, parts = steps["per_device_train_batch_size"], steps["gradient_accumulation_steps"]
-    return f"{steps['total_steps'] or '?'} steps of {steps['global_batch_size']} examples, {micro} × {parts}"
+    micro, accumulation = steps["per_device_train_batch_size"], steps["gradient_accumulation_steps"]
+    return f"{steps['total_steps'] or '?'} steps of {steps['global_batch_size']} examples, {micro} × {accumulation}"
 
 
 def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for each phase: its terms where they are known, else its bytes."""
+    """Return one bar per phase: its terms if they are known, else its bytes."""
     if document["estimate"] and document["estimate"]["phases"]:
         peak = document["estimate"]["peak"]
         return [_bar("the fullest moment", peak["terms"])] + [
@@ -285,15 +289,15 @@ def _bars(document: dict[str, Any]) -> list[dict[str, Any]]:
         _bar(f"training: {MOMENTS[moment]}", [term for term in terms if term["moment"] in ("always", moment)])
         for moment in moments
     ] or [_bar("training", terms)]
-    beside = {"loading": budget.get("load"), "held-out loss": budget.get("eval")}
-    return bars + [_bar(name, [{"term": "held", "bytes": held}]) for name, held in beside.items() if held]
+    other_phases = {"loading": budget.get("load"), "held-out loss": budget.get("eval")}
+    return bars + [_bar(name, [{"term": "held", "bytes": size}]) for name, size in other_phases.items() if size]
 
 
 def _bar(name: str, terms: list[dict[str, Any]]) -> dict[str, Any]:
-    shown = [
+    term_rows = [
         {"term": term["term"], "bytes": term["bytes"], "text": bytes_text(term["bytes"]), "why": term.get("why", "")}
         for term in terms
         if term["bytes"]
     ]
-    total = sum(term["bytes"] for term in shown)
-    return {"name": name, "bytes": total, "text": bytes_text(total), "terms": shown}
+    total = sum(term["bytes"] for term in term_rows)
+    return {"name": name, "bytes": total, "text": bytes_text(total), "terms": term_rows}

@@ -1,13 +1,13 @@
-"""What every request passes before a page sees it, as one ASGI layer around the whole program.
+"""The checks that every request passes before a page sees it, as one ASGI middleware around the whole app.
 
-- Host: a name that this server has. Another site's name that resolves to 127.0.0.1 (DNS rebinding) is refused; an
-  address in digits cannot be rebound, so any will do where the server listens beyond loopback.
-- Token, where the server listens beyond loopback or `--token` asks for it: compared in constant time, in the address
-  once, in a cookie (HttpOnly, SameSite=Strict) from then on.
-- Sec-Fetch-Site: requests from other sites are refused, but for opening a page by a link.
+- Host: a name that this server has. Another site's name that resolves to 127.0.0.1 (DNS rebinding) is rejected; an
+  IP address cannot be rebound, so any will do if the server listens beyond loopback.
+- Token, if the server listens beyond loopback or `--token` is set: compared in constant time, in the address once, in
+  a cookie (HttpOnly, SameSite=Strict) from then on.
+- Sec-Fetch-Site: requests from other sites are rejected, except for opening a page by a link.
 - POST: from a page of this server only, by Origin and by the CSRF token that only such a page has.
 - Body: at most `MAX_BODY` bytes, declared or not.
-- The answer carries a content security policy without inline scripts and without any other server.
+- The response has a content security policy without inline scripts and without any other server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ REPORT_POLICY = (
     "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-"""For report.html, which brings its scripts along: in an origin of its own, without any network."""
+"""The policy of report.html, which contains its scripts: in an origin of its own, without network access."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -46,7 +46,7 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server on `host`.
+    """Return whether only this machine can reach a server on `host`.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, True, False)
@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an IP address in digits."""
+    """Return whether `host` is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -65,12 +65,12 @@ def is_address(host: str) -> bool:
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Who may come in.
+    """Rules for the requests that are let in.
 
     Attributes:
         host, port: where the server listens.
-        token: what a visitor must know; None: nothing.
-        csrf: what only a page of this server knows.
+        token: secret that a visitor must know; None: no token is required.
+        csrf: secret that only pages of this server know.
     """
 
     host: str
@@ -80,11 +80,12 @@ class AccessPolicy:
 
     @property
     def cookie(self) -> str:
-        """Cookies are the same for all ports of a host, so each server has a name of its own."""
+        """Name of this server's cookie: cookies are the same for all ports of a host, so each server needs its own
+        name."""
         return f"surefit_{self.port}"
 
     def knows_host(self, header: str) -> bool:
-        """Whether a Host header names this server."""
+        """Return whether a Host header names this server."""
         try:
             parts = urlsplit(f"//{header}")
             name, port = (parts.hostname or "").lower(), parts.port or 80
@@ -97,17 +98,17 @@ class AccessPolicy:
         return name in (*LOOPBACK_NAMES, self.host, socket.gethostname().lower()) or is_address(name)
 
     def admits(self, given: str | None) -> bool:
-        """Whether a token is the right one."""
+        """Return whether a token is the right one."""
         return self.token is None or constant_time_equal(given or "", self.token)
 
 
 def constant_time_equal(given: str, expected: str) -> bool:
-    """Equality in a time that tells nothing."""
+    """Compare two texts in a time that reveals nothing about them."""
     return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
 class SecurityMiddleware:
-    """The layer."""
+    """ASGI middleware that checks requests and sets the security headers."""
 
     def __init__(self, app: ASGIApp, door: AccessPolicy) -> None:
         self.app, self.door = app, door
@@ -129,14 +130,14 @@ class SecurityMiddleware:
         await self.app(scope, _replay_body(body, receive), _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let in."""
+        """Return the response to a request that is rejected, or None."""
         headers = Headers(scope=scope)
         if len(headers.getlist("host")) != 1 or not self.door.knows_host(headers["host"]):
             return PlainTextResponse("This server does not have that name.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return PlainTextResponse("Only GET, HEAD and POST.", 405, {"Allow": "GET, HEAD, POST"})
-        site, opened = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
-        if site not in ("same-origin", "none") and not (opened and scope["method"] == "GET"):
+        site, is_navigation = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode") == "navigate"
+        if site not in ("same-origin", "none") and not (is_navigation and scope["method"] == "GET"):
             return PlainTextResponse("Requests from other sites are refused.", 403)
         if self.door.token is not None:
             unknown = self._unknown_visitor(scope, headers)
@@ -147,17 +148,17 @@ class SecurityMiddleware:
         return None
 
     def _unknown_visitor(self, scope: Scope, headers: Headers) -> Response | None:
-        """None for who has the cookie; a redirect that sets it for who has the token; else a refusal."""
+        """Return None for a valid cookie, a redirect that sets the cookie for a valid token, else a 401 response."""
         if self.door.admits(_cookie(headers, self.door.cookie)):
             return None
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
-        given = query.pop("token", None)
-        if scope["method"] == "GET" and given is not None and self.door.admits(given):
+        token = query.pop("token", None)
+        if scope["method"] == "GET" and token is not None and self.door.admits(token):
             assert self.door.token is not None
             path = "/" + scope["path"].lstrip("/")
-            answer = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
-            answer.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict", path="/")
-            return answer
+            redirect = RedirectResponse(f"{path}?{urlencode(query)}" if query else path, 303)
+            redirect.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict", path="/")
+            return redirect
         return PlainTextResponse("Open the address that `surefit ui` printed, with its token.", 401)
 
     def _from_our_page(self, headers: Headers) -> bool:
@@ -169,14 +170,14 @@ class SecurityMiddleware:
 
 def _cookie(headers: Headers, name: str) -> str | None:
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
+        morsel = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return None
-    return found.value if found else None
+    return morsel.value if morsel else None
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The whole body; None as soon as it is too large."""
+    """Return the whole body; None as soon as it is too large."""
     body = b""
     while True:
         message = await receive()
@@ -191,14 +192,14 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """`receive` as if the body had not been read."""
-    given = False
+    """Return a `receive` that yields the body again, as if it had not been read."""
+    replayed = False
 
     async def wrapped() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return wrapped

@@ -1,4 +1,4 @@
-"""The real, simulated plan, in a process of its own: it imports torch and takes seconds. One at a time."""
+"""The full, simulated plan, in a process of its own: it imports torch and takes seconds. One at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECONDS = 180
 
 
 async def simulate_plan(request: Request) -> Response:
-    """`surefit plan` for the planner's form."""
+    """Run `surefit plan` on the planner's form."""
     ui: UiContext = request.app.state.ui
     body = await read_posted_json(request)
     config, price = await run_sync(config_from_form, ui, body), parse_price(body)
@@ -42,11 +42,11 @@ async def simulate_plan(request: Request) -> Response:
 
 
 async def _plan(ui: UiContext, config: Config) -> dict[str, Any]:
-    """The content of plan.json.
+    """Return the content of plan.json.
 
     Raises:
         HTTPException: the simulation took too long.
-        ConfigError: the plan could not be made, with the reason that the command gave.
+        ConfigError: the plan could not be made, with the command's reason.
     """
     with tempfile.TemporaryDirectory(prefix="surefit-ui-") as folder:
         path = Path(folder) / "config.yaml"

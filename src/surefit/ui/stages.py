@@ -1,5 +1,5 @@
-"""What the pages need of the command line's stages. They are handed in (`cli/serving.py`), so that nothing is decided
-here that the command line would decide otherwise."""
+"""The command-line stages that the pages use. `cli/serving.py` passes them in, so that the pages and the command line
+cannot decide differently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from surefit.config.schema import Config
 from surefit.core.errors import SureFitError
 
 ForbiddenPaths = Callable[[Config], Sequence[SureFitError]]
-"""A config → what of it must not be looked at from a page."""
+"""A config → errors for the paths in it that a page must not read."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class StageFunctions:
     """The functions behind the pages.
 
     Attributes:
-        check: (text of a config, its name, what must not be looked at) → the content of check.json.
-        runs: a directory → a row for each run in it, as `surefit runs --json` has them.
+        check: (text of a config, its name, the forbidden paths) → the content of check.json.
+        runs: a directory → a row for each run in it, as in `surefit runs --json`.
         plan: a config file → the command whose last line of output is the content of plan.json.
     """
 

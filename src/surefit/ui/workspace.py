@@ -1,6 +1,6 @@
-"""The one directory that the pages may read and write in, and what of it they may.
+"""The one directory that the pages may read and write in, and the paths in it that they may use.
 
-A path from a request is relative, has no hidden part (`.env`, `.git`) and, with every link followed, stays inside. Only
+A path from a request is relative, has no hidden part (`.env`, `.git`) and, with all links resolved, stays inside. Only
 configs are written, and never inside a run.
 """
 
@@ -24,105 +24,112 @@ from surefit.core.rundir import RunDir, file_sha256, machine_errors, write_atomi
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 DEPTH = 4
-"""How far below the workspace a config is looked for."""
+"""Maximum depth below the workspace at which configs are looked for."""
 MOST_CONFIGS = 500
 LONGEST, LONGEST_NAME = 2_000, 200
-"""Bytes of a path and of each of its names; file systems take 255, and a temporary name is longer."""
+"""Bytes of a path and of each of its names; file systems allow 255, and a temporary name is longer."""
 NOT_IN_A_PATH = "\\%"
-"""What stands for something else in an address, and has no place in a path that comes from one."""
+"""Characters with a special meaning in a URL, which a path from one must not contain."""
 NOT_LOOKED_INTO = ("node_modules", "site-packages", "__pycache__")
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """`root` is a directory that is there, with every link followed."""
+    """The workspace; `root` is an existing directory with all links resolved."""
 
     root: Path
 
     def path(self, text: str) -> Path:
-        """A path of a request.
+        """Return the path of a request.
 
         Raises:
-            HTTPException: 404, for what is outside, hidden or no path at all: it is not said which.
+            HTTPException: 404 for a path that is outside, hidden or invalid; the response does not tell which.
         """
         parts = PurePosixPath(text).parts
-        plain = text.isprintable() and not any(character in text for character in NOT_IN_A_PATH)
-        plain = plain and len(text.encode()) <= LONGEST and all(len(part.encode()) <= LONGEST_NAME for part in parts)
-        if text and plain and not text.startswith("/") and not any(_hidden(part) for part in parts):
+        is_valid = text.isprintable() and not any(character in text for character in NOT_IN_A_PATH)
+        is_valid = (
+            is_valid and len(text.encode()) <= LONGEST and all(len(part.encode()) <= LONGEST_NAME for part in parts)
+        )
+        if text and is_valid and not text.startswith("/") and not any(_hidden(part) for part in parts):
             try:
-                found = (self.root / text).resolve()
+                resolved = (self.root / text).resolve()
             except (OSError, RuntimeError, ValueError):
                 raise _absent() from None
-            if self.holds(found):
-                return found
+            if self.holds(resolved):
+                return resolved
         raise _absent()
 
     def holds(self, resolved: Path) -> bool:
-        """Whether a path without links is inside, and not hidden."""
+        """Return whether a path without links is inside, and not hidden."""
         if not resolved.is_relative_to(self.root):
             return False
         return not any(_hidden(part) for part in resolved.relative_to(self.root).parts)
 
     def name(self, path: Path) -> str:
-        """The path as a request names it."""
+        """Return the path as a request names it."""
         return path.relative_to(self.root).as_posix()
 
     def config(self, text: str) -> Path:
-        """A config file of a request, there or not."""
+        """Return the config file of a request, existing or not."""
         path = self.path(text)
         if path.suffix not in CONFIG_SUFFIXES or text.endswith("/") or (path.exists() and not path.is_file()):
             raise _absent()
         return path
 
     def run(self, text: str) -> RunDir:
-        """A run directory of a request."""
+        """Return the run directory of a request."""
         run = RunDir(self.path(text))
         if not is_run(run.path) or not self.shows(run.path):
             raise _absent()
         return run
 
     def shows(self, directory: Path) -> bool:
-        """Whether all that pages show of a run is inside the workspace; checkpoints may be links to another disk."""
+        """Return whether everything that pages show of a run is inside the workspace; checkpoints may be links to
+        another disk."""
         links = (path for path in directory.rglob("*") if path.is_symlink() and path != directory / "checkpoints")
         try:
             return self.holds(directory.resolve()) and all(self.holds(link.resolve()) for link in links)
-        except (OSError, RuntimeError):  # links in a circle, or no right to follow one
+        except (OSError, RuntimeError):  # a cycle of links, or no permission to follow one
             return False
 
     def file_of(self, run: RunDir, path: Path) -> Path:
-        """A file of a run, proven to be inside the workspace when links are followed."""
+        """Return a file of a run, checked to be inside the workspace with all links resolved."""
         resolved = path.resolve()
         if not self.holds(resolved) or not resolved.is_file() or not path.is_relative_to(run.path):
             raise _absent()
         return resolved
 
     def configs(self) -> list[str]:
-        """The configs that there are, without those of runs, by name."""
+        """Return the names of the existing configs, without those of runs, sorted."""
         return sorted(self.name(path) for _, path in zip(range(MOST_CONFIGS), self._yaml_files(), strict=False))
 
     def _yaml_files(self) -> Iterator[Path]:
         for folder, folders, files in os.walk(self.root):
-            here = Path(folder)
-            deep = len(here.relative_to(self.root).parts) >= DEPTH
-            folders[:] = [] if deep or is_run(here) else sorted(n for n in folders if self._looked_into(here / n))
-            if not is_run(here):
-                named = [here / name for name in sorted(files) if name.endswith(CONFIG_SUFFIXES) and not _hidden(name)]
-                yield from (path for path in named if self.holds(path.resolve()))
+            directory = Path(folder)
+            at_limit = len(directory.relative_to(self.root).parts) >= DEPTH
+            folders[:] = (
+                [] if at_limit or is_run(directory) else sorted(n for n in folders if self._looked_into(directory / n))
+            )
+            if not is_run(directory):
+                configs = [
+                    directory / name for name in sorted(files) if name.endswith(CONFIG_SUFFIXES) and not _hidden(name)
+                ]
+                yield from (path for path in configs if self.holds(path.resolve()))
 
     def _looked_into(self, folder: Path) -> bool:
         name = folder.name
         return not _hidden(name) and name not in NOT_LOOKED_INTO and not (folder / "pyvenv.cfg").exists()
 
     def save(self, text: str, content: str, expected: str | None) -> Path:
-        """Write a config.
+        """Write a config, and return its path.
 
         Args:
             text: its path.
             content: the new text.
-            expected: the `version` that was opened; None for a file that is not there yet.
+            expected: the `file_version` that was opened; None for a new file.
 
         Raises:
-            HTTPException: 409 where the file is not what was opened.
+            HTTPException: 409 if the file is not the one that was opened.
             ConfigError: it would be too large, is a link, is inside a run, or is a file that the new text names.
             MachineError: it cannot be written.
         """
@@ -137,10 +144,10 @@ class Workspace:
             )
         with machine_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with hold_folder_lock(path.parent):  # two saves at once: the second one sees what the first one wrote
+        with hold_folder_lock(path.parent):  # of two saves at once, the second sees the text of the first
             if file_version(path) != expected:
-                what = "was changed by someone else" if expected is not None else "is there already"
-                raise HTTPException(409, f"{text} {what}: open it again, or save under another name")
+                problem = "was changed by someone else" if expected is not None else "is there already"
+                raise HTTPException(409, f"{text} {problem}: open it again, or save under another name")
             output_file(path, self._read_by(content), overwrite=expected is not None, option="name")
             if expected is None:
                 write_atomic(path, content)
@@ -151,16 +158,19 @@ class Workspace:
         return path
 
     def _read_by(self, content: str) -> dict[str, Path]:
-        """The files and directories that a config names, by key; none of a text that is no config yet."""
+        """Return the files and directories that a config names, by key; none for a text that is not a valid config."""
         try:
             config = load_text(content, Path("config.yaml")).config
         except ConfigError:
             return {}
-        named = [(key, self.root / Path(text).expanduser()) for key, text in path_texts(config) if key not in WRITTEN]
-        return {key: path for key, path in named if os.path.lexists(path)}
+        named_paths = [
+            (key, self.root / Path(text).expanduser()) for key, text in path_texts(config) if key not in WRITTEN
+        ]
+        return {key: path for key, path in named_paths if os.path.lexists(path)}
 
     def refuse(self, config: Config) -> list[SureFitError]:
-        """What a config names outside of the workspace, or hidden in it: nothing of that is looked at for a page."""
+        """Return an error for each path of a config that is outside the workspace or hidden in it: pages read none of
+        these."""
         return [
             ConfigError(
                 f"{text!r} is not inside the workspace, so it is not looked at from the page",
@@ -173,14 +183,14 @@ class Workspace:
         ]
 
     def _named_by_accelerate(self, config: Config) -> Iterator[tuple[str, str]]:
-        """The DeepSpeed file that an Accelerate file in the workspace names, which is read with it."""
-        named = config.parallel.accelerate_config
-        if named is None or not self._may_be_read(named):
+        """Yield the DeepSpeed file that an Accelerate file in the workspace names, which is read with it."""
+        accelerate_file = config.parallel.accelerate_config
+        if accelerate_file is None or not self._may_be_read(accelerate_file):
             return
-        path = self.root / named
+        path = self.root / accelerate_file
         try:
             tree, _ = parse_yaml(read_config_text(path), path)
-        except SureFitError:  # `check` says what is wrong with it
+        except SureFitError:  # `check` reports its errors
             return
         section = tree.get("deepspeed_config") if isinstance(tree, dict) else None
         file = section.get("deepspeed_config_file") if isinstance(section, dict) else None
@@ -189,26 +199,26 @@ class Workspace:
 
     def _may_be_read(self, text: str) -> bool:
         try:
-            plain = Path(text)
-            path = self.root / plain.expanduser()
-            looks_like_path = plain.is_absolute() or text.startswith("~") or ".." in plain.parts
+            relative = Path(text)
+            path = self.root / relative.expanduser()
+            looks_like_path = relative.is_absolute() or text.startswith("~") or ".." in relative.parts
             if not looks_like_path and not os.path.lexists(path):
-                return not any(_hidden(part) for part in plain.parts)  # a hub id, a sample, or not there yet
-            inside = [path.resolve()]
+                return not any(_hidden(part) for part in relative.parts)  # a hub id, a sample, or not there yet
+            targets = [path.resolve()]
             if path.is_dir():
-                inside += [child.resolve() for child in path.iterdir() if child.is_symlink()]
+                targets += [child.resolve() for child in path.iterdir() if child.is_symlink()]
         except (OSError, RuntimeError, ValueError):
             return False
-        return all(self.holds(each) for each in inside)
+        return all(self.holds(target) for target in targets)
 
 
 def file_version(path: Path) -> str | None:
-    """A hash of a file as it is now; None where there is none."""
+    """Return a hash of the file's current content; None if there is no file."""
     return file_sha256(path) if path.is_file() else None
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a stage has written into this directory."""
+    """Return whether a stage has written into this directory."""
     return any((directory / name).exists() for name in ("resolved.yaml", "events.jsonl", "slurm.json"))
 
 
