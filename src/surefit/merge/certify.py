@@ -12,7 +12,7 @@ A merged model may differ from base + adapter by rounding only. The size of the 
 3. Layers may amplify: a safety factor of 4. Random Llamas of 2 to 24 layers, in all three formats, measured between
    0.01 and 0.25 of the resulting limit (docs/merge.md).
 
-The other limits follow from this limit on the root mean square of the logit error: the mean error is never above it; the
+The other limits follow from this one on the root mean square of the logit error: the mean error is never above it; the
 largest of N normally distributed errors is below √(2 ln N) times it; the Kullback-Leibler divergence of two softmaxes
 with logits that differ by at most d is at most d²/2 (Hoeffding's lemma), with d the largest error over the vocabulary;
 and an answer may change where the two best tokens are about as close as the error.
@@ -219,37 +219,35 @@ def check_agreement(
     """Return the four logit checks of `other` against the adapter's logits; if a logit is not finite, only the check
     that says so."""
     trim_heap()
-    difference = compare_logits(reference, other)
-    if difference.infinite:
+    diff = compare_logits(reference, other)
+    if diff.infinite:
         return [
-            MergeCheck(
-                f"{label}_logits_not_finite", difference.infinite, 0, "==", "a logit that is no number is no answer"
-            )
+            MergeCheck(f"{label}_logits_not_finite", diff.infinite, 0, "==", "a logit that is no number is no answer")
         ]
-    noise = logit_noise(dtype, size) * difference.deviation
+    noise = logit_noise(dtype, size) * diff.deviation
     vocabulary = reference[0].shape[-1]
     worst = _worst_position(reference, other, nudged)
     flips = _expected_flips(reference, noise)
     name = str(dtype).removeprefix("torch.")
     return [
         MergeCheck(
-            f"{label}_logit_error_mean", difference.absolute / difference.entries, noise, "<=",
-            f"rounding to {name} in {size.layers} layers explains {noise / difference.deviation:.2g} of the logits' "
-            f"standard deviation {difference.deviation:.3g}",
+            f"{label}_logit_error_mean", diff.absolute / diff.entries, noise, "<=",
+            f"rounding to {name} in {size.layers} layers explains {noise / diff.deviation:.2g} of the logits' "
+            f"standard deviation {diff.deviation:.3g}",
         ),
         MergeCheck(
             f"{label}_logit_error_worst", worst, SAFETY, "<=",
-            f"the errors of the positions, of which the largest is {difference.largest:.3g}, as a multiple of what rounding "
+            f"the errors of the positions, of which the largest is {diff.largest:.3g}, as a multiple of what rounding "
             f"does: how far logits move when each weight does by {_rounding(dtype, size):.1g} of itself",
         ),
         MergeCheck(
-            f"{label}_kl_mean", difference.divergence / difference.positions, noise**2 * math.log(vocabulary), "<=",
+            f"{label}_kl_mean", diff.divergence / diff.positions, noise**2 * math.log(vocabulary), "<=",
             f"in nats; Hoeffding's lemma with the largest error over {vocabulary:,} tokens",
         ),
         MergeCheck(
-            f"{label}_top1_agreement", difference.agreeing / difference.positions,
-            1 - (flips + 3 * math.sqrt(flips)) / difference.positions, ">=",
-            f"the two best tokens are so close that such errors change {flips:.3g} of {difference.positions:,} answers; "
+            f"{label}_top1_agreement", diff.agreeing / diff.positions,
+            1 - (flips + 3 * math.sqrt(flips)) / diff.positions, ">=",
+            f"the two best tokens are so close that such errors change {flips:.3g} of {diff.positions:,} answers; "
             "three standard errors more are allowed",
         ),
     ]  # fmt: skip
@@ -297,8 +295,8 @@ def check_effect(base: Logits, adapter: Logits, merged: Logits) -> MergeCheck:
     With rounding noise n in each of the three models and an effect of size E the share is
     √(E² + 2n²) / (√(E² + 2n²) + √2 n): ½ where there is no effect, ⅔ where it is 2.4 times the noise.
     """
-    adapter_error, base_distance = compare_logits(adapter, merged).rms, compare_logits(base, merged).rms
-    share = base_distance / (base_distance + adapter_error) if base_distance + adapter_error > 0 else 0.0
+    adapter_distance, base_distance = compare_logits(adapter, merged).rms, compare_logits(base, merged).rms
+    share = base_distance / (base_distance + adapter_distance) if base_distance + adapter_distance > 0 else 0.0
     return MergeCheck(
         "effect_kept", share, 2 / 3, ">=",
         "the merged model must be twice as far from the base as from the adapter; ½ is an effect lost in rounding "

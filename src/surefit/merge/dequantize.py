@@ -1,6 +1,6 @@
 """The weights that a quantized base computed with, which an adapter that was trained on it corrects.
 
-An adapter corrects the errors of the weights that it was trained on. So it is merged into these, dequantized to 16 or 32
+An adapter corrects the errors of the weights that it was trained on. So it is merged into them, dequantized to 16 or 32
 bits, and not into the original ones; and never back into 4 or 8 bits, where rounding loses most of the sum.
 """
 
