@@ -168,8 +168,8 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
 def align_answers(a: Answers, b: Answers) -> list[dict[str, Any]]:
     """Return a's lines in the order of b's.
 
-    A row is identified by the place where it was read; if the two have different files, by its number in the set. Either
-    way the gold answer must be the same.
+    A row is identified by the place where it was read; if the two have different files, by its number in the set. In
+    both cases the gold answer must be the same.
 
     Raises:
         DataError: the rows differ; says why.

@@ -52,8 +52,8 @@ def score_checkpoints(
     """Score each checkpoint as the variant step-N; write eval/eval/step-N.json with its predictions, and
     eval/checkpoints.json and .svg.
 
-    Existing scores of the same weights and settings are kept, even if the checkpoint was deleted since. Checkpoints that
-    are written meanwhile are scored, too; one that is deleted meanwhile is skipped and listed. None is deleted.
+    Existing scores of the same weights and settings are kept, even if the checkpoint has been deleted. Checkpoints that
+    are written meanwhile are scored, too; one that is deleted meanwhile is skipped and listed. This deletes none.
 
     Args:
         config: resolved: no setting is "auto"; if it scores with and without a grammar, only without is used.

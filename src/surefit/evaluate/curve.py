@@ -109,11 +109,11 @@ def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     over = best["over"]
     if not over:
         return f"{best['variant']} is the only checkpoint with a score"
-    comparisons = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
-    not_significant = [comparison["variant"] for comparison in over if not comparison["more_than_chance"]]
-    if not not_significant:
-        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {comparisons}"
-    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(not_significant)} {comparisons}"
+    basis = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
+    rivals = [comparison["variant"] for comparison in over if not comparison["more_than_chance"]]
+    if not rivals:
+        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {basis}"
+    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(rivals)} {basis}"
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:

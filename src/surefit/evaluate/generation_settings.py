@@ -39,7 +39,7 @@ class GenerationSettings:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings that answers depend on, as JSON: results with equal settings are comparable."""
+        """Settings that answers depend on, as JSON: results with equal settings are comparable."""
         rendered = {"chat_template_kwargs": dict(sorted(self.switches.items()))} if self.switches else {}
         if self.ranked:
             return {"strategy": "labels ranked"} | rendered

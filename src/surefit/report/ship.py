@@ -1,4 +1,4 @@
-"""May it ship? One answer, and every condition it rests on: certificate, gate, scores, damage elsewhere, findings."""
+"""Whether the model may ship: one answer, and its conditions: certificate, gate, scores, damage elsewhere, findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = Literal["yes", "no", "unknown", "note"]
 
 @dataclass(frozen=True)
 class ShipCondition:
-    """One thing that shipping depends on: yes and no decide, unknown keeps it open, a note is only to be known."""
+    """One condition of shipping: yes and no decide, unknown leaves the answer open, a note only informs."""
 
     state: State
     text: str
@@ -34,7 +34,7 @@ class ShipCondition:
 
 @dataclass(frozen=True)
 class ShipDecision:
-    """The answer in a few words, and what it rests on."""
+    """The answer in a few words, and its conditions."""
 
     tone: Tone
     answer: str
@@ -42,7 +42,7 @@ class ShipDecision:
 
 
 def decide_shipping(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetScores]) -> ShipDecision:
-    """By the artefacts alone: nothing that was not measured counts in its favour."""
+    """Decide by the artefacts alone: unmeasured properties never count in favor of shipping."""
     conditions = [
         _certificate(found),
         _helped(changes),
@@ -100,7 +100,7 @@ def _gate(found: Artefacts) -> Iterator[ShipCondition]:
 
 
 def _baselines(sets: Sequence[SetScores]) -> Iterator[ShipCondition]:
-    """A model that does not beat what needs no model was not worth its price."""
+    """Yield a note for every baseline that the model does not beat, since a baseline needs no model."""
     held_out = next((scores for scores in sets if scores.name == HELD_OUT), None)
     for contest in held_out.contests if held_out else ():
         if is_baseline(contest.comparison.a) and not is_ceiling(contest.comparison.a) and contest.tone != "good":
