@@ -37,8 +37,8 @@ class AnswerCache:
 
     def read(self) -> dict[str, tuple[GeneratedAnswer, float]]:
         """Return key → (answer, seconds that it took), with those of other processes and of an earlier call."""
-        others = (self._of_other(path) for path in self._files() if path != self.path)
-        return {key: value for answers in (*others, self._own()) for key, value in answers.items()}
+        other_files = (self._of_other(path) for path in self._files() if path != self.path)
+        return {key: value for answers in (*other_files, self._own()) for key, value in answers.items()}
 
     def _files(self) -> list[Path]:
         return sorted(self.path.parent.glob(self._every)) if self.path is not None else []

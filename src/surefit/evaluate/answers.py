@@ -108,16 +108,16 @@ def read_run(text: str, set_name: str) -> Answers:
             path=run.path,
             help=help_text,
         )
-    chosen = variant or select_tuned_variant(variants)
-    if chosen not in variants:
+    selected = variant or select_tuned_variant(variants)
+    if selected not in variants:
         problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
         hint = did_you_mean(variant, variants) if variant else ""
         raise DataError(
             f"{problem} on {set_name}{hint}", code="E7003", path=run.path, help=f"scored are {', '.join(variants)}"
         )
-    assert chosen is not None
-    answers = read_variant(run, set_name, chosen)
-    return Answers(f"{directory}:{chosen}", answers.lines, answers.recipe, answers.version, run)
+    assert selected is not None
+    answers = read_variant(run, set_name, selected)
+    return Answers(f"{directory}:{selected}", answers.lines, answers.recipe, answers.version, run)
 
 
 def list_scored_variants(run: RunDir, set_name: str) -> list[str]:

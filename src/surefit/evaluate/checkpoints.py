@@ -92,9 +92,9 @@ def score_checkpoints(
             build_prompt_cutter(config, checkpoint_model.tokenizer),
         )
         report_progress = _part_of(on_progress, done * len(rows), total * len(rows), name)
-        scored = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)
+        result = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)
         if world.is_first:
-            queue.files.write(SET, scored)
+            queue.files.write(SET, result)
             cache.forget()
             queue.release()
     summary = run_on_rank0(world, partial(write_checkpoint_scores, queue.files, settings, rows))
@@ -148,8 +148,8 @@ class _Queue:
             elif fault := manager.find_checkpoint_damage(path, hashes=True):
                 self.passed_over.append(f"{path.name}: {fault if path.is_dir() else GONE}")
             else:
-                waiting = sum(1 for _ in self._unseen())
-                return path, self.files.identity(path.name), self._done, self._done + 1 + waiting
+                remaining = sum(1 for _ in self._unseen())
+                return path, self.files.identity(path.name), self._done, self._done + 1 + remaining
             self.release(done=False)
         return None
 

@@ -58,10 +58,10 @@ def _beside(name: str, other: str, set_name: str) -> Answers:
     for variant in (name, BASELINE + name):
         if variant in variants:
             return read_run(f"{directory}:{variant}", set_name)
-    scored = f"; scored in {directory}: {', '.join(variants)}" if variants else ""
+    scored_names = f"; scored in {directory}: {', '.join(variants)}" if variants else ""
     raise DataError(
         f"{name!r} is no run directory, no predictions file and no variant of the other side"
-        f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in variants])}{scored}",
+        f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in variants])}{scored_names}",
         code="E7009",
         help="name RUN, RUN:VARIANT, a file that `surefit score --output` wrote, or a baseline that was evaluated",
     )
@@ -197,9 +197,9 @@ def mcnemar(wins: int, losses: int) -> float:
     >>> round(mcnemar(30, 10), 5), mcnemar(3, 0), mcnemar(0, 0)
     (0.00222, 0.25, 1.0)
     """
-    n, few = wins + losses, min(wins, losses)
-    ways = sum(math.comb(n, k) for k in range(few + 1))
-    return min(1.0, 2 * ways / (1 << n))
+    n, fewer = wins + losses, min(wins, losses)
+    outcomes = sum(math.comb(n, k) for k in range(fewer + 1))
+    return min(1.0, 2 * outcomes / (1 << n))
 
 
 def per_row_values(
@@ -222,8 +222,8 @@ def _rows_that_differ(
     lost = [number for number, pair in enumerate(values) if pair is not None and pair[1] < pair[0]]
 
     def shown(numbers: Sequence[int]) -> list[dict[str, Any]]:
-        chosen = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
-        return [_example(before[number], after[number], values[number]) for number in chosen]
+        selected = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
+        return [_example(before[number], after[number], values[number]) for number in selected]
 
     return {"won": shown(won), "lost": shown(lost)}
 

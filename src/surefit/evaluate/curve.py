@@ -117,5 +117,5 @@ def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    and_more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + and_more

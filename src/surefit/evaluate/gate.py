@@ -176,9 +176,9 @@ def _reference(
     if wanted in recipe.baselines:
         return f"the baseline {wanted}", scored.get(BASELINE + wanted)
     assert run is not None
-    answers, other = read_variant(run, "eval", tuned), read_run(wanted, "eval")
-    _require_same_judge(answers, other)
-    return f"{other.name}", [line["scores"] for line in align_answers(other, answers)]
+    answers, other_answers = read_variant(run, "eval", tuned), read_run(wanted, "eval")
+    _require_same_judge(answers, other_answers)
+    return f"{other_answers.name}", [line["scores"] for line in align_answers(other_answers, answers)]
 
 
 def _require_same_judge(own: Answers, other: Answers) -> None:
@@ -195,15 +195,15 @@ def require_reference(gate: GateSection, recipe: TaskRecipe) -> None:
         ConfigError: it is neither base, nor a baseline of the recipe, nor a run directory with scores.
     """
     reference = gate.not_worse_than
-    known = ["base", *recipe.baselines]
-    if reference is None or reference in known:
+    references = ["base", *recipe.baselines]
+    if reference is None or reference in references:
         return
     try:
         read_run(reference, "eval")
     except DataError as error:
         raise ConfigError(
-            f"{reference!r} is neither {' nor '.join(known)}, nor a run directory with scores on eval"
-            f"{did_you_mean(reference, known)}: {error.message}",
+            f"{reference!r} is neither {' nor '.join(references)}, nor a run directory with scores on eval"
+            f"{did_you_mean(reference, references)}: {error.message}",
             code="E7015",
             field="evaluate.gate.not_worse_than",
             help=error.help,

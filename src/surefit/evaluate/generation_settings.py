@@ -44,12 +44,14 @@ class GenerationSettings:
         if self.ranked:
             return {"strategy": "labels ranked"} | rendered
         decoding = self.decoding
-        drawn, beams = decoding.temperature > 0, decoding.num_beams > 1
-        values: dict[str, Any] = {"strategy": "sampled" if drawn else "beam search" if beams else "greedy"}
+        is_sampled, is_beam_search = decoding.temperature > 0, decoding.num_beams > 1
+        values: dict[str, Any] = {
+            "strategy": "sampled" if is_sampled else "beam search" if is_beam_search else "greedy"
+        }
         values["max_new_tokens"] = decoding.max_new_tokens
-        if beams:
+        if is_beam_search:
             values["num_beams"] = decoding.num_beams
-        if drawn:
+        if is_sampled:
             values |= {"temperature": decoding.temperature, "seed": decoding.seed, "samples": self.samples}
         if self.prompt_limit is not None:
             values["prompt_limit"] = self.prompt_limit

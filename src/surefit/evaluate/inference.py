@@ -74,7 +74,7 @@ class LocalModel:
         self, rows: EvalRows, prompts: Sequence[list[int]], way: GenerationSettings, on_progress: OnProgress
     ) -> list[GeneratedAnswer]:
         if way.ranked:
-            labels = [candidate_labels(self.recipe, rows, place) for place in range(len(rows))]
+            labels = [candidate_labels(self.recipe, rows, position) for position in range(len(rows))]
             batch = way.decoding.batch_size
             ranked = rank_labels(self.model, self.tokenizer, prompts, labels, batch, on_progress)
             return [GeneratedAnswer(ranked=row_ranking) for row_ranking in ranked]
@@ -181,10 +181,12 @@ def answer_rows(
         on_progress: called with (rows answered, rows, speed).
     """
     prompts = respondent.prompts(rows)
-    keys = [_key(recipe, rows, place, prompts[place], way) for place in range(len(rows))]
+    keys = [_key(recipe, rows, position, prompts[position], way) for position in range(len(rows))]
     cached = kept.read()
-    answers_by_row = {place: cached[key] for place, key in enumerate(keys) if key in cached}
-    missing = sorted((p for p in range(len(rows)) if p not in answers_by_row), key=lambda place: -len(prompts[place]))
+    answers_by_row = {position: cached[key] for position, key in enumerate(keys) if key in cached}
+    missing = sorted(
+        (p for p in range(len(rows)) if p not in answers_by_row), key=lambda position: -len(prompts[position])
+    )
     size = max(1, PORTION * way.decoding.batch_size // way.samples)
     for start in range(0, len(missing), size):
         portion = missing[start : start + size]

@@ -77,10 +77,10 @@ class JudgeCost:
 
     @property
     def text(self) -> str:
-        new = self.calls - self.cached
+        uncached = self.calls - self.cached
         return (
             f"{plural(self.asked, 'row')} of {self.rows:,} with different answers, both orders: "
-            f"{plural(self.calls, 'call')}, {self.cached:,} answered before, {new:,} to be made "
+            f"{plural(self.calls, 'call')}, {self.cached:,} answered before, {uncached:,} to be made "
             f"(about {self.characters / 4:,.0f} prompt tokens)"
         )
 
@@ -103,9 +103,9 @@ class CachedJudge:
         selected = _chosen(pairs, limit)
         differing = [pair for pair in selected if pair.a != pair.b]
         questions = [pair.messages(swapped) for pair in differing for swapped in (False, True)]
-        new = [question for question in questions if self._key(question) not in self.known]
-        characters = sum(len(turn["content"]) for question in new for turn in question)
-        return JudgeCost(len(selected), len(differing), len(questions), len(questions) - len(new), characters)
+        uncached = [question for question in questions if self._key(question) not in self.known]
+        characters = sum(len(turn["content"]) for question in uncached for turn in question)
+        return JudgeCost(len(selected), len(differing), len(questions), len(questions) - len(uncached), characters)
 
     def judge(
         self, pairs: Sequence[AnswerPair], limit: int | None = None, on_progress: OnProgress = ignore_progress
@@ -128,12 +128,12 @@ class CachedJudge:
         return vote
 
     def _learn(self, questions: Sequence[list[Message]], on_progress: OnProgress) -> None:
-        new = [question for question in questions if self._key(question) not in self.known]
-        for start in range(0, len(new), PORTION):
-            portion = new[start : start + PORTION]
+        uncached = [question for question in questions if self._key(question) not in self.known]
+        for start in range(0, len(uncached), PORTION):
+            portion = uncached[start : start + PORTION]
 
             def part(done: int, _: int, text: str, start: int = start) -> None:
-                on_progress(start + done, len(new), text)
+                on_progress(start + done, len(uncached), text)
 
             for question, answer in zip(portion, self.ask(portion, part), strict=True):
                 key = self._key(question)

@@ -48,8 +48,8 @@ def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRo
             help="hold out more rows, or name a file that has some",
         )
     indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
-    chosen = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
-    return EvalRows(indices, *chosen, len(examples) - len(answered))
+    examples_and_places = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
+    return EvalRows(indices, *examples_and_places, len(examples) - len(answered))
 
 
 @dataclass(frozen=True)

@@ -68,23 +68,23 @@ def score_variants(
         MachineError: not enough GPU memory, a disk error, or a server error.
     """
     world = world or World()
-    chosen, rows_by_set = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
-    files = ResultStore(config, recipe, run, [name for name in chosen if checkpoint_step(name) is not None])
+    selected, rows_by_set = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
+    files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
         _score_baselines(files, recipe, rows_by_set, config.evaluate.samples)
     all_settings = list_generation_settings(config, recipe)
-    total, done = len(chosen) * len(all_settings) * sum(len(rows) for rows in rows_by_set.values()), 0
-    for variant, respondent in open_prompt_models(config, recipe, hardware, run, chosen):
+    total, done = len(selected) * len(all_settings) * sum(len(rows) for rows in rows_by_set.values()), 0
+    for variant, respondent in open_prompt_models(config, recipe, hardware, run, selected):
         model = run_on_rank0(world, partial(files.identity, variant))
         for settings in all_settings:
             for name, rows in rows_by_set.items():
                 label = settings.of(variant)
                 cache = files.kept(name, variant, settings, model, world.rank)
                 report_progress = _part_of(on_progress, done, total, f"{label} on {name}")
-                scored = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
+                result = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
                 if world.is_first:
-                    files.write(name, scored)
+                    files.write(name, result)
                     cache.forget()
                 done += len(rows)
         del respondent  # the next variant needs the memory
@@ -98,13 +98,13 @@ def _select_variants_and_rows(
     require_evaluation_settings(config.evaluate, recipe)
     if config.evaluate.gate:
         require_reference(config.evaluate.gate, recipe)
-    chosen = select_variants(config, run, variants)
+    selected = select_variants(config, run, variants)
     rows_by_set = {
         name: select_eval_rows(name, examples, config.evaluate.max_examples) for name, examples in sets.items()
     }
     for rows in rows_by_set.values():
         require_scorable(rows, recipe, config.evaluate.samples)
-    return chosen, rows_by_set
+    return selected, rows_by_set
 
 
 def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str, EvalRows], samples: int) -> None:
@@ -116,9 +116,9 @@ def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str
 
 def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[str, Any]:
     """Write eval/summary.json, and return its content."""
-    scored, answer_counts, left_out = files.comparable(picked)
+    scores, answer_counts, left_out = files.comparable(picked)
     summary = summarize_evaluation(
-        files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside
+        files.recipe, files.config.evaluate.gate, scores, left_out, files.run, files.set_aside
     )
     for name, counts in answer_counts.items():
         summary["sets"][name]["answers"] = counts

@@ -205,9 +205,9 @@ def match_references(
     for column in ID_COLUMNS:
         if column in rows.columns and all(column in answer.row for answer in answers):
             return _by_id(column, answers, rows), column
-    places = {where: number for number, where in enumerate(examples.where)}
-    if all(answer.row.get("where") in places for answer in answers):
-        numbers = [places[answer.row["where"]] for answer in answers]
+    number_by_place = {where: number for number, where in enumerate(examples.where)}
+    if all(answer.row.get("where") in number_by_place for answer in answers):
+        numbers = [number_by_place[answer.row["where"]] for answer in answers]
         if len(set(numbers)) == len(numbers):
             return sorted(zip(answers, numbers, strict=True), key=lambda pair: pair[1]), "where"
     # The row's number, which `surefit predict` writes.

@@ -46,7 +46,7 @@ def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -
         GateError: merged/ has no certificate, or another model's.
     """
     server = config.evaluate.server is not None
-    known = known_variants(config)[: None if server else -1]
+    possible = known_variants(config)[: None if server else -1]
     steps = sorted({name for name in wanted or () if checkpoint_step(name) is not None}, key=checkpoint_sort_key)
     for name in steps:
         _require_checkpoint(run, name)
@@ -60,18 +60,18 @@ def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -
                 field="evaluate.server",
                 help="write its URL: http://localhost:8000/v1",
             )
-        if name not in known:
+        if name not in possible:
             raise ConfigError(
                 f"a {config.train.method} run has no variant {name!r}",
                 code="E7044",
-                help=f"choose from {', '.join(known)}, or a checkpoint: step-N",
+                help=f"choose from {', '.join(possible)}, or a checkpoint: step-N",
             )
-    default = ("base", SERVED) if server else known
-    chosen = tuple(name for name in known if name in (wanted or default))
-    for name in chosen:
-        _require_there(run, name, known)
-    after_base = int("base" in chosen)
-    return (*chosen[:after_base], *steps, *chosen[after_base:])
+    default = ("base", SERVED) if server else possible
+    selected = tuple(name for name in possible if name in (wanted or default))
+    for name in selected:
+        _require_there(run, name, possible)
+    after_base = int("base" in selected)
+    return (*selected[:after_base], *steps, *selected[after_base:])
 
 
 def checkpoint_sort_key(variant: str) -> int:

@@ -138,15 +138,15 @@ def read_adapter(directory: Path) -> AdapterFile:
 def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, torch.Tensor]) -> dict[str, TokenRows]:
     """Return the trained rows of the embedding and the head. If the head is tied to the embedding, PEFT saves it again
     after a resize of the vocabulary; its rows are then the embedding's."""
-    trained = {name.removesuffix(ROWS): tensor for name, tensor in rest.items() if name.endswith(ROWS)}
-    ids_by_module = {module: ids for module in trained if (ids := _token_ids(config, module))}
+    trained_rows = {name.removesuffix(ROWS): tensor for name, tensor in rest.items() if name.endswith(ROWS)}
+    ids_by_module = {module: ids for module in trained_rows if (ids := _token_ids(config, module))}
     rows = {}
-    for module, tensor in trained.items():
+    for module, tensor in trained_rows.items():
         ids = ids_by_module.get(module) or next(
             (
                 module_ids
                 for other_module, module_ids in ids_by_module.items()
-                if torch.equal(trained[other_module], tensor)
+                if torch.equal(trained_rows[other_module], tensor)
             ),
             [],
         )

@@ -110,7 +110,7 @@ def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | to
     share = max(1, min(context, TOKENS_READ // max(1, len(sequences))))
     rows = [list(sequence)[-share:] for sequence in sequences]
     width = max(len(row) for row in rows)
-    kept = min(width, max(1, LOGITS_HELD // (config.vocab_size * len(rows))))
+    kept_positions = min(width, max(1, LOGITS_HELD // (config.vocab_size * len(rows))))
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     inputs = {
         "input_ids": torch.tensor([[0] * (width - len(row)) + row for row in rows]),
@@ -125,9 +125,12 @@ def read_logits(model: Any, sequences: Sequence[Sequence[int]], device: str | to
         name: tensor.to(device or model.device) for name, tensor in inputs.items() if name in accepted
     }
     if "logits_to_keep" in accepted:
-        arguments["logits_to_keep"] = kept
-    logits = model(**arguments, use_cache=False).logits[:, -kept:]
-    return [sequence_logits[max(0, kept - len(row)) :].cpu() for sequence_logits, row in zip(logits, rows, strict=True)]
+        arguments["logits_to_keep"] = kept_positions
+    logits = model(**arguments, use_cache=False).logits[:, -kept_positions:]
+    return [
+        sequence_logits[max(0, kept_positions - len(row)) :].cpu()
+        for sequence_logits, row in zip(logits, rows, strict=True)
+    ]
 
 
 def logit_noise(dtype: torch.dtype, size: RoundingDimensions) -> float:
@@ -185,8 +188,8 @@ class LogitDifference:
         self.squares += float(error.square().sum())
         self.largest = max(self.largest, float(error.abs().max()))
         self.spread += float((reference - reference.mean(-1, keepdim=True)).square().sum())
-        before, after = reference.log_softmax(-1), other.log_softmax(-1)
-        self.divergence += float((before.exp() * (before - after)).sum())
+        log_p, log_q = reference.log_softmax(-1), other.log_softmax(-1)
+        self.divergence += float((log_p.exp() * (log_p - log_q)).sum())
         self.agreeing += int((reference.argmax(-1) == other.argmax(-1)).sum())
 
     @property

@@ -128,9 +128,9 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
         "trainable_token_indices": "it has trained rows of single tokens, which replace the base's and cannot be added",
     }
     obstacle = next(((key, reason) for key, reason in not_summed.items() if not is_off(config.get(key))), None)
-    whole = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
-    if obstacle is None and whole:
-        obstacle = ("", f"it holds {whole[0]} as a whole, beside its factors, and it is not the base's")
+    full_tensors = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
+    if obstacle is None and full_tensors:
+        obstacle = ("", f"it holds {full_tensors[0]} as a whole, beside its factors, and it is not the base's")
     if obstacle is not None:
         key, reason = obstacle
         raise GateError(
@@ -197,8 +197,8 @@ def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Ten
         # R_b R_aᵀ, which is as small as the ranks: the sum itself may have 10⁸ numbers.
         b_q, b_r = torch.linalg.qr(torch.cat([s * b for _, b, s in scaled], dim=1))
         a_q, a_r = torch.linalg.qr(torch.cat([a for a, _, _ in scaled]).T)
-        left, values, right = torch.linalg.svd(b_r @ a_r.T, full_matrices=False)
-        return (right[:rank] @ a_q.T).float(), (b_q @ (left[:, :rank] * values[:rank])).float()
+        u, singular_values, vh = torch.linalg.svd(b_r @ a_r.T, full_matrices=False)
+        return (vh[:rank] @ a_q.T).float(), (b_q @ (u[:, :rank] * singular_values[:rank])).float()
     if len({len(a) for a, _, _ in scaled}) > 1:
         ranks = " and ".join(str(len(a)) for a, _, _ in scaled)
         raise ConfigError(

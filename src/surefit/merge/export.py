@@ -234,7 +234,7 @@ def export_quantized(
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
         _copy(source.directory, (file for file in list_model_files(source.directory) if file not in weights), temporary)
         convert_model(conversion, temporary)
-        checks, measured = measure_conversion(conversion, temporary, prompts)
+        checks, measurements = measure_conversion(conversion, temporary, prompts)
         failed = next((check for check in checks if not check.passed), None)
         if failed is not None:
             raise GateError(
@@ -250,7 +250,7 @@ def export_quantized(
             "format": conversion.format,
             "how": conversion.how,
             "checks": [check.as_dict() for check in checks],
-            "measured": measured,
+            "measured": measurements,
             "prompts": len(prompts),
             "merged_sha256": source.certificate["merged_sha256"],
             "seconds": round(time.monotonic() - started, 2),

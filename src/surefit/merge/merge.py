@@ -397,9 +397,9 @@ class _CertificateBuilder:
         """
         streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
         if self.base.quantization != "none" or streamed.why_not():
-            loaded = load_resized(self.base, self.hardware, self.resized)
-            base = certify.read_logits(loaded, self.sequences, self.hardware.kind)
-            adapted: Any = with_adapter(loaded, job.adapter)
+            base_model = load_resized(self.base, self.hardware, self.resized)
+            base = certify.read_logits(base_model, self.sequences, self.hardware.kind)
+            adapted: Any = with_adapter(base_model, job.adapter)
             return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
         with streamed.running(streamed.model):
             base = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
@@ -413,9 +413,9 @@ def _merge(certifying: _CertificateBuilder, job: MergeJob) -> None:
     merging = certifying.merging(job, adapter, streamed)
     with directory_atomic(job.merged) as temporary:
         certifying.on_progress(1, 4, "merging")
-        written = merging.write(temporary, lambda done, files: None)
+        tensor_hashes = merging.write(temporary, lambda done, files: None)
         _write_surroundings(certifying, job, merging, temporary)
-        certifying.check_merged(job, adapter, streamed, temporary, written)
+        certifying.check_merged(job, adapter, streamed, temporary, tensor_hashes)
         # Until the new certificate is written there is none: after a crash nothing looks certified.
         job.certificate.unlink(missing_ok=True)
     certifying.on_progress(4, 4, "certified")
@@ -456,8 +456,8 @@ def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
     )  # fmt: skip
     config = multimodal_config(model.config, certifying.directory)
     if config is not None:
-        changed = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
-        certifying.require(_check_none("weights_off_base", changed, "what was not trained is the base's"))
+        changed_tensors = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
+        certifying.require(_check_none("weights_off_base", changed_tensors, "what was not trained is the base's"))
     logits = certify.read_logits(model, certifying.sequences)
     del model, state
     base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)

@@ -135,7 +135,7 @@ def find_converter(named: Path | None) -> Path:
 
 
 def convert_model(conversion: Conversion, directory: Path) -> None:
-    """Write the weights and config of the format into a directory that has everything else already.
+    """Write the weights and config of the format into a directory with all the other files.
 
     Raises:
         MachineError, ModelError: the library or the converter does not support the model.
@@ -169,7 +169,7 @@ def _config_of(conversion: Conversion) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, conversion.section.dtype),
         )
-    torchao = import_module("torchao.quantization")  # an extra
+    torchao = import_module("torchao.quantization")  # an optional dependency
     kinds = {"int8": torchao.Int8WeightOnlyConfig, "fp8": torchao.Float8WeightOnlyConfig}
     return TorchAoConfig(kinds[conversion.format]())
 
@@ -248,7 +248,7 @@ def measure_conversion(
     checks.append(MergeCheck("logits_not_finite", errors.infinite, 0, "==", "a logit that is no number is no answer"))
     if errors.infinite:
         return checks, {}
-    measured = {
+    measurements = {
         "positions": errors.positions,
         "logit_deviation": errors.deviation,
         "logit_error_mean": errors.absolute / errors.entries,
@@ -261,15 +261,15 @@ def measure_conversion(
     slack = 3 * math.sqrt(share * (1 - share) / allowed.positions)
     return [
         *checks,
-        MergeCheck("logit_error_mean", measured["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
+        MergeCheck("logit_error_mean", measurements["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
         MergeCheck(
             "top1_agreement",
-            measured["top1_agreement"],
+            measurements["top1_agreement"],
             max(0.0, share - slack),
             ">=",
             f"{why}, three standard errors less",
         ),
-    ], measured
+    ], measurements
 
 
 def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
@@ -283,7 +283,7 @@ def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list
         start_cuda()
     try:
         config: Any = AutoConfig.from_pretrained(directory, **options)
-        loaded: Any = auto_class(config).from_pretrained(
+        model_and_report: Any = auto_class(config).from_pretrained(
             directory,
             dtype=getattr(torch, conversion.section.dtype),
             device_map={"": conversion.hardware.kind},
@@ -297,7 +297,7 @@ def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list
             path=directory,
             help="without loading them nobody knows what they are: use another format, or another transformers",
         ) from error
-    model, report = loaded
+    model, report = model_and_report
     finish_loading(model, conversion.format if conversion.format == "nf4" else "none")
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     return model.eval(), sorted(missing)

@@ -320,7 +320,7 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
         return model_commands(PLACE, facts), _named_template_notes(directory)
     stops = [number for _, number in _stops(directory, {})]
     templates = {name: f"{PLACE}/{file.relative_to(directory)}" for name, file in template_files(directory).items()}
-    beside = ServedAdapter(
+    adapter = ServedAdapter(
         settings=read_json(directory / "adapter_config.json"),
         base=base,
         adapter=PLACE,
@@ -329,21 +329,21 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
         template=templates.get(DEFAULT),
         tool_template=templates.get(TOOL_USE),
     )
-    return adapter_commands(beside)
+    return adapter_commands(adapter)
 
 
 def _gguf(directory: Path, run: RunDir | None) -> ServingCommands:
     file = next(iter(sorted(directory.glob("*.gguf"))))
-    place = shlex.quote(str(file))
+    quoted_path = shlex.quote(str(file))
     length = read_json(directory / "config.json").get("max_position_embeddings") if _has_config(directory) else None
     context = f" -c {length}" if length else ""
     commands = {
         "Ollama": [
-            f"printf 'FROM %s\\n' {place} > Modelfile",
+            f"printf 'FROM %s\\n' {quoted_path} > Modelfile",
             "ollama create surefit-model",
             "ollama run surefit-model",
         ],
-        "llama.cpp": [f"llama-server -m {place}{context} --jinja"],
+        "llama.cpp": [f"llama-server -m {quoted_path}{context} --jinja"],
     }
     return ServingCommands({"model": f"GGUF, {file.name}", "context length": str(length or "auto")}, commands, [], run)
 

@@ -104,9 +104,9 @@ class StreamedMerge:
         """Return the tensors that PEFT loads into the base, also under the names of the parameters tied to them."""
         base = dict(self.adapter.base)
         for names in self.parameters.values():
-            loaded = next((self.adapter.base[name] for name in names if name in self.adapter.base), None)
-            if loaded is not None:
-                base |= {name: base.get(name, loaded) for name in names}
+            base_tensor = next((self.adapter.base[name] for name in names if name in self.adapter.base), None)
+            if base_tensor is not None:
+                base |= {name: base.get(name, base_tensor) for name in names}
         return base
 
     @property
@@ -116,13 +116,13 @@ class StreamedMerge:
 
     def write(self, directory: Path, on_file: OnFile) -> dict[str, str]:
         """Write every file of the base with the merged tensors; return each tensor's sha256."""
-        written: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         weight_map: dict[str, str] = {}
         size = 0
         for number, (file, names) in enumerate(self.weights.files.items()):
             on_file(number, len(self.weights.files))
             tensors = dict(self._merged(names))
-            written |= {name: tensor_sha256(tensor) for name, tensor in tensors.items()}
+            hashes |= {name: tensor_sha256(tensor) for name, tensor in tensors.items()}
             weight_map |= dict.fromkeys(tensors, file.name)
             size += sum(tensor.nbytes for tensor in tensors.values())
             save_file(tensors, directory / file.name, metadata={"format": "pt"})
@@ -130,7 +130,7 @@ class StreamedMerge:
             write_json(
                 directory / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
             )
-        return written
+        return hashes
 
     def check(self, merged: WeightFiles, written: dict[str, str] | None, on_file: OnFile) -> FileCheckResult:
         """Compare the files of a merged model with the base, the adapter and the written tensors' hashes, tensor by
@@ -153,13 +153,13 @@ class StreamedMerge:
         """Map each tensor name in the merged files to its parameter, None if the model has no such parameter."""
         if stored not in self._names:
             parameters = self.parameters.get(stored, [])
-            changed = [name for name in parameters if name in self.adapter.changed]
-            if changed and not all(self._same_change(parameters[0], name) for name in parameters[1:]):
+            changed_names = [name for name in parameters if name in self.adapter.changed]
+            if changed_names and not all(self._same_change(parameters[0], name) for name in parameters[1:]):
                 # Tied in the base, and no longer: one of them keeps the name in the file.
                 first = next((n for n in parameters if n.endswith(stored) or stored.endswith(n)), parameters[0])
                 self._names[stored] = {(stored if name == first else name): name for name in parameters}
             else:
-                self._names[stored] = {stored: next(iter(changed or parameters), None)}
+                self._names[stored] = {stored: next(iter(changed_names or parameters), None)}
         return self._names[stored]
 
     def _same_change(self, one: str, other: str) -> bool:
@@ -352,11 +352,11 @@ def _find_unsaved_weights(adapter: AdapterFile, model: PreTrainedModel) -> list[
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
         problems.append(f"bias is {kind}, and the file does not have {missing[0]}{others}")
     ends = (copied,) if isinstance(copied, str) else tuple(copied)
-    whole = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
+    saved_modules = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
     lost_weights = [
         name
         for name in parameters
-        if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in whole)
+        if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in saved_modules)
     ]
     return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost_weights[:1]]
 
@@ -378,9 +378,9 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
     ]
     new_weights: dict[str, tuple[torch.Tensor | None, list[int]]] = {}
     for names in tied_names:
-        loaded = next((adapter.base[name] for name in names if name in adapter.base), None)
+        base_tensor = next((adapter.base[name] for name in names if name in adapter.base), None)
         ids = next((adapter.rows[name][0] for name in names if name in adapter.rows), [])
-        new_weights |= {name: (adapter.replaced.get(name, loaded), ids) for name in names}
+        new_weights |= {name: (adapter.replaced.get(name, base_tensor), ids) for name in names}
     sizes = [len(tensor) for tensor, _ in new_weights.values() if tensor is not None and tensor.ndim == 2]
     size = max([*(sizes or [rows]), *(max(ids) + 1 for _, ids in new_weights.values() if ids), tokens])
     if size == rows or (not sizes and size < rows):

@@ -89,7 +89,7 @@ def _whole_run(
     estimate, time = (plan.estimate, plan.time) if plan else (None, None)
     peak = estimate.peak_bytes if estimate else plan.memory_total_bytes if plan else None
     parts = (time.parts or {}) if time else {}
-    spent = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
+    attempt_seconds = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
     return [
         PlannedVersusActual("Peak memory", peak, _peak(trained, phases), "bytes"),
         PlannedVersusActual(
@@ -98,7 +98,9 @@ def _whole_run(
         PlannedVersusActual(
             "Time in training steps", parts.get("steps"), trained.seconds if trained else None, "seconds"
         ),
-        PlannedVersusActual("Time of all of training", time.seconds if time else None, sum(spent) or None, "seconds"),
+        PlannedVersusActual(
+            "Time of all of training", time.seconds if time else None, sum(attempt_seconds) or None, "seconds"
+        ),
     ]
 
 
@@ -112,13 +114,13 @@ def _peak(trained: TrainingCurves | None, phases: Sequence[MemoryPhase]) -> floa
 
 def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[MemoryPhase]:
     """Return the planned phases in their order, then those that were only measured."""
-    planned = {phase.name: phase for phase in estimate.phases} if estimate else {}
-    measured = _most([found.dry_pass.phases] if found.dry_pass else [])
-    measured |= _most(event.phases for event in found.events if event.event == "memory")
-    names = dict.fromkeys([*planned, *measured])
+    planned_phases = {phase.name: phase for phase in estimate.phases} if estimate else {}
+    measured_phases = _most([found.dry_pass.phases] if found.dry_pass else [])
+    measured_phases |= _most(event.phases for event in found.events if event.event == "memory")
+    names = dict.fromkeys([*planned_phases, *measured_phases])
     phases = []
     for name in list(names)[:MAX_PHASES]:
-        figures, forecast = measured.get(name, {}), planned.get(name)
+        figures, forecast = measured_phases.get(name, {}), planned_phases.get(name)
         phases.append(
             MemoryPhase(
                 name,
@@ -145,8 +147,8 @@ def _most(attempts: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, di
 def _folders(run: RunDir) -> list[tuple[str, int]]:
     """Return the sizes on disk of the run's directories, in bytes, and of all other files of the run together."""
     sizes = [(name, _size(run.path / name)) for name in FOLDERS if (run.path / name).is_dir()]
-    others = sum(_bytes(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
-    return [*sizes, ("logs and records", others)] if sizes or others else []
+    other_files = sum(_bytes(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
+    return [*sizes, ("logs and records", other_files)] if sizes or other_files else []
 
 
 def _size(directory: Path) -> int:

@@ -131,7 +131,7 @@ class Artefacts:
     def _lines(self, path: Path, shape: type[ShapeT], limit: int = TEXT_LIMIT) -> list[ShapeT]:
         """Read the valid lines of a log; an incomplete last line after a crash is no damage."""
         records: list[ShapeT] = []
-        bad: list[str] = []
+        bad_lines: list[str] = []
         try:
             with open_file(path) as file:
                 for number, line in enumerate(file, start=1):
@@ -139,13 +139,15 @@ class Artefacts:
                         records.append(shape.model_validate(_cut(parse_json(redact(line.decode().rstrip())), limit)))
                     except (ValueError, RecursionError) as error:
                         if line.endswith(b"\n"):
-                            bad.append(f"line {number} is left out, {_reason(error)}")
+                            bad_lines.append(f"line {number} is left out, {_reason(error)}")
         except FileNotFoundError:
             return []
         except OSError as error:
-            bad.append(_reason(error))
-        if bad:
-            self._damaged(path, bad[0] + (f"; {len(bad) - 1} more lines are left out" if len(bad) > 1 else ""))
+            bad_lines.append(_reason(error))
+        if bad_lines:
+            self._damaged(
+                path, bad_lines[0] + (f"; {len(bad_lines) - 1} more lines are left out" if len(bad_lines) > 1 else "")
+            )
         return records
 
     def _settings(self) -> list[ResolvedSetting] | None:
@@ -246,9 +248,9 @@ def _reason(error: Exception) -> str:
     match error:
         case ValidationError():
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the whole"
-            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            return f"not of the expected shape: {place}: {first['msg']}{more}"
+            location = ".".join(map(str, first["loc"])) or "the whole"
+            and_more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            return f"not of the expected shape: {location}: {first['msg']}{and_more}"
         case json.JSONDecodeError():
             line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
             return f"not valid JSON: {error.msg} at {line}column {error.colno}"

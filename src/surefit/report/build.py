@@ -86,26 +86,26 @@ def build_report(run: RunDir) -> Path:
 
 def build_page(found: Artefacts) -> Page:
     """Build the template's values from the artefacts."""
-    trained = build_training_curves(found.metrics, found.events)
+    curves = build_training_curves(found.metrics, found.events)
     stage_attempts = attempts(found.events)
     sets = scores.set_scores(found)
-    changes = measure_effects(sets)
+    effects = measure_effects(sets)
     settings = found.settings or []
     return Page(
         name=text.drop_surrogates(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
-        verdict=judge_run(found, trained, changes, stage_attempts),
-        ship=decide_shipping(found, changes, sets),
-        facts=describe_training(found, trained, sets),
-        effects=changes,
+        verdict=judge_run(found, curves, effects, stage_attempts),
+        ship=decide_shipping(found, effects, sets),
+        facts=describe_training(found, curves, sets),
+        effects=effects,
         sets=sets,
         checkpoints=build_checkpoints_view(found),
         examples=select_compared_sets(found, sets),
         certified=group_checks(found.certificate) if found.certificate else [],
         certificate=describe_certificate(found.certificate) if found.certificate else [],
-        actual=compare_plan_with_run(found, trained, stage_attempts),
-        training=trained,
+        actual=compare_plan_with_run(found, curves, stage_attempts),
+        training=curves,
         findings=sorted(found.check.findings, key=lambda f: SEVERITIES.index(f.severity)) if found.check else [],
         origins=Counter(setting.origin for setting in settings),
         chosen=[setting for setting in settings if setting.origin != "default"],
@@ -236,5 +236,5 @@ def _evidence(value: object) -> str:
 
 def _place(finding: FindingRecord) -> str:
     """Return `file:line field`, with the parts that are known."""
-    place = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
-    return " ".join(part for part in (place, finding.field) if part)
+    location = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
+    return " ".join(part for part in (location, finding.field) if part)

@@ -139,25 +139,25 @@ def _require_comparable(runs: Sequence[RunDir]) -> None:
 
 def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
     """Build the template's values; `beside` is the directory that the page will be in."""
-    compared = [
+    compared_runs = [
         _look(run, name, SERIES[i], beside) for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True))
     ]
-    paired = [pair for run in compared[1:] for pair in _paired(compared[0], run, recipe_of)]
-    tone, headline, sentences = _conclusion(compared, paired)
-    differences, same = _differences(compared)
+    paired = [pair for run in compared_runs[1:] for pair in _paired(compared_runs[0], run, recipe_of)]
+    tone, headline, sentences = _conclusion(compared_runs, paired)
+    differences, same = _differences(compared_runs)
     return ComparisonPage(
         written=time.time(),
-        runs=compared,
+        runs=compared_runs,
         headline=headline,
         tone=tone,
         sentences=sentences,
-        facts=_facts(compared),
+        facts=_facts(compared_runs),
         differences=differences[:MAX_DIFFERENCES],
         differences_left_out=max(0, len(differences) - MAX_DIFFERENCES),
         same=same,
-        packages=_packages(compared),
+        packages=_packages(compared_runs),
         paired=paired,
-        charts=_charts(compared),
+        charts=_charts(compared_runs),
     )
 
 
@@ -174,21 +174,21 @@ def _names(runs: Sequence[RunDir]) -> list[str]:
 
 def _look(run: RunDir, name: str, colour: str, beside: Path) -> ComparedRun:
     artefacts = read_artefacts(run)
-    trained, stage_attempts = build_training_curves(artefacts.metrics, artefacts.events), attempts(artefacts.events)
+    curves, stage_attempts = build_training_curves(artefacts.metrics, artefacts.events), attempts(artefacts.events)
     sets = scores.set_scores(artefacts)
-    changes = measure_effects(sets)
+    effects = measure_effects(sets)
     link = quote(os.path.relpath(run.report, beside)) if run.report.exists() else None
     return ComparedRun(
         name,
         colour,
         link,
         artefacts,
-        trained,
-        compare_plan_with_run(artefacts, trained, stage_attempts),
+        curves,
+        compare_plan_with_run(artefacts, curves, stage_attempts),
         sets,
-        changes,
-        judge_run(artefacts, trained, changes, stage_attempts),
-        decide_shipping(artefacts, changes, sets),
+        effects,
+        judge_run(artefacts, curves, effects, stage_attempts),
+        decide_shipping(artefacts, effects, sets),
     )
 
 
@@ -326,10 +326,10 @@ def _trained(run: ComparedRun) -> str | None:
 
 
 def _lowest_loss(run: ComparedRun) -> str | None:
-    measured = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
-    if not measured:
+    held_out_losses = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
+    if not held_out_losses:
         return None
-    step, loss = min(measured, key=lambda point: point[1])
+    step, loss = min(held_out_losses, key=lambda point: point[1])
     return f"{loss:.4g} at step {step:,}"
 
 

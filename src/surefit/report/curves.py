@@ -210,10 +210,10 @@ def _median(what: str, points: Sequence[Point]) -> str:
 
 def _sample(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Metrics]:
     """Select some evenly spaced steps, including the last, each with the held-out loss measured at it."""
-    measured = {line.step: line.eval_loss for line in held_out}
+    loss_by_step = {line.step: line.eval_loss for line in held_out}
     gaps = max(1, min(TABLE_ROWS, len(steps)) - 1)
     indices = dict.fromkeys(i * (len(steps) - 1) // gaps for i in range(gaps + 1))
-    return [steps[i].model_copy(update={"eval_loss": measured.get(steps[i].step)}) for i in indices]
+    return [steps[i].model_copy(update={"eval_loss": loss_by_step.get(steps[i].step)}) for i in indices]
 
 
 def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:

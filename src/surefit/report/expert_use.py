@@ -58,9 +58,9 @@ def measure_expert_load(lines: Sequence[Metrics]) -> ExpertLoad | None:
         LayerLoad(layer, [fmean(stretch) if stretch else None for stretch in shares_by_layer[layer]])
         for layer in sorted(shares_by_layer)
     ]
-    most = max(share for row in rows for share in row.shares if share is not None)
+    largest_share = max(share for row in rows for share in row.shares if share is not None)
     return ExpertLoad(
-        rows, steps[0][0], steps[-1][0], most, [_largest(steps), _dead([use for _, use in steps[-LAST:]])]
+        rows, steps[0][0], steps[-1][0], largest_share, [_largest(steps), _dead([use for _, use in steps[-LAST:]])]
     )
 
 
@@ -88,5 +88,5 @@ def _dead(steps: Sequence[Sequence[LayerUse]]) -> str:
     if not dead:
         return f"No layer had dead experts, which take less than a tenth of an even share, {when}."
     listed = ", ".join(f"{-number} in layer {layer}" for number, layer in dead[:NAMED])
-    more = f", and some in {len(dead) - NAMED} more layers" if len(dead) > NAMED else ""
-    return f"Dead experts, which took less than a tenth of an even share, {when}: at least {listed}{more}."
+    and_more = f", and some in {len(dead) - NAMED} more layers" if len(dead) > NAMED else ""
+    return f"Dead experts, which took less than a tenth of an even share, {when}: at least {listed}{and_more}."

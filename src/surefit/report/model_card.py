@@ -143,9 +143,9 @@ def _without_tags(value: Any) -> Any:
 
 def redact_text(text: str) -> str:
     """Remove secrets and the directories of this machine."""
-    for place in (Path.cwd(), Path.home()):
-        if len(place.parts) > 1:
-            text = text.replace(f"{place}/", "")
+    for directory in (Path.cwd(), Path.home()):
+        if len(directory.parts) > 1:
+            text = text.replace(f"{directory}/", "")
     return redact(without_paths(text))
 
 
@@ -197,9 +197,9 @@ def list_planned_and_actual(found: Artefacts, trained: TrainingCurves | None) ->
     if planned:
         lines.append(("optimizer steps", f"{planned:,}", f"{max(line.step for line in steps):,}"))
     parts = plan.time.parts if plan.time else None
-    spent = sum(line.seconds or 0.0 for line in steps)
-    if parts and spent and parts.get("steps"):
-        lines.append(("time in steps", duration_text(parts["steps"]), duration_text(spent)))
+    step_seconds = sum(line.seconds or 0.0 for line in steps)
+    if parts and step_seconds and parts.get("steps"):
+        lines.append(("time in steps", duration_text(parts["steps"]), duration_text(step_seconds)))
     peak = max((line.memory_bytes or 0 for line in steps), default=0)
     if plan.estimate and peak:
         low, high = plan.estimate.low_bytes, plan.estimate.high_bytes
@@ -237,10 +237,10 @@ def limitations(
         lines.append(f"{outcome}: {found.summary.gate.reason}.")
     if own is not None:
         share = own["measured"]["top1_agreement"]
-        scored = "" if about.score else " Its task metric was not measured after the conversion."
+        score_note = "" if about.score else " Its task metric was not measured after the conversion."
         lines.append(
             "The table under *Scores* is of the merged model. These weights are a conversion, which agrees with it "
-            f"in {100 * share:.1f} % of the next tokens.{scored}"
+            f"in {100 * share:.1f} % of the next tokens.{score_note}"
         )
     lines.append("Scores are of one task, in the form of its rows: they say nothing about other uses, languages or "
                  "about safety, which were not measured.")  # fmt: skip

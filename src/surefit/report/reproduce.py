@@ -34,8 +34,8 @@ def _commands(found: Artefacts) -> list[tuple[str, str]]:
     resolved = shlex.quote(f"{output}/resolved.yaml")
     commands = [(f"The same training, in {output}-again:", f"surefit run {resolved} --set output_dir={rerun}")]
     if found.metrics:
-        both = f"surefit report {run} {rerun}\nsurefit compare {run} {rerun}"
-        commands.append(("Both runs on one page, and their answers row by row:", both))
+        comparison = f"surefit report {run} {rerun}\nsurefit compare {run} {rerun}"
+        commands.append(("Both runs on one page, and their answers row by row:", comparison))
     install = _install(found)
     return [*([("The same packages:", install)] if install else []), *commands]
 

@@ -158,21 +158,21 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         for metric in names[:MAX_METRICS]
     ]
     shown = _with_tuned(variants, tuned)
-    compared = [c for c in summary.comparisons if checkpoint_step(c.a) is None and checkpoint_step(c.b) is None]
+    comparisons = [c for c in summary.comparisons if checkpoint_step(c.a) is None and checkpoint_step(c.b) is None]
     return SetScores(
         name,
         summary.n,
         shown,
         rows,
-        compared[:MAX_COMPARISONS],
-        list(_contests(compared, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
+        comparisons[:MAX_COMPARISONS],
+        list(_contests(comparisons, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
         {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants},
         [
             f"{count:,} {what}"
             for count, what in (
                 (len(variants) - len(shown), "more variants"),
                 (len(names) - MAX_METRICS, "more metrics"),
-                (len(compared) - MAX_COMPARISONS, "more paired comparisons"),
+                (len(comparisons) - MAX_COMPARISONS, "more paired comparisons"),
             )
             if count > 0
         ],

@@ -93,8 +93,8 @@ def _gate(found: Artefacts) -> Iterator[ShipCondition]:
     gate = found.summary.gate if found.summary else None
     if gate is not None:
         answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
-        about = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
-        yield ShipCondition(answer, f"{about}: {gate.reason.rstrip('.')}.")
+        title = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
+        yield ShipCondition(answer, f"{title}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
         yield ShipCondition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
 
@@ -114,21 +114,21 @@ def _against(contest: Contest) -> str:
 
 
 def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
-    others = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
-    lost = [
-        change for change in others if change.comparison is not None and comparison_tone(change.comparison) == "bad"
+    other_sets = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
+    worse = [
+        change for change in other_sets if change.comparison is not None and comparison_tone(change.comparison) == "bad"
     ]
-    for change in lost:
+    for change in worse:
         base = "" if change.base is None else f" from {percent(change.base)}"
         yield ShipCondition(
             "note",
             f"Damage elsewhere: {readable_metric(change.metric)} on {change.set} fell{base} to "
             f"{percent(change.tuned)}.",
         )
-    if others and not lost:
-        names = ", ".join(change.set for change in others)
+    if other_sets and not worse:
+        names = ", ".join(change.set for change in other_sets)
         yield ShipCondition("yes", f"No damage that can be told from chance on {names}.")
-    elif not others:
+    elif not other_sets:
         yield ShipCondition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
 
 

@@ -69,15 +69,15 @@ def judge_run(
         return _without_scores(found, training, tries)
     tone, headline = _helped(main)
     sentences = [_change_sentence(main)]
-    lost, gained = (
+    worse, better = (
         [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
     )
-    if lost and tone == "good":
+    if worse and tone == "good":
         tone, headline = "warning", "Training helped, at a price elsewhere"
-    elif gained and tone == "neutral":
-        headline = f"No clear effect on the held-out prompts, a gain on {gained[0].set}"
-    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in gained]
-    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in lost]
+    elif better and tone == "neutral":
+        headline = f"No clear effect on the held-out prompts, a gain on {better[0].set}"
+    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in better]
+    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in worse]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         if found.summary.gate.undecided:
             tone, headline = "warning", f"{headline}, but the score gate cannot tell"
@@ -133,8 +133,8 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
     if training is not None or train is not None:
-        done = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
-        return Verdict("neutral", "Training has not finished", [done])
+        progress = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
+        return Verdict("neutral", "Training has not finished", [progress])
     return Verdict(
         "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
     )
@@ -186,11 +186,11 @@ def _data(found: Artefacts) -> str | None:
 
 
 def _recipe(found: Artefacts, scores: Sequence[SetScores]) -> str | None:
-    scored = [
+    evaluations = [
         evaluation for set_scores in scores for evaluation in set_scores.evaluations.values() if evaluation.recipe
     ]
-    if scored and scored[0].recipe_version is not None:
-        return f"{scored[0].recipe}, version {scored[0].recipe_version}"
+    if evaluations and evaluations[0].recipe_version is not None:
+        return f"{evaluations[0].recipe}, version {evaluations[0].recipe_version}"
     return found.value("recipe")
 
 

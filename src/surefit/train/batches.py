@@ -20,7 +20,7 @@ SCANNED = 5_000
 
 
 LOOKED_UP = 2**14
-"""Number of rows of prepared data that are looked up for the same purpose: each row may lie in another file."""
+"""Number of rows of prepared data that are looked up for the same purpose: each row may be in another file."""
 
 
 class MicroBatcher:
@@ -48,8 +48,8 @@ class MicroBatcher:
 
     def of_step(self, step: int) -> list[list[int]]:
         """Return the row numbers of each micro batch of a step; 0 is the first step."""
-        chosen = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
-        return self.cut(chosen)
+        row_numbers = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
+        return self.cut(row_numbers)
 
     def cut(self, chosen: Sequence[int]) -> list[list[int]]:
         """Split rows into micro batches, the one with the most tokens first, so that the memory peak comes early,

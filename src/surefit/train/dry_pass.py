@@ -86,24 +86,24 @@ class DryPassResult:
     def _memory(self, estimate: Mapping[str, Any]) -> str:
         """Describe the measured memory beside the planned: on a GPU tensors against the planned first step, on a CPU
         the process against the planned range."""
-        measured = self.phases["dry step"]
-        low, high = planned_range(estimate, "allocated" in measured)
-        if "allocated" in measured:
+        memory = self.phases["dry step"]
+        low, high = planned_range(estimate, "allocated" in memory)
+        if "allocated" in memory:
             plan_clause = f" of {bytes_text(high)} planned" if high else ""
-            return f"{bytes_text(measured['allocated'])}{plan_clause}"
+            return f"{bytes_text(memory['allocated'])}{plan_clause}"
         plan_clause = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
-        return f"{bytes_text(measured['resident'])} of RAM{plan_clause}"
+        return f"{bytes_text(memory['resident'])} of RAM{plan_clause}"
 
     def against(self, planned: Mapping[str, Any] | None) -> str | None:
         """Return "above" or "below" if the worst case used more or less memory than planned; None if it is as
         planned, or if there is no plan. Batches with fewer tokens than planned use less memory, which does not count
         as "below"."""
-        measured, estimate = self.phases["dry step"], (planned or {}).get("estimate") or {}
-        on_gpu = "allocated" in measured
+        memory, estimate = self.phases["dry step"], (planned or {}).get("estimate") or {}
+        on_gpu = "allocated" in memory
         low, high = planned_range(estimate, on_gpu)
         if low is None or high is None:
             return None
-        used = measured["allocated" if on_gpu else "resident"]
+        used = memory["allocated" if on_gpu else "resident"]
         margin = GPU_MARGIN if on_gpu else 0.0
         if used > high * (1 + margin):
             return "above"
@@ -230,9 +230,9 @@ def _evaluate(
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        measured = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
-    if measured is not None and not math.isfinite(measured[0]):
-        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), measured[0], model, config)
+        loss_and_tokens = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+    if loss_and_tokens is not None and not math.isfinite(loss_and_tokens[0]):
+        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), loss_and_tokens[0], model, config)
     return count_batch_tokens(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 
@@ -294,9 +294,9 @@ def _local_ranges(
 
 def _require_same(written: manager.CheckpointState, read: manager.CheckpointState, checkpoints: Path) -> None:
     for before, after in ((written.weights, read.weights), (written.optimizer, read.optimizer)):
-        if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
+        if differing := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
             raise MachineError(
-                f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
+                f"{len(differing)} tensors of a checkpoint came back other than they were written: {differing[0]}",
                 code="E5101",
                 path=checkpoints,
                 help="the disk cannot be trusted; choose another output_dir",

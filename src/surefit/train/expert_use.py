@@ -22,7 +22,7 @@ tenth is 5e-6, even where every token is counted twice because layers are recomp
 class ExpertUse:
     """Counts the tokens that each layer routes to each of its experts in training mode, padding included.
 
-    The counts stay on the device: those of a step are copied to the host in one transfer, without other waits for the
+    The counts stay on the device and are copied to the host once per step, in one transfer, without other waits for the
     device. A model that does not pass the chosen experts' numbers to its expert modules (Llama 4) is not counted.
     """
 
@@ -35,15 +35,15 @@ class ExpertUse:
                 module.register_forward_pre_hook(partial(self._count, name, len(stacks[0])))
 
     def _count(self, name: str, experts: int, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        chosen = next(
+        expert_ids = next(
             (argument for argument in args[1:] if isinstance(argument, torch.Tensor) and argument.dtype == torch.int64),
             None,
         )
-        if chosen is None or not module.training:
+        if expert_ids is None or not module.training:
             return
         if name not in self._counts:
-            self._counts[name] = torch.zeros(experts, device=chosen.device)
-        flat = chosen.flatten()
+            self._counts[name] = torch.zeros(experts, device=expert_ids.device)
+        flat = expert_ids.flatten()
         self._counts[name].scatter_add_(0, flat, torch.ones((), device=flat.device).expand(flat.shape))
 
     def taken(self) -> dict[str, Any]:
@@ -61,10 +61,12 @@ class ExpertUse:
         counts = pad_sequence(list(self._counts.values()), batch_first=True)
         self._counts.clear()
         shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
-        evenly = counts.sum(1) / torch.tensor(sizes, device=counts.device)
-        unused = (counts < DEAD * evenly[:, None]).sum(1)  # what a layer with fewer experts lacks among them
-        measured = torch.stack([torch.special.entr(shares).sum(1), shares.amax(1), unused, evenly])
-        entropies, largest, dead, even = measured.tolist()
+        even_load = counts.sum(1) / torch.tensor(sizes, device=counts.device)
+        unused = (counts < DEAD * even_load[:, None]).sum(
+            1
+        )  # includes the padding of layers with fewer experts, subtracted below
+        statistics = torch.stack([torch.special.entr(shares).sum(1), shares.amax(1), unused, even_load])
+        entropies, largest, dead, even_loads = statistics.tolist()
         return {
             "expert_entropy": min(
                 entropy / math.log(max(2, size)) for entropy, size in zip(entropies, sizes, strict=True)
@@ -72,7 +74,7 @@ class ExpertUse:
             "expert_max_share": max(largest),
             "expert_use": [
                 [layer, size, round(share, 4), int(number) - counts.shape[1] + size if tokens >= ENOUGH else None]
-                for layer, size, share, number, tokens in zip(layers, sizes, largest, dead, even, strict=True)
+                for layer, size, share, number, tokens in zip(layers, sizes, largest, dead, even_loads, strict=True)
             ],
         }
 

@@ -107,11 +107,11 @@ class HeldOutEvaluation:
         """
         with self.memory.during("eval"):
             rank_batches = self.batches.all(self.engine.data_rank)
-            measured = mean_loss(self.model, rank_batches, stop.agreed, chunked=self.chunked, engine=self.engine)
-            if measured is None:
+            loss_and_tokens = mean_loss(self.model, rank_batches, stop.agreed, chunked=self.chunked, engine=self.engine)
+            if loss_and_tokens is None:
                 return
             scores = self._scores() if at_checkpoint else {BETWEEN: True}
-        loss, tokens = measured
+        loss, tokens = loss_and_tokens
         line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, "eval_perplexity": perplexity(loss)}
         self._note(self.log.append(dict(scores) | line))
 

@@ -90,10 +90,12 @@ def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "si
         config: config of the run that resumes it.
         mode, data_size: the resuming run's `Engine.name` and `Engine.data_size` (parallel/engine.py).
     """
-    before, now = trainer.get("carried_out", {}), execution_settings(config, mode, data_size)
-    changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
+    saved, current = trainer.get("carried_out", {}), execution_settings(config, mode, data_size)
+    changes = [f"{key}: {saved[key]}, now {value}" for key, value in current.items() if saved.get(key, value) != value]
     uses_random_numbers = config.lora.lora_dropout > 0 or config.train.neftune_noise_alpha is not None
-    random_numbers_differ = uses_random_numbers and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
+    random_numbers_differ = uses_random_numbers and any(
+        saved.get(key, current[key]) != current[key] for key in DRAWS_ALONG
+    )
     return (
         [*changes, "dropout and noise draw other random numbers in another micro batch"]
         if random_numbers_differ
@@ -114,11 +116,11 @@ ADDED = {
     "model.chat_template_kwargs": {},
     "model.add_tokens": [],
 }
-"""Behavior of the runs whose checkpoints are older than a setting: key → value."""
+"""Behavior of runs with checkpoints older than a setting: key → value."""
 
 
 LATER = ("data.eval: ", "evaluate.")
-"""Prefixes of keys that may be missing from older checkpoints, or from those of a run that measured no scores."""
+"""Prefixes of keys that may be missing from older checkpoints, or from checkpoints of a run that measured no scores."""
 
 
 def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: DatasetFingerprint, path: Path) -> None:

@@ -44,14 +44,14 @@ def loss_sum(
         ModelError: the model calls its decoder in a way that cannot be chunked.
     """
     device = next(model.parameters()).device
-    moved = {
+    on_device = {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
         if name != "labels"
     }
-    rows, targets = moved["loss_rows"], moved["targets"]
+    rows, targets = on_device["loss_rows"], on_device["targets"]
     # No KV cache: it costs memory, and transformers treats a batch with a cache as the start of a generation.
-    inputs = {name: value for name, value in moved.items() if name not in OWN_KEYS} | {"use_cache": False}
+    inputs = {name: value for name, value in on_device.items() if name not in OWN_KEYS} | {"use_cache": False}
     if not chunked or chunked_loss_obstacle(model) is not None:
         with avoid_mask_syncs(batch):
             answer = model(**inputs)
@@ -60,9 +60,9 @@ def loss_sum(
             F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance
         )
     with avoid_mask_syncs(batch):
-        answer, hidden, head, trained = _decode(model, inputs, rows)
+        answer, hidden, head, head_parameters = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
-        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *head_parameters)  # type: ignore[no-untyped-call]
         return _add_router_loss(loss, model, answer, targets, balance)
     return _through_chunks(head, targets, hidden, [])[0]
 
@@ -194,12 +194,12 @@ def _decode(
 def _trained_leaves(output: torch.Tensor) -> list[torch.Tensor]:
     """Return the parameters that a gradient of `output` would reach, in a fixed order."""
     leaves: dict[int, torch.Tensor] = {}
-    pending, seen = [output.grad_fn], {None}
+    pending, visited = [output.grad_fn], {None}
     while pending:
         node: Any = pending.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves[id(leaf)] = leaf
         pending.extend(parent for parent, _ in node.next_functions)
@@ -265,8 +265,8 @@ def add_chunk(
     """Add some rows' loss and gradients to `loss` and `sums`, and write the gradient of these rows of `hidden`; nothing
     else of the chunk stays in memory, so that the next chunk has as much free."""
     states = hidden[rows].detach().requires_grad_(grad_hidden is not None)
-    part, gradients = _chunk(head, targets[rows], states, trained)
-    loss += part
+    chunk_loss, gradients = _chunk(head, targets[rows], states, trained)
+    loss += chunk_loss
     if grad_hidden is not None:
         grad_hidden[rows].copy_(gradients.pop(0))
     # Gradients of many chunks are summed: in 16 bits the later ones would be rounded away.

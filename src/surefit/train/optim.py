@@ -65,9 +65,9 @@ class MasterOptimizer(ABC):
 
     def _groups(self, weight_decay: float, names: Iterable[str]) -> list[ParamGroup]:
         """Return parameter groups of the named masters: one with weight decay, one without."""
-        chosen = [(name, self._masters[name]) for name in names]
-        decayed = [master for name, master in chosen if is_decayed(name, master)]
-        not_decayed = [master for name, master in chosen if not is_decayed(name, master)]
+        named_masters = [(name, self._masters[name]) for name in names]
+        decayed = [master for name, master in named_masters if is_decayed(name, master)]
+        not_decayed = [master for name, master in named_masters if not is_decayed(name, master)]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
         return [group for group in groups if group["params"]]
 
@@ -120,7 +120,7 @@ class MasterOptimizer(ABC):
             torch._foreach_mul_(_held(gradients), factor)
 
     def _copies(self) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-        """Return (parameter, master) for every parameter whose master is a separate tensor."""
+        """Return (parameter, master) for every parameter with a separate master tensor."""
         pairs = [(parameter, self._masters[name]) for name, parameter in self._parameters.items()]
         return [(parameter, master) for parameter, master in pairs if parameter is not master]
 
@@ -189,7 +189,7 @@ class BitsAndBytesAdamW(MasterOptimizer):
     need them. Paged: the moments of parameters of at least 100,000 elements lie in memory that the driver moves between
     host and GPU when GPU memory runs out.
 
-    Each parameter is updated by a separate kernel launch: no gain for LoRA, whose moments are small.
+    Each parameter is updated by a separate kernel launch: no gain for LoRA, since its moments are small.
 
     Args:
         kind: adamw_8bit, paged_adamw_32bit or paged_adamw_8bit.

@@ -45,7 +45,7 @@ class LossScale:
             self.value, self.good_steps = self.value * 2, 0
 
     def shrink(self) -> None:
-        """Halve the scale after a step whose gradients were not finite."""
+        """Halve the scale after a step with gradients that were not finite."""
         self.value, self.good_steps = max(MINIMUM, self.value / 2), 0
 
     def state(self) -> dict[str, float]:

@@ -98,11 +98,11 @@ class ShardedCheckpointWriter:
         """
         assert self._job is None
         needed = sum(all_gather(manager.estimate_checkpoint_bytes(state), self._world))
-        place = run_on_rank0(
+        directory = run_on_rank0(
             self._world,
             lambda: self._guard.write(f"step-{step}", needed, lambda: self._begin(step), self._make_room),
         )
-        job = self._job = _Job(step, state, needed, place)
+        job = self._job = _Job(step, state, needed, directory)
         job.thread = Thread(target=self._work, args=(job,), name=f"step-{step}", daemon=True)
         job.thread.start()
 
@@ -184,15 +184,15 @@ class ShardedCheckpointWriter:
             self._try(job, place)
 
     def _attempt(self, job: _Job) -> None:
-        place = broadcast_from_rank0(self._begin(job.step), self._world)
+        directory = broadcast_from_rank0(self._begin(job.step), self._world)
         try:
-            if self._try(job, place):
+            if self._try(job, directory):
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise MachineError("cannot write: the disk is full", code="E5117", path=place) from full
+                raise MachineError("cannot write: the disk is full", code="E5117", path=directory) from full
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
-        self._commit(job, place)
+        self._commit(job, directory)
 
     def _try(self, job: _Job, place: Path) -> bool:
         """Write all parts; return whether the disk was too full for one of them."""
