@@ -24,7 +24,7 @@ def build_divergence_error(
     Args:
         run: where the batch is written (train/replay.py).
         counters: the last `MAX_REJECTED_IN_A_ROW` steps were rejected.
-        batches, result: of the last step.
+        batches, result: batches and result of the last step.
         seed: `train.seed`.
         newest: the checkpoint to resume from.
     """

@@ -45,13 +45,13 @@ class DryPassResult:
 
     Attributes:
         tokens: tokens of the fullest micro batch, padding not counted.
-        micro_batches: how often it was run before the update: 2 where a step accumulates gradients over micro batches,
-            because these stay in memory while the next one runs; else 1.
+        micro_batches: number of times it was run before the update: 2 if a step accumulates gradients over micro
+            batches, because the gradients stay in memory while the next micro batch runs; otherwise 1.
         loss: mean loss of the batch, in nats.
         step_seconds: forward, backward and update, warm-up of the kernels included.
-        eval_tokens, eval_seconds: of the fullest held-out batch; 0 without held-out rows.
+        eval_tokens, eval_seconds: tokens and seconds of the fullest held-out batch; 0 without held-out rows.
         eval_batches: number of held-out batches of one measurement, per process.
-        save_seconds, load_seconds, checkpoint_bytes: of one checkpoint.
+        save_seconds, load_seconds, checkpoint_bytes: figures of one checkpoint.
         phases: memory of each phase, as in telemetry/memory.py; with several processes, of the one that used most.
         rank: the rank of that process; None with a single process.
     """
@@ -162,7 +162,7 @@ def run_dry_pass(
         config: resolved: no setting is "auto".
         memory: gets the phases "dry step", "dry eval", "dry save" and "dry load".
         checkpoints: the run's checkpoint directory; need not exist yet.
-        engine: how several processes share a step; every process runs the worst case.
+        engine: execution engine, which distributes a step over processes; each process runs the worst case.
 
     Raises:
         GateError: the loss is not finite.

@@ -36,7 +36,7 @@ class HeldOutEvaluation:
         log: metrics.jsonl.
         memory: gets the phase "eval" during a measurement.
         score: computes the task's scores, on rank 0 only; None for none.
-        engine: how several processes share the rows.
+        engine: execution engine, which distributes the rows over processes.
 
     Attributes:
         lines: log lines of all measurements of the run, those before a resume included.

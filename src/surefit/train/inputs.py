@@ -43,8 +43,8 @@ class TrainingEnvironment:
     """Processes, hardware and plan of a training run.
 
     Attributes:
-        engine: how several processes share the run; None for a single process. Every process creates a `Trainer` and
-            calls `fit`; only rank 0 writes and reports.
+        engine: execution engine, which distributes the run over processes; None for a single process. Every process
+            creates a `Trainer` and calls `fit`; only rank 0 writes and reports.
         model, hardware: facts about base model and device, for the MFU and for out-of-memory messages.
         planned: content of plan.json, which the dry pass is compared with.
         resume_command: command line that continues the run after an interruption.

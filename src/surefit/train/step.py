@@ -75,7 +75,7 @@ def train_step(
         max_grad_norm: gradients are scaled down to this 2-norm.
         chunked: never hold the logits of all tokens (train/loss.py).
         scaling: loss scale for float16, which this step adapts.
-        engine: how several processes share the step.
+        engine: execution engine, which distributes the step over processes.
     """
     supervised = int(engine.total(sum(supervised_tokens(batch) for batch in micro_batches)))
     assert supervised > 0, "the caller leaves rows without supervised tokens out"
