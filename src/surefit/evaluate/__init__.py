@@ -1,4 +1,4 @@
-"""Scores with their uncertainty."""
+"""Scores of a run's models, with confidence intervals."""
 
 from surefit import callable_as_stage
 

@@ -1,8 +1,8 @@
-"""Answers kept on disk as they come, so that an evaluation that is killed goes on where it was.
+"""Caches answers on disk as they are generated, so that an interrupted evaluation continues where it stopped.
 
-The file lies beside the scores while a variant is being asked and is gone when they are written. Its first line says
-which model was asked and how; every other line is a row's answer under a key that says which row and which prompt.
-Of several processes that share the rows each writes a file of its own, and reads those of all.
+The file lies beside the scores while a variant generates answers, and is deleted after the scores are written. Its
+first line holds the model and the generation settings; every other line holds one row's answer, with a key made of row
+and prompt. If several processes share the rows, each writes its own file and reads the files of all.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from surefit.generate.engine import Generation
 
 
 class AnswerCache:
-    """The answers of one variant to one set.
+    """Cache of the answers of one variant to one set.
 
     Args:
-        path: the file; None keeps nothing.
-        asked: the model and the settings that answers depend on, as JSON. Answers of another model, or made in another
-            way, are forgotten as soon as there are new ones.
-        rank: of this process; those behind the first have their number in the file's name.
+        path: the file; None disables the cache.
+        asked: the model and the settings that answers depend on, as JSON. Answers of another model, or with other
+            settings, are discarded as soon as there are new ones.
+        rank: rank of this process; from rank 1 on the file's name contains it.
     """
 
     def __init__(self, path: Path | None, asked: Mapping[str, Any], rank: int = 0) -> None:
@@ -36,15 +36,16 @@ class AnswerCache:
         self._ours = False
 
     def read(self) -> dict[str, tuple[GeneratedAnswer, float]]:
-        """Key → the answer and the seconds it took; those of the other processes, and of an earlier call's, too."""
-        others = (self._of_other(path) for path in self._files() if path != self.path)
-        return {key: value for found in (*others, self._own()) for key, value in found.items()}
+        """Return key → (answer, seconds that it took), with those of other processes and of an earlier call."""
+        other_files = (self._of_other(path) for path in self._files() if path != self.path)
+        return {key: value for answers in (*other_files, self._own()) for key, value in answers.items()}
 
     def _files(self) -> list[Path]:
         return sorted(self.path.parent.glob(self._every)) if self.path is not None else []
 
     def _of_other(self, path: Path) -> dict[str, tuple[GeneratedAnswer, float]]:
-        """It may be at work on it: only whole lines count, and nothing is fixed."""
+        """Read another process's file. It may still be written: only complete lines count, and the file is not
+        repaired."""
         try:
             header, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
         except FileNotFoundError:
@@ -55,19 +56,19 @@ class AnswerCache:
         if self.path is None or not self.path.exists():
             return {}
         header, *lines = self.path.read_bytes().splitlines(keepends=True) or [b""]
-        whole = [line for line in lines if line.endswith(b"\n")]
+        complete_lines = [line for line in lines if line.endswith(b"\n")]
         self._ours = header == self.header
         if not self._ours:
             return {}
-        if whole != lines:  # the last line was cut short, and would damage the next
-            os.truncate(self.path, len(header) + sum(map(len, whole)))
-        return dict(_read(json.loads(line)) for line in whole)
+        if complete_lines != lines:  # the last line is incomplete, and would damage the next
+            os.truncate(self.path, len(header) + sum(map(len, complete_lines)))
+        return dict(_read(json.loads(line)) for line in complete_lines)
 
     def add(self, answers: Iterable[tuple[str, GeneratedAnswer]], seconds: float) -> None:
-        """Append answers, on the disk when this returns.
+        """Append answers; they are on the disk when this returns.
 
         Args:
-            seconds: that each of them took.
+            seconds: duration of each answer.
 
         Raises:
             MachineError: the disk is full.
@@ -84,7 +85,7 @@ class AnswerCache:
         self._ours = True
 
     def forget(self) -> None:
-        """Remove the files of all processes: what is in them has been scored."""
+        """Delete the files of all processes, after their answers have been scored."""
         for path in self._files():
             path.unlink(missing_ok=True)
 
@@ -94,10 +95,12 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def _written(key: str, answer: GeneratedAnswer, seconds: float) -> dict[str, Any]:
-    made = [[one.text, one.truncated, one.tokens] for one in answer.generations]
-    return {"key": key, "seconds": seconds} | ({"made": made} if answer.ranked is None else {"ranked": answer.ranked})
+    generations = [[generation.text, generation.truncated, generation.tokens] for generation in answer.generations]
+    return {"key": key, "seconds": seconds} | (
+        {"made": generations} if answer.ranked is None else {"ranked": answer.ranked}
+    )
 
 
 def _read(line: Mapping[str, Any]) -> tuple[str, tuple[GeneratedAnswer, float]]:
-    made = tuple(Generation(text, truncated, tokens) for text, truncated, tokens in line.get("made", ()))
-    return line["key"], (GeneratedAnswer(made, line.get("ranked")), line["seconds"])
+    generations = tuple(Generation(text, truncated, tokens) for text, truncated, tokens in line.get("made", ()))
+    return line["key"], (GeneratedAnswer(generations, line.get("ranked")), line["seconds"])

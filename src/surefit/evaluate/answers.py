@@ -1,4 +1,4 @@
-"""Answers that have been scored, wherever they lie: a run's variant, or a file of scored predictions. Torch-free."""
+"""Scored answers, read from a run's variant or from a file of scored predictions. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from surefit.core.rundir import RunDir, read_json, read_jsonl
 from surefit.core.units import shell_quote, truncate_text
 
 BASELINE = "baseline:"
-"""What the names of variants that need no model begin with."""
+"""Prefix of the names of variants that need no model."""
 GRAMMAR = "+grammar"
-"""What the names of variants that answered under a grammar end with."""
+"""Suffix of the names of variants that answered under a grammar."""
 PREDICTIONS = ".predictions.jsonl"
 _CHECKPOINT = re.compile(r"step-(\d+)")
 MODELS = ("base", "adapter", "merged", "model", "served")
-"""Every model that a run can ask, in the order of training; what is served is the tuned model."""
+"""Every model of a run, in the order of training; the served model is the tuned model behind a server."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Answers:
     """Scored answers to a set's rows.
 
     Attributes:
-        name: as the user wrote it, with the variant where that was left open.
-        lines: one per row: index, where, gold, text, scores and, where known, prompt, parsed and truncated.
-        recipe: which judged them, by name; None where the file does not say.
-        version: of that recipe.
+        name: the name that the user gave, completed by the variant if it was omitted.
+        lines: one per row: index, where, gold, text, scores and, if known, prompt, parsed and truncated.
+        recipe: name of the recipe that scored them; None if the file does not say.
+        version: version of that recipe.
         run: the run directory they belong to, if any.
     """
 
@@ -47,8 +47,8 @@ class Answers:
 
 
 def select_tuned_variant(variants: Iterable[str]) -> str | None:
-    """The tuned model among a set's variants, in the order of training: the last, without a grammar where it has
-    answered without; None where there are only the base, baselines and checkpoints."""
+    """Return the tuned model among a set's variants: the last in the order of training, preferably without a grammar;
+    None if there are only the base, baselines and checkpoints."""
     tuned = [
         name
         for name in variants
@@ -58,35 +58,36 @@ def select_tuned_variant(variants: Iterable[str]) -> str | None:
 
 
 def checkpoint_step(variant: str) -> int | None:
-    """The step of a variant that is one of the run's checkpoints; None of every other.
+    """Return the step of a variant that is one of the run's checkpoints; None for any other.
 
     >>> checkpoint_step("step-40"), checkpoint_step("step-40+grammar"), checkpoint_step("merged")
     (40, 40, None)
     """
-    found = _CHECKPOINT.fullmatch(variant.removesuffix(GRAMMAR))
-    return int(found[1]) if found else None
+    match = _CHECKPOINT.fullmatch(variant.removesuffix(GRAMMAR))
+    return int(match[1]) if match else None
 
 
 def base_variant(tuned: str) -> str:
-    """The base, asked as the tuned model was."""
+    """Return the base's variant with the same generation settings as the tuned one."""
     return "base" + GRAMMAR * tuned.endswith(GRAMMAR)
 
 
 def read_answers(text: str, set_name: str = "eval") -> Answers:
-    """What a command line names: a file of scored predictions, a run directory (its tuned model), or RUN:VARIANT.
+    """Read the answers that a command line names: a file of scored predictions, a run directory (its tuned model), or
+    RUN:VARIANT.
 
     Raises:
-        DataError: nothing has that name, or it has not been scored on the set.
+        DataError: nothing has that name, or the set has not been scored.
     """
     path = Path(text).expanduser()
     return _read_file(path) if path.is_file() else read_run(text, set_name)
 
 
 def read_run(text: str, set_name: str) -> Answers:
-    """The answers of RUN (its tuned model) or RUN:VARIANT to a set.
+    """Read the answers of RUN (its tuned model) or RUN:VARIANT to a set.
 
     Raises:
-        DataError: there is no such directory, or no such score in it.
+        DataError: the directory does not exist, or has no such scores.
     """
     directory, variant = text, ""
     if not Path(text).expanduser().is_dir():
@@ -96,34 +97,37 @@ def read_run(text: str, set_name: str) -> Answers:
         raise DataError(
             f"there is no run directory or predictions file {text}", code="E7001", help="`surefit runs` lists the runs"
         )
-    there = list_scored_variants(run, set_name)
-    if not there:
+    variants = list_scored_variants(run, set_name)
+    if not variants:
         sets = sorted(entry.name for entry in run.eval.glob("*/")) if run.eval.is_dir() else []
-        known = f"; scored: {', '.join(sets)}" if sets else ""
+        scored_sets = f"; scored: {', '.join(sets)}" if sets else ""
         help_text = f"`surefit evaluate {shell_quote(directory)}` comes first"
         raise DataError(
-            f"the set {set_name!r} has not been scored in this run{known}", code="E7002", path=run.path, help=help_text
+            f"the set {set_name!r} has not been scored in this run{scored_sets}",
+            code="E7002",
+            path=run.path,
+            help=help_text,
         )
-    chosen = variant or select_tuned_variant(there)
-    if chosen not in there:
+    selected = variant or select_tuned_variant(variants)
+    if selected not in variants:
         problem = f"{variant!r} has not been scored" if variant else "the tuned model has not been scored"
-        hint = did_you_mean(variant, there) if variant else ""
+        hint = did_you_mean(variant, variants) if variant else ""
         raise DataError(
-            f"{problem} on {set_name}{hint}", code="E7003", path=run.path, help=f"scored are {', '.join(there)}"
+            f"{problem} on {set_name}{hint}", code="E7003", path=run.path, help=f"scored are {', '.join(variants)}"
         )
-    assert chosen is not None
-    found = read_variant(run, set_name, chosen)
-    return Answers(f"{directory}:{chosen}", found.lines, found.recipe, found.version, run)
+    assert selected is not None
+    answers = read_variant(run, set_name, selected)
+    return Answers(f"{directory}:{selected}", answers.lines, answers.recipe, answers.version, run)
 
 
 def list_scored_variants(run: RunDir, set_name: str) -> list[str]:
-    """The variants with scores on a set: baselines, base, checkpoints, adapter, merged or model, served, each free one
-    first."""
+    """List the variants with scores on a set: baselines, base, checkpoints, adapter, merged or model, served, each
+    first without a grammar."""
     return sorted((path.stem for path in (run.eval / set_name).glob("*.json")), key=variant_sort_key)
 
 
 def variant_sort_key(variant: str) -> tuple[int, int, str]:
-    """To sort variants by: baselines, base, checkpoints, tuned models, each without a grammar first."""
+    """Return the sort key of a variant: baselines, base, checkpoints, tuned models, each first without a grammar."""
     plain, step = variant.removesuffix(GRAMMAR), checkpoint_step(variant)
     if variant.startswith(BASELINE):
         return -1, 0, variant
@@ -133,10 +137,10 @@ def variant_sort_key(variant: str) -> tuple[int, int, str]:
 
 
 def read_variant(run: RunDir, set_name: str, variant: str) -> Answers:
-    """One variant's answers.
+    """Read one variant's answers.
 
     Raises:
-        DataError: they are not there, or damaged.
+        DataError: the file is missing or damaged.
     """
     return _read_file(run.eval / set_name / f"{variant}{PREDICTIONS}", f"{run.path}:{variant}", run)
 
@@ -154,44 +158,46 @@ def _read_file(path: Path, name: str | None = None, run: RunDir | None = None) -
         if not isinstance(line, dict) or not isinstance(line.get("scores"), dict):
             help_text = "give them scores first: surefit score --recipe … --predictions … --references … --output FILE"
             raise DataError("this answer has no scores", code="E7005", path=path, line=number, help=help_text)
-    beside = path.with_name(path.name.removesuffix(PREDICTIONS) + ".json")
-    record: Mapping[str, Any] = read_json(beside) if path.name.endswith(PREDICTIONS) and beside.exists() else lines[0]
+    record_path = path.with_name(path.name.removesuffix(PREDICTIONS) + ".json")
+    record: Mapping[str, Any] = (
+        read_json(record_path) if path.name.endswith(PREDICTIONS) and record_path.exists() else lines[0]
+    )
     return Answers(name or str(path), lines, record.get("recipe"), record.get("recipe_version"), run)
 
 
 def align_answers(a: Answers, b: Answers) -> list[dict[str, Any]]:
-    """a's lines in the order of b's.
+    """Return a's lines in the order of b's.
 
-    A row is known by where it was read; where the two name other files, by its number in the set. Either way the gold
-    answer must be the same.
+    A row is identified by the place where it was read; if the two have different files, by its number in the set. In
+    both cases the gold answer must be the same.
 
     Raises:
-        DataError: the rows are not the same, and why.
+        DataError: the rows differ; says why.
     """
     for key in ("where", "index"):
-        places, others = ([line.get(key) for line in found.lines] for found in (a, b))
-        if None not in places and len(set(places)) == len(places) and Counter(places) == Counter(others):
-            by_place = dict(zip(places, a.lines, strict=True))
-            matched = [by_place[place] for place in others]
+        a_keys, b_keys = ([line.get(key) for line in answers.lines] for answers in (a, b))
+        if None not in a_keys and len(set(a_keys)) == len(a_keys) and Counter(a_keys) == Counter(b_keys):
+            line_by_key = dict(zip(a_keys, a.lines, strict=True))
+            matched = [line_by_key[row_key] for row_key in b_keys]
             _require_same_gold(a, b, matched)
             return matched
     raise _other_rows(a, b)
 
 
 def _require_same_gold(a: Answers, b: Answers, matched: Sequence[Mapping[str, Any]]) -> None:
-    for line, other in zip(matched, b.lines, strict=True):
-        if line.get("gold") != other.get("gold"):
-            first, second = (truncate_text(repr(row.get("gold"))) for row in (line, other))
+    for line, b_line in zip(matched, b.lines, strict=True):
+        if line.get("gold") != b_line.get("gold"):
+            first, second = (truncate_text(repr(row.get("gold"))) for row in (line, b_line))
             golds = f"{first} in {a.name}, {second} in {b.name}"
-            row = other.get("where", f"row {other.get('index')}")
+            row = b_line.get("where", f"row {b_line.get('index')}")
             raise DataError(
                 f"the gold answer of {row} differs: {golds}", code="E7006", help="compare answers to the same data"
             )
 
 
 def _other_rows(a: Answers, b: Answers) -> DataError:
-    places, others = ({line.get("where", line.get("index")) for line in found.lines} for found in (a, b))
-    common = len(places & others)
+    a_keys, b_keys = ({line.get("where", line.get("index")) for line in answers.lines} for answers in (a, b))
+    common = len(a_keys & b_keys)
     return DataError(
         f"they answered other rows: {a.name} {len(a.lines):,}, {b.name} {len(b.lines):,}, {common:,} of them the same",
         code="E7007",

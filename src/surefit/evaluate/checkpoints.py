@@ -1,8 +1,8 @@
-"""Every checkpoint of a run on the held-out rows: which is the best, and whether its lead is more than chance.
+"""Scores every checkpoint of a run on the held-out rows: which one is best, and whether its lead is significant.
 
 Any number of processes may do this at once, on one machine or many, while training still runs: each takes the next
-checkpoint that nobody has scored or is scoring (the claim is a lock of the kernel, so it ends with the process), and
-each writes the summary of all that is there when it is done, so that the last one's is whole.
+checkpoint that no process has scored or is scoring (the claim is a kernel lock, so it ends with the process), and each
+writes the summary of all existing scores when it is done, so that the last summary is complete.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from surefit.task import Scores, TaskRecipe
 
 SET = "eval"
 CONFIDENCE = 0.95
-"""That the best is not called better than any of the others by chance: shared out between the comparisons."""
+"""Confidence that none of the best checkpoint's significant leads is due to chance; divided among the comparisons."""
 
 
 def score_checkpoints(
@@ -52,48 +52,53 @@ def score_checkpoints(
     """Score each checkpoint as the variant step-N; write eval/eval/step-N.json with its predictions, and
     eval/checkpoints.json and .svg.
 
-    What has been scored already, of the same weights in the same way, is kept, also where the checkpoint is gone.
-    Checkpoints that come while this runs are scored too; one that goes is passed over and named. None is deleted.
+    Existing scores of the same weights and settings are kept, even if the checkpoint has been deleted. Checkpoints that
+    are written meanwhile are scored, too; one that is deleted meanwhile is skipped and listed. This deletes none.
 
     Args:
-        config: nothing in it is "auto"; where answers are scored with and without a grammar, without.
-        recipe: judges the answers.
-        hardware: where the model is loaded; there is one, which gets the weights of each checkpoint in turn.
-        held_out: the rows.
-        on_progress: called with (rows done, rows, what is being scored).
-        world: the processes that share the rows; all of them call this, and the first writes.
+        config: resolved: no setting is "auto"; if it scores with and without a grammar, only without is used.
+        recipe: scores the answers.
+        hardware: hardware that the model is loaded on, once; it gets the weights of each checkpoint in turn.
+        held_out: the held-out rows.
+        on_progress: called with (rows done, rows, variant).
+        world: the processes that share the rows; all of them call this, and rank 0 writes.
 
     Returns:
-        As in eval/checkpoints.json, with "passed_over": what this call did not score, and why.
+        The content of eval/checkpoints.json, with "passed_over": the checkpoints not scored, with the reasons.
 
     Raises:
-        ConfigError: there is no checkpoint, or settings exclude each other.
+        ConfigError: there is no checkpoint, or settings contradict each other.
         DataError: a row cannot be scored.
-        ModelError: a checkpoint is not one of this model.
-        MachineError: not enough GPU memory, or the disk.
+        ModelError: a checkpoint belongs to another model.
+        MachineError: not enough GPU memory, or a disk error.
     """
     world = world or World()
     rows = run_on_rank0(world, partial(_rows, config, recipe, run, held_out))
-    way = list_generation_settings(config, recipe)[0]
-    queue = _Queue(ResultStore(config, recipe, run), way, rows)
-    opened: CheckpointModel | None = None
-    while (taken := run_on_rank0(world, queue.take)) is not None:
-        path, sha256, before, total = taken
-        opened = opened or CheckpointModel(config, hardware, run)
-        if not all(all_gather(opened.become(path), world)):
+    settings = list_generation_settings(config, recipe)[0]
+    queue = _Queue(ResultStore(config, recipe, run), settings, rows)
+    checkpoint_model: CheckpointModel | None = None
+    while (claimed := run_on_rank0(world, queue.take)) is not None:
+        path, sha256, done, total = claimed
+        checkpoint_model = checkpoint_model or CheckpointModel(config, hardware, run)
+        if not all(all_gather(checkpoint_model.become(path), world)):
             queue.gone(path)
             continue
-        name = way.of(path.name)
-        kept = queue.files.kept(SET, path.name, way, sha256, world.rank)
-        respondent = LocalModel(opened.model, opened.tokenizer, recipe, build_prompt_cutter(config, opened.tokenizer))
-        part = _part_of(on_progress, before * len(rows), total * len(rows), name)
-        scored = score_distributed(name, respondent, recipe, rows, way, kept, world, part)
+        name = settings.of(path.name)
+        cache = queue.files.kept(SET, path.name, settings, sha256, world.rank)
+        respondent = LocalModel(
+            checkpoint_model.model,
+            checkpoint_model.tokenizer,
+            recipe,
+            build_prompt_cutter(config, checkpoint_model.tokenizer),
+        )
+        report_progress = _part_of(on_progress, done * len(rows), total * len(rows), name)
+        result = score_distributed(name, respondent, recipe, rows, settings, cache, world, report_progress)
         if world.is_first:
-            queue.files.write(SET, scored)
-            kept.forget()
+            queue.files.write(SET, result)
+            cache.forget()
             queue.release()
-    found = run_on_rank0(world, partial(write_checkpoint_scores, queue.files, way, rows))
-    return found | {"passed_over": run_on_rank0(world, lambda: queue.passed_over)}
+    summary = run_on_rank0(world, partial(write_checkpoint_scores, queue.files, settings, rows))
+    return summary | {"passed_over": run_on_rank0(world, lambda: queue.passed_over)}
 
 
 def _rows(config: Config, recipe: TaskRecipe, run: RunDir, held_out: Examples) -> EvalRows:
@@ -115,10 +120,10 @@ def _part_of(on_progress: OnProgress, before: int, total: int, label: str) -> On
 
 
 class _Queue:
-    """The checkpoints that are still to be scored, for the first process of a call; others may be at work beside it.
+    """The checkpoints that are still to be scored, for rank 0 of a call; other calls may run at the same time.
 
     Attributes:
-        passed_over: what was not scored, with the reason.
+        passed_over: checkpoints that were not scored, with the reasons.
     """
 
     def __init__(self, files: ResultStore, way: GenerationSettings, rows: EvalRows) -> None:
@@ -129,7 +134,8 @@ class _Queue:
         self._claim = contextlib.ExitStack()
 
     def take(self) -> tuple[Path, str | None, int, int] | None:
-        """The next one, claimed, with its identity, how many were done before and how many there are."""
+        """Claim the next checkpoint; return its path, its identity, the number scored before and the total. None if
+        none is left."""
         for path in self._unseen():
             self._seen.add(path.name)
             try:
@@ -142,14 +148,14 @@ class _Queue:
             elif fault := manager.find_checkpoint_damage(path, hashes=True):
                 self.passed_over.append(f"{path.name}: {fault if path.is_dir() else GONE}")
             else:
-                waiting = sum(1 for _ in self._unseen())
-                return path, self.files.identity(path.name), self._done, self._done + 1 + waiting
+                remaining = sum(1 for _ in self._unseen())
+                return path, self.files.identity(path.name), self._done, self._done + 1 + remaining
             self.release(done=False)
         return None
 
     def _unseen(self) -> Iterator[Path]:
-        found = manager.list_steps(self.files.run.checkpoints)
-        return (path for _, path in found if path.name not in self._seen)
+        checkpoints = manager.list_steps(self.files.run.checkpoints)
+        return (path for _, path in checkpoints if path.name not in self._seen)
 
     def _is_scored(self, path: Path) -> bool:
         name = self.way.of(path.name)
@@ -159,12 +165,12 @@ class _Queue:
         return self.files.run.eval / SET / f".{path.name}.lock"
 
     def release(self, done: bool = True) -> None:
-        """Let go of the claim."""
+        """Release the claim."""
         self._done += done
         self._claim.close()
 
     def gone(self, path: Path) -> None:
-        """A checkpoint that was taken is no longer there."""
+        """Record that a claimed checkpoint no longer exists, and release it."""
         self.passed_over.append(f"{path.name}: {GONE}")
         self.release(done=False)
 
@@ -173,14 +179,15 @@ GONE = "deleted before it was scored (training keeps checkpoint.save_total_limit
 
 
 def write_checkpoint_scores(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dict[str, Any]:
-    """Write eval/checkpoints.json and .svg of all scores that are there, one process at a time; returns the first."""
+    """Write eval/checkpoints.json and .svg from all existing scores, one process at a time; return the content of the
+    JSON file."""
     run = files.run
     with hold_lock(run.eval / ".checkpoints.lock", "evaluate --all-checkpoints", wait=True):
-        found = _summary(files, way, rows)
-        write_json(run.eval / "checkpoints.json", found)
-        if found["checkpoints"]:
-            write_atomic(run.eval / "checkpoints.svg", draw_checkpoint_curve(found))
-    return found
+        summary = _summary(files, way, rows)
+        write_json(run.eval / "checkpoints.json", summary)
+        if summary["checkpoints"]:
+            write_atomic(run.eval / "checkpoints.svg", draw_checkpoint_curve(summary))
+    return summary
 
 
 def _summary(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dict[str, Any]:
@@ -189,11 +196,11 @@ def _summary(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dic
     scores: dict[str, list[Scores]] = {}
     left_out = []
     for variant in _scored_steps(files.run, way):
-        read = files.read(SET, variant, way.settings, rows)
-        if isinstance(read, str):
-            left_out.append(f"{variant}: {read}")
-        elif read is not None:
-            record, lines = read
+        stored = files.read(SET, variant, way.settings, rows)
+        if isinstance(stored, str):
+            left_out.append(f"{variant}: {stored}")
+        elif stored is not None:
+            record, lines = stored
             points.append(_point(variant, record, metric, files.run))
             scores[variant] = [line["scores"] for line in lines]
     base = files.read(SET, way.of("base"), way.settings, rows)
@@ -210,43 +217,45 @@ def _summary(files: ResultStore, way: GenerationSettings, rows: EvalRows) -> dic
 
 
 def _scored_steps(run: RunDir, way: GenerationSettings) -> list[str]:
-    """The variants that are checkpoints and were asked in this way, by step."""
+    """Return the scored checkpoint variants with these generation settings, sorted by step."""
     names = [path.name.removesuffix(".json") for path in (run.eval / SET).glob("step-*.json")]
-    mine = [
+    matching = [
         name for name in names if checkpoint_step(name) is not None and name.endswith(GRAMMAR) == bool(way.constrained)
     ]
-    return sorted(mine, key=lambda name: checkpoint_step(name) or 0)
+    return sorted(matching, key=lambda name: checkpoint_step(name) or 0)
 
 
 def _point(variant: str, record: Mapping[str, Any], metric: str, run: RunDir) -> dict[str, Any]:
-    about = {key: record[key] for key in ("truncated", "unparsed")}
+    counts = {key: record[key] for key in ("truncated", "unparsed")}
     step = checkpoint_step(variant)
-    there = (run.checkpoints / f"step-{step}").is_dir()
-    return {"step": step, "variant": variant, **_estimate(record, metric), **about, "there": there}
+    exists = (run.checkpoints / f"step-{step}").is_dir()
+    return {"step": step, "variant": variant, **_estimate(record, metric), **counts, "there": exists}
 
 
 def _estimate(record: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    found: Mapping[str, Any] = record["metrics"][metric]
-    return {"mean": found["mean"], "ci95": found["ci95"]}
+    estimate: Mapping[str, Any] = record["metrics"][metric]
+    return {"mean": estimate["mean"], "ci95": estimate["ci95"]}
 
 
 def _best(
     points: Sequence[Mapping[str, Any]], scores: Mapping[str, list[Scores]], recipe: TaskRecipe
 ) -> dict[str, Any] | None:
-    """The highest mean (of equals the earlier), and its lead over every other one.
+    """Return the checkpoint with the highest mean (the earlier one if equal), and its lead over every other one.
 
-    As many comparisons as there are others are made, and all have to hold at once: each has an interval of confidence
+    It is compared with each of the others, and all comparisons must hold at once: each has an interval of confidence
     1 − 0.05 / others (Bonferroni).
     """
     if not points:
         return None
     best = max(points, key=lambda point: (point["mean"], -point["step"]))["variant"]
-    others = [point["variant"] for point in points if point["variant"] != best]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(others))
-    over = []
-    for other in others:
-        found = paired_differences(other, best, scores[other], scores[best], recipe, confidence)[recipe.primary_metric]
-        lead = {"difference": found.difference, "interval": [found.low, found.high], "more_than_chance": found.low > 0}
-        over.append({"variant": other, **lead, "wins": found.wins, "losses": found.losses, "ties": found.ties})
-    sure = all(one["more_than_chance"] for one in over) if over else None
-    return {"variant": best, "confidence": confidence, "over": over, "more_than_chance": sure}
+    other_variants = [point["variant"] for point in points if point["variant"] != best]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(other_variants))
+    comparisons = []
+    for variant in other_variants:
+        diff = paired_differences(variant, best, scores[variant], scores[best], recipe, confidence)[
+            recipe.primary_metric
+        ]
+        lead = {"difference": diff.difference, "interval": [diff.low, diff.high], "more_than_chance": diff.low > 0}
+        comparisons.append({"variant": variant, **lead, "wins": diff.wins, "losses": diff.losses, "ties": diff.ties})
+    all_significant = all(comparison["more_than_chance"] for comparison in comparisons) if comparisons else None
+    return {"variant": best, "confidence": confidence, "over": comparisons, "more_than_chance": all_significant}

@@ -1,7 +1,8 @@
-"""Two sets of answers to the same rows: which is better by the gold answers, how surely, and what could have been seen.
+"""Compares two sets of answers to the same rows by the gold answers: which is better, how surely, and which difference
+could have been detected.
 
-The gold answer decides: a row is won, lost or tied by its score. What a judge model thinks (evaluate/judge.py) stands
-beside that, never in place of it.
+The gold answer decides: a row is won, lost or tied by its score. The verdict of a judge model (evaluate/judge.py) is
+reported in addition, never instead.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SHOWN = 5
 
 
 def read_pair(a: str, b: str, set_name: str = "eval", variant: str | None = None) -> tuple[Answers, Answers]:
-    """What the two sides of a command line name: run directories, RUN:VARIANT, files of scored predictions; or, on one
-    side only, a variant or baseline of the other side's run.
+    """Read both sides of a command line: run directories, RUN:VARIANT, files of scored predictions; or, on one side
+    only, a variant or baseline of the other side's run.
 
     Args:
-        variant: of run directories that are named without one.
+        variant: variant of run directories that are named without one.
 
     Raises:
         DataError: a side names nothing, or has no scores on the set.
@@ -50,47 +51,47 @@ def _is_there(text: str) -> bool:
 
 
 def _beside(name: str, other: str, set_name: str) -> Answers:
-    """A variant or baseline, by its bare name, of the run that the other side names."""
+    """Read a variant or baseline of the other side's run by its bare name."""
     path = Path(other).expanduser()
     directory = other if path.exists() else other.partition(":")[0]
-    there = [] if path.is_file() else list_scored_variants(read_run(other, set_name).run, set_name)  # type: ignore[arg-type]
+    variants = [] if path.is_file() else list_scored_variants(read_run(other, set_name).run, set_name)  # type: ignore[arg-type]
     for variant in (name, BASELINE + name):
-        if variant in there:
+        if variant in variants:
             return read_run(f"{directory}:{variant}", set_name)
-    known = f"; scored in {directory}: {', '.join(there)}" if there else ""
+    scored_names = f"; scored in {directory}: {', '.join(variants)}" if variants else ""
     raise DataError(
         f"{name!r} is no run directory, no predictions file and no variant of the other side"
-        f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in there])}{known}",
+        f"{did_you_mean(name.removeprefix(BASELINE), [v.removeprefix(BASELINE) for v in variants])}{scored_names}",
         code="E7009",
         help="name RUN, RUN:VARIANT, a file that `surefit score --output` wrote, or a baseline that was evaluated",
     )
 
 
 def judging_recipe(a: Answers, b: Answers, name: str | None) -> str:
-    """The name of the recipe that judged both.
+    """Return the name of the recipe that scored both sides.
 
     Raises:
-        DataError: two different ones, or two versions of one.
-        ConfigError: neither side says which, or both say another than `name`.
+        DataError: the sides have different recipes, or different versions of one.
+        ConfigError: neither side names its recipe, or it differs from `name`.
     """
     if None not in (a.recipe, b.recipe) and a.judged_by != b.judged_by:
         sides = " and ".join(f"{side.name} by {side.recipe} version {side.version}" for side in (a, b))
         raise DataError(f"they were judged differently: {sides}", code="E7010", help="evaluate or score both again")
-    found = a.recipe or b.recipe
-    if name and found and name != found:
-        raise ConfigError(f"the answers were judged by {found}, not {name}", code="E7011", help="leave --recipe out")
-    if not (name or found):
+    recorded = a.recipe or b.recipe
+    if name and recorded and name != recorded:
+        raise ConfigError(f"the answers were judged by {recorded}, not {name}", code="E7011", help="leave --recipe out")
+    if not (name or recorded):
         raise ConfigError(
             f"neither {a.name} nor {b.name} says which recipe judged it", code="E7012", help="name it with --recipe"
         )
-    return name or str(found)
+    return name or str(recorded)
 
 
 def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | None = None) -> dict[str, Any]:
-    """b against a.
+    """Compare the answers b with the answers a.
 
     Args:
-        metric: that decides; the recipe's primary metric by default.
+        metric: metric of the verdict; the recipe's primary metric by default.
 
     Returns:
         The names, `n`, and per metric both scores with intervals, the difference with its interval, rows won, lost and
@@ -99,35 +100,35 @@ def compare_answers(a: Answers, b: Answers, recipe: TaskRecipe, metric: str | No
 
     Raises:
         ConfigError: an unknown metric.
-        DataError: the rows differ, and how.
+        DataError: the rows differ; says how.
     """
     lines = align_answers(a, b)
     before, after = _scores(lines), _scores(b.lines)
-    found = paired_differences(a.name, b.name, before, after, recipe)
-    chosen = metric or recipe.primary_metric
-    if chosen not in found:
-        problem = f"the recipe {recipe.name} has no metric {chosen!r}{did_you_mean(chosen, found)}"
-        raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(found)}")
+    differences = paired_differences(a.name, b.name, before, after, recipe)
+    metric_name = metric or recipe.primary_metric
+    if metric_name not in differences:
+        problem = f"the recipe {recipe.name} has no metric {metric_name!r}{did_you_mean(metric_name, differences)}"
+        raise ConfigError(problem, code="E7013", help=f"choose from {', '.join(differences)}")
     means = [compute_estimates(rows, recipe) for rows in (before, after)]
     sensitivity = _sensitivity(a, b, before, after, recipe, means[1])
     metrics = {
         name: {
             "a": means[0][name],
             "b": means[1][name],
-            **_difference(found[name]),
+            **_difference(differences[name]),
             **sensitivity[name],
         }
-        for name in sorted(found, key=lambda name: name != chosen)
+        for name in sorted(differences, key=lambda name: name != metric_name)
     }
     return {
         "a": a.name,
         "b": b.name,
         "recipe": recipe.name,
         "n": len(before),
-        "metric": chosen,
-        "verdict": decide_verdict(found[chosen]),
+        "metric": metric_name,
+        "verdict": decide_verdict(differences[metric_name]),
         "metrics": metrics,
-        **_rows_that_differ(lines, b.lines, per_row_values(before, after, chosen, recipe)),
+        **_rows_that_differ(lines, b.lines, per_row_values(before, after, metric_name, recipe)),
         "matched": list(zip(lines, b.lines, strict=True)),
     }
 
@@ -143,7 +144,7 @@ def _difference(found: PairedDifference) -> dict[str, Any]:
 
 
 def decide_verdict(found: PairedDifference) -> str:
-    """better, worse, or undecided where the interval holds zero."""
+    """Return better or worse, or undecided if the interval contains zero."""
     if found.low > 0:
         return "better"
     return "worse" if found.high < 0 else "undecided"
@@ -152,32 +153,34 @@ def decide_verdict(found: PairedDifference) -> str:
 def _sensitivity(
     a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, of: Mapping[str, Any]
 ) -> dict[str, dict[str, float | None]]:
-    """Metric → McNemar's p and the detectable difference; `of` are the estimates of b."""
+    """Return metric → McNemar's p and the detectable difference; `of` holds the estimates of b."""
     if not recipe.parts:
         return {
             name: {
                 "mcnemar_p": _mcnemar(a, b, before, after, name, recipe),
                 "detectable": detectable_difference(
-                    spread_of_difference(before, after, name, recipe.aggregate), one["n"]
+                    spread_of_difference(before, after, name, recipe.aggregate), estimate["n"]
                 ),
             }
-            for name, one in of.items()
+            for name, estimate in of.items()
         }
-    found: dict[str, dict[str, float | None]] = {}
+    results: dict[str, dict[str, float | None]] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := select_task_rows(name, before):
-            of_part = _sensitivity(a, b, own, select_task_rows(name, after), part, strip_task_prefix(name, of))
-            found |= add_task_prefix(name, of_part)
-            primary.append(of_part[part.primary_metric]["detectable"] or 0.0)
-    whole = {"mcnemar_p": None, "detectable": math.hypot(*primary) / len(primary)}
-    return {recipe.primary_metric: whole, **found}
+        if before_rows := select_task_rows(name, before):
+            part_results = _sensitivity(
+                a, b, before_rows, select_task_rows(name, after), part, strip_task_prefix(name, of)
+            )
+            results |= add_task_prefix(name, part_results)
+            primary.append(part_results[part.primary_metric]["detectable"] or 0.0)
+    overall = {"mcnemar_p": None, "detectable": math.hypot(*primary) / len(primary)}
+    return {recipe.primary_metric: overall, **results}
 
 
 def _mcnemar(
     a: Answers, b: Answers, before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
 ) -> float | None:
-    """None where the score is not the mean of zeros and ones."""
+    """Return McNemar's p; None if the score is not a mean of zeros and ones."""
     if recipe.aggregate is not mean_scores:
         return None
     old, new = row_values(a.name, b.name, before, after, metric)
@@ -188,21 +191,22 @@ def _mcnemar(
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The exact two-sided p of McNemar's test: how often a fair coin, thrown for every row that only one side got
-    right, would be at least as one-sided.
+    """Return the exact two-sided p of McNemar's test: the probability that a fair coin, tossed for every row that only
+    one side got right, is at least as one-sided.
 
     >>> round(mcnemar(30, 10), 5), mcnemar(3, 0), mcnemar(0, 0)
     (0.00222, 0.25, 1.0)
     """
-    n, few = wins + losses, min(wins, losses)
-    ways = sum(math.comb(n, k) for k in range(few + 1))
-    return min(1.0, 2 * ways / (1 << n))
+    n, fewer = wins + losses, min(wins, losses)
+    outcomes = sum(math.comb(n, k) for k in range(fewer + 1))
+    return min(1.0, 2 * outcomes / (1 << n))
 
 
 def per_row_values(
     before: ScoreRows, after: ScoreRows, metric: str, recipe: TaskRecipe
 ) -> list[tuple[float, float] | None]:
-    """Each row's two values of a metric: its own, or what `aggregate` makes of it alone; None where it has none."""
+    """Return each row's two values of a metric, or what `aggregate` gives for the row alone; None for a row without the
+    metric."""
     values: list[tuple[float, float] | None] = []
     for pair in zip(before, after, strict=True):
         old, new = (row if metric in row else recipe.aggregate([row]) for row in pair)
@@ -213,13 +217,13 @@ def per_row_values(
 def _rows_that_differ(
     before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], values: Sequence[tuple[float, float] | None]
 ) -> dict[str, Any]:
-    """Of the rows won and of those lost a few, taken evenly."""
+    """Return some of the rows won and of the rows lost, evenly spaced."""
     won = [number for number, pair in enumerate(values) if pair is not None and pair[1] > pair[0]]
     lost = [number for number, pair in enumerate(values) if pair is not None and pair[1] < pair[0]]
 
     def shown(numbers: Sequence[int]) -> list[dict[str, Any]]:
-        chosen = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
-        return [_example(before[number], after[number], values[number]) for number in chosen]
+        selected = [numbers[i] for i in evenly_spaced_indices(len(numbers), SHOWN)]
+        return [_example(before[number], after[number], values[number]) for number in selected]
 
     return {"won": shown(won), "lost": shown(lost)}
 

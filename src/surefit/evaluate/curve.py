@@ -1,4 +1,4 @@
-"""The scores of a run's checkpoints as a picture and as a sentence. Torch-free."""
+"""The scores of a run's checkpoints as an SVG plot and as a sentence. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from surefit.evaluate.plot import BETTER, OPEN, TIE, WORSE
 
 LEFT, RIGHT, TOP, BOTTOM, HEIGHT = 64, 24, 64, 300, 352
 GRID = 5
-"""Lines across the picture at most, without the lowest."""
+"""Largest number of horizontal grid lines, not counting the lowest."""
 
 
 def draw_checkpoint_curve(found: Mapping[str, Any]) -> str:
-    """The picture.
+    """Draw the scores of all checkpoints with their intervals, as SVG.
 
     Args:
         found: the content of eval/checkpoints.json, with at least one checkpoint.
     """
     points, best = found["checkpoints"], found["best"]["variant"]
     title = f"{truncate_text(found['metric'], 40)} by checkpoint: {found['n']:,} rows"
-    lead = found["best"]["more_than_chance"]
-    text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[lead]
-    under = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
-    return document(title, HEIGHT, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)], under)
+    significant = found["best"]["more_than_chance"]
+    text = {None: "the only one", True: "its lead is more than chance", False: "its lead may be chance"}[significant]
+    subtitle = f"95 % intervals; the best is {best}, {text}" + ("; dashed: the base" if found["base"] else "")
+    return document(
+        title, HEIGHT, [*_axes(found), *_base(found), *_line(found), *_marks(points, best, found)], subtitle
+    )
 
 
 def _ticks(found: Mapping[str, Any]) -> tuple[list[float], int]:
-    """Round numbers along the axis, and their decimals: intervals fit in, scores that hardly differ do not fill it."""
-    every = [end for one in (*found["checkpoints"], *filter(None, [found["base"]])) for end in one["ci95"]]
-    spare = max(0.0, 0.1 - (max(every) - min(every))) / 2
-    low, high = min(every) - spare, max(every) + spare
+    """Return round tick values that cover all intervals, and their decimals; scores that hardly differ do not fill the
+    axis."""
+    bounds = [end for estimate in (*found["checkpoints"], *filter(None, [found["base"]])) for end in estimate["ci95"]]
+    spare = max(0.0, 0.1 - (max(bounds) - min(bounds))) / 2
+    low, high = min(bounds) - spare, max(bounds) + spare
     power = math.floor(math.log10((high - low) / GRID))
     for step in (10.0**power * factor for factor in (1, 2, 5, 10)):
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -61,12 +64,12 @@ def _axes(found: Mapping[str, Any]) -> Iterator[str]:
         y = _y(found, value)
         yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="{TIE}"/>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.{decimals}f}</text>'
-    points, shown = found["checkpoints"], -float("inf")
+    points, last_label_x = found["checkpoints"], -float("inf")
     for point in points:
         x = _x(points, point["step"])
-        if x - shown >= 48:  # so far that two numbers do not touch
+        if x - last_label_x >= 48:  # far enough that two labels do not touch
             yield f'<text x="{x:.1f}" y="{BOTTOM + 20}" text-anchor="middle">{point["step"]:,}</text>'
-            shown = x
+            last_label_x = x
     yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{BOTTOM + 42}" text-anchor="middle">optimizer steps</text>'
 
 
@@ -79,12 +82,12 @@ def _base(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _line(found: Mapping[str, Any]) -> Iterator[str]:
     points = found["checkpoints"]
-    places = " ".join(f"{_x(points, p['step']):.1f},{_y(found, p['mean']):.1f}" for p in points)
-    yield f'<polyline points="{places}" fill="none" stroke="{BETTER}" stroke-opacity="0.4"/>'
+    coordinates = " ".join(f"{_x(points, p['step']):.1f},{_y(found, p['mean']):.1f}" for p in points)
+    yield f'<polyline points="{coordinates}" fill="none" stroke="{BETTER}" stroke-opacity="0.4"/>'
 
 
 def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, Any]) -> Iterator[str]:
-    """Hollow where the checkpoint itself is gone."""
+    """Yield the SVG marks of the checkpoints; hollow if the checkpoint was deleted."""
     for point in points:
         colour = WORSE if point["variant"] == best else BETTER
         x, y = _x(points, point["step"]), _y(found, point["mean"])
@@ -97,7 +100,7 @@ def _marks(points: Sequence[Mapping[str, Any]], best: str, found: Mapping[str, A
 
 
 def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
-    """Which checkpoint is the best, and whether its lead is more than chance.
+    """Describe which checkpoint is best, and whether its lead is significant.
 
     >>> over = [{"variant": "step-10", "more_than_chance": True}, {"variant": "step-30", "more_than_chance": False}]
     >>> describe_best_checkpoint({"variant": "step-20", "confidence": 0.975, "over": over})
@@ -106,13 +109,13 @@ def describe_best_checkpoint(best: Mapping[str, Any]) -> str:
     over = best["over"]
     if not over:
         return f"{best['variant']} is the only checkpoint with a score"
-    sure = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
-    beside = [one["variant"] for one in over if not one["more_than_chance"]]
-    if not beside:
-        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {sure}"
-    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(beside)} {sure}"
+    basis = f"({plural(len(over), 'comparison')}, intervals of {100 * best['confidence']:.3g} %)"
+    rivals = [comparison["variant"] for comparison in over if not comparison["more_than_chance"]]
+    if not rivals:
+        return f"{best['variant']} is the best of {len(over) + 1}, by more than chance {basis}"
+    return f"{best['variant']} scored best of {len(over) + 1}, but cannot be told from {_some(rivals)} {basis}"
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    and_more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + and_more

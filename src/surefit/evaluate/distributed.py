@@ -1,7 +1,7 @@
-"""One variant, asked by several processes: each has a model of its own and a part of the rows.
+"""One variant evaluated by several processes: each has its own model and a part of the rows.
 
-Which process answers a row decides nothing: an answer depends on the row alone (a draw on the row's number in its set),
-so that the whole is what one process would have written.
+The result does not depend on the distribution of the rows: an answer depends on its row alone (a sampled one on the
+row's number in its set), so a single process would write the same.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 def local_row_indices(rows: EvalRows, world: World) -> list[int]:
-    """The places of the rows that this process answers: dealt out in turn, the longest first, so that all have about
-    as much to read."""
+    """Return the positions of the rows that this process answers: dealt out in turn, the longest first, so that all
+    processes read about equally many tokens."""
     longest_first = sorted(range(len(rows)), key=lambda place: -_length(rows.examples[place]))
     return sorted(longest_first[world.rank :: world.size])
 
 
 def _length(example: Example) -> int:
-    """About how long the prompt is, in characters: close enough to deal rows out by, and no tokenizer is needed."""
+    """Estimate the prompt's length in characters: good enough to distribute rows, without a tokenizer."""
     return len(example.text or "") + sum(len(str(turn)) for turn in (*example.prompt, *(example.tools or ())))
 
 
@@ -44,19 +44,21 @@ def score_distributed(
     world: World,
     on_progress: OnProgress = ignore_progress,
 ) -> VariantResult:
-    """`score_variant`, its rows shared between the processes; every one of them gets the whole result.
+    """Run `score_variant` with the rows shared between the processes; every process gets the full result.
 
     Args:
-        kept: of this process (its rank's).
-        on_progress: called with rows of all processes, as far as this one can tell.
+        kept: cache of this process's rank.
+        on_progress: called with the rows of all processes, estimated from this one's.
     """
-    mine = rows.subset(local_row_indices(rows, world))
-    part = score_variant(variant, respondent, recipe, mine, way, kept, scale_progress(on_progress, world, len(rows)))
+    local_rows = rows.subset(local_row_indices(rows, world))
+    part = score_variant(
+        variant, respondent, recipe, local_rows, way, kept, scale_progress(on_progress, world, len(rows))
+    )
     return merge_results(all_gather(part, world))
 
 
 def merge_results(parts: Sequence[VariantResult]) -> VariantResult:
-    """The parts of all processes as one: the rows in their order, the time of the slowest."""
+    """Merge the results of all processes: the rows in their order, the time of the slowest process."""
     first = parts[0]
     lines = sorted((line for part in parts for line in part.lines), key=lambda line: int(line["index"]))
     return VariantResult(
@@ -72,12 +74,12 @@ def merge_results(parts: Sequence[VariantResult]) -> VariantResult:
 
 
 def gather_in_order(places: Sequence[int], values: Sequence[T], world: World) -> list[T]:
-    """What all processes have made of their places, by place."""
+    """Gather the values of all processes, sorted by their places."""
     parts = all_gather(list(zip(places, values, strict=True)), world)
     pairs = [pair for part in parts for pair in part]
     return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def scale_progress(on_progress: OnProgress, world: World, total: int) -> OnProgress:
-    """Count for all processes what this one has done: they have equal parts."""
+    """Scale this process's progress to all processes, which have equal parts."""
     return lambda done, _, text: on_progress(min(total, done * world.size), total, text)

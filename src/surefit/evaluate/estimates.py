@@ -1,4 +1,4 @@
-"""Scores of rows as means with confidence intervals, as a recipe puts them together."""
+"""Means of row scores with confidence intervals, aggregated as a recipe defines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from surefit.task import TaskRecipe, add_task_prefix, mean_scores, select_task_r
 
 
 def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95) -> dict[str, dict[str, Any]]:
-    """Metric → {"mean", "ci95": [low, high], "n": rows it applies to}.
+    """Return metric → {"mean", "ci95": [low, high], "n": number of rows that have the metric}.
 
     Args:
-        confidence: of the intervals; under "ci95" even where it is another.
+        confidence: confidence of the intervals; the key is "ci95" for any value.
 
     Raises:
-        DataError: the recipe did not give its primary metric.
+        DataError: the recipe's scores lack its primary metric.
     """
     if recipe.parts:
         return _estimates_of_parts(rows, recipe, confidence)
@@ -25,33 +25,36 @@ def compute_estimates(rows: ScoreRows, recipe: TaskRecipe, confidence: float = 0
         intervals = {
             name: bootstrap_mean([row[name] for row in rows if name in row], confidence) for name in _metrics(rows)
         }
-        found = {name: _estimate(i.mean, (i.low, i.high), i.n) for name, i in intervals.items()}
+        estimates = {
+            name: _estimate(interval.mean, (interval.low, interval.high), interval.n)
+            for name, interval in intervals.items()
+        }
     else:
         intervals_of = aggregate_intervals(rows, recipe.aggregate, confidence)
-        found = {
+        estimates = {
             name: _estimate(value, intervals_of[name], len(rows)) for name, value in recipe.aggregate(rows).items()
         }
-    if recipe.primary_metric not in found:
+    if recipe.primary_metric not in estimates:
         raise DataError(
-            f"the recipe {recipe.name} gave no {recipe.primary_metric}, its primary metric, but {', '.join(found)}",
+            f"the recipe {recipe.name} gave no {recipe.primary_metric}, its primary metric, but {', '.join(estimates)}",
             code="E7042",
             help="correct the recipe's score or primary_metric",
         )
-    return found
+    return estimates
 
 
 def _estimates_of_parts(rows: ScoreRows, recipe: TaskRecipe, confidence: float) -> dict[str, dict[str, Any]]:
-    """Each task's as in a run of its own; the primary metric is the mean over the tasks that have rows here."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return each task's estimates as in its own run; the primary metric is the mean over the tasks with rows."""
+    estimates: dict[str, dict[str, Any]] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := select_task_rows(name, rows):
-            estimated = compute_estimates(own, part, confidence)
-            found |= add_task_prefix(name, estimated)
-            deciding = estimated[part.primary_metric]
-            primary.append((deciding["mean"], *deciding["ci95"]))
+        if task_rows := select_task_rows(name, rows):
+            task_estimates = compute_estimates(task_rows, part, confidence)
+            estimates |= add_task_prefix(name, task_estimates)
+            task_primary = task_estimates[part.primary_metric]
+            primary.append((task_primary["mean"], *task_primary["ci95"]))
     mean, low, high = mean_of_estimates(primary)
-    return {recipe.primary_metric: _estimate(mean, (low, high), len(rows)), **found}
+    return {recipe.primary_metric: _estimate(mean, (low, high), len(rows)), **estimates}
 
 
 def _estimate(mean: float, interval: tuple[float, float], n: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The ways in which a run asks its models: everything that their answers depend on beside model and rows."""
+"""Generation settings of a run's variants: everything that answers depend on besides model and rows."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from surefit.task import TaskRecipe
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How every variant is asked.
+    """Settings with which every variant generates its answers.
 
     Attributes:
-        decoding: for the engine.
+        decoding: settings of the generation engine.
         samples: answers per row.
-        constrained: answers are held to the recipe's grammar.
-        ranked: nothing is generated, the row's labels are ranked.
-        prompt_limit: tokens that prompts with a document are cut to, if they are.
-        switches: of the chat template, where they are not its own.
+        constrained: whether answers follow the recipe's grammar.
+        ranked: whether the row's labels are ranked instead of generating text.
+        prompt_limit: largest number of tokens of a prompt with a document, which is cut to fit; None for no limit.
+        switches: keyword arguments of the chat template that differ from its defaults.
     """
 
     decoding: DecodingConfig
@@ -34,38 +34,40 @@ class GenerationSettings:
     switches: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, variant: str) -> str:
-        """What a variant that is asked in this way is called in files and summaries."""
+        """Return a variant's name in files and summaries under these settings."""
         return variant + GRAMMAR * self.constrained
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that answers depend on, as JSON: what differs in none of these can be compared."""
+        """Settings that answers depend on, as JSON: results with equal settings are comparable."""
         rendered = {"chat_template_kwargs": dict(sorted(self.switches.items()))} if self.switches else {}
         if self.ranked:
             return {"strategy": "labels ranked"} | rendered
         decoding = self.decoding
-        drawn, beams = decoding.temperature > 0, decoding.num_beams > 1
-        found: dict[str, Any] = {"strategy": "sampled" if drawn else "beam search" if beams else "greedy"}
-        found["max_new_tokens"] = decoding.max_new_tokens
-        if beams:
-            found["num_beams"] = decoding.num_beams
-        if drawn:
-            found |= {"temperature": decoding.temperature, "seed": decoding.seed, "samples": self.samples}
+        is_sampled, is_beam_search = decoding.temperature > 0, decoding.num_beams > 1
+        values: dict[str, Any] = {
+            "strategy": "sampled" if is_sampled else "beam search" if is_beam_search else "greedy"
+        }
+        values["max_new_tokens"] = decoding.max_new_tokens
+        if is_beam_search:
+            values["num_beams"] = decoding.num_beams
+        if is_sampled:
+            values |= {"temperature": decoding.temperature, "seed": decoding.seed, "samples": self.samples}
         if self.prompt_limit is not None:
-            found["prompt_limit"] = self.prompt_limit
+            values["prompt_limit"] = self.prompt_limit
         if decoding.stop:
-            found["stop"] = list(decoding.stop)
-        return found | rendered | ({"constrained": True} if self.constrained else {})
+            values["stop"] = list(decoding.stop)
+        return values | rendered | ({"constrained": True} if self.constrained else {})
 
     @property
     def costs(self) -> dict[str, Any]:
-        """What time and memory depend on, but no answer."""
+        """Settings that time and memory depend on, but answers do not."""
         chunk = self.decoding.prefill_chunk
         return {"batch_size": self.decoding.batch_size} | ({"prefill_chunk": chunk} if chunk else {})
 
 
 def list_generation_settings(config: Config, recipe: TaskRecipe) -> list[GenerationSettings]:
-    """The ways that `evaluate` asks for, without a grammar first; nothing in the config is "auto"."""
+    """List the settings that `evaluate` configures, without a grammar first; no setting of the config is "auto"."""
     section = config.evaluate
     assert isinstance(section.batch_size, int)
     decoding = DecodingConfig(
@@ -80,4 +82,7 @@ def list_generation_settings(config: Config, recipe: TaskRecipe) -> list[Generat
     constrained = {"none": (False,), "only": (True,), "both": (False, True)}[section.constrained]
     ranked = recipe.choices is not None
     limit, switches = prompt_limit(config), config.answering.chat_template_kwargs
-    return [GenerationSettings(decoding, section.samples, each, ranked, limit, switches) for each in constrained]
+    return [
+        GenerationSettings(decoding, section.samples, use_grammar, ranked, limit, switches)
+        for use_grammar in constrained
+    ]

@@ -1,4 +1,4 @@
-"""The task's scores of a model that is being trained: the held-out prompts, answered at every checkpoint."""
+"""Task scores during training: the model answers the held-out prompts at every checkpoint."""
 
 from __future__ import annotations
 
@@ -24,33 +24,36 @@ from surefit.task import TaskRecipe
 def build_scorer(
     config: Config, recipe: TaskRecipe, tokenizer: PreTrainedTokenizerBase, held_out: Examples
 ) -> Callable[[Any], Mapping[str, float]]:
-    """What measures the recipe's metrics, as `surefit evaluate` would: the same rows, decoding and judgement.
+    """Build the function that computes the recipe's metrics as `surefit evaluate` would: same rows, decoding and
+    scoring.
 
-    Where answers are scored with and without a grammar, without.
+    If the config scores with and without a grammar, only without is used.
 
     Args:
-        config: nothing in it is "auto"; its `evaluate` section decides rows, tokens and batch.
-        recipe: judges the answers.
-        held_out: the rows; those that cannot be turned into a prompt are found here, before training.
+        config: resolved: no setting is "auto"; its `evaluate` section sets rows, tokens and batch size.
+        recipe: scores the answers.
+        held_out: the held-out rows; a row that gives no prompt raises here, before training.
 
     Raises:
-        ConfigError: settings that exclude each other.
+        ConfigError: settings that contradict each other.
         DataError: a row has no prompt.
     """
     require_evaluation_settings(config.evaluate, recipe)
     tokenizer = with_template_kwargs(tokenizer, config.evaluate.chat_template_kwargs)
-    way = list_generation_settings(config, recipe)[0]
+    settings = list_generation_settings(config, recipe)[0]
     rows = select_eval_rows("eval", held_out, config.evaluate.max_examples)
     cut = build_prompt_cutter(config, tokenizer)
     prompts = LocalModel(None, tokenizer, recipe, cut).prompts(rows)
 
     def score(model: Any) -> Mapping[str, float]:
         with reads_padding(model):
-            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, way, ignore_progress)
+            answers = LocalModel(model, tokenizer, recipe, cut).answer(rows, prompts, settings, ignore_progress)
         scores = []
         for example, where, answer in zip(rows.examples, rows.where, answers, strict=True):
             with errors_at(where):
-                scores.append(score_row(recipe, example, predictions_from_answer(recipe, example, answer), way.samples))
+                scores.append(
+                    score_row(recipe, example, predictions_from_answer(recipe, example, answer), settings.samples)
+                )
         return dict(recipe.aggregate(scores))
 
     return score

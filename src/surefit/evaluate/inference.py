@@ -1,4 +1,4 @@
-"""Rows in, answers out: by a model in this process or by a server, in portions that are kept as they come."""
+"""Generates answers to rows: by a model in this process or by a server, in portions that are cached at once."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ if TYPE_CHECKING:
     from surefit.generate.server import ServedModel
 
 PORTION = 8
-"""Batches whose answers are kept at once: what a kill costs at most."""
+"""Number of batches that are cached together: the most that a kill loses."""
 
 
 class PromptModel(Protocol):
-    """What can be asked: it makes a prompt of each row and answers prompts."""
+    """Model that makes a prompt of each row and answers prompts."""
 
     def prompts(self, rows: EvalRows) -> list[Any]:
-        """Of each row what it is asked; JSON.
+        """Return the prompt of each row, JSON-serializable.
 
         Raises:
-            DataError: a row asks for no answer, or the chat template refuses it.
+            DataError: a row has no prompt, or the chat template does not support it.
         """
 
     def shown(self, prompt: Any) -> str:
-        """A prompt as text."""
+        """Return a prompt as text."""
 
     def answer(
         self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
     ) -> list[GeneratedAnswer]:
-        """One answer per row; `on_progress` counts rows."""
+        """Return one answer per row; `on_progress` counts rows."""
 
 
 class LocalModel:
-    """A model in this process; its prompts are token ids, `cut` where documents are too long (`data.rows.shorten`)."""
+    """A model in this process; its prompts are token ids, made after `cut` has shortened long documents
+    (`data.rows.shorten`)."""
 
     def __init__(
         self, model: Any, tokenizer: PreTrainedTokenizerBase, recipe: TaskRecipe, cut: Callable[[Example], Example]
@@ -57,14 +58,14 @@ class LocalModel:
 
     def prompts(self, rows: EvalRows) -> list[list[int]]:
         tokenize = tokenize_prompt if self.recipe.choices is None else tokenize_label_prompt
-        found = []
+        prompts = []
         for example, where in zip(rows.examples, rows.where, strict=True):
             with errors_at(where):
                 if example.text is not None:
-                    found.append(tokenize_beginning(example, self.tokenizer))
+                    prompts.append(tokenize_beginning(example, self.tokenizer))
                 else:
-                    found.append(tokenize(self.cut(example), self.tokenizer))
-        return found
+                    prompts.append(tokenize(self.cut(example), self.tokenizer))
+        return prompts
 
     def shown(self, prompt: list[int]) -> str:
         return str(self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False))
@@ -73,13 +74,13 @@ class LocalModel:
         self, rows: EvalRows, prompts: Sequence[list[int]], way: GenerationSettings, on_progress: OnProgress
     ) -> list[GeneratedAnswer]:
         if way.ranked:
-            labels = [candidate_labels(self.recipe, rows, place) for place in range(len(rows))]
+            labels = [candidate_labels(self.recipe, rows, position) for position in range(len(rows))]
             batch = way.decoding.batch_size
             ranked = rank_labels(self.model, self.tokenizer, prompts, labels, batch, on_progress)
-            return [GeneratedAnswer(ranked=one) for one in ranked]
-        # A draw depends on the row's number in its set, whichever portion it is asked in.
+            return [GeneratedAnswer(ranked=row_ranking) for row_ranking in ranked]
+        # A sampled answer depends on the row's number in its set, not on the portion that the row is in.
         numbers = [index * way.samples + draw for index in rows.indices for draw in range(way.samples)]
-        made = generate(
+        generations = generate(
             self.model,
             self.tokenizer,
             _repeated(prompts, way.samples),
@@ -88,12 +89,12 @@ class LocalModel:
             row_grammars(self.recipe, rows, way),
             numbers,
         )
-        return _group_samples(made, way.samples)
+        return _group_samples(generations, way.samples)
 
 
 class ServerModel:
-    """A model behind an OpenAI-compatible server; its prompts are conversations, which the server's own chat template
-    renders."""
+    """A model behind an OpenAI-compatible server; its prompts are conversations, which the server renders with its own
+    chat template."""
 
     def __init__(self, served: ServedModel, recipe: TaskRecipe) -> None:
         self.served, self.recipe = served, recipe
@@ -112,32 +113,32 @@ class ServerModel:
     def answer(
         self, rows: EvalRows, prompts: Sequence[Any], way: GenerationSettings, on_progress: OnProgress
     ) -> list[GeneratedAnswer]:
-        made = self.served.answer(
+        generations = self.served.answer(
             _repeated(prompts, way.samples),
             way.decoding,
             row_grammars(self.recipe, rows, way),
             _rows_of(on_progress, way.samples),
         )
-        return _group_samples(made, way.samples)
+        return _group_samples(generations, way.samples)
 
 
 def candidate_labels(recipe: TaskRecipe, rows: EvalRows, place: int) -> Sequence[str]:
-    """The labels that a row is ranked by."""
+    """Return the labels that are ranked for a row."""
     assert recipe.choices is not None
     with errors_at(rows.where[place]):
         return recipe.choices(rows.examples[place])
 
 
 def row_grammars(recipe: TaskRecipe, rows: EvalRows, way: GenerationSettings) -> list[Grammar | None] | None:
-    """Per prompt what its answer may be, or None where answers are free."""
+    """Return each prompt's grammar, or None if answers are not constrained."""
     if not way.constrained:
         return None
-    assert recipe.grammar is not None  # `require_settings` has looked
-    found: list[Grammar | None] = []
+    assert recipe.grammar is not None  # `require_evaluation_settings` has checked
+    grammars: list[Grammar | None] = []
     for example, where in zip(rows.examples, rows.where, strict=True):
         with errors_at(where):
-            found += [recipe.grammar(example)] * way.samples
-    return found
+            grammars += [recipe.grammar(example)] * way.samples
+    return grammars
 
 
 def _repeated(prompts: Sequence[Any], times: int) -> list[Any]:
@@ -154,8 +155,7 @@ def _rows_of(on_progress: OnProgress, samples: int) -> OnProgress:
 
 @dataclass(frozen=True)
 class PromptedAnswers:
-    """Prompts and answers in the order of the rows; `seconds` is what the answers took, those of an earlier, killed
-    call included."""
+    """Prompts and answers in the order of the rows; `seconds` is the time for all answers, cached ones included."""
 
     prompts: list[Any]
     answers: list[GeneratedAnswer]
@@ -170,35 +170,39 @@ def answer_rows(
     kept: AnswerCache,
     on_progress: OnProgress = ignore_progress,
 ) -> PromptedAnswers:
-    """Answer every row, but for those that `kept` has the answer of.
+    """Generate an answer to every row that has none in `kept`.
 
-    Long prompts come first, so that a batch which does not fit in memory fails at once and not after an hour.
+    Long prompts come first, so that a batch that exceeds the memory fails at once and not after an hour.
 
     Args:
-        recipe: gives grammars and labels.
-        kept: takes every portion of answers before the next one is asked for. It is left as it is: whoever has used the
-            answers forgets it.
+        recipe: provides grammars and labels.
+        kept: stores every portion of answers before the next one is generated. It is not deleted: the caller calls
+            `forget` after using the answers.
         on_progress: called with (rows answered, rows, speed).
     """
     prompts = respondent.prompts(rows)
-    keys = [_key(recipe, rows, place, prompts[place], way) for place in range(len(rows))]
-    before = kept.read()
-    found = {place: before[key] for place, key in enumerate(keys) if key in before}
-    missing = sorted((p for p in range(len(rows)) if p not in found), key=lambda place: -len(prompts[place]))
+    keys = [_key(recipe, rows, position, prompts[position], way) for position in range(len(rows))]
+    cached = kept.read()
+    answers_by_row = {position: cached[key] for position, key in enumerate(keys) if key in cached}
+    missing = sorted(
+        (p for p in range(len(rows)) if p not in answers_by_row), key=lambda position: -len(prompts[position])
+    )
     size = max(1, PORTION * way.decoding.batch_size // way.samples)
     for start in range(0, len(missing), size):
         portion = missing[start : start + size]
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         answers = respondent.answer(
             rows.subset(portion),
             [prompts[p] for p in portion],
             way,
-            _offset_progress(on_progress, len(found), len(rows)),
+            _offset_progress(on_progress, len(answers_by_row), len(rows)),
         )
-        each = (time.perf_counter() - began) / len(portion)
-        kept.add(((keys[p], answer) for p, answer in zip(portion, answers, strict=True)), each)
-        found.update((p, (answer, each)) for p, answer in zip(portion, answers, strict=True))
-    return PromptedAnswers(prompts, [found[p][0] for p in range(len(rows))], sum(found[p][1] for p in range(len(rows))))
+        seconds_per_row = (time.perf_counter() - start_time) / len(portion)
+        kept.add(((keys[p], answer) for p, answer in zip(portion, answers, strict=True)), seconds_per_row)
+        answers_by_row.update((p, (answer, seconds_per_row)) for p, answer in zip(portion, answers, strict=True))
+    return PromptedAnswers(
+        prompts, [answers_by_row[p][0] for p in range(len(rows))], sum(answers_by_row[p][1] for p in range(len(rows)))
+    )
 
 
 def _offset_progress(on_progress: OnProgress, before: int, total: int) -> OnProgress:
@@ -206,11 +210,14 @@ def _offset_progress(on_progress: OnProgress, before: int, total: int) -> OnProg
 
 
 def _key(recipe: TaskRecipe, rows: EvalRows, place: int, prompt: Any, way: GenerationSettings) -> str:
-    """The row's number in its set, and a hash of all that its answer depends on beside model and settings."""
-    asked: list[Any] = [prompt]
+    """Return the row's number in its set with a hash of everything that its answer depends on besides model and
+    settings."""
+    inputs: list[Any] = [prompt]
     if way.ranked:
-        asked.append(list(candidate_labels(recipe, rows, place)))
+        inputs.append(list(candidate_labels(recipe, rows, place)))
     if way.constrained:
-        asked += [asdict(grammar) for grammar in (row_grammars(recipe, rows.subset([place]), way) or ())[:1] if grammar]
-    digest = hashlib.sha256(json.dumps(asked, ensure_ascii=False, default=str).encode()).hexdigest()
+        inputs += [
+            asdict(grammar) for grammar in (row_grammars(recipe, rows.subset([place]), way) or ())[:1] if grammar
+        ]
+    digest = hashlib.sha256(json.dumps(inputs, ensure_ascii=False, default=str).encode()).hexdigest()
     return f"{rows.indices[place]}:{digest[:32]}"

@@ -1,10 +1,10 @@
-"""What a judge model thinks of two answers, and whether it can be believed.
+"""Verdicts of a judge model on two answers, and measures of its reliability.
 
-A judge that is asked once per row, with the candidate always in first place and without the gold answer, finds
-whatever its habits are. So every pair is asked in both orders and only a verdict that survives the exchange counts
-(Zheng et al. 2023, arXiv:2306.05685); the gold answer stands in the prompt; and the judge is itself judged: by how
-often the two orders agree, how much it favours the first place or the longer answer, and how often it agrees with the
-gold answer where that decides. Torch-free.
+A judge that sees each row once, with the candidate always first and without the gold answer, mostly shows its bias. So
+every pair is judged in both orders and only a verdict that is the same in both counts (Zheng et al. 2023,
+arXiv:2306.05685); the prompt contains the gold answer; and the judge itself is measured: how often the two orders
+agree, how much it favors the first position or the longer answer, and how often it agrees with the gold answer where
+that decides. Torch-free.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from surefit.facts.thinking import strip_reasoning
 from surefit.task import Message
 
 Ask = Callable[[Sequence[list[Message]], OnProgress], list[str]]
-"""Conversations in, answers out."""
+"""Conversations → answers."""
 Vote = Literal["a", "b", "tie"]
 MAX_NEW_TOKENS = 1024
 PORTION = 64
-"""Calls whose answers are kept at once: what an interruption can lose."""
+"""Number of calls that are cached together: the most that an interruption loses."""
 
 _SYSTEM = (
     "You compare two answers to the same task. Judge only which is more correct{by_gold}; length, tone and the order "
@@ -44,10 +44,10 @@ _ONLY = re.compile(r"\W*(A|B|TIE)\W*", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Two answers to a row, and what the gold answer makes of them.
+    """Two answers to a row, and the winner by the gold answer.
 
     Attributes:
-        gold_says: the side that scored more, "tie", or None where the row has no score.
+        gold_says: the side that scored more, "tie", or None if the row has no score.
     """
 
     prompt: str | None
@@ -57,7 +57,7 @@ class AnswerPair:
     gold_says: Vote | None
 
     def messages(self, swapped: bool) -> list[Message]:
-        """The question to the judge; swapped, b's answer is shown as "Answer A"."""
+        """Return the judge's prompt as messages; swapped, b's answer is shown as "Answer A"."""
         first, second = (self.b, self.a) if swapped else (self.a, self.b)
         parts = [("Task", self.prompt), ("Reference answer", self.gold), ("Answer A", first), ("Answer B", second)]
         text = "\n\n".join(f"[{name}]\n{value}" for name, value in parts if value is not None)
@@ -67,7 +67,7 @@ class AnswerPair:
 
 @dataclass(frozen=True)
 class JudgeCost:
-    """What a judgement costs: of `rows`, `asked` have different answers; `cached` of the `calls` are remembered."""
+    """Cost of judging: of `rows`, `asked` have two different answers; of the `calls`, `cached` are in the cache."""
 
     rows: int
     asked: int
@@ -77,20 +77,20 @@ class JudgeCost:
 
     @property
     def text(self) -> str:
-        new = self.calls - self.cached
+        uncached = self.calls - self.cached
         return (
             f"{plural(self.asked, 'row')} of {self.rows:,} with different answers, both orders: "
-            f"{plural(self.calls, 'call')}, {self.cached:,} answered before, {new:,} to be made "
+            f"{plural(self.calls, 'call')}, {self.cached:,} answered before, {uncached:,} to be made "
             f"(about {self.characters / 4:,.0f} prompt tokens)"
         )
 
 
 class CachedJudge:
-    """A judge with a memory.
+    """A judge model with a cache of its answers.
 
     Args:
-        ask: the model.
-        identity: model and settings; answers are remembered under it.
+        ask: calls the model.
+        identity: model and settings; part of the cache key.
         cache: JSON Lines file of earlier answers.
     """
 
@@ -99,27 +99,27 @@ class CachedJudge:
         self.known: dict[str, str] = {record["key"]: record["answer"] for record in read_jsonl(cache)}
 
     def would_call(self, pairs: Sequence[AnswerPair], limit: int | None = None) -> JudgeCost:
-        """What `judge` would do, without doing it."""
-        chosen = _chosen(pairs, limit)
-        asked = [pair for pair in chosen if pair.a != pair.b]
-        questions = [pair.messages(swapped) for pair in asked for swapped in (False, True)]
-        new = [question for question in questions if self._key(question) not in self.known]
-        characters = sum(len(turn["content"]) for question in new for turn in question)
-        return JudgeCost(len(chosen), len(asked), len(questions), len(questions) - len(new), characters)
+        """Return the cost of `judge`, without calling the model."""
+        selected = _chosen(pairs, limit)
+        differing = [pair for pair in selected if pair.a != pair.b]
+        questions = [pair.messages(swapped) for pair in differing for swapped in (False, True)]
+        uncached = [question for question in questions if self._key(question) not in self.known]
+        characters = sum(len(turn["content"]) for question in uncached for turn in question)
+        return JudgeCost(len(selected), len(differing), len(questions), len(questions) - len(uncached), characters)
 
     def judge(
         self, pairs: Sequence[AnswerPair], limit: int | None = None, on_progress: OnProgress = ignore_progress
     ) -> dict[str, Any]:
-        """Ask about every pair (or `limit` of them, taken evenly) in both orders.
+        """Judge every pair (or `limit` of them, evenly spaced) in both orders.
 
         Returns:
-            See `summary`.
+            See `summarize_votes`.
         """
-        chosen = _chosen(pairs, limit)
-        asked = [pair for pair in chosen if pair.a != pair.b]
-        self._learn([pair.messages(swapped) for pair in asked for swapped in (False, True)], on_progress)
-        votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in asked]
-        return summarize_votes(len(chosen), asked, votes)
+        selected = _chosen(pairs, limit)
+        differing = [pair for pair in selected if pair.a != pair.b]
+        self._learn([pair.messages(swapped) for pair in differing for swapped in (False, True)], on_progress)
+        votes = [tuple(self._vote(pair, swapped) for swapped in (False, True)) for pair in differing]
+        return summarize_votes(len(selected), differing, votes)
 
     def _vote(self, pair: AnswerPair, swapped: bool) -> Vote | None:
         vote = parse_verdict(self.known[self._key(pair.messages(swapped))])
@@ -128,12 +128,12 @@ class CachedJudge:
         return vote
 
     def _learn(self, questions: Sequence[list[Message]], on_progress: OnProgress) -> None:
-        new = [question for question in questions if self._key(question) not in self.known]
-        for start in range(0, len(new), PORTION):
-            portion = new[start : start + PORTION]
+        uncached = [question for question in questions if self._key(question) not in self.known]
+        for start in range(0, len(uncached), PORTION):
+            portion = uncached[start : start + PORTION]
 
             def part(done: int, _: int, text: str, start: int = start) -> None:
-                on_progress(start + done, len(new), text)
+                on_progress(start + done, len(uncached), text)
 
             for question, answer in zip(portion, self.ask(portion, part), strict=True):
                 key = self._key(question)
@@ -145,14 +145,14 @@ class CachedJudge:
 
 
 def cache_file(directory: Path, identity: str) -> Path:
-    """Where a judge's answers are remembered."""
+    """Return the path of a judge's cache file."""
     return directory / "judge" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.jsonl"
 
 
 def build_answer_pairs(
     a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, float] | None]
 ) -> list[AnswerPair]:
-    """The rows of a comparison; of several sampled answers the first."""
+    """Build the answer pairs of a comparison; of several sampled answers the first is used."""
     return [
         AnswerPair(new.get("prompt", old.get("prompt")), new.get("gold"), _text(old), _text(new), _gold_says(pair))
         for old, new, pair in zip(a, b, values, strict=True)
@@ -175,35 +175,35 @@ def _chosen(pairs: Sequence[AnswerPair], limit: int | None) -> list[AnswerPair]:
 
 
 def parse_verdict(answer: str) -> Vote | None:
-    """The last verdict in a judge's answer, or the answer itself where it is nothing else; None where there is none.
+    """Return the last verdict in a judge's answer, or the answer itself if it is only a verdict; None if there is none.
 
     >>> parse_verdict("Both add up, B has no unit.\\nVERDICT: A"), parse_verdict("b."), parse_verdict("Hard to say")
     ('a', 'b', None)
     """
-    found = _VERDICT.findall(answer)
-    word = found[-1] if found else (_ONLY.fullmatch(answer) or [None, None])[1]
+    matches = _VERDICT.findall(answer)
+    word = matches[-1] if matches else (_ONLY.fullmatch(answer) or [None, None])[1]
     votes: dict[str, Vote] = {"a": "a", "b": "b", "tie": "tie"}
     return votes[word.lower()] if word else None
 
 
 def summarize_votes(rows: int, asked: Sequence[AnswerPair], votes: Sequence[tuple[Vote | None, ...]]) -> dict[str, Any]:
-    """What the judge found, and whether it can be believed.
+    """Summarize the judge's verdicts and its reliability.
 
     Args:
-        rows: all that were looked at; those with the same answer twice are ties and were not asked about.
-        asked: the others.
-        votes: of each, in terms of the sides and not of the places: (a shown first, b shown first).
+        rows: number of all rows; rows with two equal answers are ties and were not sent to the judge.
+        asked: pairs of the other rows.
+        votes: votes for each pair, by side and not by position: (a shown first, b shown first).
 
     Returns:
         `wins`, `losses`, `ties` of b with the difference and its interval, by verdicts that both orders share;
         `orders_agree`, `first_place` (share of decided verdicts for the answer shown first; 0.5 is fair),
-        `agrees_with_gold` and `longer` as {"mean", "ci95", "n"} or None where there is nothing to count; `biased`;
+        `agrees_with_gold` and `longer` as {"mean", "ci95", "n"} or None if there is nothing to count; `biased`;
         `unreadable` answers.
     """
     verdicts = [first if first == second and first is not None else "tie" for first, second in votes]
     wins, losses = verdicts.count("b"), verdicts.count("a")
     scores = [{"b": 1.0, "a": -1.0}.get(verdict, 0.0) for verdict in verdicts] + [0.0] * (rows - len(asked))
-    found = paired_bootstrap([0.0] * rows, scores)
+    diff = paired_bootstrap([0.0] * rows, scores)
     first_place = _share([_first(first, second) for first, second in votes])
     return {
         "rows": rows,
@@ -211,8 +211,8 @@ def summarize_votes(rows: int, asked: Sequence[AnswerPair], votes: Sequence[tupl
         "wins": wins,
         "losses": losses,
         "ties": rows - wins - losses,
-        "difference": found.difference,
-        "ci95": [found.low, found.high],
+        "difference": diff.difference,
+        "ci95": [diff.low, diff.high],
         "orders_agree": _share([None if None in pair else float(pair[0] == pair[1]) for pair in votes]),
         "first_place": first_place,
         "biased": first_place is not None and not first_place["ci95"][0] <= 0.5 <= first_place["ci95"][1],
@@ -225,13 +225,15 @@ def summarize_votes(rows: int, asked: Sequence[AnswerPair], votes: Sequence[tupl
 
 
 def _first(first: Vote | None, second: Vote | None) -> float | None:
-    """Of a row's decided verdicts the share for the answer shown first: a in the first order, b in the second."""
-    picks = [float(vote == place) for vote, place in ((first, "a"), (second, "b")) if vote in ("a", "b")]
+    """Return the share of a row's decided verdicts that chose the answer shown first: a in the first order, b in the
+    second."""
+    picks = [float(vote == first_side) for vote, first_side in ((first, "a"), (second, "b")) if vote in ("a", "b")]
     return sum(picks) / len(picks) if picks else None
 
 
 def _agrees(pair: AnswerPair, verdict: Vote) -> float | None:
-    """Only where the gold answer decides; a tie is no agreement."""
+    """Return 1 if the verdict is the gold answer's, else 0; None if the gold answer does not decide. A tie is no
+    agreement."""
     return None if pair.gold_says in (None, "tie") else float(verdict == pair.gold_says)
 
 
@@ -242,14 +244,14 @@ def _longer(pair: AnswerPair, verdict: Vote | None) -> float | None:
 
 
 def _where_gold_ties(asked: Sequence[AnswerPair], verdicts: Sequence[Vote]) -> dict[str, int]:
-    """What the judge adds where the gold answer leaves a row open."""
-    left = [verdict for pair, verdict in zip(asked, verdicts, strict=True) if pair.gold_says in (None, "tie")]
-    return {"wins": left.count("b"), "losses": left.count("a"), "ties": left.count("tie")}
+    """Count the judge's verdicts on rows where the gold answer does not decide."""
+    undecided = [verdict for pair, verdict in zip(asked, verdicts, strict=True) if pair.gold_says in (None, "tie")]
+    return {"wins": undecided.count("b"), "losses": undecided.count("a"), "ties": undecided.count("tie")}
 
 
 def _share(values: Sequence[float | None]) -> dict[str, Any] | None:
     counted = [value for value in values if value is not None]
     if not counted:
         return None
-    found: MeanInterval = bootstrap_mean(counted)
-    return {"mean": found.mean, "ci95": [found.low, found.high], "n": found.n}
+    interval: MeanInterval = bootstrap_mean(counted)
+    return {"mean": interval.mean, "ci95": [interval.low, interval.high], "n": interval.n}

@@ -1,4 +1,4 @@
-"""From rows to scored answers: a model that is asked, or a baseline that needs none."""
+"""Scores rows: answers of a model, or of a baseline that needs none."""
 
 from __future__ import annotations
 
@@ -26,44 +26,48 @@ def score_variant(
     kept: AnswerCache,
     on_progress: OnProgress = ignore_progress,
 ) -> VariantResult:
-    """Ask one variant about these rows in one way, and judge its answers. Nothing is written but what `kept` keeps."""
-    asked = answer_rows(respondent, recipe, rows, way, kept, on_progress)
-    found = []
-    for where, example, answer in zip(rows.where, rows.examples, asked.answers, strict=True):
+    """Generate one variant's answers to these rows with one set of settings, and score them. Only `kept` is written to
+    disk."""
+    prompted = answer_rows(respondent, recipe, rows, way, kept, on_progress)
+    predictions = []
+    for where, example, answer in zip(rows.where, rows.examples, prompted.answers, strict=True):
         with errors_at(where):
-            found.append(predictions_from_answer(recipe, example, answer))
-    scores = score_rows(recipe, rows.examples, found, way.samples)
+            predictions.append(predictions_from_answer(recipe, example, answer))
+    scores = score_rows(recipe, rows.examples, predictions, way.samples)
     lines = [
         _with_prompt(
-            build_prediction_line(recipe, index, where, example, own, way.samples, known), respondent.shown(prompt)
+            build_prediction_line(recipe, index, where, example, row_predictions, way.samples, row_scores),
+            respondent.shown(prompt),
         )
-        for index, where, example, own, known, prompt in zip(
-            rows.indices, rows.where, rows.examples, found, scores, asked.prompts, strict=True
+        for index, where, example, row_predictions, row_scores, prompt in zip(
+            rows.indices, rows.where, rows.examples, predictions, scores, prompted.prompts, strict=True
         )
     ]
-    tokens = sum(answer.tokens for answer in asked.answers)
-    return VariantResult(variant, lines, way.settings, way.costs, *_failures(found), asked.seconds, tokens)
+    tokens = sum(answer.tokens for answer in prompted.answers)
+    return VariantResult(variant, lines, way.settings, way.costs, *_failures(predictions), prompted.seconds, tokens)
 
 
 def score_baseline(name: str, recipe: TaskRecipe, rows: EvalRows, samples: int = 1) -> VariantResult:
-    """Judge what one of the recipe's baselines answers to these rows; it answers the same however often it is asked."""
-    found = []
+    """Score the answers of one of the recipe's baselines to these rows; all of its samples are the same."""
+    predictions = []
     for where, example in zip(rows.where, rows.examples, strict=True):
         with errors_at(where):
             answer = recipe.baselines[name](example)
-            found.append([answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))])
+            predictions.append(
+                [answer if answer.parsed is not None else replace(answer, parsed=recipe.parse(answer.text))]
+            )
     lines = [
-        build_prediction_line(recipe, index, where, example, own * samples, samples, known)
-        for index, where, example, own, known in zip(
+        build_prediction_line(recipe, index, where, example, row_predictions * samples, samples, row_scores)
+        for index, where, example, row_predictions, row_scores in zip(
             rows.indices,
             rows.where,
             rows.examples,
-            found,
-            score_rows(recipe, rows.examples, found, samples),
+            predictions,
+            score_rows(recipe, rows.examples, predictions, samples),
             strict=True,
         )
     ]
-    return VariantResult(BASELINE + name, lines, baseline_settings(samples), {}, *_failures(found))
+    return VariantResult(BASELINE + name, lines, baseline_settings(samples), {}, *_failures(predictions))
 
 
 def _with_prompt(line: dict[str, Any], prompt: str) -> dict[str, Any]:
@@ -71,6 +75,8 @@ def _with_prompt(line: dict[str, Any], prompt: str) -> dict[str, Any]:
 
 
 def _failures(found: Sequence[Sequence[Prediction]]) -> tuple[int, int]:
-    """Answers that were cut, and answers that do not parse (the cut ones among them)."""
-    every = [one for own in found for one in own]
-    return sum(one.truncated for one in every), sum(one.parsed is None for one in every)
+    """Count truncated answers, and answers that do not parse (truncated ones included)."""
+    predictions = [prediction for row_predictions in found for prediction in row_predictions]
+    return sum(prediction.truncated for prediction in predictions), sum(
+        prediction.parsed is None for prediction in predictions
+    )

@@ -1,4 +1,4 @@
-"""Two sets of scores on the same rows: the difference, how sure it is, and who won which row."""
+"""Two sets of scores on the same rows: the difference, its interval, and the rows won and lost."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from surefit.evaluate.stats import PairedDifference, mean_of_estimates, paired_a
 from surefit.task import Scores, TaskRecipe, add_task_prefix, mean_scores, select_task_rows
 
 ScoreRows = Sequence[Scores]
-"""The scores of every row of a set, in the order of the rows."""
+"""Scores of every row of a set, in the order of the rows."""
 
 
 def paired_comparisons(a: str, b: str, rows: Mapping[str, ScoreRows], recipe: TaskRecipe) -> list[dict[str, Any]]:
-    """Variant b against variant a on the same rows, one line per metric: what eval/summary.json holds."""
-    return [_line(a, b, metric, found) for metric, found in paired_differences(a, b, rows[a], rows[b], recipe).items()]
+    """Compare variant b with variant a on the same rows; return one line of eval/summary.json per metric."""
+    return [_line(a, b, metric, diff) for metric, diff in paired_differences(a, b, rows[a], rows[b], recipe).items()]
 
 
 def _line(a: str, b: str, metric: str, found: PairedDifference) -> dict[str, Any]:
@@ -28,56 +28,61 @@ def _line(a: str, b: str, metric: str, found: PairedDifference) -> dict[str, Any
 def paired_differences(
     a: str, b: str, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, confidence: float = 0.95
 ) -> dict[str, PairedDifference]:
-    """Metric → b against a.
+    """Return metric → difference of b from a.
 
-    Where a recipe has its own `aggregate`, differences are those of the corpus scores; a row is won or lost on its own
-    value of the metric, or, where a row has none, on what `aggregate` makes of that row alone.
+    If a recipe has its own `aggregate`, the differences are between the corpus scores; a row is won or lost by its own
+    value of the metric or, if it has none, by the result of `aggregate` for that row alone.
 
     Args:
         a, b: names, for messages.
         before, after: the scores of a and of b on the same rows.
-        confidence: of the intervals.
+        confidence: confidence of the intervals.
 
     Raises:
-        DataError: a metric that a row has for one of the two only.
+        DataError: a row has a metric for only one of the two.
     """
     if recipe.parts:
         return _differences_of_parts(a, b, before, after, recipe, confidence)
     metrics = list(dict.fromkeys(name for row in (*before, *after) for name in row if not name.startswith("_")))
-    own = {metric: row_values(a, b, before, after, metric) for metric in metrics}
+    values_by_metric = {metric: row_values(a, b, before, after, metric) for metric in metrics}
     if recipe.aggregate is mean_scores:
-        return {metric: paired_bootstrap(*values, confidence) for metric, values in own.items()}
-    alone = [[recipe.aggregate([row]) for row in rows] for rows in (before, after)]
+        return {metric: paired_bootstrap(*values, confidence) for metric, values in values_by_metric.items()}
+    single_row_scores = [[recipe.aggregate([row]) for row in rows] for rows in (before, after)]
     corpus = paired_aggregates(before, after, recipe.aggregate, confidence)
-    found = {}
+    differences = {}
     for metric, (difference, low, high) in corpus.items():
-        old, new = own.get(metric) or row_values(a, b, alone[0], alone[1], metric)
+        old, new = values_by_metric.get(metric) or row_values(a, b, single_row_scores[0], single_row_scores[1], metric)
         wins, losses = (sum(x > y for x, y in zip(*pair, strict=True)) for pair in ((new, old), (old, new)))
-        found[metric] = PairedDifference(difference, low, high, wins, losses, len(old) - wins - losses)
-    return found
+        differences[metric] = PairedDifference(difference, low, high, wins, losses, len(old) - wins - losses)
+    return differences
 
 
 def _differences_of_parts(
     a: str, b: str, before: ScoreRows, after: ScoreRows, recipe: TaskRecipe, confidence: float
 ) -> dict[str, PairedDifference]:
-    """Each task's as in a run of its own; of the mean over the tasks, rows won and lost are those of all tasks."""
-    found: dict[str, PairedDifference] = {}
+    """Return each task's differences as in its own run; for the mean over the tasks, the rows won and lost are summed
+    over all tasks."""
+    differences: dict[str, PairedDifference] = {}
     primary = []
     for name, part in recipe.parts.items():
-        if own := select_task_rows(name, before):
-            of_part = paired_differences(a, b, own, select_task_rows(name, after), part, confidence)
-            found |= add_task_prefix(name, of_part)
-            primary.append(of_part[part.primary_metric])
-    interval = mean_of_estimates([(one.difference, one.low, one.high) for one in primary])
-    counts = (sum(one.wins for one in primary), sum(one.losses for one in primary), sum(one.ties for one in primary))
-    return {recipe.primary_metric: PairedDifference(*interval, *counts), **found}
+        if task_rows := select_task_rows(name, before):
+            part_differences = paired_differences(a, b, task_rows, select_task_rows(name, after), part, confidence)
+            differences |= add_task_prefix(name, part_differences)
+            primary.append(part_differences[part.primary_metric])
+    interval = mean_of_estimates([(diff.difference, diff.low, diff.high) for diff in primary])
+    counts = (
+        sum(diff.wins for diff in primary),
+        sum(diff.losses for diff in primary),
+        sum(diff.ties for diff in primary),
+    )
+    return {recipe.primary_metric: PairedDifference(*interval, *counts), **differences}
 
 
 def row_values(a: str, b: str, before: ScoreRows, after: ScoreRows, metric: str) -> tuple[list[float], list[float]]:
-    """A metric's values for a and for b, of the rows that have it.
+    """Return a metric's values for a and for b, for the rows that have it.
 
     Raises:
-        DataError: a row has it for one of the two only.
+        DataError: a row has it for only one of the two.
     """
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
         if (metric in old) != (metric in new):

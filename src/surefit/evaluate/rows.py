@@ -1,4 +1,4 @@
-"""The rows of a set, and what becomes of their answers: parsed, scored, written as one line each."""
+"""The rows of a set and their answers: parsed, scored, written as one line each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 @dataclass(frozen=True)
 class EvalRows:
-    """The rows of a set that are scored: their numbers in the set, examples and places; and how many of the set have no
-    answer to compare with, and are not."""
+    """The rows of a set that are scored: their numbers in the set, examples and places; and the number of rows without
+    a gold answer, which are not scored."""
 
     indices: list[int]
     examples: list[Example]
@@ -27,16 +27,16 @@ class EvalRows:
         return len(self.indices)
 
     def subset(self, places: Sequence[int]) -> EvalRows:
-        """Those at these places, with the numbers they have in the set."""
-        indices, examples, where = ([values[i] for i in places] for values in (self.indices, self.examples, self.where))
+        """Return the rows at these positions, with their numbers in the set."""
+        indices, examples, where = ([column[i] for i in places] for column in (self.indices, self.examples, self.where))
         return EvalRows(indices, examples, where, self.unanswered)  # type: ignore[arg-type]
 
 
 def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRows:
-    """All rows with an answer to compare with, or `limit` of them taken evenly from the whole set.
+    """Return all rows with a gold answer, or `limit` of them evenly spaced over the whole set.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no such rows.
     """
     answered = [i for i, example in enumerate(examples.examples) if example.has_answer]
     if not answered:
@@ -48,16 +48,16 @@ def select_eval_rows(name: str, examples: Examples, limit: int | None) -> EvalRo
             help="hold out more rows, or name a file that has some",
         )
     indices = [answered[i] for i in evenly_spaced_indices(len(answered), limit)]
-    chosen = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
-    return EvalRows(indices, *chosen, len(examples) - len(answered))
+    examples_and_places = [examples.examples[i] for i in indices], [examples.where[i] for i in indices]
+    return EvalRows(indices, *examples_and_places, len(examples) - len(answered))
 
 
 @dataclass(frozen=True)
 class GeneratedAnswer:
-    """What was said to one row.
+    """A model's answer to one row.
 
     Attributes:
-        generations: one, or as many as were drawn; empty where labels were ranked.
+        generations: one, or all samples; empty if labels were ranked.
         ranked: label → log-probability, most probable first.
     """
 
@@ -66,29 +66,29 @@ class GeneratedAnswer:
 
     @property
     def tokens(self) -> int:
-        """Generated tokens; a label counts as one."""
-        return sum(one.tokens for one in self.generations) if self.ranked is None else 1
+        """Number of generated tokens; a ranked label counts as one."""
+        return sum(generation.tokens for generation in self.generations) if self.ranked is None else 1
 
 
 def prediction_from_text(recipe: TaskRecipe, answer: Generation) -> Prediction:
-    """What the recipe makes of a generated text.
+    """Build the prediction for a generated text, parsed by the recipe.
 
-    A truncated one is not parsed: half a list of calls is no answer, even where a repair would make it one.
+    A truncated text is not parsed: half a list of calls is no answer, even if it could be repaired.
     """
     return Prediction(answer.text, answer.truncated, None if answer.truncated else recipe.parse(answer.text))
 
 
 def predictions_from_answer(recipe: TaskRecipe, example: Example, answer: GeneratedAnswer) -> list[Prediction]:
-    """One per generation; of ranked labels one, whose text is the most probable label."""
+    """Build one prediction per generation; for ranked labels a single one with the most probable label as text."""
     if answer.ranked is not None:
         return [Prediction(next(iter(answer.ranked)), parsed=answer.ranked)]
-    return [prediction_from_text(recipe.of(example), one) for one in answer.generations]
+    return [prediction_from_text(recipe.of(example), generation) for generation in answer.generations]
 
 
 def score_row(recipe: TaskRecipe, example: Example, found: Sequence[Prediction], samples: int) -> Scores:
-    """The scores of a row: of its one prediction, or of all that were drawn."""
+    """Score a row by its one prediction, or by all of its samples."""
     if samples > 1:
-        assert recipe.score_samples is not None  # `require_settings` has looked
+        assert recipe.score_samples is not None  # `require_evaluation_settings` has checked
         return recipe.score_samples(example, found)
     return recipe.score(example, found[0])
 
@@ -96,14 +96,17 @@ def score_row(recipe: TaskRecipe, example: Example, found: Sequence[Prediction],
 def score_rows(
     recipe: TaskRecipe, examples: Sequence[Example], found: Sequence[Sequence[Prediction]], samples: int
 ) -> Sequence[Scores | None]:
-    """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
+    """Return the scores of all rows, if the recipe scores rows in bulk; None for rows that must be scored one by
+    one."""
     if recipe.score_many is None or samples > 1:
         return [None] * len(examples)
-    return recipe.score_many([(example, own[0]) for example, own in zip(examples, found, strict=True)])
+    return recipe.score_many(
+        [(example, row_predictions[0]) for example, row_predictions in zip(examples, found, strict=True)]
+    )
 
 
 def require_scorable(rows: EvalRows, recipe: TaskRecipe, samples: int) -> None:
-    """Find a row without a gold answer now, not after an hour of generating.
+    """Raise if a row cannot be scored, such as one without a gold answer, before anything is generated.
 
     Raises:
         DataError: a row cannot be scored.
@@ -122,8 +125,8 @@ def build_prediction_line(
     samples: int,
     scores: Scores | None = None,
 ) -> dict[str, Any]:
-    """A row's line of the predictions file, without its prompt; without a recipe it is not judged, and where its scores
-    are known already, not again."""
+    """Build a row's line of the predictions file, without its prompt; it has scores if a recipe is given, computed
+    unless `scores` already holds them."""
     first = found[0]
     line: dict[str, Any] = {"index": index, "where": where, "gold": example.completion, "text": first.text}
     line |= {"truncated": first.truncated, "parsed": first.parsed}

@@ -1,7 +1,7 @@
-"""Every variant of a run answers the same held-out prompts, and every answer counts.
+"""Evaluation of a run: every variant answers the same held-out prompts, and every answer counts.
 
-The denominator is the number of rows: an answer that does not parse, or that the token limit cut, is a row with the
-recipe's zeros, never one that is left out.
+The denominator is the number of rows: an answer that does not parse, or that the token limit truncated, gets the
+recipe's zero scores and is never omitted.
 """
 
 from __future__ import annotations
@@ -43,66 +43,68 @@ def score_variants(
 ) -> dict[str, Any]:
     """Score variants on sets; write eval/SET/VARIANT.json with its predictions, and eval/summary.json.
 
-    Killed, it goes on where it was when it is called again: answers are kept as they come. The summary also holds what
-    earlier calls scored, where it is still comparable: the same model, rows, recipe version and settings. What is not
-    is named under "left_out". Scores of another recipe, on other rows or with other settings are never overwritten:
-    they are moved to eval/earlier/ and named under "set_aside".
+    After a kill the next call continues, because answers are cached as they are generated. The summary also contains
+    the scores of earlier calls that are still comparable: same model, rows, recipe version and settings. The others are
+    listed under "left_out". Scores of another recipe, other rows or other settings are never overwritten: they are
+    moved to eval/earlier/ and listed under "set_aside".
 
     Args:
-        config: nothing in it is "auto".
-        recipe: judges the answers.
-        hardware: where the models are loaded, one at a time; base and adapter are one model.
-        sets: name → rows, "eval" (the held-out rows) among them.
-        variants: which to score now; all of the run's kind by default.
-        on_progress: called with (rows done, rows, what is being scored).
-        world: the processes that share the rows; all of them call this, and the first writes.
+        config: resolved: no setting is "auto".
+        recipe: scores the answers.
+        hardware: hardware that the models are loaded on, one at a time; base and adapter are one model.
+        sets: name → rows, "eval" (the held-out rows) included.
+        variants: variants to score now; by default all of the run's training method.
+        on_progress: called with (rows done, rows, variant and set).
+        world: the processes that share the rows; all of them call this, and rank 0 writes.
 
     Returns:
         The summary, as in eval/summary.json. Its "gate" is None, or says whether it passed and why.
 
     Raises:
-        ConfigError: a variant that this run does not have (yet), settings that exclude each other, or a gate on what
-            the recipe does not give.
+        ConfigError: a variant that this run does not have (yet), settings that contradict each other, or a gate on a
+            metric that the recipe lacks.
         DataError: a set is empty, or a row cannot be scored.
         GateError: merged/ is not the model that its certificate was given for.
-        MachineError: not enough GPU memory, the disk, or the server.
+        MachineError: not enough GPU memory, a disk error, or a server error.
     """
     world = world or World()
-    chosen, picked = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
-    files = ResultStore(config, recipe, run, [name for name in chosen if checkpoint_step(name) is not None])
+    selected, rows_by_set = run_on_rank0(world, partial(_select_variants_and_rows, config, recipe, run, sets, variants))
+    files = ResultStore(config, recipe, run, [name for name in selected if checkpoint_step(name) is not None])
     if world.is_first:
         files.set_aside_other_recipes()
-        _score_baselines(files, recipe, picked, config.evaluate.samples)
-    asked = list_generation_settings(config, recipe)
-    total, done = len(chosen) * len(asked) * sum(len(rows) for rows in picked.values()), 0
-    for variant, respondent in open_prompt_models(config, recipe, hardware, run, chosen):
+        _score_baselines(files, recipe, rows_by_set, config.evaluate.samples)
+    all_settings = list_generation_settings(config, recipe)
+    total, done = len(selected) * len(all_settings) * sum(len(rows) for rows in rows_by_set.values()), 0
+    for variant, respondent in open_prompt_models(config, recipe, hardware, run, selected):
         model = run_on_rank0(world, partial(files.identity, variant))
-        for way in asked:
-            for name, rows in picked.items():
-                name_now = way.of(variant)
-                kept = files.kept(name, variant, way, model, world.rank)
-                part = _part_of(on_progress, done, total, f"{name_now} on {name}")
-                scored = score_distributed(name_now, respondent, recipe, rows, way, kept, world, part)
+        for settings in all_settings:
+            for name, rows in rows_by_set.items():
+                label = settings.of(variant)
+                cache = files.kept(name, variant, settings, model, world.rank)
+                report_progress = _part_of(on_progress, done, total, f"{label} on {name}")
+                result = score_distributed(label, respondent, recipe, rows, settings, cache, world, report_progress)
                 if world.is_first:
-                    files.write(name, scored)
-                    kept.forget()
+                    files.write(name, result)
+                    cache.forget()
                 done += len(rows)
         del respondent  # the next variant needs the memory
-    return run_on_rank0(world, partial(_write_summary, files, picked))
+    return run_on_rank0(world, partial(_write_summary, files, rows_by_set))
 
 
 def _select_variants_and_rows(
     config: Config, recipe: TaskRecipe, run: RunDir, sets: Mapping[str, Examples], variants: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, EvalRows]]:
-    """The variants and the rows, once it is clear that they can be scored."""
+    """Return the variants and the rows, after checking that they can be scored."""
     require_evaluation_settings(config.evaluate, recipe)
     if config.evaluate.gate:
         require_reference(config.evaluate.gate, recipe)
-    chosen = select_variants(config, run, variants)
-    picked = {name: select_eval_rows(name, examples, config.evaluate.max_examples) for name, examples in sets.items()}
-    for rows in picked.values():
+    selected = select_variants(config, run, variants)
+    rows_by_set = {
+        name: select_eval_rows(name, examples, config.evaluate.max_examples) for name, examples in sets.items()
+    }
+    for rows in rows_by_set.values():
         require_scorable(rows, recipe, config.evaluate.samples)
-    return chosen, picked
+    return selected, rows_by_set
 
 
 def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str, EvalRows], samples: int) -> None:
@@ -113,13 +115,13 @@ def _score_baselines(files: ResultStore, recipe: TaskRecipe, picked: Mapping[str
 
 
 def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[str, Any]:
-    """eval/summary.json, written."""
-    scored, about, left_out = files.comparable(picked)
+    """Write eval/summary.json, and return its content."""
+    scores, answer_counts, left_out = files.comparable(picked)
     summary = summarize_evaluation(
-        files.recipe, files.config.evaluate.gate, scored, left_out, files.run, files.set_aside
+        files.recipe, files.config.evaluate.gate, scores, left_out, files.run, files.set_aside
     )
-    for name, found in about.items():
-        summary["sets"][name]["answers"] = found
+    for name, counts in answer_counts.items():
+        summary["sets"][name]["answers"] = counts
         if unanswered := picked[name].unanswered:
             summary["sets"][name]["unanswered"] = unanswered
     write_json(files.run.eval_summary, summary)
@@ -129,14 +131,15 @@ def _write_summary(files: ResultStore, picked: Mapping[str, EvalRows]) -> dict[s
 def open_prompt_models(
     config: Config, recipe: TaskRecipe, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
 ) -> Iterator[tuple[str, PromptModel]]:
-    """(variant, what answers for it), one after the other. Let go of each before asking for the next: it is a model."""
+    """Yield (variant, model that answers for it). Drop each before the next one is requested: it holds a model in
+    memory."""
     for name, model, tokenizer in open_variants(config, hardware, run, chosen):
         yield name, LocalModel(model, tokenizer, recipe, build_prompt_cutter(config, tokenizer))
         del model
     if SERVED in chosen:
         from surefit.generate.server import ServedModel
 
-        assert config.evaluate.server is not None  # `select_variants` has looked
+        assert config.evaluate.server is not None  # `select_variants` has checked
         yield (
             SERVED,
             ServerModel(ServedModel(config.evaluate.server, switches=config.evaluate.chat_template_kwargs), recipe),

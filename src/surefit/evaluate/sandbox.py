@@ -1,7 +1,7 @@
-"""Untrusted Python, run where it can do no harm, and tests that it cannot talk into passing (docs/sandbox.md).
+"""Runs untrusted Python where it can do no harm, with tests that it cannot manipulate (docs/sandbox.md).
 
-The program gets a process of its own; the tests run in another one and only call it. Values cross as plain data, so the
-verdict depends on what the program returns and on nothing else that it does.
+The program runs in its own process; the tests run in another one and only call it. Values are passed as plain data, so
+the verdict depends only on what the program returns.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 TIMEOUT_S = 10.0
 MEMORY_BYTES = 512 * MIB
 MAX_SOURCE = 50_000
-"""Characters of a program; the longest solution of HumanEval and MBPP has 2,000. Parsing the worst that fits (one
-f-string) takes under 2 s, and the time grows with the square of the length."""
+"""Largest number of characters of a program; the longest solution of HumanEval and MBPP has 2,000. Parsing the worst
+program of this length (one f-string) needs less than 2 s, and the time grows with the square of the length."""
 Status = Literal["passed", "failed", "timeout", "memory"]
 
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """How it went.
+    """Outcome of a sandboxed program.
 
     Attributes:
-        status: passed, where the source (and the tests) ran to the end; timeout or memory, where a limit ended it;
-            failed otherwise.
-        output: the first 64 KiB of what was printed.
-        detail: the exception or the limit; empty where it passed.
+        status: passed if the source (and the tests) ran to the end; timeout or memory if a limit ended it; failed
+            otherwise.
+        output: the first 64 KiB of the output.
+        detail: the exception or the limit; empty if it passed.
     """
 
     status: Status
@@ -52,14 +52,14 @@ class SandboxResult:
 
 
 def run_python(source: str, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> SandboxResult:
-    """Run untrusted source as a script. "passed" is the program's own word: only `run_tests` judges.
+    """Run untrusted source as a script. "passed" is the program's own claim: only `run_tests` judges.
 
     Args:
-        timeout_s: seconds of processor time; by the clock three times as many, so that a busy machine changes nothing.
+        timeout_s: seconds of processor time; three times that by the clock, so that a busy machine does not matter.
         memory_bytes: limit of the address space.
 
     Raises:
-        MachineError: this machine has no way to shut the program in.
+        MachineError: this machine supports no sandbox.
     """
     return _run(Program(source, module="__main__"), timeout_s, memory_bytes)
 
@@ -81,7 +81,7 @@ def run_tests(
         before: source that `tests` needs and that does not need the program.
 
     Raises:
-        MachineError: this machine has no way to shut the program in.
+        MachineError: this machine supports no sandbox.
     """
     return _run(Program(program, tests, tuple(names), before), timeout_s, memory_bytes)
 
@@ -93,36 +93,37 @@ def run_many(
     workers: int | None = None,
     on_result: Callable[[int, SandboxResult], None] | None = None,
 ) -> list[SandboxResult]:
-    """Several jobs at once, as many as there are processors by default; results in the order of the jobs."""
+    """Run several jobs at once, by default one per processor; results in the order of the jobs."""
     require_sandbox()
     results = []
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0))) as pool:
-        waiting = [pool.submit(_run, job, timeout_s, memory_bytes) for job in jobs]
+        futures = [pool.submit(_run, job, timeout_s, memory_bytes) for job in jobs]
         try:
-            for number, future in enumerate(waiting):
+            for number, future in enumerate(futures):
                 results.append(future.result())
                 if on_result:
                     on_result(number, results[-1])
-        except BaseException:  # Ctrl-C: nobody waits for half a minute of other people's programs
+        except BaseException:  # Ctrl-C: do not wait half a minute for the programs
             pool.shutdown(wait=False, cancel_futures=True)
-            while not all(future.done() for future in waiting):
-                end_all()  # again and again: a thread may just have been about to start one
+            while not all(future.done() for future in futures):
+                end_all()  # repeatedly: a thread may be about to start another program
                 time.sleep(0.05)
             raise
     return results
 
 
 def require_sandbox() -> None:
-    """Raise now, not after an hour of generating.
+    """Raise if this machine supports no sandbox, before anything is generated.
 
     Raises:
-        MachineError: this machine has no way to shut a program in.
+        MachineError: this machine supports no sandbox.
     """
     find_working_sandbox()
 
 
 def _unreadable(program: str) -> str | None:
-    """Why a source is not even handed to the judge, whose own time and memory it would take."""
+    """Return why a source is not passed to the judging process, because it would use too much of its time and memory;
+    None if it is."""
     if len(program) > MAX_SOURCE:
         return f"a program of {len(program):,} characters; up to {MAX_SOURCE:,} are read"
     try:

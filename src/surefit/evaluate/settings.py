@@ -1,4 +1,4 @@
-"""How answers are to be made, and which wishes exclude each other. Torch-free, so that `check` finds them."""
+"""Checks that evaluation settings do not contradict each other. Torch-free, so that `check` can run it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from surefit.core.errors import ConfigError
 from surefit.task import TaskRecipe
 
 GENERATING = {"constrained": "none", "num_beams": 1, "samples": 1, "temperature": 0.0, "server": None}
-"""Settings that mean nothing to a task whose labels are ranked, with the value that says so."""
+"""Settings without meaning for a task that ranks labels, with their neutral values."""
 
 
 def require_evaluation_settings(section: EvaluateSection, recipe: TaskRecipe) -> None:
-    """Find what cannot be done before anything costly starts.
+    """Raise if the settings contradict each other, before anything costly starts.
 
     Raises:
-        ConfigError: settings of `evaluate` that exclude each other, or that the recipe cannot be scored with; the
-            first, the others behind it.
+        ConfigError: the first of the `evaluate` settings that contradict each other, or that the recipe does not
+            support; the others are in its `also`.
     """
-    found = list(_contradictions(section, recipe))
-    if found:
-        found[0].also = tuple(found[1:])
-        raise found[0]
+    errors = list(_contradictions(section, recipe))
+    if errors:
+        errors[0].also = tuple(errors[1:])
+        raise errors[0]
 
 
 def _contradictions(section: EvaluateSection, recipe: TaskRecipe) -> Iterator[ConfigError]:

@@ -1,4 +1,4 @@
-"""From scored rows to the content of eval/summary.json: means with intervals, paired comparisons, the gate."""
+"""Builds eval/summary.json from scored rows: means with intervals, paired comparisons, the gate."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ def summarize_evaluation(
     run: RunDir | None = None,
     set_aside: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The content of eval/summary.json.
+    """Build the content of eval/summary.json.
 
     Args:
         recipe: the task.
-        gate: the config's condition, or None.
+        gate: the gate of the config, or None.
         sets: set → variant → its rows; variants in the order of training, sets with at least one.
-        left_out: scores on disk that are not comparable, and why.
-        run: where the answers lie, for a gate that asks about another run.
-        set_aside: scores that were moved to keep them, and where they are now.
+        left_out: scores on disk that are not comparable, with the reasons.
+        run: run directory with the answers, for a gate against another run.
+        set_aside: scores that were moved to eval/earlier/, with their new paths.
     """
-    told = {"left_out": list(left_out), "set_aside": list(set_aside)}
-    summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, **told}
+    lists = {"left_out": list(left_out), "set_aside": list(set_aside)}
+    summary: dict[str, Any] = {"primary_metric": recipe.primary_metric, "sets": {}, **lists}
     for name, variants in sets.items():
-        found = {variant: compute_estimates(rows, recipe) for variant, rows in variants.items()}
+        estimates = {variant: compute_estimates(rows, recipe) for variant, rows in variants.items()}
         summary["sets"][name] = {
             "n": len(next(iter(variants.values()))),
-            "variants": {v: {m: {k: e[k] for k in ("mean", "ci95")} for m, e in found[v].items()} for v in found},
+            "variants": {
+                v: {m: {k: e[k] for k in ("mean", "ci95")} for m, e in estimates[v].items()} for v in estimates
+            },
             "comparisons": [line for a, b in _pairs(variants) for line in paired_comparisons(a, b, variants, recipe)],
         }
     summary["gate"] = evaluate_gate(gate, recipe, sets.get("eval", {}), run) if gate else None
@@ -47,7 +49,8 @@ def summarize_evaluation(
 
 
 def _pairs(variants: Iterable[str]) -> list[tuple[str, str]]:
-    """What is worth comparing: models asked the same way, a model asked both ways, and all with base and baselines."""
+    """Return the pairs that are compared: models with the same settings, a model with both settings, and every model
+    with base and baselines."""
     return [(a, b) for a, b in combinations(variants, 2) if _comparable(a, b)]
 
 

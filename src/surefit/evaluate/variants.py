@@ -1,5 +1,5 @@
-"""The models of a run that can be asked: base, adapter and merged (LoRA), or base and model (full fine-tune), and each
-of its checkpoints."""
+"""The models of a run that can be evaluated: base, adapter and merged (LoRA), or base and model (full fine-tune), and
+each of its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,26 +26,27 @@ from surefit.model.saved import load_adapted, load_run_tokenizer, load_saved
 from surefit.model.tokenizer import load_tokenizer, new_tokens
 
 VARIANTS = {"lora": ("base", "adapter", "merged"), "full": ("base", "model")}
-"""By `train.method`, in the order of training; the last is what ships."""
+"""Variants by `train.method`, in the order of training; the last is the one for deployment."""
 SERVED = "served"
-"""The tuned model, answering behind `evaluate.server`."""
+"""The tuned model behind `evaluate.server`."""
 
 
 def known_variants(config: Config) -> tuple[str, ...]:
-    """Every variant that a run can have, in the order of training."""
+    """Return every variant that a run can have, in the order of training."""
     return (*VARIANTS[config.train.method], SERVED)
 
 
 def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The wanted variants, or all of the run's kind, in the order of training. With `evaluate.server` these are the
-    base and what is served: that stands for the tuned model. A checkpoint is asked only where it is wanted by its name.
+    """Return the wanted variants, or all of the run's training method, in the order of training. With `evaluate.server`
+    the default is the base and the served model, which replaces the tuned one. A checkpoint is included only if
+    `wanted` names it.
 
     Raises:
-        ConfigError: one that this kind of run does not have, or that is not there yet.
+        ConfigError: a variant that this training method does not have, or that does not exist yet.
         GateError: merged/ has no certificate, or another model's.
     """
     server = config.evaluate.server is not None
-    known = known_variants(config)[: None if server else -1]
+    possible = known_variants(config)[: None if server else -1]
     steps = sorted({name for name in wanted or () if checkpoint_step(name) is not None}, key=checkpoint_sort_key)
     for name in steps:
         _require_checkpoint(run, name)
@@ -59,34 +60,34 @@ def select_variants(config: Config, run: RunDir, wanted: Sequence[str] | None) -
                 field="evaluate.server",
                 help="write its URL: http://localhost:8000/v1",
             )
-        if name not in known:
+        if name not in possible:
             raise ConfigError(
                 f"a {config.train.method} run has no variant {name!r}",
                 code="E7044",
-                help=f"choose from {', '.join(known)}, or a checkpoint: step-N",
+                help=f"choose from {', '.join(possible)}, or a checkpoint: step-N",
             )
-    usual = ("base", SERVED) if server else known
-    chosen = tuple(name for name in known if name in (wanted or usual))
-    for name in chosen:
-        _require_there(run, name, known)
-    after_base = int("base" in chosen)
-    return (*chosen[:after_base], *steps, *chosen[after_base:])
+    default = ("base", SERVED) if server else possible
+    selected = tuple(name for name in possible if name in (wanted or default))
+    for name in selected:
+        _require_there(run, name, possible)
+    after_base = int("base" in selected)
+    return (*selected[:after_base], *steps, *selected[after_base:])
 
 
 def checkpoint_sort_key(variant: str) -> int:
-    """The step of a checkpoint, to sort by; 0 of every other variant."""
+    """Return the step of a checkpoint as sort key; 0 for every other variant."""
     return checkpoint_step(variant) or 0
 
 
 def _require_checkpoint(run: RunDir, variant: str) -> None:
-    found = [path.name for _, path in manager.list_steps(run.checkpoints)]
-    if variant not in found:
+    checkpoints = [path.name for _, path in manager.list_steps(run.checkpoints)]
+    if variant not in checkpoints:
         raise ConfigError(
-            f"there is no checkpoint {variant} in this run{did_you_mean(variant, found)}",
+            f"there is no checkpoint {variant} in this run{did_you_mean(variant, checkpoints)}",
             code="E7045",
             path=run.checkpoints,
-            help=f"there are {', '.join(found)}; checkpoint.save_total_limit says how many are kept"
-            if found
+            help=f"there are {', '.join(checkpoints)}; checkpoint.save_total_limit says how many are kept"
+            if checkpoints
             else "`surefit train` writes checkpoints; checkpoint.save_total_limit says how many are kept",
         )
     if fault := manager.find_checkpoint_damage(run.checkpoints / variant, hashes=True):
@@ -100,13 +101,13 @@ def _require_there(run: RunDir, variant: str, known: Sequence[str]) -> None:
         return
     path = {"adapter": run.adapter, "merged": run.merged, "model": run.model}[variant]
     if not path.is_dir():
-        there = [name for name in known if name in ("base", SERVED) or (run.path / name).is_dir()]
+        available = [name for name in known if name in ("base", SERVED) or (run.path / name).is_dir()]
         raise ConfigError(
             f"there is no {path.name}/ in this run yet",
             code="E7047",
             path=run.path,
             help=f"`surefit {'merge' if variant == 'merged' else 'train'}` writes it; "
-            f"without it: {' '.join(f'--variant {name}' for name in there)}",
+            f"without it: {' '.join(f'--variant {name}' for name in available)}",
         )
     if variant == "merged" and _certified(run) != base_identity(run.merged):
         raise GateError(
@@ -126,10 +127,10 @@ def _certified(run: RunDir) -> str | None:
 def open_variants(
     config: Config, hardware: HardwareLike, run: RunDir, chosen: Sequence[str]
 ) -> Iterator[tuple[str, Any, PreTrainedTokenizerBase]]:
-    """(name, model, tokenizer), one after the other; base and adapter are one model with the factors off and on.
+    """Yield (name, model, tokenizer), one after the other; base and adapter are one model with the factors off and on.
 
-    What ships is opened with the tokenizer that ships with it. Let go of a model before asking for the next: this
-    function does not hold it either.
+    merged/ and model/ are opened with their own tokenizers. Drop a model before the next one is requested: this
+    function keeps no reference to it either.
     """
     section = config.answering
     tokenizer = load_run_tokenizer(config.model, run, section)
@@ -143,24 +144,24 @@ def open_variants(
     elif "base" in chosen:
         yield "base", load_for_generation(section, hardware), tokenizer
     for name in filter(checkpoint_step, chosen):
-        at_step = CheckpointModel(config, hardware, run)
-        if not at_step.become(run.checkpoints / name):
+        checkpoint_model = CheckpointModel(config, hardware, run)
+        if not checkpoint_model.become(run.checkpoints / name):
             raise ConfigError(f"the checkpoint {name} was deleted meanwhile", code="E7049", path=run.checkpoints,
                               help="raise checkpoint.save_total_limit, or score it when training is done")  # fmt: skip
-        yield name, at_step.model, at_step.tokenizer
-        del at_step
+        yield name, checkpoint_model.model, checkpoint_model.tokenizer
+        del checkpoint_model
     for name, path in (("merged", run.merged), ("model", run.model)):
         if name in chosen:
-            own = load_tokenizer(
+            saved_tokenizer = load_tokenizer(
                 section.model_copy(update={"name_or_path": str(path), "revision": None, "chat_template": None})
             )
-            yield name, load_saved(section, path, hardware), own
+            yield name, load_saved(section, path, hardware), saved_tokenizer
 
 
 class CheckpointModel:
-    """The run's model, which becomes that of one checkpoint after the other.
+    """The run's model, which loads the weights of one checkpoint after the other.
 
-    A checkpoint has all that was trained, and everything else is the base's: nothing is left of the one before.
+    A checkpoint has all trained weights, and the others are the base's, so nothing remains of the previous one.
     """
 
     def __init__(self, config: Config, hardware: HardwareLike, run: RunDir) -> None:
@@ -168,16 +169,16 @@ class CheckpointModel:
         base, adapter = load_for_generation(config.model, hardware), config.adapter
         model: PreTrainedModel | PeftModel = base
         if adapter is not None:
-            new = new_tokens(config.model)
-            model = add_adapter(base, adapter, new_tokens=new.ids if new else ())
+            added_tokens = new_tokens(config.model)
+            model = add_adapter(base, adapter, new_tokens=added_tokens.ids if added_tokens else ())
         self.model = model.eval()
         self._trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def become(self, path: Path) -> bool:
-        """Take a checkpoint's weights; returns whether it was still there.
+        """Load a checkpoint's weights; return whether it still existed.
 
         Raises:
-            ModelError: it is there, and not one of this model.
+            ModelError: the checkpoint belongs to another model.
         """
         try:
             state = manager.load_checkpoint(path)
@@ -190,7 +191,7 @@ class CheckpointModel:
 
 
 def variant_location(config: Config, run: RunDir, variant: str) -> str:
-    """Where a variant lies: a path in the run, the base model's name, or a server's URL."""
+    """Return the location of a variant: a path in the run, the base model's name, or a server's URL."""
     if variant == SERVED:
         return redact(str(config.evaluate.server))
     if checkpoint_step(variant) is not None:
@@ -199,7 +200,7 @@ def variant_location(config: Config, run: RunDir, variant: str) -> str:
 
 
 def variant_sha256(config: Config, run: RunDir, variant: str) -> str | None:
-    """The sha256 of the model that a score belongs to; None where it is no longer there, or behind a server."""
+    """Return the sha256 of the model that a score belongs to; None if it no longer exists, or is behind a server."""
     if variant == "base":
         return base_identity(base_directory(config.model))
     if checkpoint_step(variant) is not None:

@@ -1,4 +1,4 @@
-"""Adapters folded into their base model, with proof."""
+"""Merging adapters into their base model, with a certificate that the result is correct."""
 
 from surefit import callable_as_stage
 

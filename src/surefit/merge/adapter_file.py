@@ -1,8 +1,8 @@
-"""An adapter as PEFT saves it, whoever trained it: which weights it changes, and by what.
+"""Reads an adapter in PEFT's format, from any tool: the weights that it changes, and their updates.
 
-Plain LoRA, rsLoRA and DoRA, on linear layers, embeddings and stacks of experts, with ranks and alphas by layer, biases,
-modules that were trained whole and single trained tokens. What else PEFT knows is refused by name, before anything is
-written.
+Supported are plain LoRA, rsLoRA and DoRA, on linear layers, embeddings and stacks of experts, with ranks and alphas by
+layer, biases, fully trained modules and single trained tokens. Other kinds of PEFT adapters raise an error that names
+them, before anything is written.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from surefit.model.adapter import (
 )
 
 NOT_FACTORS = ("monteclora_sampler.", "velora_embed")
-"""What PEFT keeps beside the factors for training alone (facts/lora_settings.py)."""
+"""Prefixes of tensors that PEFT saves beside the factors and needs for training only (facts/lora_settings.py)."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one layer's factors do: W' = W + scaling · B A; with a magnitude, each output is then given that length.
+    """Low-rank update of one layer: W' = W + scaling · B A; with a magnitude, each output row is then rescaled to that
+    length.
 
     Attributes:
-        a: (r, inputs). b: (outputs, r). Of an embedding: (r, width) and (vocabulary, r), with a magnitude (r,
-            vocabulary) and (width, r). Of a stack of experts: (experts, r, inputs) and (experts, outputs, r).
+        a: (r, inputs). b: (outputs, r). For an embedding: (r, width) and (vocabulary, r), with a magnitude (r,
+            vocabulary) and (width, r). For a stack of experts: (experts, r, inputs) and (experts, outputs, r).
         scaling: alpha / r, or alpha / √r (rsLoRA, Kalajdzievski 2023).
         magnitude: (outputs,) for DoRA (Liu et al. 2024), else None.
     """
@@ -56,25 +57,25 @@ class Update:
 
 
 Factors = tuple[torch.Tensor, torch.Tensor]
-"""A and B."""
+"""The LoRA factors (A, B)."""
 TokenRows = tuple[list[int], torch.Tensor]
-"""Token ids, and their new rows."""
+"""Token ids, and their new embedding rows."""
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """All that an adapter changes.
+    """The settings, tensors and weight changes of an adapter.
 
     Attributes:
         updates: layer's dotted name in the base model → its factors.
-        wrapped: module of PEFT's around a stack of experts → its factors as they are saved (merge/experts.py).
-        replaced: parameter's dotted name → the whole new tensor of a copy that stands in its module's place
-            (modules_to_save); another parameter that shares its weight with it keeps its own.
-        base: parameter's dotted name → the tensor that PEFT loads into the base itself, and so into every parameter
-            that shares it (trained biases; the embeddings, where the vocabulary was resized).
-        added: parameter's dotted name → what is added to it (the factors' own bias).
-        rows: parameter name of the embedding, or of the head → what of it is replaced.
-        config: adapter_config.json.
+        wrapped: PEFT module that wraps a stack of experts → its factors as saved (merge/experts.py).
+        replaced: parameter's dotted name → the full new tensor of the trained copy that replaces its module
+            (modules_to_save); another parameter that is tied to it keeps the base's weight.
+        base: parameter's dotted name → the tensor that PEFT loads into the base model itself, and so into every
+            parameter that is tied to it (trained biases; the embeddings, if the vocabulary was resized).
+        added: parameter's dotted name → tensor that is added to it (the bias of the factors).
+        rows: parameter name of the embedding or the head → the rows that are replaced.
+        config: content of adapter_config.json.
     """
 
     directory: Path
@@ -89,21 +90,21 @@ class AdapterFile:
 
     @property
     def changed(self) -> set[str]:
-        """The names of all parameters that the adapter changes."""
+        """Names of all parameters that the adapter changes."""
         layers = {parameter_of(name, update) for name, update in self.updates.items()}
         return layers | self.replaced.keys() | self.base.keys() | self.added.keys() | self.rows.keys()
 
     @property
     def read_by_peft(self) -> set[str]:
-        """The names of the base's parameters that PEFT itself reads or writes while it loads the adapter."""
+        """Names of the base's parameters that PEFT itself reads or writes while it loads the adapter."""
         return self.rows.keys() | self.base.keys()
 
 
 def read_adapter(directory: Path) -> AdapterFile:
-    """Read and understand adapter_config.json and adapter_model.safetensors.
+    """Read adapter_config.json and adapter_model.safetensors, and parse the weight changes.
 
     Raises:
-        GateError: missing or damaged files, a kind of adapter that cannot be merged, factors without their other half,
+        GateError: missing or damaged files, a kind of adapter that cannot be merged, an A or B without the other,
             values that are not finite.
     """
     config, tensors = _read(directory)
@@ -111,12 +112,12 @@ def read_adapter(directory: Path) -> AdapterFile:
     require_readable_names(tensors, directory)
     require_values(tensors, directory)
     factors: dict[str, dict[str, torch.Tensor]] = {}
-    rest: dict[str, torch.Tensor] = {}
+    other_tensors: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix(PREFIX)
         module, separator, part = plain.partition(".lora_")
         if not separator:
-            rest[plain] = tensor
+            other_tensors[plain] = tensor
         elif not part.startswith(NOT_FACTORS):
             factors.setdefault(module, {})[part] = tensor
     updates, added, wrapped = {}, {}, {}
@@ -129,19 +130,26 @@ def read_adapter(directory: Path) -> AdapterFile:
         updates[module] = _update(directory, config, module, parts)
         if "B.bias" in parts:
             added[f"{module}.bias"] = parts["B.bias"].float() * updates[module].scaling
-    rows = _token_rows(directory, config, rest)
-    replaced, base = _whole_tensors(config, rest)
+    rows = _token_rows(directory, config, other_tensors)
+    replaced, base = _whole_tensors(config, other_tensors)
     return AdapterFile(directory, config, tensors, updates, wrapped, replaced, base, added, rows)
 
 
 def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, torch.Tensor]) -> dict[str, TokenRows]:
-    """Return the trained rows of the embedding and the head. Those of a head that is the embedding's own tensor, which
-    PEFT saves again where the vocabulary was resized, are the embedding's."""
-    trained = {name.removesuffix(ROWS): tensor for name, tensor in rest.items() if name.endswith(ROWS)}
-    known = {module: ids for module in trained if (ids := _token_ids(config, module))}
+    """Return the trained rows of the embedding and the head. If the head is tied to the embedding, PEFT saves it again
+    after a resize of the vocabulary; its rows are then the embedding's."""
+    trained_rows = {name.removesuffix(ROWS): tensor for name, tensor in rest.items() if name.endswith(ROWS)}
+    ids_by_module = {module: ids for module in trained_rows if (ids := _token_ids(config, module))}
     rows = {}
-    for module, tensor in trained.items():
-        ids = known.get(module) or next((i for other, i in known.items() if torch.equal(trained[other], tensor)), [])
+    for module, tensor in trained_rows.items():
+        ids = ids_by_module.get(module) or next(
+            (
+                module_ids
+                for other_module, module_ids in ids_by_module.items()
+                if torch.equal(trained_rows[other_module], tensor)
+            ),
+            [],
+        )
         if not ids:
             raise build_incomplete_error(directory, f"nothing says which tokens the trained rows of {module} belong to")
         rows[f"{module}.weight"] = ids, tensor
@@ -151,14 +159,14 @@ def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, t
 def _whole_tensors(
     config: Mapping[str, Any], rest: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Split the whole tensors into those of modules that PEFT copied, and those that it loads into the base.
+    """Split the full tensors into the copies that PEFT trained, and the tensors that it loads into the base.
 
-    Where the vocabulary was resized, PEFT saves all that it has under the embeddings' names: beside the copy, which
-    goes by the module's own name, that copy again (`modules_to_save`) and the base's (`original_module`, `base_layer`).
+    If the vocabulary was resized, PEFT saves every tensor under the embeddings' names: beside the copy, under the
+    module's own name, the copy again (`modules_to_save`) and the base's tensor (`original_module`, `base_layer`).
     """
-    asked = config.get("modules_to_save") or ()
-    endings = (asked,) if isinstance(asked, str) else tuple(asked)
-    # With ensure_weight_tying, a head that is not in the settings is a copy, too.
+    modules_to_save = config.get("modules_to_save") or ()
+    endings = (modules_to_save,) if isinstance(modules_to_save, str) else tuple(modules_to_save)
+    # With ensure_weight_tying, a head that the settings do not name is a copy, too.
     copies = {name.partition(".modules_to_save.")[0] for name in rest if ".modules_to_save." in name}
     replaced: dict[str, torch.Tensor] = {}
     base: dict[str, torch.Tensor] = {}
@@ -174,14 +182,14 @@ def _whole_tensors(
 
 
 def parameter_of(name: str, update: Update) -> str:
-    """The parameter that an update with this name in `AdapterFile.updates` changes."""
+    """Return the parameter that an update with this name in `AdapterFile.updates` changes."""
     return name if update.a.ndim == 3 else f"{name}.weight"
 
 
 def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require_weights_file(directory)
-    again = f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again"
-    with library_errors(directory, GateError, "the adapter cannot be read", again):
+    advice = f"name a directory with PEFT's {CONFIG} and {WEIGHTS} in it; copy a damaged one again, or train again"
+    with library_errors(directory, GateError, "the adapter cannot be read", advice):
         config = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
         if config.get("peft_type") == "LORA":
             missing = [key for key in ("r", "lora_alpha") if config.get(key) is None]
@@ -209,7 +217,7 @@ def _require_mergeable(directory: Path, config: Mapping[str, Any]) -> None:
 def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapping[str, torch.Tensor]) -> Update:
     if "embedding_A" in parts and "embedding_B" in parts:  # (r, vocabulary), (width, r): the product is transposed
         a, b = parts["embedding_B"].T, parts["embedding_A"].T
-        if config.get("use_dora"):  # whose magnitude is of the transposed matrix: a length for every column
+        if config.get("use_dora"):  # DoRA's magnitude belongs to the transposed matrix: one length per column
             a, b = parts["embedding_A"], parts["embedding_B"]
     else:
         a, b = _pair(directory, module, parts)
@@ -229,8 +237,8 @@ def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapp
 
 
 def _require_targeted(directory: Path, config: Mapping[str, Any], module: str) -> None:
-    """Require a layer with factors to be in target_modules: PEFT loads an adapter without the factors of others, and
-    saves such adapters itself (ensure_weight_tying with GPT-2's head)."""
+    """Raise if a layer with factors is not in target_modules: PEFT ignores its factors when it loads the adapter,
+    though it saves such adapters itself (ensure_weight_tying with GPT-2's head)."""
     targets = config.get("target_modules")
     if targets and isinstance(targets, list) and not any(ends_with(module, target) for target in targets):
         raise GateError(
@@ -251,7 +259,8 @@ def _pair(directory: Path, module: str, parts: Mapping[str, torch.Tensor]) -> Fa
 
 
 def rank_and_scaling(config: Mapping[str, Any], name: str) -> tuple[int, float]:
-    """Those of a layer, or of a stack by its parameter's name, with the patterns of adapter_config.json."""
+    """Return the rank and scaling of a layer, or of a stack by its parameter's name, by adapter_config.json and its
+    patterns."""
     rank = _of(config, "rank_pattern", name, config["r"])
     alpha = float(_of(config, "alpha_pattern", name, config["lora_alpha"]))
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
@@ -270,7 +279,7 @@ def _token_ids(config: Mapping[str, Any], module: str) -> list[int]:
 
 
 def build_incomplete_error(directory: Path, problem: str) -> GateError:
-    """The error of an adapter that has not all of its factors."""
+    """Build the error for an adapter that lacks some of its factors."""
     return GateError(
         f"the adapter is not complete: {problem}",
         code="E6003",

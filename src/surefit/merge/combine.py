@@ -1,9 +1,9 @@
-"""Several adapters of one base become one: their exact weighted sum, or what PEFT's other ways make of them.
+"""Combines several adapters of one base: their exact weighted sum, or one of PEFT's other combinations.
 
 PEFT's own `add_weighted_adapter` is not used. It scales the sum of rsLoRA adapters by √r too much
 (huggingface/peft#3449), and leaves out biases, whole modules, token rows and DoRA's magnitudes. Here every factor
-carries its own scaling, what cannot be summed is an error by name, and the merged weights are compared with the sum of
-the adapters themselves.
+keeps its own scaling, a part that cannot be summed raises an error that names it, and the merged weights are compared
+with the sum of the adapters themselves.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ EXACT = "cat"
 COMBINATION_TYPES = (EXACT, "linear", "ties", "dare_ties", "dare_linear", "magnitude_prune", "svd")
 """Named as `combination_type` of PEFT's add_weighted_adapter. cat is the exact weighted sum of the updates, and svd its
 best approximation of the adapters' rank. The others combine A and B separately, which is not the sum: ties (Yadav et
-al. 2023) and dare (Yu et al. 2024) leave out what is small or at odds, and need adapters of one rank."""
+al. 2023) and dare (Yu et al. 2024) drop small or conflicting entries, and need adapters of equal rank."""
 DENSITY = 0.5
-"""The share of each adapter that ties, dare and magnitude_prune keep."""
+"""Share of each adapter's entries that ties, dare and magnitude_prune keep."""
 CANCELED = 1e-6
-"""The share of the adapters' updates that float32 factors leave of a sum which is zero."""
+"""Size of a sum that is zero, relative to the adapters' updates, that float32 factors may leave."""
 SPARSE = {"ties": ties, "dare_ties": dare_ties, "dare_linear": dare_linear, "magnitude_prune": magnitude_prune}
 
 
 @dataclass(frozen=True)
 class AdapterCombination:
-    """How one adapter was made of several.
+    """Several adapters with weights, and the method that combines them into one.
 
     Attributes:
         way: one of `COMBINATION_TYPES`.
@@ -54,19 +54,19 @@ class AdapterCombination:
     adapters: tuple[tuple[Path, float], ...]
 
     def parts(self) -> dict[str, list[Update]] | None:
-        """Return what the merged weights have to be the sum of: parameter → updates, read from the adapters' own files
-        and scaled by their weights; None where the combination is no sum."""
+        """Return the updates that the merged weights must be the sum of: parameter → updates, read from the adapters'
+        own files and scaled by their weights; None if the combination is no sum."""
         if self.way != EXACT:
             return None
-        found: dict[str, list[Update]] = {}
+        updates: dict[str, list[Update]] = {}
         for path, weight in self.adapters:
             for name, update in read_adapter(path).updates.items():
                 scaled = replace(update, scaling=update.scaling * weight)
-                found.setdefault(parameter_of(name, update), []).append(scaled)
-        return found
+                updates.setdefault(parameter_of(name, update), []).append(scaled)
+        return updates
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what certificate.json says of the combination."""
+        """Return the combination's entry in certificate.json."""
         adapters = [
             {"name": path.name, "weight": weight, "sha256": adapter_identity(path)} for path, weight in self.adapters
         ]
@@ -74,15 +74,15 @@ class AdapterCombination:
 
 
 def combine_adapters(base: LayerwiseModel, combined: AdapterCombination, directory: Path) -> Path:
-    """Write the combination of adapters as one that PEFT reads; returns its directory.
+    """Write the combination of adapters as one adapter that PEFT reads; return its directory.
 
     Args:
         combined: at least two adapters of this base.
         directory: an empty folder.
 
     Raises:
-        GateError: an adapter that does not fit the base, or is more than factors beside linear layers and embeddings.
-        ConfigError: these adapters cannot be combined in this way, or their combination changes nothing.
+        GateError: an adapter does not fit the base, or has more than factors of linear layers and embeddings.
+        ConfigError: these adapters cannot be combined by this method, or their combination changes nothing.
     """
     adapters = [(_read_summable(path, base), weight) for path, weight in combined.adapters]
     modules = dict(base.model.named_modules())
@@ -91,7 +91,7 @@ def combine_adapters(base: LayerwiseModel, combined: AdapterCombination, directo
     ranks: dict[str, int] = {}
     canceled = True
     with torch.random.fork_rng():
-        torch.manual_seed(0)  # dare drops at random: the same adapters shall give the same model
+        torch.manual_seed(0)  # dare drops entries at random; the same adapters must give the same model
         for name in layers:
             parts = [(adapter.updates[name], weight) for adapter, weight in adapters if name in adapter.updates]
             a, b = _factors(combined.way, parts)
@@ -117,7 +117,7 @@ def combine_adapters(base: LayerwiseModel, combined: AdapterCombination, directo
 
 
 def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
-    """Read an adapter, and require that it is nothing but factors that can be summed."""
+    """Read an adapter, and raise if it holds more than factors that can be summed."""
     adapter = read_adapter(path)
     config = adapter.config
     not_summed = {
@@ -127,12 +127,12 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
         "modules_to_save": "it has whole modules (modules_to_save), which replace the base's and cannot be added",
         "trainable_token_indices": "it has trained rows of single tokens, which replace the base's and cannot be added",
     }
-    found = next(((key, reason) for key, reason in not_summed.items() if not is_off(config.get(key))), None)
-    whole = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
-    if found is None and whole:
-        found = ("", f"it holds {whole[0]} as a whole, beside its factors, and it is not the base's")
-    if found is not None:
-        key, reason = found
+    obstacle = next(((key, reason) for key, reason in not_summed.items() if not is_off(config.get(key))), None)
+    full_tensors = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
+    if obstacle is None and full_tensors:
+        obstacle = ("", f"it holds {full_tensors[0]} as a whole, beside its factors, and it is not the base's")
+    if obstacle is not None:
+        key, reason = obstacle
         raise GateError(
             f"the adapter cannot be summed with another: {reason}",
             code="E6400",
@@ -159,44 +159,46 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
 
 
 def _changed_in_base(adapter: AdapterFile, base: LayerwiseModel) -> Iterator[str]:
-    """Yield which tensors that PEFT would load into the base are not bit for bit the base's: beside the factors of an
-    embedding, `save_pretrained` saves its matrix as it was."""
+    """Yield the tensors that PEFT would load into the base and that differ from the base's: beside the factors of an
+    embedding, `save_pretrained` saves its matrix, usually unchanged."""
     for name, tensor in adapter.base.items():
         stored = base.names.get(name)
         if stored is None:
             yield name
             continue
         dtype = base.model.get_parameter(name).dtype
-        ours, theirs = (cast(base.model, name, each, dtype) for each in (base.weights.read(stored), tensor))
-        if not torch.equal(ours, theirs):
+        base_tensor, adapter_tensor = (
+            cast(base.model, name, weight, dtype) for weight in (base.weights.read(stored), tensor)
+        )
+        if not torch.equal(base_tensor, adapter_tensor):
             yield name
 
 
 def _is_canceled(a: torch.Tensor, b: torch.Tensor, parts: Sequence[tuple[Update, float]]) -> bool:
-    """Tell whether the product of combined factors is zero, next to the updates that it is made of."""
+    """Return whether the product of combined factors is zero, relative to the updates that it is made of."""
     sizes = [abs(update.scaling * weight) * _norm_of_product(update.a, update.b) for update, weight in parts]
     return _norm_of_product(a, b) <= CANCELED * math.fsum(sizes)
 
 
 def _norm_of_product(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the Frobenius norm of B A from the factors' triangles, (r, r), and not from the product."""
-    triangles = [torch.linalg.qr(each.double(), mode="r").R for each in (b, a.T)]
+    """Return the Frobenius norm of B A from the triangular QR factors, (r, r), without computing the product."""
+    triangles = [torch.linalg.qr(factor.double(), mode="r").R for factor in (b, a.T)]
     return float(torch.linalg.matrix_norm(triangles[0] @ triangles[1].T))
 
 
 def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return A and B of one layer, whose product is its update, in float32."""
+    """Return A and B of one layer, in float32; their product is its update."""
     scaled = [(update.a.double(), update.b.double(), update.scaling * weight) for update, weight in parts]
     if way == EXACT:
         return torch.cat([a for a, _, _ in scaled]).float(), torch.cat([s * b for _, b, s in scaled], dim=1).float()
     if way == "svd":
         rank = max(len(a) for a, _, _ in scaled)
-        # The sum is B A of all factors beside one another. With B = Q_b R_b and Aᵀ = Q_a R_a its singular values are
-        # those of R_b R_aᵀ, which is as small as the ranks: the sum itself may have 10⁸ numbers.
+        # The sum is B A of all factors concatenated. With B = Q_b R_b and Aᵀ = Q_a R_a its singular values are those of
+        # R_b R_aᵀ, which is as small as the ranks: the sum itself may have 10⁸ numbers.
         b_q, b_r = torch.linalg.qr(torch.cat([s * b for _, b, s in scaled], dim=1))
         a_q, a_r = torch.linalg.qr(torch.cat([a for a, _, _ in scaled]).T)
-        left, values, right = torch.linalg.svd(b_r @ a_r.T, full_matrices=False)
-        return (right[:rank] @ a_q.T).float(), (b_q @ (left[:, :rank] * values[:rank])).float()
+        u, singular_values, vh = torch.linalg.svd(b_r @ a_r.T, full_matrices=False)
+        return (vh[:rank] @ a_q.T).float(), (b_q @ (u[:, :rank] * singular_values[:rank])).float()
     if len({len(a) for a, _, _ in scaled}) > 1:
         ranks = " and ".join(str(len(a)) for a, _, _ in scaled)
         raise ConfigError(
@@ -205,7 +207,7 @@ def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Ten
             field="--combine",
             help="adapters of different ranks can be summed by cat",
         )
-    # Each factor gets the square root of weight · scaling; a negative sign stands on one side, or it would be lost.
+    # Each factor gets the square root of |weight · scaling|; only one of them gets the sign, or it would cancel.
     roots = torch.tensor([math.sqrt(abs(s)) for _, _, s in scaled])
     signs = torch.tensor([math.copysign(1.0, s) for _, _, s in scaled])
     mix = task_arithmetic if way == "linear" else partial(SPARSE[way], density=DENSITY)
@@ -214,18 +216,18 @@ def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Ten
 
 
 def _settings(first: Any, ranks: dict[str, int]) -> dict[str, Any]:
-    """Return an adapter_config.json under which every layer's scaling is 1: alpha is its rank."""
-    usual = max(set(ranks.values()), key=[*ranks.values()].count)
-    other = {re.escape(name): rank for name, rank in ranks.items() if rank != usual}
+    """Build an adapter_config.json in which every layer's scaling is 1: alpha is its rank."""
+    common_rank = max(set(ranks.values()), key=[*ranks.values()].count)
+    rank_pattern = {re.escape(name): rank for name, rank in ranks.items() if rank != common_rank}
     return {
         "peft_type": "LORA",
         "task_type": first.get("task_type") or "CAUSAL_LM",
         "base_model_name_or_path": first.get("base_model_name_or_path"),
         "inference_mode": True,
-        "r": usual,
-        "lora_alpha": usual,
-        "rank_pattern": other,
-        "alpha_pattern": other,
+        "r": common_rank,
+        "lora_alpha": common_rank,
+        "rank_pattern": rank_pattern,
+        "alpha_pattern": rank_pattern,
         "lora_dropout": 0.0,
         "target_modules": sorted(ranks),
         "fan_in_fan_out": bool(first.get("fan_in_fan_out")),

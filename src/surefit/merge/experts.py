@@ -1,6 +1,6 @@
-"""Factors beside stacks of experts: as updates of the model's parameters, and of what the base's files hold.
+"""Factors of stacks of experts: as updates of the model's parameters, and of the tensors in the base's files.
 
-PEFT saves the factors of all experts of a stack in two matrices, under the module that holds the stack. Most files have
+PEFT saves the factors of all experts of a stack in two matrices, under the module that holds the stack. Most files hold
 the experts one by one, and transformers stacks them while it loads.
 """
 
@@ -20,30 +20,30 @@ from surefit.model.layerwise_forward import WeightFiles
 
 
 def add_expert_updates(adapter: AdapterFile, model: PreTrainedModel) -> AdapterFile:
-    """The adapter with an update for every stack that has factors, under its parameter's name; for a router as for a
-    layer.
+    """Return the adapter with an update for every stack that has factors, under its parameter's name; a router's under
+    its layer's.
 
     Args:
-        model: the base; its weights are not looked at.
+        model: the base; its weights are not read.
 
     Raises:
-        GateError: factors for no stack of experts, or not those of all its experts.
+        GateError: factors that belong to no stack of experts, or not for all of its experts.
     """
     targets = adapter.config.get("target_parameters") or ()
     routers = router_stacks(model)
     stacks = expert_stacks(model) | routers
-    chosen = {name: shape for name, shape in stacks.items() if any(ends_with(name, target) for target in targets)}
-    within = {module: name for name, module in wrappers(chosen).items()}
-    if missing := sorted(within.keys() - adapter.wrapped.keys()):
-        raise build_incomplete_error(adapter.directory, f"{within[missing[0]]} has no factors")
+    targeted = {name: shape for name, shape in stacks.items() if any(ends_with(name, target) for target in targets)}
+    stack_by_module = {module: name for name, module in wrappers(targeted).items()}
+    if missing := sorted(stack_by_module.keys() - adapter.wrapped.keys()):
+        raise build_incomplete_error(adapter.directory, f"{stack_by_module[missing[0]]} has no factors")
     updates = {}
     for module, (a, b) in adapter.wrapped.items():
-        if module not in within:
+        if module not in stack_by_module:
             raise build_incomplete_error(
                 adapter.directory, f"{module} has factors, and no stack of experts that they are for"
             )
-        name = within[module]
-        experts, outputs, inputs = chosen[name]
+        name = stack_by_module[module]
+        experts, outputs, inputs = targeted[name]
         rank, scaling = rank_and_scaling(adapter.config, name)
         if (a.shape, b.shape) != ((experts * rank, inputs), (outputs, rank * experts)):
             raise build_incomplete_error(
@@ -59,7 +59,8 @@ def add_expert_updates(adapter: AdapterFile, model: PreTrainedModel) -> AdapterF
 
 
 def split_expert_updates(adapter: AdapterFile, model: PreTrainedModel, weights: WeightFiles) -> AdapterFile:
-    """The adapter with an update for every tensor of the files in place of those of stacks that no file holds."""
+    """Return the adapter with one update per tensor of the files, in place of the updates of stacks that no file
+    holds."""
     if not any(update.a.ndim == 3 for update in adapter.updates.values()):
         return adapter
     stored = stacked_from_files(model, weights.names)

@@ -1,8 +1,9 @@
-"""A run's result as a folder that others can load: weights, tokenizer, model card, certificate, and a list of it all.
+"""Exports a run's result as a directory for others: weights, tokenizer, model card, certificate, and a manifest.
 
     merged/ or model/, certified → copied or converted → certificate.json → export.json, last of all
 
-export.json names every file with its size and hash: what is not in it is not part of the export, and is not pushed.
+export.json lists every file with its size and hash: a file that is not in it is not part of the export, and is not
+pushed.
 """
 
 from __future__ import annotations
@@ -49,22 +50,22 @@ TOKENIZER_AND_CONFIG_FILES = (
     "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tokenization_*.py",
     *PROCESSOR,
 )  # fmt: skip
-"""What belongs to a model beside its weights and its own code; nothing else of a directory is ever exported."""
+"""Files of a model beside its weights and its own code; no other files of a directory are ever exported."""
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 OF_THE_MODEL = ("config.json", "generation_config.json", *PROCESSOR)
-"""What of AROUND does not belong to an adapter: it would be taken for a whole model."""
+"""Files among TOKENIZER_AND_CONFIG_FILES that an adapter must not have: it would be taken for a whole model."""
 
 CardOf = Callable[[Mapping[str, Any], Path], str]
-"""(the certificate of an export, the folder with its weights) → its model card."""
+"""(certificate of an export, directory with its weights) → its model card."""
 
 
 @dataclass(frozen=True)
 class CertifiedModel:
-    """What of a run is exported, proved to be what its certificate was given for.
+    """The exported model of a run; its files match its certificate.
 
     Attributes:
         directory: merged/ or model/.
-        certificate: the run's.
+        certificate: the run's certificate.json.
     """
 
     run: RunDir
@@ -73,7 +74,7 @@ class CertifiedModel:
 
 
 def load_certified_model(run: RunDir) -> CertifiedModel:
-    """The certified model of a run.
+    """Return the certified model of a run.
 
     Raises:
         GateError: there is no certificate, it did not pass, or it was given for other files.
@@ -96,21 +97,21 @@ def load_certified_model(run: RunDir) -> CertifiedModel:
 
 
 def list_model_files(directory: Path) -> list[Path]:
-    """The files of a model that may leave this machine."""
-    found = {
+    """Return the files of a model that may be exported."""
+    files = {
         file
         for pattern in (*WEIGHTS, *TOKENIZER_AND_CONFIG_FILES)
         for file in directory.glob(pattern)
         if file.is_file()
     }
-    return sorted({*found, *remote_code_files(directory)})
+    return sorted({*files, *remote_code_files(directory)})
 
 
 def export_hub(source: CertifiedModel, output: Path, card: CardOf) -> dict[str, Any]:
-    """Write the model as it is, for the hub and for every tool that reads safetensors.
+    """Write the model unchanged, for the hub and for every tool that reads safetensors.
 
     Returns:
-        What export.json holds.
+        The content of export.json.
 
     Raises:
         MachineError: the disk is full or may not be written to.
@@ -123,7 +124,7 @@ def export_hub(source: CertifiedModel, output: Path, card: CardOf) -> dict[str, 
 
 
 def _copy(directory: Path, files: Iterable[Path], into: Path) -> None:
-    """Copy files of a directory, those in its subdirectories into such of the same name."""
+    """Copy files of a directory, keeping the names of their subdirectories."""
     for file in files:
         target = into / file.relative_to(directory)
         target.parent.mkdir(exist_ok=True)
@@ -131,31 +132,32 @@ def _copy(directory: Path, files: Iterable[Path], into: Path) -> None:
 
 
 def export_adapter(source: CertifiedModel, base: str, output: Path, card: CardOf) -> dict[str, Any]:
-    """Write the adapter alone, which PEFT and servers put beside its base; as `export_hub`.
+    """Write the adapter alone, for PEFT and for servers that load it onto its base; arguments and result as
+    `export_hub`.
 
     Args:
-        base: what its adapter_config.json is to call the base: a name, and no directory of this machine.
+        base: name of the base in the exported adapter_config.json; not a directory of this machine.
 
     Raises:
         GateError: adapter/ is not what was merged and certified.
     """
     require_export_directory(source, output)
-    parts = list_adapter_files(source)
+    adapter_files = list_adapter_files(source)
     _require_certified_adapter(source)
     with directory_atomic(output) as temporary:
-        _copy(source.run.adapter, parts, temporary)
+        _copy(source.run.adapter, adapter_files, temporary)
         settings = read_json(temporary / ADAPTER_FILES[0])
         write_json(temporary / ADAPTER_FILES[0], settings | {"base_model_name_or_path": base})
-        renamed = renaming_to_multimodal(source.directory)
-        if renamed is not None:
-            _rename(temporary, renamed)
+        rename = renaming_to_multimodal(source.directory)
+        if rename is not None:
+            _rename(temporary, rename)
         _write_stops(source.directory, temporary)
         return _finish(temporary, ADAPTER, source, redact_certificate(source.certificate), card)
 
 
 def _write_stops(model: Path, directory: Path) -> None:
-    """Write the tokens that end an answer into a generation_config.json of their own: a server with an adapter beside
-    its base knows the base's, and a base that was trained on no chats has none for the end of a turn."""
+    """Write the stop tokens into a generation_config.json beside the adapter: a server otherwise uses the base's, and a
+    base that was not trained on chats has none for the end of a turn."""
     path = model / GENERATION_CONFIG
     stops = read_json(path).get("eos_token_id") if path.is_file() else None
     if stops is not None:
@@ -163,41 +165,43 @@ def _write_stops(model: Path, directory: Path) -> None:
 
 
 def _rename(directory: Path, renamed: Callable[[str], str]) -> None:
-    """Give what an adapter names its names in the whole checkpoint, in place.
+    """Rename the adapter's layers to their names in the multimodal checkpoint, in place.
 
-    Training had the language model alone. vLLM always has the whole, looks a name up there, and serves the base without
-    a word where it finds none (vllm-project/vllm#34186, open in September 2026).
+    Training used the language model alone. vLLM loads the whole checkpoint, and silently serves the base if it does not
+    find a name there (vllm-project/vllm#34186, open in September 2026).
     """
     config, weights = (directory / name for name in ADAPTER_FILES)
     adapter, settings = read_adapter(directory), read_json(config)
-    settings["target_modules"] = sorted(map(renamed, adapter.updates))  # an ending would mean the vision part's too
+    settings["target_modules"] = sorted(
+        map(renamed, adapter.updates)
+    )  # full names: a suffix would match the vision part's layers, too
     rows = settings.get("trainable_token_indices")
     if isinstance(rows, dict):
         settings["trainable_token_indices"] = {renamed(name): indices for name, indices in rows.items()}
     write_json(config, settings)
-    tensors = {f"{PREFIX}{renamed(name.removeprefix(PREFIX))}": each for name, each in load_file(weights).items()}
+    tensors = {f"{PREFIX}{renamed(name.removeprefix(PREFIX))}": tensor for name, tensor in load_file(weights).items()}
     save_file(tensors, weights, metadata={"format": "pt"})
 
 
 def list_adapter_files(source: CertifiedModel) -> list[Path]:
-    """The files of a run's adapter that may leave this machine.
+    """Return the files of a run's adapter that may be exported.
 
     Raises:
-        ConfigError: the run has none.
+        ConfigError: the run has no adapter.
     """
     folder = source.run.adapter
     if not all((folder / name).is_file() for name in ADAPTER_FILES):
         raise ConfigError(
             "the run has no adapter: all weights were trained", code="E6009", path=source.run.path, help="--format hub"
         )
-    around = {file for pattern in TOKENIZER_AND_CONFIG_FILES for file in folder.glob(pattern) if file.is_file()}
-    around -= {file for pattern in OF_THE_MODEL for file in folder.glob(pattern)}
-    return sorted({*around, *(folder / name for name in ADAPTER_FILES)})
+    other_files = {file for pattern in TOKENIZER_AND_CONFIG_FILES for file in folder.glob(pattern) if file.is_file()}
+    other_files -= {file for pattern in OF_THE_MODEL for file in folder.glob(pattern)}
+    return sorted({*other_files, *(folder / name for name in ADAPTER_FILES)})
 
 
 def _require_certified_adapter(source: CertifiedModel) -> None:
-    proved = {check["name"]: check["value"] for check in source.certificate["checks"]}
-    if named_tensors_sha256(read_adapter(source.run.adapter).tensors) != proved.get("adapter_as_trained"):
+    values = {check["name"]: check["value"] for check in source.certificate["checks"]}
+    if named_tensors_sha256(read_adapter(source.run.adapter).tensors) != values.get("adapter_as_trained"):
         raise GateError(
             "adapter/ is not the adapter that was merged and certified",
             code="E6010",
@@ -209,14 +213,14 @@ def _require_certified_adapter(source: CertifiedModel) -> None:
 def export_quantized(
     source: CertifiedModel, conversion: Conversion, output: Path, sequences: Sequence[Sequence[int]], card: CardOf
 ) -> dict[str, Any]:
-    """Write the model in fewer bits, and certify it against the merged one; as `export_hub`.
+    """Write the model in fewer bits, and certify it against the merged one; result as `export_hub`.
 
     Args:
         sequences: token ids of the run's held-out rows, prompt and gold answer.
 
     Raises:
-        GateError: it is broken; nothing is left of it, and the message says what was measured.
-        MachineError, ModelError: this machine, or the library, cannot make it.
+        GateError: the converted model failed a check; it is deleted, and the message says what was measured.
+        MachineError, ModelError: this machine, or the library, cannot convert it.
     """
     if not sequences:
         raise DataError(
@@ -225,12 +229,12 @@ def export_quantized(
     require_export_directory(source, output)
     require_convertible(conversion)
     started = time.monotonic()
-    compared = [sequences[index] for index in evenly_spaced_indices(len(sequences), PROMPTS)]
+    prompts = [sequences[index] for index in evenly_spaced_indices(len(sequences), PROMPTS)]
     with directory_atomic(output) as temporary:
         weights = {file for pattern in WEIGHTS for file in source.directory.glob(pattern)}
         _copy(source.directory, (file for file in list_model_files(source.directory) if file not in weights), temporary)
         convert_model(conversion, temporary)
-        checks, measured = measure_conversion(conversion, temporary, compared)
+        checks, measurements = measure_conversion(conversion, temporary, prompts)
         failed = next((check for check in checks if not check.passed), None)
         if failed is not None:
             raise GateError(
@@ -246,8 +250,8 @@ def export_quantized(
             "format": conversion.format,
             "how": conversion.how,
             "checks": [check.as_dict() for check in checks],
-            "measured": measured,
-            "prompts": len(compared),
+            "measured": measurements,
+            "prompts": len(prompts),
             "merged_sha256": source.certificate["merged_sha256"],
             "seconds": round(time.monotonic() - started, 2),
             "merge": redact_certificate(source.certificate),
@@ -276,8 +280,10 @@ def _finish(
 
 
 def require_export_directory(source: CertifiedModel, output: Path) -> None:
-    """Raises:
-    ConfigError: there is something else at the place where the export would go.
+    """Check that the export may be written to `output`.
+
+    Raises:
+        ConfigError: something else is at that path.
     """
     remove_leftovers(output.parent, of=output.name)
     inputs = {"the model": source.directory, "the adapter": source.run.adapter}
@@ -285,7 +291,8 @@ def require_export_directory(source: CertifiedModel, output: Path) -> None:
 
 
 def redact_certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
-    """A certificate without the directories of this machine: of a base that is one, only its name is left."""
+    """Return a certificate without the directories of this machine: of a base that is a directory, only its name
+    remains."""
 
     def clean(value: Any) -> Any:
         match value:
@@ -303,23 +310,23 @@ def redact_certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_export(directory: Path) -> dict[str, Any]:
-    """export.json of a folder whose every file is what it says.
+    """Read export.json of a directory, and check that every file matches it.
 
     Raises:
-        ModelError: it is no export, or a file is missing or was changed.
+        ModelError: the directory is no export, or a file is missing or was changed.
     """
     if not (directory / MANIFEST).is_file():
         raise ModelError(
             f"no export is here: there is no {MANIFEST}", code="E6014", path=directory, help="`surefit export RUN`"
         )
     manifest: dict[str, Any] = read_json(directory / MANIFEST)
-    for name, about in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         file = directory / name
         inside = not Path(name).is_absolute() and file.resolve() == directory.resolve() / name  # no link, no ".."
         if not inside or not file.is_file():
             raise ModelError(
                 f"{name} is in {MANIFEST} and not a file here", code="E6015", path=directory, help="export it again"
             )
-        if file.stat().st_size != about["bytes"] or file_sha256(file) != about["sha256"]:
+        if file.stat().st_size != entry["bytes"] or file_sha256(file) != entry["sha256"]:
             raise ModelError(f"{name} is not what was exported", code="E6016", path=directory, help="export it again")
     return manifest

@@ -1,4 +1,4 @@
-"""One weight matrix and its factors become one matrix: in float32, rounded once; and how exact a merged one is."""
+"""Folds factors into one weight matrix, in float32 and rounded once; and measures how exact a merged matrix is."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import torch
 from surefit.merge.adapter_file import Update
 
 BLOCK_BYTES = 2**25
-"""What a float64 copy of the rows in work may take: 32 MiB."""
+"""Bytes of a float64 copy of the rows that are processed at once: 32 MiB."""
 
 
 @torch.no_grad()
 def fold_update(matrix: torch.Tensor, update: Update) -> None:
-    """W ← W + scaling · B A in place, in float32, rounded once to W's dtype; DoRA then sets each row's length.
+    """Compute W ← W + scaling · B A in place, in float32, rounded once to W's dtype; with DoRA each row is then
+    rescaled.
 
     Args:
-        matrix: (outputs, inputs), or a stack of such, in the type that is stored; a transposed view is fine.
+        matrix: (outputs, inputs), or a stack of such matrices, in its stored dtype; may be a transposed view.
         update: on any device.
     """
     if matrix.ndim == 3:
-        for expert, each in zip(matrix, _of_experts(update), strict=True):
-            fold_update(expert, each)
+        for expert, expert_update in zip(matrix, _of_experts(update), strict=True):
+            fold_update(expert, expert_update)
         return
     a = update.a.to(matrix.device).float()
     for rows in _blocks(matrix):
@@ -35,19 +36,20 @@ def fold_update(matrix: torch.Tensor, update: Update) -> None:
 
 @torch.no_grad()
 def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, parts: Sequence[Update] = ()) -> float:
-    """The largest error of a merged weight, as a share of the rounding error that `fold_update` may make: at most 1.
+    """Return the largest error of a merged weight, as a share of the rounding error that `fold_update` may make: at
+    most 1.
 
-    The exact W' is taken from float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · |scaling| · |B| |A|) (Higham,
-    §3.5): its first term is the rounding to the dtype, its second the sum in float32. DoRA scales the sum, with three
-    roundings more.
+    The exact W' is computed in float64. The bound is u|W'| + 2 · 2⁻²⁴ (|W'| + (r + 2) · |scaling| · |B| |A|) (Higham,
+    §3.5): its first term is the rounding to the dtype, its second the sum in float32. DoRA rescales the sum,
+    with three more roundings.
 
     Args:
-        matrix: W, (outputs, inputs), or a stack of such, in the type that is stored. merged: W', of the same shape.
-        parts: the updates that `update` is the sum of; the exact W' is then taken from these, and `update` is what was
-            computed with.
+        matrix: W, (outputs, inputs), or a stack of such matrices, in its stored dtype. merged: W', of the same shape.
+        parts: the updates that `update` is the sum of; the exact W' is then computed from these, and `update` is the
+            one that was merged.
 
-    W = 1, B A = 2⁻¹⁰, in bfloat16: the exact 1.0009765625 lies between 1 and 1.0078125 and is rounded to 1, which is
-    off by 0.0009765625; u is 2⁻⁸, so the bound is about 0.0039.
+    W = 1, B A = 2⁻¹⁰, in bfloat16: the exact 1.0009765625 lies between 1 and 1.0078125 and is rounded to 1, an error of
+    0.0009765625; u is 2⁻⁸, so the bound is about 0.0039.
 
     >>> one = torch.ones(1, 1, dtype=torch.bfloat16)
     >>> tiny = Update(torch.tensor([[2.0**-10]]), torch.ones(1, 1), 1.0)
@@ -65,7 +67,7 @@ def rounding_error(matrix: torch.Tensor, update: Update, merged: torch.Tensor, p
         for part in parts or (update,):
             factors = (part.b[rows].to(matrix.device).double(), part.a.to(matrix.device).double())
             exact = torch.addmm(exact, *factors, alpha=part.scaling)
-        # Only a bound: float32 is exact enough for it.
+        # This is only a bound, so float32 is exact enough.
         terms = torch.mm(b.float().abs(), a.float().abs()).mul_(abs(update.scaling) * (len(a) + 2))
         roundings = 2
         if update.magnitude is not None:
@@ -88,7 +90,8 @@ def _blocks(matrix: torch.Tensor) -> Iterator[slice]:
 
 
 def _lengths(update: Update, rows: slice, summed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What each row of the sum is multiplied by, (rows, 1), float64; PEFT rounds the norm to the weight's own type."""
+    """Return the factors that DoRA multiplies each row of the sum by, (rows, 1), float64; PEFT rounds the norm to the
+    weight's dtype."""
     assert update.magnitude is not None
     norm = torch.linalg.vector_norm(summed.double(), dim=1, keepdim=True)
     lengths: torch.Tensor = update.magnitude[rows, None].to(summed.device).double()

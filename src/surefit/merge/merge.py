@@ -1,11 +1,11 @@
-"""Fold an adapter into its base model, and keep the result only if it is proved to be the model that was trained.
+"""Folds an adapter into its base model, and keeps the result only if it is certified to be the trained model.
 
     adapter + base files → checks of the adapter → merged files → certificate → merged/
 
-Weights are read from the base's files, merged and written a file at a time, and the models that are compared run from
-their files layer by layer: memory for one file and one layer, whatever the model's size. Nothing is taken from a model
-in memory: the one that training used, or that has answered a prompt, may hold other numbers than its files. Without a
-passed certificate there is no merged/, and certificate.json says why.
+Weights are read from the base's files, merged and written one file at a time, and the models that are compared run from
+their files layer by layer: the peak memory is one file and one layer, whatever the model's size. No weights are taken
+from a model in memory: after training or generation it may hold other values than its files. Without a passed
+certificate there is no merged/, and certificate.json says why.
 """
 
 from __future__ import annotations
@@ -61,27 +61,28 @@ from surefit.model.tokenizer import Resized, load_tokenizer, new_tokens, tokens_
 from surefit.model.vocabulary import token_rows, vocabulary_modules
 
 PROMPTS = 32
-"""Held-out rows, taken evenly, that the models are compared on."""
+"""Number of held-out rows, evenly spaced, that the models are compared on."""
 OTHER_BASE = (
     "name the base that it was trained beside with --base; where that is this one, save the adapter again with "
     "PeftModel.save_pretrained"
 )
 UNTRAINED = "name the adapter as it was saved after training"
 MergeTarget = Literal["auto", "original", "dequantized"]
-"""What an adapter that was trained beside a quantised base is merged into; auto is dequantized there."""
+"""The weights that an adapter which was trained on a quantized base is merged into; auto means dequantized for such a
+base."""
 
 
 @dataclass(frozen=True)
 class MergeJob:
-    """One adapter to merge, or to certify.
+    """An adapter to merge, or a merged model to certify.
 
     Attributes:
-        base: the base as the adapter was trained beside it: with its quantisation, its dtype decided.
-        adapter: a directory as PEFT or a run has it. merged, certificate: what is written, or looked at.
-        expected: how the adapter was configured, where that is known.
+        base: the base as in the adapter's training: with its quantization, and a resolved dtype.
+        adapter: adapter directory of PEFT or of a run. merged, certificate: paths that are written, or checked.
+        expected: configuration of the adapter, if it is known.
         into: see `MergeTarget`.
-        tokenizer: the directory or id whose tokenizer goes with the merged model; the base's if None.
-        combined: how `adapter` was made of several (merge/combine.py); the merged weights are compared with these.
+        tokenizer: directory or id of the tokenizer for the merged model; None for the base's.
+        combined: the adapters that `adapter` combines (merge/combine.py); the merged weights are compared with these.
     """
 
     base: ModelSection
@@ -109,16 +110,16 @@ def merge_and_certify(
     """Write a run's merged/ and certificate.json (LoRA), or certificate.json for model/ (full fine-tune).
 
     Args:
-        config: nothing in it is "auto".
-        hardware: where the arithmetic is done.
+        config: resolved: no setting is "auto".
+        hardware: the hardware that computes.
         sequences: token ids of the run's held-out rows, prompt and gold answer.
-        on_progress: called with (steps done, steps, what comes next).
+        on_progress: called with (steps done, steps, name of the next step).
 
     Returns:
         The certificate, as in certificate.json.
 
     Raises:
-        GateError: a check failed; there is no merged/, and certificate.json holds all that was measured.
+        GateError: a check failed; there is no merged/, and certificate.json holds all measurements.
         DataError: no sequences.
         ModelError: the base model cannot be loaded.
         MachineError: the disk is full or may not be written to.
@@ -133,7 +134,7 @@ def merge_and_certify(
 def merge_adapter_job(
     job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = ignore_progress
 ) -> dict[str, Any]:
-    """Write `job.merged` and its certificate; as `merge_and_certify`."""
+    """Write `job.merged` and its certificate; arguments and result as `merge_and_certify`."""
     certifying = _CertificateBuilder(job.base, hardware, sequences, on_progress)
     return _run_and_certify(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
 
@@ -141,10 +142,10 @@ def merge_adapter_job(
 def certify_merged(
     job: MergeJob, hardware: HardwareLike, sequences: Sequence[Sequence[int]], on_progress: OnProgress = ignore_progress
 ) -> dict[str, Any]:
-    """The certificate of a merged model that is there already, whoever made it; writes nothing.
+    """Return the certificate of an existing merged model, made by any tool; writes nothing.
 
     Raises:
-        ModelError: there is no model in `job.merged`, or the base cannot be read.
+        ModelError: `job.merged` holds no model, or the base cannot be read.
     """
     certifying = _CertificateBuilder(job.base, hardware, sequences, on_progress)
     try:
@@ -158,7 +159,7 @@ def certify_merged(
 def _run_and_certify(
     certifying: _CertificateBuilder, certificate: Path, steps: Callable[[], None], remove: Path | None = None
 ) -> dict[str, Any]:
-    """Take the steps, and write the certificate however they end."""
+    """Run the steps, and write the certificate however they end."""
     try:
         steps()
     except GateError as error:
@@ -172,13 +173,13 @@ def _run_and_certify(
             field=error.field,
             help=error.help or "do not use these weights; docs/merge.md explains every check",
         ) from error
-    found = certifying.certificate(passed=True, reason="every check passed")
-    write_json(certificate, found)
-    return found
+    passed_certificate = certifying.certificate(passed=True, reason="every check passed")
+    write_json(certificate, passed_certificate)
+    return passed_certificate
 
 
 class _CertificateBuilder:
-    """A certificate as it grows."""
+    """Collects the checks and facts of a certificate."""
 
     def __init__(
         self,
@@ -221,14 +222,14 @@ class _CertificateBuilder:
         }
 
     def require(self, *checks: MergeCheck, help: str | None = None) -> None:
-        """Add checks to the certificate; the first that fails ends the merge."""
+        """Add checks to the certificate; raise at the first that fails."""
         self.checks.extend(checks)
         for check in checks:
             if not check.passed:
                 raise GateError(str(check), code="E6019", help=help)
 
     def same_base(self, directory: Path) -> dict[str, Any]:
-        """What training wrote about its base, which must be this one."""
+        """Check that the base is the one that training recorded, and return the record."""
         record = read_record(directory)
         self.about["base"] = base_record(self.base)
         self.require(
@@ -245,10 +246,10 @@ class _CertificateBuilder:
         return record
 
     def checked_adapter(self, job: MergeJob) -> tuple[AdapterFile, LayerwiseModel]:
-        """The adapter, proved to be the one that was trained and to fit the base."""
+        """Read the adapter, and check that it is the one that was trained and that it fits the base."""
         self.on_progress(0, 4, "checking the adapter")
         self.about |= {"quantization": self.base.quantization, "into": "dequantized" if job.dequantized else "original"}
-        # An adapter of another tool has no record of its base: the certificate then shows that nobody vouches for it.
+        # An adapter of another tool has no record of its base: the certificate then shows that the base is unverified.
         record = self.same_base(job.adapter) if job.expected or (job.adapter / RECORD).exists() else None
         self.about["adapter_sha256"] = adapter_identity(job.adapter)
         self.about["base_recorded"] = record is not None
@@ -276,8 +277,10 @@ class _CertificateBuilder:
             )  # fmt: skip
             expected = {*adapted_modules(streamed.model, section.target_modules)}
             expected |= {name.removesuffix(".weight") for name in adapted_stacks(streamed.model, section)}
-        new = new_tokens(self.base)
-        problems = find_misfits(adapter, streamed.model, expected, token_rows(streamed.model, new.ids) if new else None)
+        added_tokens = new_tokens(self.base)
+        problems = find_misfits(
+            adapter, streamed.model, expected, token_rows(streamed.model, added_tokens.ids) if added_tokens else None
+        )
         self.require(
             MergeCheck(
                 "adapter_complete", "; ".join(problems[:3]) or "complete", "complete", "==",
@@ -295,9 +298,9 @@ class _CertificateBuilder:
         return adapter, streamed
 
     def tokenizer(self, job: MergeJob) -> PreTrainedTokenizerBase:
-        """The tokenizer that goes with the merged model."""
-        named = {} if job.tokenizer is None else {"name_or_path": job.tokenizer}
-        return load_tokenizer(self.base.model_copy(update=named))
+        """Load the tokenizer for the merged model."""
+        changes = {} if job.tokenizer is None else {"name_or_path": job.tokenizer}
+        return load_tokenizer(self.base.model_copy(update=changes))
 
     def _read_adapter(self, directory: Path, model: PreTrainedModel) -> AdapterFile:
         try:
@@ -323,15 +326,15 @@ class _CertificateBuilder:
         directory: Path,
         written: dict[str, str] | None,
     ) -> None:
-        """Every check of the merged weights, then those of what the models answer."""
+        """Check the merged weights, then the outputs of the models."""
         self.about["merged_sha256"] = base_identity(directory)
         self.on_progress(2, 4, "comparing the weights")
         self._check_weights(self.merging(job, adapter, streamed), directory, written)
         self.on_progress(3, 4, "comparing the answers")
-        saved = ModelSection(
+        saved_section = ModelSection(
             name_or_path=str(directory), dtype=self.base.dtype, trust_remote_code=self.base.trust_remote_code
         )
-        merged, moved, size = self._read(saved, directory)
+        merged, nudged, size = self._read(saved_section, directory)
         base, tuned = self._read_adapted(job, adapter)
         self.positions = sum(len(rows) for rows in tuned)
         advice = (
@@ -339,22 +342,22 @@ class _CertificateBuilder:
             if self.base.quantization != "none" and not job.dequantized
             else None
         )
-        self.require(*certify.check_agreement("reloaded", tuned, merged, moved, self.dtype, size), help=advice)
+        self.require(*certify.check_agreement("reloaded", tuned, merged, nudged, self.dtype, size), help=advice)
         self.require(certify.check_effect(base, tuned, merged))
 
     def _check_weights(self, merging: StreamedMerge, directory: Path, written: dict[str, str] | None) -> None:
         try:
-            found = merging.check(WeightFiles(directory), written, lambda done, files: None)
+            result = merging.check(WeightFiles(directory), written, lambda done, files: None)
         except ModelError as error:
             self.require(
                 MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
             )
             raise
-        rounding, worst = found.rounding
+        rounding, worst = result.rounding
         self.require(
-            _check_none("weights_off_disk", found.off_disk, "on disk bit for bit what was computed"),
-            _check_none("weights_off_base", found.off_base, "what has no factors is the base's"),
-            _check_none("weights_not_finite", found.not_finite, "tensors with NaN or infinity"),
+            _check_none("weights_off_disk", result.off_disk, "on disk bit for bit what was computed"),
+            _check_none("weights_off_base", result.off_base, "what has no factors is the base's"),
+            _check_none("weights_not_finite", result.not_finite, "tensors with NaN or infinity"),
             MergeCheck(
                 "merge_rounding", rounding, 1.0, "<=",
                 "largest error of a weight W + scaling·BA; 1 is the bound on computing it in float32 and rounding it "
@@ -363,7 +366,8 @@ class _CertificateBuilder:
         )  # fmt: skip
 
     def _read(self, section: ModelSection, directory: Path) -> tuple[Logits, Logits, certify.RoundingDimensions]:
-        """What a model of ordinary weights answers, and what it does once each of them is nudged."""
+        """Return the logits of a model with unquantized weights, the logits after each weight is nudged, and the
+        model's dimensions."""
         try:
             streamed = LayerwiseModel(section, directory, self.hardware.kind)
             model: Any = streamed.model
@@ -386,16 +390,16 @@ class _CertificateBuilder:
             raise
 
     def _read_adapted(self, job: MergeJob, adapter: AdapterFile) -> tuple[Logits, Logits]:
-        """What the base answers alone and with the adapter beside it, as it was trained.
+        """Return the logits of the base alone, and with the adapter as it was trained.
 
-        The base answers before PEFT loads the adapter: what PEFT loads into the base itself, such as trained biases,
-        stays there while the adapter is disabled.
+        The base runs before PEFT loads the adapter: tensors that PEFT loads into the base itself, such as trained
+        biases, stay there while the adapter is disabled.
         """
         streamed = LayerwiseModel(self.base, self.directory, self.hardware.kind, self.resized)
         if self.base.quantization != "none" or streamed.why_not():
-            loaded = load_resized(self.base, self.hardware, self.resized)
-            base = certify.read_logits(loaded, self.sequences, self.hardware.kind)
-            adapted: Any = with_adapter(loaded, job.adapter)
+            base_model = load_resized(self.base, self.hardware, self.resized)
+            base = certify.read_logits(base_model, self.sequences, self.hardware.kind)
+            adapted: Any = with_adapter(base_model, job.adapter)
             return base, certify.read_logits(adapted, self.sequences, self.hardware.kind)
         with streamed.running(streamed.model):
             base = certify.read_logits(streamed.model, self.sequences, self.hardware.kind)
@@ -409,10 +413,10 @@ def _merge(certifying: _CertificateBuilder, job: MergeJob) -> None:
     merging = certifying.merging(job, adapter, streamed)
     with directory_atomic(job.merged) as temporary:
         certifying.on_progress(1, 4, "merging")
-        written = merging.write(temporary, lambda done, files: None)
+        tensor_hashes = merging.write(temporary, lambda done, files: None)
         _write_surroundings(certifying, job, merging, temporary)
-        certifying.check_merged(job, adapter, streamed, temporary, written)
-        # From here until the new certificate is written there is none: a crash leaves nothing that looks certified.
+        certifying.check_merged(job, adapter, streamed, temporary, tensor_hashes)
+        # Until the new certificate is written there is none: after a crash nothing looks certified.
         job.certificate.unlink(missing_ok=True)
     certifying.on_progress(4, 4, "certified")
 
@@ -428,7 +432,8 @@ def _write_surroundings(
 
 
 def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
-    """A full fine-tune has nothing to merge: show that model/ loads as what training held in memory."""
+    """Certify a full fine-tune, which needs no merge: check that model/ loads as the weights that training held in
+    memory."""
     certifying.on_progress(0, 2, "checking the model")
     record = certifying.same_base(run.model)
     certifying.about["merged_sha256"] = base_identity(run.model)
@@ -451,22 +456,22 @@ def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
     )  # fmt: skip
     config = multimodal_config(model.config, certifying.directory)
     if config is not None:
-        kept = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
-        certifying.require(_check_none("weights_off_base", kept, "what was not trained is the base's"))
+        changed_tensors = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
+        certifying.require(_check_none("weights_off_base", changed_tensors, "what was not trained is the base's"))
     logits = certify.read_logits(model, certifying.sequences)
     del model, state
     base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)
     certifying.positions = sum(len(rows) for rows in base)
-    found = certify.compare_logits(base, logits)
+    difference = certify.compare_logits(base, logits)
     certifying.require(
-        MergeCheck("logits_not_finite", found.infinite, 0, "==", "of the base or the trained model"),
-        MergeCheck("trained_differs_from_base", found.rms > 0, True, "==", "training changes something"),
+        MergeCheck("logits_not_finite", difference.infinite, 0, "==", "of the base or the trained model"),
+        MergeCheck("trained_differs_from_base", difference.rms > 0, True, "==", "training changes something"),
     )
     certifying.on_progress(2, 2, "certified")
 
 
 def _scaling(alpha: float, rank: int, stabilised: bool) -> str:
-    """alpha/r, or alpha/√r, as a text: a quotient would hide which of the two numbers is another one."""
+    """Format alpha/r, or alpha/√r, as text: a quotient would hide which of the two numbers differs."""
     return f"{alpha:g}/{'√' * stabilised}{rank}"
 
 

@@ -1,4 +1,4 @@
-"""What may be said in public of where a model comes from: its id on the hub, and its licence."""
+"""The public origin of a model: its id on the hub, and its license."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class GgufOrigin:
-    """A GGUF file as a model card names it; `install` is the command that brings a packaged one."""
+    """A GGUF file as a model card names it; `install` is the command that installs a packaged one."""
 
     file: str
     sha256: str
@@ -30,8 +30,8 @@ class GgufOrigin:
 
 
 def hub_id(section: ModelSection) -> str | None:
-    """The model's id on the hub; None for a directory, a file and the built-in model, which is not there. Of a packaged
-    GGUF file it is the model that was quantised."""
+    """Return the model's id on the hub; None for a directory, a file and the built-in model, which is not on the hub.
+    For a packaged GGUF file it is the id of the model that was quantized."""
     name = section.name_or_path
     if name in PACKAGED:
         return PACKAGED[name].of
@@ -39,7 +39,7 @@ def hub_id(section: ModelSection) -> str | None:
 
 
 def base_model_name(section: ModelSection) -> str:
-    """What the base is called by everybody else: its id, or the name of the directory or file that it is."""
+    """Return the base's public name: its id, or the name of its directory or file."""
     origin = gguf_provenance(base_directory(section))
     if origin is not None:
         return str(origin["file"])
@@ -47,7 +47,7 @@ def base_model_name(section: ModelSection) -> str:
 
 
 def find_gguf_origin(section: ModelSection) -> GgufOrigin | None:
-    """Of a base that was made from a GGUF file, what was made of which; None of any other."""
+    """Return the GGUF file that a base was converted from; None for any other base."""
     origin = gguf_provenance(base_directory(section))
     if origin is None:
         return None
@@ -62,20 +62,21 @@ def find_gguf_origin(section: ModelSection) -> GgufOrigin | None:
 
 
 def license_of(section: ModelSection) -> str | None:
-    """The base's licence as its model card or its config.json says; None where neither does, or nobody can be asked."""
+    """Return the base's license from its model card or config.json; None if neither has one, or the hub cannot be
+    reached."""
     directory = base_directory(section)
-    said = _in_card(directory / CARD) or license_in(directory)
-    if said is None:
+    license_id = _in_card(directory / CARD) or license_in(directory)
+    if license_id is None:
         value = read_json(directory / "config.json").get("license")
-        said = value if isinstance(value, str) else None
-    name = hub_id(section)
-    if said is None and name is not None and not offline():
+        license_id = value if isinstance(value, str) else None
+    repo_id = hub_id(section)
+    if license_id is None and repo_id is not None and not offline():
         try:
-            path = hf_hub_download(name, CARD, revision=section.revision, token=hub_token(), etag_timeout=5)
-            said = _in_card(Path(path))
+            path = hf_hub_download(repo_id, CARD, revision=section.revision, token=hub_token(), etag_timeout=5)
+            license_id = _in_card(Path(path))
         except (hub.HfHubHTTPError, hub.LocalEntryNotFoundError, OSError):
             return None
-    return said
+    return license_id
 
 
 def _in_card(path: Path) -> str | None:

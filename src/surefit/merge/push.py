@@ -1,4 +1,4 @@
-"""An export on the hub: private unless asked otherwise, resumable, and nothing but what export.json lists."""
+"""Uploads an export to the hub: private by default, resumable, and only the files that export.json lists."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from surefit.core.rundir import read_json
 from surefit.merge.export import CERTIFICATE, MANIFEST, read_export
 
 SECRETS_IN = (".json", ".md", ".jinja", ".txt", ".py")
-"""Files that are read for secrets before they leave."""
+"""Suffixes of the files that are searched for secrets before the upload."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """What would be uploaded.
+    """A prepared upload.
 
     Attributes:
-        files: name → bytes, export.json among them.
-        left_behind: what else lies in the folder, and stays here.
+        files: name → bytes, export.json included.
+        left_behind: other files of the directory, which are not uploaded.
     """
 
     directory: Path
@@ -42,12 +42,12 @@ class Push:
 
 
 def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
-    """Look at all that would leave this machine; nothing is sent.
+    """Check every file that would be uploaded; nothing is sent.
 
     Raises:
-        ConfigError: the hub would not take such a name.
+        ConfigError: the hub does not allow this name.
         GateError: the export has no certificate that passed, or a file holds a secret.
-        ModelError: it is no export, or was changed since it was made.
+        ModelError: the directory is no export, or was changed since.
     """
     try:
         validate_repo_id(repo_id)
@@ -70,9 +70,9 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
                     path=directory / name,
                     help="remove it, and export again",
                 )
-    there = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    others = sorted(name for name in there if name not in names)
-    return Push(directory, repo_id, private, {name: (directory / name).stat().st_size for name in names}, others)
+    existing = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    unlisted = sorted(name for name in existing if name not in names)
+    return Push(directory, repo_id, private, {name: (directory / name).stat().st_size for name in names}, unlisted)
 
 
 def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
@@ -87,14 +87,14 @@ def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def push_to_hub(prepared: Push, on_progress: OnProgress = ignore_progress) -> str:
-    """Make the repository where it is not there, and upload the files; returns its address.
+    """Create the repository if it does not exist, and upload the files; return its URL.
 
-    What the hub has already is not sent again: a push that was cut off is continued by another one. An existing
-    repository keeps its visibility. All files come in one commit: a reader never meets half a model.
+    Files that the hub already has are not sent again, so pushing again continues an interrupted push. An existing
+    repository keeps its visibility. All files are in one commit, so a reader never gets half a model.
 
     Raises:
-        ConfigError: no token, or one that may not write there.
-        MachineError: the hub cannot be reached, or breaks off.
+        ConfigError: no token, or a token without write permission.
+        MachineError: the hub cannot be reached, or the connection is lost.
     """
     token = hub_token()
     if offline():
@@ -108,9 +108,9 @@ def push_to_hub(prepared: Push, on_progress: OnProgress = ignore_progress) -> st
     api = HfApi(token=token, library_name="surefit")
     try:
         on_progress(0, 2, f"making {prepared.repo_id}")
-        address = api.create_repo(prepared.repo_id, private=prepared.private, exist_ok=True)
+        url = api.create_repo(prepared.repo_id, private=prepared.private, exist_ok=True)
         on_progress(1, 2, "uploading")
-        # upload_folder would make several commits of a large folder.
+        # upload_folder would split a large directory into several commits.
         api.create_commit(
             repo_id=prepared.repo_id,
             operations=[CommitOperationAdd(name, prepared.directory / name) for name in prepared.files],
@@ -119,18 +119,18 @@ def push_to_hub(prepared: Push, on_progress: OnProgress = ignore_progress) -> st
         on_progress(2, 2, "done")
     except Exception as error:  # the HTTP client, and with it the errors, differ between versions of huggingface_hub
         raise _explained(error, prepared.repo_id) from error
-    return str(address)
+    return str(url)
 
 
 def _explained(error: Exception, repo_id: str) -> ConfigError | MachineError:
     status = getattr(getattr(error, "response", None), "status_code", None)
-    said = first_line(error)
+    reason = first_line(error)
     if status in (401, 403):
         return ConfigError(
-            f"the hub does not let this token write to {repo_id} ({status}): {said}",
+            f"the hub does not let this token write to {repo_id} ({status}): {reason}",
             code="E6025",
             help="use a token with the right to write, and a name of your own or of your organisation",
         )
     return MachineError(
-        f"the hub did not take {repo_id}: {said}", code="E6026", help="push again: what has arrived is not sent again"
+        f"the hub did not take {repo_id}: {reason}", code="E6026", help="push again: what has arrived is not sent again"
     )

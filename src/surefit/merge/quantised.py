@@ -1,9 +1,10 @@
-"""A merged model in fewer bits, made by the libraries that other tools read, and measured against the merged model.
+"""Converts a merged model to fewer bits with the libraries that other tools read, and compares it with the merged
+model.
 
-These formats lose something on purpose, so the limits of certify.py, which allow for rounding only, do not apply. What
-is refused is what is broken: a tensor that is not there, a logit that is no number, and a model that differs more than
-its format explains. That is measured on the model itself: the merged model reads the same prompts once more with every
-weight moved by twice the format's own error. Whether what is left is good enough is for the task's metric to say.
+These formats are lossy, so the limits of certify.py, which allow for rounding only, do not apply. A conversion fails if
+a tensor is missing, a logit is not finite, or the model differs more than its format explains. That limit is measured
+on the model itself: the merged model reads the same prompts again with every weight moved by twice the format's own
+error. Whether the quality is sufficient is for the task's metric to decide.
 """
 
 from __future__ import annotations
@@ -39,28 +40,30 @@ from surefit.model.sdpa import start_cuda
 
 Outtype = Literal["f16", "bf16", "q8_0", "q4_k_m"]
 ERRORS = {"nf4": 0.092, "int8": 0.0079, "fp8": 0.0264, "q4_k_m": 0.0713, "q8_0": 0.0053, "bf16": 0.0017, "f16": 0.0002}
-"""The root mean square error of normally distributed weights, as a share of theirs (measured: docs/export.md)."""
+"""Root mean square error of normally distributed weights, relative to their root mean square (measured:
+docs/export.md)."""
 ALLOWED = 2.0
-"""A conversion may differ as much as the merged model does when every weight is moved by so many of these errors."""
+"""A conversion may differ as much as the merged model does when every weight is moved by this multiple of the error."""
 CONVERTER = "convert_hf_to_gguf.py"
 GGUF_FILE = "model.gguf"
 LLAMA_FTYPES = {"q4_k_m": 15}
-"""What llama.cpp's converter does not write and its library makes of a converted file: its number of the type."""
+"""Types that llama.cpp's converter does not write and its library quantizes from a converted file: name → llama.cpp's
+number of the type."""
 _PACKAGES = {"nf4": ("bitsandbytes",), "int8": ("torchao",), "fp8": ("torchao",), "gguf": ("gguf",)}
 _HOUR = 3600
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What to make.
+    """A conversion to make.
 
     Attributes:
         format: nf4, int8, fp8 or gguf.
         source: the merged model's directory.
-        section: that model, as it is stored.
-        hardware: where it is read and run; NF4, int8 and fp8 are made of the whole model in its memory.
-        outtype: of a GGUF file.
-        llama_cpp: a checkout of llama.cpp, for GGUF.
+        section: `model` section for the merged model, as it is stored.
+        hardware: loads and runs the model; NF4, int8 and fp8 need the whole model in its memory.
+        outtype: type of a GGUF file.
+        llama_cpp: directory of a llama.cpp checkout, for GGUF.
     """
 
     format: str
@@ -72,12 +75,12 @@ class Conversion:
 
     @property
     def share(self) -> float:
-        """Of itself, by which a weight is moved to see what the format may do."""
+        """Relative change of a weight that bounds the effect of the format."""
         return ALLOWED * ERRORS[self.outtype if self.format == "gguf" else self.format]
 
     @property
     def how(self) -> str:
-        """What made it, in words."""
+        """Description of the tool and settings of the conversion."""
         return {
             "nf4": "bitsandbytes, NF4 with double quantisation; embeddings and head as they were",
             "int8": "torchao, int8 weights with a scale per row; embeddings and head as they were",
@@ -88,10 +91,10 @@ class Conversion:
 
 
 def require_convertible(conversion: Conversion) -> None:
-    """Find out whether this machine can make the format, before anything is read.
+    """Raise if this machine cannot make the format, before anything is read.
 
     Raises:
-        MachineError: what is missing, and how to get it.
+        MachineError: names the missing package or file, and how to get it.
     """
     missing = [name for name in _PACKAGES[conversion.format] if find_spec(name) is None]
     if missing:
@@ -111,10 +114,10 @@ def require_convertible(conversion: Conversion) -> None:
 
 
 def find_converter(named: Path | None) -> Path:
-    """llama.cpp's converter, in the directory that is named or that LLAMA_CPP names.
+    """Return llama.cpp's converter, in the directory `named` or in the one of LLAMA_CPP.
 
     Raises:
-        MachineError: no directory is named, or it is not in it.
+        MachineError: no directory is given, or the converter is not in it.
     """
     directory = named or env.llama_cpp()
     clone = (
@@ -132,28 +135,30 @@ def find_converter(named: Path | None) -> Path:
 
 
 def convert_model(conversion: Conversion, directory: Path) -> None:
-    """Write the weights and config of the format into a folder that has everything else already.
+    """Write the weights and config of the format into a directory with all the other files.
 
     Raises:
-        MachineError, ModelError: the library or the converter refuses the model.
+        MachineError, ModelError: the library or the converter does not support the model.
     """
     if conversion.format == "gguf":
         _convert(conversion, directory)
         return
-    placed = {"": conversion.hardware.kind}
+    device_map = {"": conversion.hardware.kind}
     model: Any = auto_class(AutoConfig.from_pretrained(conversion.source)).from_pretrained(
         conversion.source,
         dtype=getattr(torch, conversion.section.dtype),
         quantization_config=_config_of(conversion),
-        device_map=placed,
+        device_map=device_map,
     )
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
     generation = directory / "generation_config.json"
-    kept = generation.read_bytes() if generation.exists() else None
+    generation_bytes = generation.read_bytes() if generation.exists() else None
     with disk_errors(), without_deepspeed():
         model.save_pretrained(directory)
-    if kept is not None:  # transformers refuses to write settings that it finds inconsistent, so they are copied
-        generation.write_bytes(kept)
+    if (
+        generation_bytes is not None
+    ):  # transformers does not write settings that it finds inconsistent, so the file is copied
+        generation.write_bytes(generation_bytes)
 
 
 def _config_of(conversion: Conversion) -> Any:
@@ -164,24 +169,24 @@ def _config_of(conversion: Conversion) -> Any:
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, conversion.section.dtype),
         )
-    torchao = import_module("torchao.quantization")  # an extra
+    torchao = import_module("torchao.quantization")  # an optional dependency
     kinds = {"int8": torchao.Int8WeightOnlyConfig, "fp8": torchao.Float8WeightOnlyConfig}
     return TorchAoConfig(kinds[conversion.format]())
 
 
 def _convert(conversion: Conversion, directory: Path) -> None:
     converter = find_converter(conversion.llama_cpp)
-    out, number = directory / GGUF_FILE, LLAMA_FTYPES.get(conversion.outtype)
-    first, outtype = (out, conversion.outtype) if number is None else (directory / f"f16-{GGUF_FILE}", "f16")
+    out, ftype = directory / GGUF_FILE, LLAMA_FTYPES.get(conversion.outtype)
+    output, outtype = (out, conversion.outtype) if ftype is None else (directory / f"f16-{GGUF_FILE}", "f16")
     _run(
-        CONVERTER, [str(converter), str(conversion.source), "--outfile", str(first), "--outtype", outtype], first,
+        CONVERTER, [str(converter), str(conversion.source), "--outfile", str(output), "--outtype", outtype], output,
         "it needs the packages of its requirements.txt, and knows not every architecture",
     )  # fmt: skip
-    if number is not None:
-        # In a process of its own: the library writes to stdout, and ends the process where a model is not to its taste.
+    if ftype is not None:
+        # In a separate process: the library writes to stdout, and exits the process if it does not support a model.
         advice = "use --outtype q8_0, which the converter writes by itself"
-        _run("llama.cpp's quantiser", ["-P", "-c", _QUANTISE, str(first), str(out), str(number)], out, advice)
-        first.unlink()
+        _run("llama.cpp's quantiser", ["-P", "-c", _QUANTISE, str(output), str(out), str(ftype)], out, advice)
+        output.unlink()
 
 
 _QUANTISE = """
@@ -194,14 +199,14 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 
 def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
-    """A Python program of llama.cpp that writes a file.
+    """Run a Python program of llama.cpp that writes a file.
 
     Raises:
-        MachineError: it has not; what it said.
+        MachineError: the file was not written; with the program's output.
     """
     try:
-        # Without PYTHONSAFEPATH: the converter imports what lies beside it, in the checkout that the user named.
-        done = subprocess.run(
+        # Without PYTHONSAFEPATH: the converter imports modules from its directory, the checkout that the user named.
+        process = subprocess.run(
             [sys.executable, *arguments],
             capture_output=True,
             text=True,
@@ -210,63 +215,65 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
         )
     except subprocess.TimeoutExpired:
         raise MachineError(f"{name} has not finished after 6 h", code="E6031", path=out) from None
-    if done.returncode or not out.is_file():
-        output = " ".join((done.stderr or done.stdout).split())
-        lacking = re.search(r"No module named '([\w.]+)'$", output)
-        if lacking:
+    if process.returncode or not out.is_file():
+        output = " ".join((process.stderr or process.stdout).split())
+        missing_module = re.search(r"No module named '([\w.]+)'$", output)
+        if missing_module:
             raise MachineError(
-                f"{name} needs {lacking[1]}, which is not installed", code="E6032", help=f"pip install {lacking[1]}"
+                f"{name} needs {missing_module[1]}, which is not installed",
+                code="E6032",
+                help=f"pip install {missing_module[1]}",
             )
-        said = truncate_text(output[-400:], 400) or "nothing"
-        raise MachineError(f"{name} ended with {done.returncode} and said: {said}", code="E6033", help=advice)
+        message = truncate_text(output[-400:], 400) or "nothing"
+        raise MachineError(f"{name} ended with {process.returncode} and said: {message}", code="E6033", help=advice)
 
 
 def measure_conversion(
     conversion: Conversion, directory: Path, sequences: Sequence[Sequence[int]]
 ) -> tuple[list[MergeCheck], dict[str, float]]:
-    """What was made, loaded again from its files, against the merged model on the run's own prompts.
+    """Load the converted model from its files, and compare it with the merged model on the run's own prompts.
 
     Returns:
-        The checks, and everything that was measured: logit errors, KL divergence, agreement.
+        The checks, and all measurements: logit errors, KL divergence, agreement.
     """
     model, missing = reload_converted(conversion, directory)
     checks = [MergeCheck("tensors_missing", len(missing), 0, "==", f"every tensor is in its files{': ' * bool(missing)}"
                     f"{', '.join(missing[:3])}")]  # fmt: skip
     if missing:
         return checks, {}
-    other = certify.read_logits(model, sequences, conversion.hardware.kind)
+    converted = certify.read_logits(model, sequences, conversion.hardware.kind)
     del model
-    merged, moved = _merged_logits(conversion, sequences)
-    found, allowed = certify.compare_logits(merged, other), certify.compare_logits(merged, moved)
-    checks.append(MergeCheck("logits_not_finite", found.infinite, 0, "==", "a logit that is no number is no answer"))
-    if found.infinite:
+    merged, nudged = _merged_logits(conversion, sequences)
+    errors, allowed = certify.compare_logits(merged, converted), certify.compare_logits(merged, nudged)
+    checks.append(MergeCheck("logits_not_finite", errors.infinite, 0, "==", "a logit that is no number is no answer"))
+    if errors.infinite:
         return checks, {}
-    measured = {
-        "positions": found.positions,
-        "logit_deviation": found.deviation,
-        "logit_error_mean": found.absolute / found.entries,
-        "logit_error_max": found.largest,
-        "kl_mean": found.divergence / found.positions,
-        "top1_agreement": found.agreeing / found.positions,
+    measurements = {
+        "positions": errors.positions,
+        "logit_deviation": errors.deviation,
+        "logit_error_mean": errors.absolute / errors.entries,
+        "logit_error_max": errors.largest,
+        "kl_mean": errors.divergence / errors.positions,
+        "top1_agreement": errors.agreeing / errors.positions,
     }
     why = f"what moving every weight of the merged model by {conversion.share:.2g} of itself does to it"
     share = allowed.agreeing / allowed.positions
     slack = 3 * math.sqrt(share * (1 - share) / allowed.positions)
     return [
         *checks,
-        MergeCheck("logit_error_mean", measured["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
+        MergeCheck("logit_error_mean", measurements["logit_error_mean"], allowed.absolute / allowed.entries, "<=", why),
         MergeCheck(
             "top1_agreement",
-            measured["top1_agreement"],
+            measurements["top1_agreement"],
             max(0.0, share - slack),
             ">=",
             f"{why}, three standard errors less",
         ),
-    ], measured
+    ], measurements
 
 
 def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list[str]]:
-    """The model as others will load it, and the tensors that transformers did not find in its files.
+    """Load the model as others will load it; return it with the tensors that transformers did not find in its files.
 
     Raises:
         ModelError: transformers cannot read it at all.
@@ -276,28 +283,28 @@ def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list
         start_cuda()
     try:
         config: Any = AutoConfig.from_pretrained(directory, **options)
-        loaded: Any = auto_class(config).from_pretrained(
+        model_and_report: Any = auto_class(config).from_pretrained(
             directory,
             dtype=getattr(torch, conversion.section.dtype),
             device_map={"": conversion.hardware.kind},
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # each library has errors of its own
+    except Exception as error:  # each library has its own exceptions
         raise ModelError(
             f"the {conversion.format} files cannot be loaded again: {env.first_line(error)}",
             code="E6034",
             path=directory,
             help="without loading them nobody knows what they are: use another format, or another transformers",
         ) from error
-    model, report = loaded
+    model, report = model_and_report
     finish_loading(model, conversion.format if conversion.format == "nf4" else "none")
     missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
     return model.eval(), sorted(missing)
 
 
 def _merged_logits(conversion: Conversion, sequences: Sequence[Sequence[int]]) -> tuple[certify.Logits, certify.Logits]:
-    """What the merged model answers as it is, and with every weight moved; from its files where it can be."""
+    """Return the logits of the merged model, and its logits with every weight moved; run from its files if possible."""
     kind, share = conversion.hardware.kind, conversion.share
     streamed = LayerwiseModel(conversion.section, conversion.source, kind)
     if streamed.why_not():

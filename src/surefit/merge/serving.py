@@ -1,7 +1,7 @@
-"""How to serve what a run made: the commands of vLLM, SGLang and Ollama for exactly this artefact.
+"""The commands of vLLM, SGLang and Ollama that serve a run's result.
 
-`serve-check` and the model card print what `model_commands` and `adapter_commands` return. What the servers support was
-read in their source in November 2026: vLLM 0.12 (config/lora.py, lora/peft_helper.py, config/model.py) and SGLang 0.5
+`serve-check` and the model card print what `model_commands` and `adapter_commands` return. The servers' support follows
+their source code in November 2026: vLLM 0.12 (config/lora.py, lora/peft_helper.py, config/model.py) and SGLang 0.5
 (srt/lora/lora_config.py, lora.py, srt/configs/model_config.py, srt/managers/template_manager.py).
 """
 
@@ -24,24 +24,24 @@ from surefit.merge.export import MANIFEST
 from surefit.model.tokenizer import model_path
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM's --max-lora-rank may be; the default is 16."""
+"""Values of vLLM's --max-lora-rank; the default is 16."""
 PLACE = "REPOSITORY"
-"""What a model card calls the place that the reader has the files in."""
+"""Placeholder in a model card for the path or id of the files."""
 NAME = "surefit-model"
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0}
-"""How a run's scores are made, for a server that would otherwise sample as a generation config says."""
+"""Generation settings of a run's scores, for a server that would otherwise sample by a generation config."""
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
 class ServingCommands:
-    """An artefact as a server needs to know it.
+    """Facts, commands and notes for serving a model.
 
     Attributes:
-        facts: in words, what the commands follow from.
-        commands: server → lines to type.
-        notes: what the commands cannot say.
-        run: the run it belongs to; None for an export elsewhere.
+        facts: the facts that the commands follow from, as text.
+        commands: server → command lines.
+        notes: limits and advice beside the commands.
+        run: the run that the model belongs to; None for an export elsewhere.
     """
 
     facts: dict[str, str]
@@ -51,10 +51,10 @@ class ServingCommands:
 
 
 def build_serving_commands(target: Path) -> ServingCommands:
-    """The commands for a run, an export, or a model's directory.
+    """Build the commands for a run, an export, or a model's directory.
 
     Raises:
-        ConfigError: nothing to serve is there.
+        ConfigError: `target` holds nothing to serve.
     """
     directory, run = _place(target)
     if any(directory.glob("*.gguf")):
@@ -71,13 +71,13 @@ def build_serving_commands(target: Path) -> ServingCommands:
             "Ollama does not run Jinja: where it does not know the chat template, add TEMPLATE to the Modelfile"
         )
     if run is not None and run.adapter.is_dir() and not target.joinpath(MANIFEST).exists():
-        beside, limits = adapter_commands(_of_run(run, directory, config, facts))
-        commands, notes = commands | beside, notes + limits
+        adapter_lines, adapter_notes = adapter_commands(_of_run(run, directory, config, facts))
+        commands, notes = commands | adapter_lines, notes + adapter_notes
     return ServingCommands(facts, commands, notes, run)
 
 
 def _place(target: Path) -> tuple[Path, RunDir | None]:
-    """What is served, and the run that knows its prompts."""
+    """Return the directory that is served, and the run that it belongs to, if any."""
     run = RunDir(target)
     if run.resolved.exists():
         directory = run.merged if run.merged.is_dir() else run.model
@@ -113,10 +113,10 @@ def _facts(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stops(directory: Path, config: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The tokens that end an answer: text, empty where it is not known, and number."""
+    """Return the tokens that end an answer: (text, empty if unknown, id)."""
     path = directory / "generation_config.json"
-    found = (read_json(path) if path.exists() else {}).get("eos_token_id", config.get("eos_token_id"))
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    eos = (read_json(path) if path.exists() else {}).get("eos_token_id", config.get("eos_token_id"))
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     names: dict[int, str] = {}
     if (directory / "tokenizer.json").is_file():
         names = {t["id"]: t["content"] for t in read_json(directory / "tokenizer.json").get("added_tokens", [])}
@@ -124,12 +124,12 @@ def _stops(directory: Path, config: Mapping[str, Any]) -> list[tuple[str, int]]:
 
 
 def _ollama(place: Path, length: str | None, stops: list[str]) -> list[str]:
-    """Greedy, as the run's scores were made."""
+    """Return Ollama's commands, with greedy decoding as for the run's scores."""
     lines = [f"FROM {place.absolute()}", "PARAMETER temperature 0"]
     lines += [f"PARAMETER num_ctx {length}"] if length and length != "auto" else []
     lines += [f"PARAMETER stop {json.dumps(stop)}" for stop in stops]
-    written = " ".join(shlex.quote(line) for line in lines)
-    return [f"printf '%s\\n' {written} > Modelfile", f"ollama create {NAME}", f"ollama run {NAME}"]
+    quoted_lines = " ".join(shlex.quote(line) for line in lines)
+    return [f"printf '%s\\n' {quoted_lines} > Modelfile", f"ollama create {NAME}", f"ollama run {NAME}"]
 
 
 def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> list[str]:
@@ -148,7 +148,8 @@ def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> 
 
 
 def _named_template_notes(directory: Path) -> list[str]:
-    """Say what servers do with a second template: vLLM chooses by the request, SGLang has one for all."""
+    """Return a note about a second chat template, if there is one: vLLM chooses by the request, SGLang uses one for
+    all."""
     if TOOL_USE not in templates_in(directory):
         return []
     return [
@@ -162,7 +163,7 @@ def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]
 
     Args:
         place: the model's directory.
-        facts: `dtype` and `context length`; what is not in it is left to the server.
+        facts: `dtype` and `context length`; a missing one is left to the server.
     """
     return {"vLLM": [_vllm(place, facts)], "SGLang": [_sglang(place, facts)]}
 
@@ -170,7 +171,8 @@ def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]
 def _vllm(
     place: str, facts: Mapping[str, str], adapter: Sequence[str] = (), generation: Sequence[str] = ("vllm",)
 ) -> str:
-    """Return vLLM's command; `adapter` are its arguments for one, `generation` those of --generation-config."""
+    """Return vLLM's command; `adapter` holds its arguments for an adapter, `generation` those of
+    --generation-config."""
     limit = _unless_auto("--max-model-len", facts)
     return shlex.join(
         ["vllm", "serve", place, *adapter, "--dtype", facts.get("dtype", "auto"), *limit, "--generation-config",
@@ -179,7 +181,7 @@ def _vllm(
 
 
 def _sglang(place: str, facts: Mapping[str, str], adapter: Sequence[str] = ()) -> str:
-    """Return SGLang's command; `adapter` are its arguments for one."""
+    """Return SGLang's command; `adapter` holds its arguments for an adapter."""
     limit = _unless_auto("--context-length", facts)
     server = ["python", "-m", "sglang.launch_server", "--model-path", place]
     return shlex.join([*server, *adapter, "--dtype", facts.get("dtype", "auto"), *limit])
@@ -192,17 +194,17 @@ def _unless_auto(option: str, facts: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """An adapter that a server is to put beside its base.
+    """An adapter that a server loads onto its base.
 
     Attributes:
-        settings: its adapter_config.json.
+        settings: content of its adapter_config.json.
         base, adapter: the base's name or directory, and the adapter's directory.
-        facts: of the merged model, or none.
+        facts: facts of the merged model, or empty.
         stops: the tokens that end an answer. The base's own files may have fewer.
         generation: a directory whose generation_config.json has these stop tokens.
-        neutral: whether that file has nothing but them.
-        template: the chat template's file.
-        tool_template: the file of its template for requests with tools, where it has one beside the usual one.
+        neutral: whether that file has no other settings.
+        template: path of the chat template.
+        tool_template: path of a second template for requests with tools, if there is one.
     """
 
     settings: Mapping[str, Any]
@@ -224,24 +226,24 @@ class ServedAdapter:
         return ["--enable-lora", "--max-lora-rank", str(largest_rank), option, f"adapter={self.adapter}"]
 
     def template_arguments(self) -> list[str]:
-        """Return the chat template's arguments: servers know one, the base's, where they are given no other."""
+        """Return the chat template's arguments; without them a server uses the base's template."""
         return ["--chat-template", self.template] if self.template else []
 
 
 def adapter_commands(beside: ServedAdapter) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the commands for the base with an adapter beside it, and what they cannot do.
+    """Return the commands for the base with its adapter, and the servers' limits.
 
     Returns:
-        (server → lines, without the servers that do not take this adapter or would answer wrongly; notes about them).
+        (server → lines, without servers that do not support this adapter or would answer wrongly; notes about them).
     """
     commands, notes = {}, []
-    for server, made in (("vLLM", _vllm_beside), ("SGLang", _sglang_beside)):
+    for server, build_command in (("vLLM", _vllm_beside), ("SGLang", _sglang_beside)):
         reasons = _not_served(server, beside)
         if reasons:
             why = "; ".join(reasons)
             notes.append(f"{server} does not serve this adapter beside its base: {why}. Serve the merged model")
         else:
-            commands[f"{server}, the base with the adapter beside it (rank {beside.rank})"] = [made(beside)]
+            commands[f"{server}, the base with the adapter beside it (rank {beside.rank})"] = [build_command(beside)]
     if beside.settings.get("target_parameters") and commands:
         notes.append("factors beside experts: whether a server has them depends on its version and the model; ask it "
                      "with --url")  # fmt: skip
@@ -253,7 +255,7 @@ def adapter_commands(beside: ServedAdapter) -> tuple[dict[str, list[str]], list[
 
 
 def _not_served(server: str, beside: ServedAdapter) -> list[str]:
-    """Return why a server does not serve an adapter of a run, or answers as if it were another one."""
+    """Return the reasons why a server does not serve an adapter, or would compute with other weights."""
     settings, reasons = beside.settings, []
     if settings.get("use_dora"):
         reasons.append("it has no DoRA")
@@ -274,7 +276,7 @@ def _vllm_beside(beside: ServedAdapter) -> str:
     allowed = next(rank for rank in RANKS if rank >= beside.rank)
     generation = ["vllm"]
     if beside.generation is not None:
-        # By default the stop tokens are the base's; the settings for sampling in the same file are not the run's.
+        # By default the stop tokens are the base's; the sampling settings in this file are not the run's.
         generation = [beside.generation]
         generation += [] if beside.neutral else ["--override-generation-config", json.dumps(GREEDY)]
     adapter = beside.arguments(allowed, "--lora-modules")
@@ -306,19 +308,19 @@ def _of_run(run: RunDir, merged: Path, config: Mapping[str, Any], facts: Mapping
 
 
 def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the commands that a model card prints of an export, with `PLACE` for wherever the reader has it.
+    """Return the commands for an export's model card, with `PLACE` for the reader's path.
 
     Args:
-        directory: the export; of an adapter, its generation_config.json holds the stop tokens alone.
-        base: what the base is called.
+        directory: the export; an adapter's generation_config.json holds only the stop tokens.
+        base: public name of the base.
     """
     if not (directory / "adapter_config.json").is_file():
-        whole = (directory / "config.json").is_file()
-        facts = _facts(directory, read_json(directory / "config.json")) if whole else {}
+        has_config = (directory / "config.json").is_file()
+        facts = _facts(directory, read_json(directory / "config.json")) if has_config else {}
         return model_commands(PLACE, facts), _named_template_notes(directory)
     stops = [number for _, number in _stops(directory, {})]
     templates = {name: f"{PLACE}/{file.relative_to(directory)}" for name, file in template_files(directory).items()}
-    beside = ServedAdapter(
+    adapter = ServedAdapter(
         settings=read_json(directory / "adapter_config.json"),
         base=base,
         adapter=PLACE,
@@ -327,21 +329,21 @@ def card_commands(directory: Path, base: str) -> tuple[dict[str, list[str]], lis
         template=templates.get(DEFAULT),
         tool_template=templates.get(TOOL_USE),
     )
-    return adapter_commands(beside)
+    return adapter_commands(adapter)
 
 
 def _gguf(directory: Path, run: RunDir | None) -> ServingCommands:
     file = next(iter(sorted(directory.glob("*.gguf"))))
-    place = shlex.quote(str(file))
+    quoted_path = shlex.quote(str(file))
     length = read_json(directory / "config.json").get("max_position_embeddings") if _has_config(directory) else None
     context = f" -c {length}" if length else ""
     commands = {
         "Ollama": [
-            f"printf 'FROM %s\\n' {place} > Modelfile",
+            f"printf 'FROM %s\\n' {quoted_path} > Modelfile",
             "ollama create surefit-model",
             "ollama run surefit-model",
         ],
-        "llama.cpp": [f"llama-server -m {place}{context} --jinja"],
+        "llama.cpp": [f"llama-server -m {quoted_path}{context} --jinja"],
     }
     return ServingCommands({"model": f"GGUF, {file.name}", "context length": str(length or "auto")}, commands, [], run)
 

@@ -1,4 +1,4 @@
-"""Merged weights, written and checked file by file: memory for one file of the base and one matrix.
+"""Writes and checks merged weights file by file: the peak memory is one file of the base and one matrix.
 
 base files ─┐
             ├─ fold ─→ merged files, tensor names and files as in the base
@@ -31,7 +31,7 @@ from surefit.model.tokenizer import Resized
 from surefit.model.vocabulary import vocabulary_modules
 
 SAMPLED = 16
-"""Of the rows of a matrix that is as `fold_update` makes it, one in so many is compared with float64 arithmetic."""
+"""If a matrix equals the result of `fold_update`, only every 16th row is compared with float64 arithmetic."""
 CHANGES_NOTHING = "the adapter changes nothing"
 OnFile = Callable[[int, int], None]
 """(files done, files)."""
@@ -39,11 +39,11 @@ OnFile = Callable[[int, int], None]
 
 @dataclass
 class FileCheckResult:
-    """What the check of the merged files found.
+    """Findings of the check of the merged files.
 
     Attributes:
-        off_disk: tensors that are not bit for bit what was written. off_base: tensors that the adapter does not change
-            and that differ from the base's. not_finite: tensors with NaN or infinity.
+        off_disk: tensors that differ from what was written, or are missing. off_base: tensors without factors that
+            differ from their expected value. not_finite: tensors with NaN or infinity.
         rounding: the largest `rounding_error` of a merged matrix, and its name.
     """
 
@@ -54,18 +54,18 @@ class FileCheckResult:
 
 
 class StreamedMerge:
-    """A base model, an adapter, and what their sum is, tensor by tensor.
+    """A base model, an adapter, and their sum, computed tensor by tensor.
 
     Args:
         model: the base, from `model.layerwise_forward.empty_model`.
-        weights: its files.
-        adapter: checked by `find_misfits`.
-        dtype: of the merged model.
-        frozen: what a layer's stored weight was while the adapter was trained beside it (`merge.dequantize`); it is
-            asked about every tensor under its parameter's name.
-        device: where the arithmetic is done.
-        parts: parameter → the updates that the adapter's update of it is to be the sum of, where it was combined of
-            several adapters; the merged weights are compared with that sum.
+        weights: the base's files.
+        adapter: an adapter that `find_misfits` has checked.
+        dtype: dtype of the merged model.
+        frozen: returns the weight that the adapter was trained on, for a stored one (`merge.dequantize`); it is called
+            for every tensor, with its parameter's name.
+        device: device that computes.
+        parts: parameter → the updates that the adapter's update must be the sum of, if it combines several adapters;
+            the merged weights are compared with that sum.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StreamedMerge:
         self._names: dict[str, dict[str, str | None]] = {}
 
     def _rows_of_tied(self) -> dict[str, TokenRows]:
-        """The trained rows, and as the embedding's also those of a head that is the same tensor: PEFT trains it so."""
+        """Return the trained rows, with the embedding's also for a head that is tied to it, as PEFT trains it."""
         rows = dict(self.adapter.rows)
         for names in self.parameters.values():
             if names[0] in rows:
@@ -101,68 +101,69 @@ class StreamedMerge:
         return rows
 
     def _base_of_tied(self) -> dict[str, torch.Tensor]:
-        """What PEFT loads into the base, also under the names of the parameters that share it."""
+        """Return the tensors that PEFT loads into the base, also under the names of the parameters tied to them."""
         base = dict(self.adapter.base)
         for names in self.parameters.values():
-            loaded = next((self.adapter.base[name] for name in names if name in self.adapter.base), None)
-            if loaded is not None:
-                base |= {name: base.get(name, loaded) for name in names}
+            base_tensor = next((self.adapter.base[name] for name in names if name in self.adapter.base), None)
+            if base_tensor is not None:
+                base |= {name: base.get(name, base_tensor) for name in names}
         return base
 
     @property
     def unties(self) -> bool:
-        """Whether the adapter makes two tensors of two parameters that are one tensor in the base."""
+        """Return whether the adapter changes two tied parameters differently, so that they become two tensors."""
         return any(len(self._written_as(stored)) > 1 for stored in self.parameters)
 
     def write(self, directory: Path, on_file: OnFile) -> dict[str, str]:
-        """Write every file of the base with the merged tensors in it; returns each tensor's sha256."""
-        written: dict[str, str] = {}
-        places: dict[str, str] = {}
+        """Write every file of the base with the merged tensors; return each tensor's sha256."""
+        hashes: dict[str, str] = {}
+        weight_map: dict[str, str] = {}
         size = 0
         for number, (file, names) in enumerate(self.weights.files.items()):
             on_file(number, len(self.weights.files))
             tensors = dict(self._merged(names))
-            written |= {name: tensor_sha256(tensor) for name, tensor in tensors.items()}
-            places |= dict.fromkeys(tensors, file.name)
+            hashes |= {name: tensor_sha256(tensor) for name, tensor in tensors.items()}
+            weight_map |= dict.fromkeys(tensors, file.name)
             size += sum(tensor.nbytes for tensor in tensors.values())
             save_file(tensors, directory / file.name, metadata={"format": "pt"})
         if (self.weights.directory / INDEX).exists():
             write_json(
-                directory / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
+                directory / INDEX, {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))}
             )
-        return written
+        return hashes
 
     def check(self, merged: WeightFiles, written: dict[str, str] | None, on_file: OnFile) -> FileCheckResult:
-        """Compare the files of a merged model with the base, the adapter and what was written, tensor by tensor."""
-        found = FileCheckResult()
+        """Compare the files of a merged model with the base, the adapter and the written tensors' hashes, tensor by
+        tensor."""
+        result = FileCheckResult()
         missing = {name for stored in self._stored() for name in self._written_as(stored)} - merged.names
-        found.off_disk += sorted(missing)
+        result.off_disk += sorted(missing)
         for number, names in enumerate(self.weights.files.values()):
             on_file(number, len(self.weights.files))
             for stored in names:
                 for name, parameter in self._written_as(stored).items():
                     if name not in missing:
-                        self._check(found, stored, name, parameter, merged.read(name), written)
-        return found
+                        self._check(result, stored, name, parameter, merged.read(name), written)
+        return result
 
     def _stored(self) -> Iterator[str]:
         return (name for names in self.weights.files.values() for name in names)
 
     def _written_as(self, stored: str) -> dict[str, str | None]:
-        """Tensor's name in the merged files → the parameter it is, None where the model has none of that name."""
+        """Map each tensor name in the merged files to its parameter, None if the model has no such parameter."""
         if stored not in self._names:
             parameters = self.parameters.get(stored, [])
-            changed = [name for name in parameters if name in self.adapter.changed]
-            if changed and not all(self._same_change(parameters[0], name) for name in parameters[1:]):
-                # Tied in the base, and no longer: one of them goes on under the name in the file.
+            changed_names = [name for name in parameters if name in self.adapter.changed]
+            if changed_names and not all(self._same_change(parameters[0], name) for name in parameters[1:]):
+                # Tied in the base, and no longer: one of them keeps the name in the file.
                 first = next((n for n in parameters if n.endswith(stored) or stored.endswith(n)), parameters[0])
                 self._names[stored] = {(stored if name == first else name): name for name in parameters}
             else:
-                self._names[stored] = {stored: next(iter(changed or parameters), None)}
+                self._names[stored] = {stored: next(iter(changed_names or parameters), None)}
         return self._names[stored]
 
     def _same_change(self, one: str, other: str) -> bool:
-        """Whether the adapter makes the same of two parameters that share their weight."""
+        """Return whether the adapter changes two tied parameters in the same way."""
         adapter = self.adapter
         kinds: tuple[Mapping[str, Any], ...] = (
             {**adapter.base, **adapter.replaced},
@@ -179,18 +180,18 @@ class StreamedMerge:
                 yield name, (tensor if parameter is None else self._changed(parameter, tensor)).cpu().contiguous()
 
     def _base(self, stored: str, parameter: str | None) -> torch.Tensor:
-        """A tensor as the adapter's factors were trained beside it: the base's, with the rows of single tokens that the
-        adapter trains, or one that the adapter replaces."""
+        """Return the tensor that the adapter's factors were trained on: the base's, with the rows of single tokens that
+        the adapter trains, or the one that the adapter replaces."""
         if parameter is None:
             return self.weights.read(stored)
-        whole = next(
-            (each[parameter] for each in (self.adapter.replaced, self.adapter.base) if parameter in each), None
+        full_tensor = next(
+            (tensors[parameter] for tensors in (self.adapter.replaced, self.adapter.base) if parameter in tensors), None
         )
-        if whole is not None:
-            tensor = cast(self.model, parameter, whole, self.dtype).to(self.device, copy=True)
+        if full_tensor is not None:
+            tensor = cast(self.model, parameter, full_tensor, self.dtype).to(self.device, copy=True)
         else:
-            read = cast(self.model, parameter, self.weights.read(stored), self.dtype)
-            tensor = self.frozen(parameter, read.to(self.device))
+            stored_tensor = cast(self.model, parameter, self.weights.read(stored), self.dtype)
+            tensor = self.frozen(parameter, stored_tensor.to(self.device))
         if parameter in self.adapter.rows:
             ids, rows = self.adapter.rows[parameter]
             tensor = tensor.clone()
@@ -229,8 +230,8 @@ class StreamedMerge:
             found.off_base.append(name)
 
     def _rounding(self, parameter: str, base: torch.Tensor, tensor: torch.Tensor) -> float:
-        """`rounding_error` of a merged matrix. Where it is bit for bit what `fold_update` gives, some of its rows are
-        the proof: all were computed alike."""
+        """Return `rounding_error` of a merged matrix. If it is bit for bit the result of `fold_update`, only a sample
+        of its rows is checked, since all were computed alike."""
         update = self.updates[parameter]
         if parameter in self.transposed:
             base, tensor = base.mT, tensor.mT
@@ -244,7 +245,7 @@ class StreamedMerge:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two changes are the same: tensors, rows with their ids, factors, or none."""
+    """Return whether two changes are equal: tensors, rows with their ids, factors, or None."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.equal(one, other)
     if isinstance(one, tuple) and isinstance(other, tuple):
@@ -256,7 +257,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def transposed(model: PreTrainedModel, adapter: AdapterFile) -> set[str]:
-    """The parameters that hold inputs × outputs, or for which an adapter's factors are so."""
+    """Return the parameters that are stored as inputs × outputs, or for which the adapter's factors are transposed."""
     modules = dict(model.named_modules())
     columns = {
         f"{name}.weight"
@@ -277,12 +278,12 @@ def find_misfits(
     expected: set[str] | None = None,
     rows: Mapping[str, list[int]] | None = None,
 ) -> list[str]:
-    """What of an adapter does not belong to this model, or was never trained.
+    """Return the parts of an adapter that do not fit this model, or were never trained.
 
     Args:
-        expected: the layers it must have trained factors for, where that is known. Elsewhere a layer without an update
-            is no problem, unless all are.
-        rows: matrix of the vocabulary → the new tokens whose rows it must have.
+        expected: the layers that must have trained factors, if known. Otherwise a layer without an update is no
+            problem, unless no layer has one.
+        rows: embedding or head → ids of the new tokens that it must have rows for.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     swapped = transposed(model, adapter)
@@ -316,8 +317,8 @@ def find_misfits(
             problems.append(f"{name} is trained beside the factors (lora_bias), and the layer has no bias to add it to")
     for name, tensor in (*adapter.replaced.items(), *adapter.base.items(), *adapter.added.items()):
         if name in parameters and parameters[name].shape != tensor.shape:
-            has = tuple(parameters[name].shape)
-            problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, and {has} in the model")
+            model_shape = tuple(parameters[name].shape)
+            problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, and {model_shape} in the model")
     problems += _find_unsaved_weights(adapter, model)
     for name, (ids, tensor) in adapter.rows.items():
         if name in parameters and (len(ids), parameters[name].shape[1]) != tuple(tensor.shape):
@@ -331,71 +332,71 @@ def find_misfits(
 
 
 def find_untrained_layers(adapter: AdapterFile) -> list[str]:
-    """Return the layers whose update is zero, since lora_B is as it was initialized (or lora_A, where another tool
-    starts with that): those of a vision tower, where an adapter of all linear layers was trained on text alone."""
+    """Return the layers with an update of zero, because lora_B (or lora_A, for tools that initialize it to zero) still
+    has its initial value: such as a vision tower's, if an adapter of all linear layers was trained on text alone."""
     plain = {name: update for name, update in adapter.updates.items() if update.magnitude is None}
     return [name for name, update in plain.items() if not (bool(update.a.any()) and bool(update.b.any()))]
 
 
 def _find_unsaved_weights(adapter: AdapterFile, model: PreTrainedModel) -> list[str]:
-    """What an adapter's settings say was trained, and its file does not hold: PEFT 0.19 and older dropped the biases
-    (huggingface/peft#3306), and a conversion to plain LoRA drops all but the factors."""
+    """Return the weights that an adapter's settings list as trained and its file lacks: PEFT 0.19 and older dropped the
+    biases (huggingface/peft#3306), and a conversion to plain LoRA drops all but the factors."""
     kind, copied = adapter.config.get("bias"), adapter.config.get("modules_to_save") or ()
-    named = dict(model.named_parameters(remove_duplicate=False))
-    biases = [name for name in named if name.endswith(".bias")]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    biases = [name for name in parameters if name.endswith(".bias")]
     if kind == "lora_only":
         biases = [name for name in biases if name.removesuffix(".bias") in adapter.updates]
     missing = [name for name in biases if name not in adapter.base] if kind in ("all", "lora_only") else []
     problems = []
     if missing:
-        rest = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        problems.append(f"bias is {kind}, and the file does not have {missing[0]}{rest}")
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        problems.append(f"bias is {kind}, and the file does not have {missing[0]}{others}")
     ends = (copied,) if isinstance(copied, str) else tuple(copied)
-    whole = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
-    lost = [
+    saved_modules = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
+    lost_weights = [
         name
-        for name in named
-        if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in whole)
+        for name in parameters
+        if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in saved_modules)
     ]
-    return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost[:1]]
+    return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost_weights[:1]]
 
 
 def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int = 0) -> Resized | None:
-    """Return the size of an adapter's vocabulary, where it brings every row that the base's files do not have.
+    """Return the size of an adapter's vocabulary, if it brings every row that the base's files lack.
 
     Args:
-        tokens: of the tokenizer that lies beside the adapter.
+        tokens: number of rows that the adapter's tokenizer needs.
 
     Raises:
-        GateError: it has rows for tokens that the base has not, and not all that they need.
+        GateError: it has rows for tokens that the base lacks, but not for all of them.
     """
     matrices = [module.weight for module in vocabulary_modules(model)]
     rows = len(matrices[0])
-    sharing = [
+    tied_names = [
         [name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter is matrix]
         for matrix in matrices
     ]
-    brought: dict[str, tuple[torch.Tensor | None, list[int]]] = {}
-    for names in sharing:
-        loaded = next((adapter.base[name] for name in names if name in adapter.base), None)
+    new_weights: dict[str, tuple[torch.Tensor | None, list[int]]] = {}
+    for names in tied_names:
+        base_tensor = next((adapter.base[name] for name in names if name in adapter.base), None)
         ids = next((adapter.rows[name][0] for name in names if name in adapter.rows), [])
-        brought |= {name: (adapter.replaced.get(name, loaded), ids) for name in names}
-    sizes = [len(whole) for whole, _ in brought.values() if whole is not None and whole.ndim == 2]
-    wanted = max([*(sizes or [rows]), *(max(ids) + 1 for _, ids in brought.values() if ids), tokens])
-    if wanted == rows or (not sizes and wanted < rows):
+        new_weights |= {name: (adapter.replaced.get(name, base_tensor), ids) for name in names}
+    sizes = [len(tensor) for tensor, _ in new_weights.values() if tensor is not None and tensor.ndim == 2]
+    size = max([*(sizes or [rows]), *(max(ids) + 1 for _, ids in new_weights.values() if ids), tokens])
+    if size == rows or (not sizes and size < rows):
         return None
-    lacking = next(
+    affected = next(
         (
             name
-            for name, (whole, ids) in brought.items()
-            if (whole is None or len(whole) != wanted) and not (wanted > rows and {*range(rows, wanted)} <= {*ids})
+            for name, (tensor, ids) in new_weights.items()
+            if (tensor is None or len(tensor) != size) and not (size > rows and {*range(rows, size)} <= {*ids})
         ),
         None,
     )
-    if lacking is None:
-        return Resized(wanted)
+    if affected is None:
+        return Resized(size)
     raise GateError(
-        f"the adapter was made for a vocabulary of {wanted:,} tokens, and the base has {rows:,}; the rows of {lacking} "
+        f"the adapter was made for a vocabulary of {size:,} tokens, and the base has {rows:,}; the rows of {affected} "
         "for the others are not in the adapter",
         code="E6401",
         path=adapter.directory,
@@ -406,13 +407,13 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
 
 
 def require_in_files(merge: StreamedMerge) -> None:
-    """Refuse what the files hold in another form than the model, such as the experts of some mixtures.
+    """Raise if the files hold a changed parameter in another form than the model, such as the experts of some mixtures.
 
     Raises:
-        GateError: names the first.
+        GateError: names the first such parameter.
     """
-    there = {name for names in merge.parameters.values() for name in names}
-    missing = sorted(merge.adapter.changed - there)
+    stored_parameters = {name for names in merge.parameters.values() for name in names}
+    missing = sorted(merge.adapter.changed - stored_parameters)
     if missing:
         raise GateError(
             f"{missing[0]} is in the base's files in another form than in the model, and cannot be merged there",

@@ -1,4 +1,4 @@
-"""The report: one offline page that explains a run."""
+"""The report of a run: one HTML page that works offline."""
 
 from surefit import callable_as_stage
 

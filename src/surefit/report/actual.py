@@ -1,4 +1,4 @@
-"""Plan against actual: what plan.json forecast beside what the run's logs and files say, phase by phase."""
+"""Plan against actual: the forecasts of plan.json beside the values in the run's logs and files, phase by phase."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ FOLDERS = ("checkpoints", "adapter", "model", "merged", "eval", "rejected")
 
 @dataclass(frozen=True)
 class MemoryPhase:
-    """The memory of one part of training, in bytes; None where it was not planned, or not measured.
+    """Memory of one phase of training, in bytes; None if it was not planned, or not measured.
 
     Attributes:
-        planned, planned_reserved: of tensors, and with what the allocator keeps.
-        measured, measured_reserved: the same, on CUDA.
-        resident: the RAM of the process.
+        planned, planned_reserved: bytes in tensors, and bytes that the allocator reserves.
+        measured, measured_reserved: the same, measured on CUDA.
+        resident: RAM of the process.
     """
 
     name: str
@@ -42,7 +42,7 @@ class MemoryPhase:
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """What the page shows of the plan beside the run: quantities, memory by phase, folders, remarks."""
+    """The plan beside the run, as the page shows it: quantities, memory by phase, directories, notes."""
 
     rows: list[PlannedVersusActual]
     phases: list[MemoryPhase]
@@ -51,34 +51,34 @@ class PlanComparison:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the memory of tensors was measured; else only that of the whole process."""
+        """Return whether the memory of tensors was measured, and not only the RAM of the process."""
         return any(phase.measured is not None for phase in self.phases)
 
     @property
     def resident(self) -> float | None:
-        """The RAM of the process at most."""
+        """Peak RAM of the process, in bytes."""
         return max((phase.resident for phase in self.phases if phase.resident is not None), default=None)
 
 
 def compare_plan_with_run(found: Artefacts, trained: TrainingCurves | None, tries: Sequence[Attempt]) -> PlanComparison:
-    """Everything that can be compared; a damaged file takes away its own part only."""
+    """Compare everything that both have; a damaged file only removes its own part."""
     rows, notes = _verified(found)
     phases = _phases(found.plan.estimate if found.plan else None, found)
     return PlanComparison([*_whole_run(found, trained, tries, phases), *rows], phases, _folders(found.run), notes)
 
 
 def _verified(found: Artefacts) -> tuple[list[PlannedVersusActual], list[str]]:
-    """What `surefit plan --against` says of time and disk."""
+    """Return the rows and notes of `surefit plan --against` about time and disk."""
     if found.plan is None or not found.metrics:
         return [], []
     try:
         resolved = ResolvedConfig(load_config(found.run.resolved).config, {}, 1, found.plan.steps.total_steps)
-        compared = measure_plan_deviations(found.documents[found.run.plan], resolved, found.run)
+        deviations = measure_plan_deviations(found.documents[found.run.plan], resolved, found.run)
     except (SureFitError, LookupError, TypeError, ValueError, AttributeError, AssertionError, OSError):
-        return [], []  # some file is not as it was written; those that are damaged are named in the verdict
-    rows = [row for row in compared.rows if ":" not in row.what and row.what not in ("optimizer steps", STEPS)]
+        return [], []  # some file is not as it was written; the verdict lists the damaged ones
+    rows = [row for row in deviations.rows if ":" not in row.what and row.what not in ("optimizer steps", STEPS)]
     return rows, [
-        shorten_text(drop_surrogates(note), 400) for note in compared.notes if not note.startswith("memory by phase:")
+        shorten_text(drop_surrogates(note), 400) for note in deviations.notes if not note.startswith("memory by phase:")
     ]
 
 
@@ -89,7 +89,7 @@ def _whole_run(
     estimate, time = (plan.estimate, plan.time) if plan else (None, None)
     peak = estimate.peak_bytes if estimate else plan.memory_total_bytes if plan else None
     parts = (time.parts or {}) if time else {}
-    spent = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
+    attempt_seconds = [attempt.seconds for attempt in tries if attempt.stage == "train" and attempt.seconds is not None]
     return [
         PlannedVersusActual("Peak memory", peak, _peak(trained, phases), "bytes"),
         PlannedVersusActual(
@@ -98,26 +98,29 @@ def _whole_run(
         PlannedVersusActual(
             "Time in training steps", parts.get("steps"), trained.seconds if trained else None, "seconds"
         ),
-        PlannedVersusActual("Time of all of training", time.seconds if time else None, sum(spent) or None, "seconds"),
+        PlannedVersusActual(
+            "Time of all of training", time.seconds if time else None, sum(attempt_seconds) or None, "seconds"
+        ),
     ]
 
 
 def _peak(trained: TrainingCurves | None, phases: Sequence[MemoryPhase]) -> float | None:
-    """What a GPU's tensors took at most; on a CPU there is only the whole process, which is another quantity."""
+    """Return the peak memory of a GPU's tensors; None on a CPU, where only the process's RAM is known, a different
+    quantity."""
     if trained and trained.peak_memory is not None:
         return trained.peak_memory
     return max((phase.measured for phase in phases if phase.measured is not None), default=None)
 
 
 def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[MemoryPhase]:
-    """Planned phases in their order, then those that were only measured."""
-    planned = {phase.name: phase for phase in estimate.phases} if estimate else {}
-    measured = _most([found.dry_pass.phases] if found.dry_pass else [])
-    measured |= _most(event.phases for event in found.events if event.event == "memory")
-    names = dict.fromkeys([*planned, *measured])
+    """Return the planned phases in their order, then those that were only measured."""
+    planned_phases = {phase.name: phase for phase in estimate.phases} if estimate else {}
+    measured_phases = _most([found.dry_pass.phases] if found.dry_pass else [])
+    measured_phases |= _most(event.phases for event in found.events if event.event == "memory")
+    names = dict.fromkeys([*planned_phases, *measured_phases])
     phases = []
     for name in list(names)[:MAX_PHASES]:
-        figures, forecast = measured.get(name, {}), planned.get(name)
+        figures, forecast = measured_phases.get(name, {}), planned_phases.get(name)
         phases.append(
             MemoryPhase(
                 name,
@@ -132,20 +135,20 @@ def _phases(estimate: PlannedMemory | None, found: Artefacts) -> list[MemoryPhas
 
 
 def _most(attempts: Iterable[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """phase → the most that any attempt at the training measured."""
-    found: dict[str, dict[str, float]] = {}
+    """Return phase → the largest values that any attempt at the training measured."""
+    maxima: dict[str, dict[str, float]] = {}
     for phases in attempts:
         for name, figures in phases.items():
-            before = found.setdefault(name, {})
-            before.update({key: max(value, before.get(key, 0.0)) for key, value in figures.items()})
-    return found
+            previous = maxima.setdefault(name, {})
+            previous.update({key: max(value, previous.get(key, 0.0)) for key, value in figures.items()})
+    return maxima
 
 
 def _folders(run: RunDir) -> list[tuple[str, int]]:
-    """What the run's folders take on the disk now, in bytes, and all other files of the run together."""
+    """Return the sizes on disk of the run's directories, in bytes, and of all other files of the run together."""
     sizes = [(name, _size(run.path / name)) for name in FOLDERS if (run.path / name).is_dir()]
-    others = sum(_bytes(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
-    return [*sizes, ("logs and records", others)] if sizes or others else []
+    other_files = sum(_bytes(path) for path in run.path.glob("*") if path.is_file() and path != run.report)
+    return [*sizes, ("logs and records", other_files)] if sizes or other_files else []
 
 
 def _size(directory: Path) -> int:
@@ -155,12 +158,12 @@ def _size(directory: Path) -> int:
 def _bytes(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # it is being replaced at this moment
+    except OSError:  # the file is being replaced
         return 0
 
 
 def percent_off(row: PlannedVersusActual) -> str:
-    """How far the plan is off, in per cent of what was measured; empty where that cannot be said.
+    """Return the plan's error in percent of the measured value; empty if unknown.
 
     >>> [percent_off(PlannedVersusActual("x", planned, 100.0, "bytes")) for planned in (110.0, 99.9)]
     ['+10\xa0%', '0\xa0%']

@@ -1,8 +1,8 @@
-"""What a run directory holds, read for a page that must always be written.
+"""Reads the contents of a run directory for a page that can always be written.
 
-Every artefact has a checked shape (shapes.py). A missing artefact is None or empty, and a damaged one becomes a line
-in `Artefacts.problems`: reading never raises for what is in a file. Texts are cut to a bound, and cleaned of secrets
-and of what UTF-8 cannot hold, on the way in: nothing after this file has to think of that.
+Every artefact has a checked shape (shapes.py). A missing artefact is None or empty, and a damaged one becomes an entry
+of `Artefacts.problems`: reading never raises because of a file's content. Texts are truncated, and cleaned of secrets
+and of characters that UTF-8 cannot encode, while they are read: the other modules can rely on that.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from surefit.report.text import drop_surrogates, shorten_text
 
 SETTINGS_BYTES = 4 * 1024**2
 TEXT_LIMIT = 600
-"""Bytes kept of a text in an artefact, as `shorten` counts them."""
+"""Largest number of bytes of a text in an artefact, as `shorten_text` counts them."""
 NAME_LIMIT = 80
-"""The same, of the name of a set, a variant, a metric or a package."""
+"""The same limit for the name of a set, a variant, a metric or a package."""
 ANSWER_LIMIT = 4_000
-"""The same, of a prompt or an answer."""
+"""The same limit for a prompt or an answer."""
 MAX_SETTINGS = 250
 
 Origin = Literal["user", "--set", "auto", "default", "unknown"]
@@ -59,11 +59,11 @@ class ResolvedSetting:
     """One value of resolved.yaml.
 
     Attributes:
-        key: dotted.
-        text: the value as it is written there.
+        key: dotted key.
+        text: the value as it is written in the file.
         value: the value without YAML's quotes.
-        origin: where it came from.
-        detail: the file and line, or the reason.
+        origin: source of the value.
+        detail: file and line of a user's value, or the reason for another one.
     """
 
     key: str
@@ -75,11 +75,11 @@ class ResolvedSetting:
 
 @dataclass
 class Artefacts:
-    """Everything in a run directory that the page shows.
+    """All contents of a run directory that the page shows.
 
     Attributes:
-        problems: damaged file → what is wrong with it.
-        documents: each JSON file as it is, for functions that take it so.
+        problems: damaged file → description of the damage.
+        documents: the raw content of each JSON file, for functions that need it.
     """
 
     run: RunDir
@@ -100,37 +100,38 @@ class Artefacts:
     documents: dict[Path, Any] = field(default_factory=dict)
 
     def value(self, key: str) -> str | None:
-        """The resolved value at a dotted key; None where it is not known or null."""
-        found = next((setting.value for setting in self.settings or [] if setting.key == key), None)
-        return None if found in ("null", "") else found
+        """Return the resolved value at a dotted key; None if it is unknown or null."""
+        resolved = next((setting.value for setting in self.settings or [] if setting.key == key), None)
+        return None if resolved in ("null", "") else resolved
 
     def is_on(self, key: str) -> bool:
-        """Whether the switch at a dotted key is on. `value` gives a text, and the text "false" is true."""
+        """Return whether the boolean setting at a dotted key is true. `value` returns text, and the text "false" is
+        truthy."""
         return self.value(key) == "true"
 
     def predictions(self, set_name: str, variant: str) -> list[PredictionRecord]:
-        """What `variant` answered to the prompts of a set, in the order of the file."""
+        """Read the answers of `variant` to the prompts of a set, in the order of the file."""
         if not set_name.replace("_", "").replace("-", "").isalnum():
-            return []  # no set has such a name, and a path made of it might lead anywhere
+            return []  # no set has such a name, and it could be a path out of the run
         path = self.run.eval / set_name / f"{variant}.predictions.jsonl"
         return self._lines(path, PredictionRecord, ANSWER_LIMIT)
 
     def _json(self, path: Path, shape: type[ShapeT]) -> ShapeT | None:
         try:
             document = _cut(parse_json(redact(read_bytes(path).decode())), TEXT_LIMIT)
-            found = shape.model_validate(document)
+            record = shape.model_validate(document)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             self._damaged(path, error)
             return None
         self.documents[path] = document
-        return found
+        return record
 
     def _lines(self, path: Path, shape: type[ShapeT], limit: int = TEXT_LIMIT) -> list[ShapeT]:
-        """The lines of a log that can be read; a last line that a crash cut short is no damage."""
+        """Read the valid lines of a log; an incomplete last line after a crash is no damage."""
         records: list[ShapeT] = []
-        bad: list[str] = []
+        bad_lines: list[str] = []
         try:
             with open_file(path) as file:
                 for number, line in enumerate(file, start=1):
@@ -138,13 +139,15 @@ class Artefacts:
                         records.append(shape.model_validate(_cut(parse_json(redact(line.decode().rstrip())), limit)))
                     except (ValueError, RecursionError) as error:
                         if line.endswith(b"\n"):
-                            bad.append(f"line {number} is left out, {_reason(error)}")
+                            bad_lines.append(f"line {number} is left out, {_reason(error)}")
         except FileNotFoundError:
             return []
         except OSError as error:
-            bad.append(_reason(error))
-        if bad:
-            self._damaged(path, bad[0] + (f"; {len(bad) - 1} more lines are left out" if len(bad) > 1 else ""))
+            bad_lines.append(_reason(error))
+        if bad_lines:
+            self._damaged(
+                path, bad_lines[0] + (f"; {len(bad_lines) - 1} more lines are left out" if len(bad_lines) > 1 else "")
+            )
         return records
 
     def _settings(self) -> list[ResolvedSetting] | None:
@@ -161,8 +164,8 @@ class Artefacts:
 
     def _evaluations(self) -> list[Evaluation]:
         paths = sorted(path for path in self.run.eval.glob("*/*.json") if checkpoint_step(path.stem) is None)
-        read = [self._json(path, Evaluation) for path in paths]
-        return [evaluation for evaluation in read if evaluation is not None]
+        records = [self._json(path, Evaluation) for path in paths]
+        return [evaluation for evaluation in records if evaluation is not None]
 
     def _damaged(self, path: Path, error: Exception | str) -> None:
         name = drop_surrogates(path.relative_to(self.run.path).as_posix())
@@ -172,26 +175,26 @@ class Artefacts:
 
 
 def read_artefacts(run: RunDir) -> Artefacts:
-    """Read everything but the predictions, which are large and read when they are needed."""
-    found = Artefacts(run)
-    found.settings = found._settings()
-    found.check = found._json(run.check, CheckRecord)
-    found.plan = found._json(run.plan, PlanRecord)
-    found.passport = found._json(run.passport, Passport)
-    found.batch_audit = found._json(run.batch_audit, BatchAudit)
-    found.dry_pass = found._json(run.dry_pass, DryPassRecord)
-    found.environment = found._json(run.environment, EnvironmentRecord)
-    found.certificate = found._json(run.certificate, CertificateRecord)
-    found.summary = found._json(run.eval_summary, Summary)
-    found.checkpoints = found._json(run.eval / "checkpoints.json", CheckpointScores)
-    found.evaluations = found._evaluations()
-    found.events = sorted(found._lines(run.events, Event), key=lambda event: event.time)
-    found.metrics = found._lines(run.metrics, Metrics)
-    return found
+    """Read everything except the predictions, which are large and read on demand."""
+    artefacts = Artefacts(run)
+    artefacts.settings = artefacts._settings()
+    artefacts.check = artefacts._json(run.check, CheckRecord)
+    artefacts.plan = artefacts._json(run.plan, PlanRecord)
+    artefacts.passport = artefacts._json(run.passport, Passport)
+    artefacts.batch_audit = artefacts._json(run.batch_audit, BatchAudit)
+    artefacts.dry_pass = artefacts._json(run.dry_pass, DryPassRecord)
+    artefacts.environment = artefacts._json(run.environment, EnvironmentRecord)
+    artefacts.certificate = artefacts._json(run.certificate, CertificateRecord)
+    artefacts.summary = artefacts._json(run.eval_summary, Summary)
+    artefacts.checkpoints = artefacts._json(run.eval / "checkpoints.json", CheckpointScores)
+    artefacts.evaluations = artefacts._evaluations()
+    artefacts.events = sorted(artefacts._lines(run.events, Event), key=lambda event: event.time)
+    artefacts.metrics = artefacts._lines(run.metrics, Metrics)
+    return artefacts
 
 
 def read_settings(text: str) -> Iterator[ResolvedSetting]:
-    """The values of a resolved.yaml, each with the comment at the end of its line.
+    """Yield the values of a resolved.yaml, each with the comment at the end of its line.
 
     >>> [str((s.key, s.value, s.origin, s.detail)) for s in read_settings("train:\\n  seed: 7  # user run.yaml:3")]
     ["('train.seed', '7', 'user', 'run.yaml:3')"]
@@ -208,12 +211,12 @@ def read_settings(text: str) -> Iterator[ResolvedSetting]:
                 continue
             end = value.end_mark.index
             raw = text[value.start_mark.index : end]
-            plain = value.value if isinstance(value, yaml.ScalarNode) else raw
+            plain_value = value.value if isinstance(value, yaml.ScalarNode) else raw
             origin, detail = _origin(text[end:].partition("\n")[0].partition("#")[2].strip())
-            dotted, raw, plain, detail = (
-                shorten_text(drop_surrogates(part), 200) for part in (dotted, raw, plain, detail)
+            dotted, raw, plain_value, detail = (
+                shorten_text(drop_surrogates(part), 200) for part in (dotted, raw, plain_value, detail)
             )
-            yield ResolvedSetting(dotted, raw, plain, origin, detail)
+            yield ResolvedSetting(dotted, raw, plain_value, origin, detail)
 
     return walk(root, "")
 
@@ -228,7 +231,7 @@ def _origin(comment: str) -> tuple[Origin, str]:
 
 
 def _cut(value: Any, limit: int) -> Any:
-    """`value` as JSON gave it, every text in it cleaned and shortened."""
+    """Return a JSON value with every text in it cleaned and shortened."""
     match value:
         case str():
             return shorten_text(drop_surrogates(value), limit)
@@ -241,13 +244,13 @@ def _cut(value: Any, limit: int) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a file, in one line."""
+    """Describe in one line what is wrong with a file."""
     match error:
         case ValidationError():
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the whole"
-            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            return f"not of the expected shape: {place}: {first['msg']}{more}"
+            location = ".".join(map(str, first["loc"])) or "the whole"
+            and_more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            return f"not of the expected shape: {location}: {first['msg']}{and_more}"
         case json.JSONDecodeError():
             line = f"line {error.lineno}, " if "\n" in error.doc.rstrip() else ""
             return f"not valid JSON: {error.msg} at {line}column {error.colno}"

@@ -1,8 +1,8 @@
-"""Write report.html: one page that needs no network, made of the artefacts that are there.
+"""Writes report.html: one page that needs no network, made from the existing artefacts.
 
-The functions here and beside this file turn artefacts into plain values; `page.html.j2` draws them. Everything a user
-or a model wrote passes the template's escaping, and a content security policy with the hashes of our own two scripts
-keeps the page from loading or running anything else even if that should ever fail.
+The functions in this directory turn artefacts into plain values; `page.html.j2` renders them. The template escapes
+everything that a user or a model wrote, and a content security policy with the hashes of SureFit's own scripts prevents
+the page from loading or running anything else even if the escaping should fail.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SEVERITIES = ("error", "warning", "info")
 
 @dataclass(frozen=True)
 class Page:
-    """What the template draws."""
+    """Values for the page's template."""
 
     name: str
     written: float
@@ -75,7 +75,7 @@ class Page:
 
 
 def build_report(run: RunDir) -> Path:
-    """Write the page for the artefacts in `run`, whichever are there, and return its path.
+    """Write the page for the existing artefacts of `run`, and return its path.
 
     Raises:
         MachineError: the page cannot be written.
@@ -85,39 +85,39 @@ def build_report(run: RunDir) -> Path:
 
 
 def build_page(found: Artefacts) -> Page:
-    """The artefacts as the template draws them."""
-    trained = build_training_curves(found.metrics, found.events)
-    tries = attempts(found.events)
+    """Build the template's values from the artefacts."""
+    curves = build_training_curves(found.metrics, found.events)
+    stage_attempts = attempts(found.events)
     sets = scores.set_scores(found)
-    changes = measure_effects(sets)
+    effects = measure_effects(sets)
     settings = found.settings or []
     return Page(
         name=text.drop_surrogates(Path(found.value("output_dir") or found.run.path).name) or "run",
         written=time.time(),
         found=found,
-        verdict=judge_run(found, trained, changes, tries),
-        ship=decide_shipping(found, changes, sets),
-        facts=describe_training(found, trained, sets),
-        effects=changes,
+        verdict=judge_run(found, curves, effects, stage_attempts),
+        ship=decide_shipping(found, effects, sets),
+        facts=describe_training(found, curves, sets),
+        effects=effects,
         sets=sets,
         checkpoints=build_checkpoints_view(found),
         examples=select_compared_sets(found, sets),
         certified=group_checks(found.certificate) if found.certificate else [],
         certificate=describe_certificate(found.certificate) if found.certificate else [],
-        actual=compare_plan_with_run(found, trained, tries),
-        training=trained,
+        actual=compare_plan_with_run(found, curves, stage_attempts),
+        training=curves,
         findings=sorted(found.check.findings, key=lambda f: SEVERITIES.index(f.severity)) if found.check else [],
         origins=Counter(setting.origin for setting in settings),
         chosen=[setting for setting in settings if setting.origin != "default"],
         defaults=[setting for setting in settings if setting.origin == "default"],
-        attempts=tries,
-        absent={stage: _absent(stage, found, tries) for stage in STAGES},
+        attempts=stage_attempts,
+        absent={stage: _absent(stage, found, stage_attempts) for stage in STAGES},
         reproduction=reproduction(found),
     )
 
 
 def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
-    """Why a stage has nothing to show, if it has nothing to show."""
+    """Explain why a stage has nothing to show."""
     artefact = ARTEFACT_OF[stage]
     if damaged := [name for name in found.problems if name.startswith(artefact)]:
         return f"{damaged[0]} is damaged: {found.problems[damaged[0]]}."
@@ -136,7 +136,7 @@ def _absent(stage: str, found: Artefacts, tries: Sequence[Attempt]) -> str:
 
 
 def render_page(page: Page) -> str:
-    """The page as HTML."""
+    """Render the page as HTML."""
     scripts = ["vendor/uplot/uPlot.iife.min.js", "page.js"] if page.training else []
     scripts += ["examples.js"] if page.examples else []
     training = page.training
@@ -145,13 +145,13 @@ def render_page(page: Page) -> str:
 
 
 def render_template(template: str, scripts: Sequence[str], data: object, **values: object) -> str:
-    """A template of this folder with our styles, and only these of our scripts, in it.
+    """Render a template of this directory with SureFit's styles and the given scripts.
 
     Args:
-        template: its name.
-        scripts: names of files here; a content security policy forbids all others.
-        data: what the scripts read, if anything.
-        values: what the template draws.
+        template: name of the template.
+        scripts: file names in this directory; a content security policy forbids all others.
+        data: data for the scripts, if any.
+        values: values for the template.
     """
     sources = [asset(name) for name in scripts]
     return (
@@ -171,15 +171,15 @@ def render_template(template: str, scripts: Sequence[str], data: object, **value
 
 @cache
 def environment() -> Environment:
-    """Jinja with escaping always on, and this folder's filters."""
-    found = Environment(
+    """Build the Jinja environment with escaping always on, and this directory's filters."""
+    jinja = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(
+    jinja.filters.update(
         bytes=bytes_text,
         count=count_text,
         duration=duration_text,
@@ -197,16 +197,16 @@ def environment() -> Environment:
         off_by=percent_off,
         quantity=text.quantity,
     )
-    return found
+    return jinja
 
 
 def chart_data(charts: Sequence[Chart], marks: Sequence[Mark]) -> dict[str, object]:
-    """What the page's script reads."""
+    """Return the data for the page's script."""
     return {"charts": [chart.data() for chart in charts], "marks": [asdict(mark) for mark in marks]}
 
 
 def embed_json(value: object) -> Markup:
-    """JSON that may stand in a script element: no character in it can end the element or begin a comment.
+    """Encode JSON for a script element: no character in it can end the element or begin a comment.
 
     >>> str(embed_json("</script>"))
     '"\\\\u003c/script\\\\u003e"'
@@ -218,23 +218,23 @@ def embed_json(value: object) -> Markup:
 
 
 def _policy(scripts: Sequence[Markup]) -> str:
-    """A content security policy: no network at all, styles in the page, and only these scripts."""
+    """Return a content security policy: no network, styles in the page, and only these scripts."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
     return f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; base-uri 'none'; form-action 'none'"
 
 
 def asset(name: str) -> Markup:
-    """A file of ours, as it goes into the page."""
+    """Read a file of this directory for embedding in the page."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
 def _evidence(value: object) -> str:
-    """A finding's evidence as one short text."""
+    """Return a finding's evidence as one short text."""
     return text.shorten_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), 400)
 
 
 def _place(finding: FindingRecord) -> str:
-    """`file:line field`, with whatever of the three is known."""
-    place = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
-    return " ".join(part for part in (place, finding.field) if part)
+    """Return `file:line field`, with the parts that are known."""
+    location = f"{finding.path or ''}{f':{finding.line}' if finding.line is not None else ''}".lstrip(":")
+    return " ".join(part for part in (location, finding.field) if part)

@@ -1,4 +1,4 @@
-"""The certificate in words: what each check asks, and what the whole of them says about the merged model."""
+"""The certificate in words: the question of each check, and the overall statement about the merged model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WHERE = {"reloaded_": "read back from disk", "in_memory_": "before it was writte
 
 @dataclass(frozen=True)
 class CheckQuestion:
-    """A check as a question a person would ask; `where` says which of the models it was asked of."""
+    """A check as a reader's question; `where` says which copy of the model was checked."""
 
     question: str
     where: str
@@ -59,13 +59,15 @@ class CheckGroup:
 
 
 def group_checks(certificate: CertificateRecord) -> list[CheckGroup]:
-    """The checks by what they are about, those that failed first."""
-    found: dict[str, list[CheckQuestion]] = {IDENTITY: [], WEIGHTS: [], ANSWERS: [], OTHERS: []}
+    """Group the checks by topic, failed ones first."""
+    groups: dict[str, list[CheckQuestion]] = {IDENTITY: [], WEIGHTS: [], ANSWERS: [], OTHERS: []}
     for check in certificate.checks[:MAX_CHECKS]:
-        title, asked = _asked(check)
-        found[title].append(asked)
+        title, question = _asked(check)
+        groups[title].append(question)
     return [
-        CheckGroup(title, sorted(asked, key=lambda one: one.check.passed)) for title, asked in found.items() if asked
+        CheckGroup(title, sorted(question, key=lambda entry: entry.check.passed))
+        for title, question in groups.items()
+        if question
     ]
 
 
@@ -76,36 +78,36 @@ def _asked(check: CertificateCheck) -> tuple[str, CheckQuestion]:
 
 
 def describe_certificate(certificate: CertificateRecord) -> list[str]:
-    """What a reader who is no engineer should know of it."""
+    """Summarize the certificate for readers who are not engineers."""
     failed = [check for check in certificate.checks if not check.passed]
     if not certificate.passed:
-        named = "; ".join(f"{_asked(check)[1].question} No: {check.why.rstrip('.')}" for check in failed[:3])
-        return [f"These weights were refused. {named or certificate.reason}.", *_into(certificate)]
+        reasons = "; ".join(f"{_asked(check)[1].question} No: {check.why.rstrip('.')}" for check in failed[:3])
+        return [f"These weights were refused. {reasons or certificate.reason}.", *_into(certificate)]
     return [*_same_answers(certificate), *_into(certificate)]
 
 
 def _same_answers(certificate: CertificateRecord) -> list[str]:
     agreement = _of_disk(certificate.checks, "top1_agreement")
     worst, largest = _of_disk(certificate.checks, "logit_error_worst"), _of_disk(certificate.checks, "logit_error_max")
-    said = []
+    sentences = []
     if agreement is not None and isinstance(agreement.value, float | int):
         where = f" at {certificate.positions:,} places" if certificate.positions else ""
         rows = f" in {certificate.prompts:,} examples" if certificate.prompts else ""
-        said.append(
+        sentences.append(
             f"Read back from disk, the model chose the same next token as base and adapter together in "
             f"{percent(float(agreement.value))} of cases{where}{rows}."
         )
     if worst is not None:
-        said.append(
+        sentences.append(
             f"Place by place it is off by {format_value(worst.value)} times what rounding does; "
             f"{format_value(worst.threshold)} times would be allowed."
         )
     elif largest is not None:
-        said.append(
+        sentences.append(
             f"The largest difference of a prediction (logit) is {format_value(largest.value)}; "
             f"rounding alone would allow {format_value(largest.threshold)}."
         )
-    return said
+    return sentences
 
 
 def _of_disk(checks: Sequence[CertificateCheck], name: str) -> CertificateCheck | None:
@@ -113,12 +115,14 @@ def _of_disk(checks: Sequence[CertificateCheck], name: str) -> CertificateCheck 
 
 
 def _into(certificate: CertificateRecord) -> list[str]:
-    """What the adapter was folded into, where that is not the plain base."""
-    said = []
+    """Describe the weights that the adapter was merged into, if they are not the plain base."""
+    sentences = []
     if certificate.quantization != "none":
-        said.append(
+        sentences.append(
             f"It was trained on a base in {certificate.quantization}, and merged into the {certificate.into} weights."
         )
     if certificate.base_recorded is False:
-        said.append("The adapter does not say which base it was trained on: that the base is right is an assumption.")
-    return said
+        sentences.append(
+            "The adapter does not say which base it was trained on: that the base is right is an assumption."
+        )
+    return sentences

@@ -13,7 +13,7 @@ from surefit.report.shapes import CheckpointScores
 
 @dataclass(frozen=True)
 class CheckpointsView:
-    """What the page draws: the numbers, the picture made of them, and which checkpoint is the best."""
+    """Scores of the checkpoints, their plot, and a sentence about the best one."""
 
     scores: CheckpointScores
     picture: Markup
@@ -21,10 +21,10 @@ class CheckpointsView:
 
 
 def build_checkpoints_view(found: Artefacts) -> CheckpointsView | None:
-    """None where no checkpoint has been scored."""
+    """Build the checkpoints' part of the page; None if no checkpoint has been scored."""
     scores = found.checkpoints
     if scores is None or scores.best is None or not scores.checkpoints:
         return None
     values = scores.model_dump()
-    # The picture escapes every text in it, and all else is a number of ours.
+    # The plot escapes every text in it, and everything else is a number.
     return CheckpointsView(scores, Markup(draw_checkpoint_curve(values)), describe_best_checkpoint(values["best"]))

@@ -1,7 +1,7 @@
-"""Several runs on one page: what differs between them, what came of it, and how sure the difference is.
+"""Several runs on one page: their differences, their results, and how certain the differences are.
 
-The first run is the one that the others are measured against. Scores are compared row by row where the rows are the
-same (evaluate/compare.py); where they are not, the page says why, and compares nothing.
+The other runs are compared with the first one. Scores are compared row by row if the rows are the same
+(evaluate/compare.py); otherwise the page says why they are not compared.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ CURVES = {
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs.
+    """One of the compared runs.
 
     Attributes:
-        name: unlike every other's.
-        colour: of its curves.
-        link: to its own page, relative; None where there is none.
+        name: unique name.
+        colour: color of its curves.
+        link: relative link to its own page; None if there is none.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """A run against the first one on a set: per metric the difference, or why there is none."""
+    """Comparison of a run with the first one on a set: the difference per metric, or why there is none."""
 
     set: str
     run: str
@@ -90,7 +90,7 @@ class PairedRuns:
 
 @dataclass(frozen=True)
 class ComparisonPage:
-    """What the template draws. `differences`: (dotted key, each run's value); `facts`: (what, each run's text)."""
+    """Values for the template. `differences`: (dotted key, each run's value); `facts`: (title, each run's text)."""
 
     written: float
     runs: list[ComparedRun]
@@ -110,12 +110,12 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
     """Write the page that compares the runs, and return its path.
 
     Args:
-        runs: two to eight, the first being what the others are compared with.
+        runs: two to eight; the others are compared with the first.
         output: the file to write.
-        recipe_of: a recipe by its name.
+        recipe_of: returns a recipe by its name.
 
     Raises:
-        ConfigError: too few or too many runs, or one that is named twice.
+        ConfigError: too few or too many runs, or a duplicate.
         MachineError: the page cannot be written.
     """
     _require_comparable(runs)
@@ -127,70 +127,76 @@ def build_comparison(runs: Sequence[RunDir], output: Path, recipe_of: Callable[[
 
 
 def _require_comparable(runs: Sequence[RunDir]) -> None:
-    places = [run.path.resolve() for run in runs]
+    paths = [run.path.resolve() for run in runs]
     if not 2 <= len(runs) <= MAX_RUNS:
         problem = f"{len(runs)} runs cannot be compared on one page"
         raise ConfigError(problem, code="E1064", help=f"name two to {MAX_RUNS}")
-    if twice := next((place for place in places if places.count(place) > 1), None):
-        raise ConfigError("a run cannot be compared with itself", code="E1065", path=twice, help="name each run once")
+    if duplicate := next((path for path in paths if paths.count(path) > 1), None):
+        raise ConfigError(
+            "a run cannot be compared with itself", code="E1065", path=duplicate, help="name each run once"
+        )
 
 
 def comparison_page(runs: Sequence[RunDir], beside: Path, recipe_of: Callable[[str], TaskRecipe]) -> ComparisonPage:
-    """The runs as the template draws them; `beside`: the directory that the page will be in."""
-    looked = [_look(run, name, SERIES[i], beside) for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True))]
-    paired = [found for run in looked[1:] for found in _paired(looked[0], run, recipe_of)]
-    tone, headline, sentences = _conclusion(looked, paired)
-    differences, same = _differences(looked)
+    """Build the template's values; `beside` is the directory that the page will be in."""
+    compared_runs = [
+        _look(run, name, SERIES[i], beside) for i, (run, name) in enumerate(zip(runs, _names(runs), strict=True))
+    ]
+    paired = [pair for run in compared_runs[1:] for pair in _paired(compared_runs[0], run, recipe_of)]
+    tone, headline, sentences = _conclusion(compared_runs, paired)
+    differences, same = _differences(compared_runs)
     return ComparisonPage(
         written=time.time(),
-        runs=looked,
+        runs=compared_runs,
         headline=headline,
         tone=tone,
         sentences=sentences,
-        facts=_facts(looked),
+        facts=_facts(compared_runs),
         differences=differences[:MAX_DIFFERENCES],
         differences_left_out=max(0, len(differences) - MAX_DIFFERENCES),
         same=same,
-        packages=_packages(looked),
+        packages=_packages(compared_runs),
         paired=paired,
-        charts=_charts(looked),
+        charts=_charts(compared_runs),
     )
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:
-    """Each run's directory, with as many of its parents as make it unlike the others."""
-    places = [run.path.resolve() for run in runs]
+    """Return each run's directory name, with enough parent directories to make it unique."""
+    paths = [run.path.resolve() for run in runs]
     names: list[str] = []
-    for depth in range(1, max(len(place.parts) for place in places) + 1):
-        names = [drop_surrogates("/".join(place.parts[-depth:])) for place in places]
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [drop_surrogates("/".join(path.parts[-depth:])) for path in paths]
         if len(set(names)) == len(names):
             break
     return [shorten_text(name, 120) for name in names]
 
 
 def _look(run: RunDir, name: str, colour: str, beside: Path) -> ComparedRun:
-    found = read_artefacts(run)
-    trained, tries = build_training_curves(found.metrics, found.events), attempts(found.events)
-    sets = scores.set_scores(found)
-    changes = measure_effects(sets)
+    artefacts = read_artefacts(run)
+    curves, stage_attempts = build_training_curves(artefacts.metrics, artefacts.events), attempts(artefacts.events)
+    sets = scores.set_scores(artefacts)
+    effects = measure_effects(sets)
     link = quote(os.path.relpath(run.report, beside)) if run.report.exists() else None
     return ComparedRun(
         name,
         colour,
         link,
-        found,
-        trained,
-        compare_plan_with_run(found, trained, tries),
+        artefacts,
+        curves,
+        compare_plan_with_run(artefacts, curves, stage_attempts),
         sets,
-        changes,
-        judge_run(found, trained, changes, tries),
-        decide_shipping(found, changes, sets),
+        effects,
+        judge_run(artefacts, curves, effects, stage_attempts),
+        decide_shipping(artefacts, effects, sets),
     )
 
 
 def _paired(first: ComparedRun, other: ComparedRun, recipe_of: Callable[[str], TaskRecipe]) -> list[PairedRuns]:
-    """`other` against `first` on every set that both have scores of."""
-    names = [one.name for one in other.sets if one.name in {mine.name for mine in first.sets}]
+    """Compare `other` with `first` on every set that both have scores of."""
+    names = [
+        set_scores.name for set_scores in other.sets if set_scores.name in {first_set.name for first_set in first.sets}
+    ]
     return [_paired_set(first, other, name, recipe_of) for name in names]
 
 
@@ -201,17 +207,17 @@ def _paired_set(
         sides = [_answers(run, name) for run in (first, other)]
         if sides[0].judged_by != sides[1].judged_by or sides[0].recipe is None:
             raise ConfigError(f"they were judged by {_judge(sides[0])} and by {_judge(sides[1])}", code="E1066")
-        compared = compare_answers(sides[0], sides[1], recipe_of(sides[0].recipe))
+        result = compare_answers(sides[0], sides[1], recipe_of(sides[0].recipe))
     except SureFitError as error:
         return PairedRuns(
             name, other.name, "neutral", f"Not compared: {shorten_text(drop_surrogates(error.message), 300)}.", []
         )
-    metric = compared["metric"]
-    main = compared["metrics"][metric]
+    metric = result["metric"]
+    main = result["metrics"][metric]
     tones: dict[str, Tone] = {"better": "good", "worse": "bad", "undecided": "neutral"}
-    said = {"better": "is better than", "worse": "is worse than", "undecided": "cannot be told from"}
+    phrases = {"better": "is better than", "worse": "is worse than", "undecided": "cannot be told from"}
     sentence = (
-        f"{other.name} {said[compared['verdict']]} {first.name}: {points(main['difference'])} "
+        f"{other.name} {phrases[result['verdict']]} {first.name}: {points(main['difference'])} "
         f"{readable_metric(metric)} (95{NBSP}% interval {interval(*main['ci95'])}), "
         f"{main['wins']:,} rows won, {main['losses']:,} lost, {main['ties']:,} equal."
     )
@@ -224,15 +230,15 @@ def _paired_set(
             line["losses"],
             line["ties"],
         )
-        for key, line in list(compared["metrics"].items())[: scores.MAX_METRICS]
+        for key, line in list(result["metrics"].items())[: scores.MAX_METRICS]
     ]
-    tone = tones[compared["verdict"]]
+    tone = tones[result["verdict"]]
     detectable = f"A true difference of {100 * main['detectable']:.1f} points would be found four times in five."
     return PairedRuns(name, other.name, tone, sentence, lines, detectable)
 
 
 def _answers(run: ComparedRun, name: str) -> Answers:
-    """The answers of what the run ships."""
+    """Read the answers of the run's tuned model."""
     return read_run(str(run.found.run.path), name)
 
 
@@ -241,15 +247,15 @@ def _judge(answers: Answers) -> str:
 
 
 def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tuple[Tone, str, list[str]]:
-    """What the held-out rows say of all runs, in one line and one sentence for each."""
+    """Summarize the results on the held-out rows: one line for all runs, one sentence for each."""
     first = runs[0].name
-    held_out = [found for found in paired if found.set == scores.HELD_OUT]
-    sentences = [found.sentence for found in held_out]
-    compared = [found for found in held_out if found.metrics]
-    if not compared:
+    held_out = [pair for pair in paired if pair.set == scores.HELD_OUT]
+    sentences = [pair.sentence for pair in held_out]
+    with_metrics = [pair for pair in held_out if pair.metrics]
+    if not with_metrics:
         return "neutral", "The scores of these runs cannot be compared", sentences
-    better = [found.run for found in compared if found.tone == "good"]
-    worse = [found.run for found in compared if found.tone == "bad"]
+    better = [pair.run for pair in with_metrics if pair.tone == "good"]
+    worse = [pair.run for pair in with_metrics if pair.tone == "bad"]
     if better:
         verb = "is" if len(better) == 1 else "are"
         return "good", f"{' and '.join(better)} {verb} better than {first}", sentences
@@ -259,7 +265,7 @@ def _conclusion(runs: Sequence[ComparedRun], paired: Sequence[PairedRuns]) -> tu
 
 
 def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """What each run is, took and reached; a line that no run has something to say to is left out."""
+    """Return a table of each run's facts and results; a line without a value for any run is omitted."""
     lines: list[tuple[str, Callable[[ComparedRun], str | None]]] = [
         ("Verdict", lambda run: run.verdict.headline),
         ("May it ship?", lambda run: run.ship.answer),
@@ -282,7 +288,7 @@ def _facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
 
 
 MEASURED = {0: "Peak memory", 2: "Time in training steps", 3: "Time of all of training"}
-"""Rows that `compare_plan_with_run` begins with."""
+"""Index → title of the first rows of `compare_plan_with_run`."""
 
 
 def _row(run: ComparedRun, number: int) -> str | None:
@@ -297,7 +303,7 @@ def _off(run: ComparedRun, number: int) -> str | None:
 
 
 def _set_names(runs: Sequence[ComparedRun]) -> list[str]:
-    return list(dict.fromkeys(one.name for run in runs for one in run.sets))[: scores.MAX_SETS]
+    return list(dict.fromkeys(set_scores.name for run in runs for set_scores in run.sets))[: scores.MAX_SETS]
 
 
 def _title(name: str) -> str:
@@ -305,13 +311,13 @@ def _title(name: str) -> str:
 
 
 def _score(run: ComparedRun, name: str) -> str | None:
-    """The primary metric of what the run ships, with its interval."""
-    found = next((one for one in run.sets if one.name == name), None)
-    if found is None or found.primary is None or found.tuned not in found.primary.scores:
+    """Return the primary metric of the run's tuned model, with its interval."""
+    set_scores = next((candidate for candidate in run.sets if candidate.name == name), None)
+    if set_scores is None or set_scores.primary is None or set_scores.tuned not in set_scores.primary.scores:
         return None
-    score = found.primary.scores[found.tuned]
+    score = set_scores.primary.scores[set_scores.tuned]
     ends = f" [{percent(score.ci95[0])}, {percent(score.ci95[1])}]" if score.ci95 else ""
-    return f"{percent(score.mean)}{ends} {readable_metric(found.primary.metric)}"
+    return f"{percent(score.mean)}{ends} {readable_metric(set_scores.primary.metric)}"
 
 
 def _trained(run: ComparedRun) -> str | None:
@@ -320,18 +326,18 @@ def _trained(run: ComparedRun) -> str | None:
 
 
 def _lowest_loss(run: ComparedRun) -> str | None:
-    measured = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
-    if not measured:
+    held_out_losses = extract_points(split_metrics(run.found.metrics)[1], "eval_loss")
+    if not held_out_losses:
         return None
-    step, loss = min(measured, key=lambda point: point[1])
+    step, loss = min(held_out_losses, key=lambda point: point[1])
     return f"{loss:.4g} at step {step:,}"
 
 
 def _speed(run: ComparedRun) -> str | None:
-    found = run.training
-    if not found or not found.tokens or not found.seconds:
+    training = run.training
+    if not training or not training.tokens or not training.seconds:
         return None
-    return f"{found.tokens / found.seconds:,.0f} tokens per second"
+    return f"{training.tokens / training.seconds:,.0f} tokens per second"
 
 
 def _certificate(run: ComparedRun) -> str | None:
@@ -340,35 +346,44 @@ def _certificate(run: ComparedRun) -> str | None:
 
 
 def _differences(runs: Sequence[ComparedRun]) -> tuple[list[tuple[str, list[str]]], int]:
-    """The settings that are not the same in all runs, and how many are.
+    """Return the settings that differ between the runs, and the number of equal ones.
 
-    A setting that an older version did not have counts as the same where the others left it as it comes.
+    A setting that an older version lacks counts as equal if the other runs use its default.
     """
-    known = [{setting.key: setting for setting in run.found.settings or []} for run in runs]
-    keys = [key for key in dict.fromkeys(key for found in known for key in found) if key not in UNINTERESTING]
-    table = [(key, [found.get(key) for found in known]) for key in keys]
+    settings_by_run = [{setting.key: setting for setting in run.found.settings or []} for run in runs]
+    keys = [
+        key
+        for key in dict.fromkeys(key for run_settings in settings_by_run for key in run_settings)
+        if key not in UNINTERESTING
+    ]
+    table = [(key, [run_settings.get(key) for run_settings in settings_by_run]) for key in keys]
     differing = [(key, settings) for key, settings in table if _differ(settings)]
     texts = [(key, [setting.value if setting else "–" for setting in settings]) for key, settings in differing]
     return texts, len(table) - len(differing)
 
 
 def _differ(settings: Sequence[ResolvedSetting | None]) -> bool:
-    there = [setting for setting in settings if setting is not None]
-    chosen = any(setting.origin in ("user", "--set") for setting in there)
-    return len({setting.value for setting in there}) > 1 or (len(there) < len(settings) and chosen)
+    existing = [setting for setting in settings if setting is not None]
+    set_by_user = any(setting.origin in ("user", "--set") for setting in existing)
+    return len({setting.value for setting in existing}) > 1 or (len(existing) < len(settings) and set_by_user)
 
 
 def _packages(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """Versions that are not the same in all runs whose environment is known."""
-    known = [run.found.environment for run in runs]
-    found = [{"python": e.python or "–", "surefit": e.surefit or "–", **e.packages} if e else {} for e in known]
-    names = sorted({name for versions in found for name in versions})
-    table = [(name, [versions.get(name, "–") for versions in found]) for name in names]
+    """Return the package versions that differ between the runs with a recorded environment."""
+    environments = [run.found.environment for run in runs]
+    versions_by_run = [
+        {"python": environment.python or "–", "surefit": environment.surefit or "–", **environment.packages}
+        if environment
+        else {}
+        for environment in environments
+    ]
+    names = sorted({name for versions in versions_by_run for name in versions})
+    table = [(name, [versions.get(name, "–") for versions in versions_by_run]) for name in names]
     return [(name, values) for name, values in table if len(set(values)) > 1][:MAX_DIFFERENCES]
 
 
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
-    """Each quantity of all runs in one chart; one that no run has logged is left out."""
+    """Draw each quantity of all runs in one chart; a quantity that no run has logged is omitted."""
     charts = []
     for name, (title, key, scale) in CURVES.items():
         curves = [

@@ -11,12 +11,12 @@ from surefit.report.shapes import Event, Metrics
 from surefit.report.text import readable_metric
 
 MAX_POINTS = 2_000
-"""Points per curve; longer curves keep the lowest and the highest point of every stretch."""
+"""Largest number of points per curve; longer curves keep the lowest and the highest point of every stretch."""
 MAX_MARKS = 50
 MAX_SCORES = 6
 GIB = 2**30
 SERIES = tuple(f"--series-{number}" for number in range(1, 9))
-"""The colours of curves in one chart, as page.css has them."""
+"""Colors of the curves in one chart, as named in page.css."""
 TABLE_ROWS = 12
 
 Point = tuple[int, float]
@@ -24,7 +24,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class ChartCurve:
-    """One line of a chart: its points in step order and the CSS colour variable it is drawn in."""
+    """One curve of a chart: its points in step order and its CSS color variable."""
 
     label: str
     colour: str
@@ -34,7 +34,7 @@ class ChartCurve:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: what it shows, in a sentence, and its curves."""
+    """One chart: its title, a caption in one sentence, and its curves."""
 
     name: str
     title: str
@@ -42,7 +42,7 @@ class Chart:
     curves: list[ChartCurve]
 
     def data(self) -> dict[str, object]:
-        """What the page's script draws: all steps, and for each curve a value or null at every one of them."""
+        """Return the data for the page's script: all steps, and for each curve a value or null at every step."""
         steps = sorted({step for curve in self.curves for step, _ in curve.points})
         series = []
         for curve in self.curves:
@@ -54,7 +54,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Mark:
-    """A step at which something happened: `kind` is rejected or resumed."""
+    """A step with an event: `kind` is rejected or resumed."""
 
     step: int
     kind: str
@@ -62,17 +62,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class TrainingCurves:
-    """What happened while training: totals, charts, marks and some steps as a table.
+    """The training run as the page shows it: totals, charts, marks and a table of some steps.
 
     Attributes:
-        steps: optimizer steps logged, rejected ones included.
-        last_step: the number of the last one.
-        seconds: the sum of the steps' wall seconds.
-        tokens: the sum of the steps' tokens, padding left out.
-        peak_memory: the highest memory any step reported, in bytes.
-        rejected: the steps whose update was not applied.
-        thinned: there are more steps than the charts show points.
-        experts: how a mixture used its experts.
+        steps: number of logged optimizer steps, rejected ones included.
+        last_step: number of the last step.
+        seconds: sum of the steps' wall-clock seconds.
+        tokens: sum of the steps' tokens, without padding.
+        peak_memory: highest memory that any step reported, in bytes.
+        rejected: numbers of the steps with an update that was not applied.
+        thinned: whether there are more steps than the charts show points.
+        experts: load of the experts of a mixture.
     """
 
     steps: int
@@ -89,7 +89,7 @@ class TrainingCurves:
 
 
 def build_training_curves(lines: Sequence[Metrics], events: Sequence[Event]) -> TrainingCurves | None:
-    """The view of metrics.jsonl; None where no optimizer step is logged."""
+    """Build the curves of metrics.jsonl; None if no optimizer step is logged."""
     steps, held_out = split_metrics(lines)
     if not steps:
         return None
@@ -116,26 +116,26 @@ def _in_gib(lines: Sequence[Metrics], name: str) -> list[Point]:
 
 
 def _by_step(lines: Sequence[Metrics]) -> list[Metrics]:
-    """In step order; of two lines for the same step the later one counts."""
+    """Sort by step; of two lines for the same step the later one counts."""
     return [line for _, line in sorted({line.step: line for line in lines}.items())]
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None
+    known_values = [value for value in values if value is not None]
+    return math.fsum(known_values) if known_values else None
 
 
 def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart]:
-    loss, held = extract_points(steps, "loss"), extract_points(held_out, "eval_loss")
-    rate, norm, speed, busy = (
+    loss, held_out_loss = extract_points(steps, "loss"), extract_points(held_out, "eval_loss")
+    rate, norm, speed, mfu = (
         extract_points(steps, name) for name in ("learning_rate", "grad_norm", "tokens_per_second", "mfu")
     )
     memory, free = (_in_gib(steps, name) for name in ("memory_bytes", "disk_free_bytes"))
     losses = [
         ChartCurve("training loss", SERIES[0], thin_points(loss)),
-        ChartCurve("held-out loss", SERIES[1], thin_points(held), dots=True),
+        ChartCurve("held-out loss", SERIES[1], thin_points(held_out_loss), dots=True),
     ]
-    captions = " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held)]).strip()
+    captions = " ".join([_from_to("Training loss", loss), _lowest("Held-out loss", held_out_loss)]).strip()
     return [
         Chart("loss", "Loss", captions, [curve for curve in losses if curve.points]),
         *_scores(held_out),
@@ -144,7 +144,7 @@ def _charts(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Chart
         _single("tokens_per_second", "Tokens per second", _median("Half of the steps ran at", speed), speed),
         _single("memory", "Memory, GiB", _highest("The memory of the device, in GiB,", memory), memory),
         _single("disk", "Free on the disk, GiB", _lowest("Free on the run's disk, in GiB", free), free),
-        _single("mfu", "Model FLOPs utilisation", _highest("The share of the device's arithmetic", busy), busy),
+        _single("mfu", "Model FLOPs utilisation", _highest("The share of the device's arithmetic", mfu), mfu),
     ]
 
 
@@ -153,27 +153,28 @@ def _single(name: str, title: str, caption: str, points: list[Point]) -> Chart:
 
 
 def _scores(held_out: Sequence[Metrics]) -> list[Chart]:
-    """The task's scores at every measurement, where they were taken while training."""
+    """Chart the task's scores at every measurement, if they were measured during training."""
     names = dict.fromkeys(name for line in held_out for name in line.model_extra or ())
     curves = [
         (readable_metric(name), extract_points(held_out, name)) for name in names if not name.startswith(("eval_", "_"))
     ]
-    known = [(name, points) for name, points in curves if points and name not in ("epoch", "time")][:MAX_SCORES]
-    caption = " ".join(f"{name}: highest {max(value for _, value in points):.4g}." for name, points in known)
+    plotted = [(name, points) for name, points in curves if points and name not in ("epoch", "time")][:MAX_SCORES]
+    caption = " ".join(f"{name}: highest {max(value for _, value in points):.4g}." for name, points in plotted)
     lines = [
-        ChartCurve(name, SERIES[number], thin_points(points), dots=True) for number, (name, points) in enumerate(known)
+        ChartCurve(name, SERIES[number], thin_points(points), dots=True)
+        for number, (name, points) in enumerate(plotted)
     ]
     return [Chart("scores", "Scores while training", caption, lines)] if lines else []
 
 
 def extract_points(lines: Sequence[Metrics], name: str) -> list[Point]:
-    """(step, value) of every line that has a finite number under `name`."""
+    """Return (step, value) of every line that has a finite number under `name`."""
     values = [(line.step, getattr(line, name, None)) for line in lines]
     return [(step, value) for step, value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
 def split_metrics(lines: Sequence[Metrics]) -> tuple[list[Metrics], list[Metrics]]:
-    """The optimizer steps, and the measurements of the held-out loss, each in step order."""
+    """Return the optimizer steps, and the measurements of the held-out loss, each in step order."""
     steps = _by_step([line for line in lines if line.eval_loss is None])
     return steps, _by_step([line for line in lines if line.eval_loss is not None])
 
@@ -208,15 +209,15 @@ def _median(what: str, points: Sequence[Point]) -> str:
 
 
 def _sample(steps: Sequence[Metrics], held_out: Sequence[Metrics]) -> list[Metrics]:
-    """A few steps, evenly spaced and with the last one, each with the held-out loss measured there."""
-    measured = {line.step: line.eval_loss for line in held_out}
+    """Select some evenly spaced steps, including the last, each with the held-out loss measured at it."""
+    loss_by_step = {line.step: line.eval_loss for line in held_out}
     gaps = max(1, min(TABLE_ROWS, len(steps)) - 1)
-    chosen = dict.fromkeys(i * (len(steps) - 1) // gaps for i in range(gaps + 1))
-    return [steps[i].model_copy(update={"eval_loss": measured.get(steps[i].step)}) for i in chosen]
+    indices = dict.fromkeys(i * (len(steps) - 1) // gaps for i in range(gaps + 1))
+    return [steps[i].model_copy(update={"eval_loss": loss_by_step.get(steps[i].step)}) for i in indices]
 
 
 def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
-    """At most `limit` points: the first, the last, and the lowest and highest of equal stretches between them.
+    """Keep at most `limit` points: the first, the last, and the lowest and highest of equal stretches between them.
 
     >>> thin_points([(0, 0.0), (1, 9.0), (2, 1.0), (3, -5.0), (4, 1.0), (5, 2.0)], limit=4)
     [(0, 0.0), (1, 9.0), (3, -5.0), (5, 2.0)]
@@ -225,9 +226,9 @@ def thin_points(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]
         return list(points)
     inner = points[1:-1]
     stretches = limit // 2 - 1
-    kept = {points[0], points[-1]}
+    kept_points = {points[0], points[-1]}
     for i in range(stretches):
         stretch = inner[i * len(inner) // stretches : (i + 1) * len(inner) // stretches]
-        kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(max(stretch, key=lambda point: point[1]))
-    return sorted(kept)
+        kept_points.add(min(stretch, key=lambda point: point[1]))
+        kept_points.add(max(stretch, key=lambda point: point[1]))
+    return sorted(kept_points)

@@ -1,4 +1,4 @@
-"""Rows that base and tuned model answered with different success, side by side, as many as the page can bear."""
+"""Rows that base and tuned model answered with different success, side by side, up to the page's size limit."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from surefit.report.text import shorten_text
 Kind = Literal["won", "lost", "wrong", "right"]
 KINDS: dict[Kind, str] = {"won": "Won", "lost": "Lost", "wrong": "Still not right", "right": "Still right"}
 SHOWN: dict[Kind, int] = {"won": 20, "lost": 20, "wrong": 10, "right": 5}
-"""At most so many of a kind and set; taken evenly from all of them."""
+"""Largest number of examples of a kind and set, evenly spaced over all of them."""
 EXAMPLE_SETS = 3
 BUDGET = 700_000
-"""Bytes of the page that all examples together may take."""
+"""Largest number of bytes of all examples in the page."""
 FRAME = 1_600
-"""Bytes of the elements around an example's texts."""
+"""Bytes of the HTML elements around an example's texts."""
 SHOWN_ANSWER = 1_200
-"""Bytes of an answer; of a prompt the artefacts' own bound holds."""
+"""Largest number of bytes of an answer; prompts have the limit of artefacts.py."""
 PROMPT_TAIL = 320
-"""Characters at the end of a prompt, where the question is, that are shown before it is opened."""
+"""Number of characters at the end of a prompt, where the question is, that are shown before it is expanded."""
 HEADLINE = 110
-"""Characters of the line that stands for a closed example."""
+"""Largest number of characters of the line that represents a collapsed example."""
 MARKER = re.compile(r"<\|?/?[A-Za-z_]+\|?>|\[/?INST\]|<s>|</s>")
-"""What chat templates put around turns."""
+"""Matches the markers that chat templates put around turns."""
 ROLE = re.compile(r"^(user|assistant|system|model)\b ?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ComparedAnswers:
-    """A prompt and what base and tuned model made of it; scores are those of the primary metric."""
+    """A prompt with the answers of base and tuned model; scores are of the primary metric."""
 
     kind: Kind
     where: str
@@ -56,7 +56,7 @@ class ComparedAnswers:
 
     @property
     def size(self) -> int:
-        """Bytes in the page."""
+        """Number of bytes in the page."""
         texts = (self.prompt, self.tail, self.headline, self.gold or "", self.base, self.tuned, 4 * self.where)
         return FRAME + sum(len(escape(text).encode()) for text in texts)
 
@@ -77,10 +77,11 @@ class ComparedSet:
 
 
 def select_compared_sets(found: Artefacts, sets: Sequence[SetScores]) -> list[ComparedSet]:
-    """Of the first sets that have answers of the base and of a tuned variant: what fits, every kind and set alike."""
+    """Select examples from the first sets that have answers of the base and of a tuned variant, within the page's
+    budget, balanced over kinds and sets."""
     metric = primary_metric(found)
-    named = ((scores.name, scores.tuned) for scores in sets if scores.tuned and metric)
-    groups = (_examples_of(found, name, tuned, metric) for name, tuned in named if tuned and metric)
+    tuned_by_set = ((scores.name, scores.tuned) for scores in sets if scores.tuned and metric)
+    groups = (_examples_of(found, name, tuned, metric) for name, tuned in tuned_by_set if tuned and metric)
     candidates = list(itertools.islice((group for group in groups if group is not None), EXAMPLE_SETS))
     return _within_budget(candidates)
 
@@ -98,12 +99,12 @@ def _examples_of(found: Artefacts, name: str, tuned: str, metric: str) -> Compar
     by_kind: dict[Kind, list[tuple[PredictionRecord, PredictionRecord]]] = {kind: [] for kind in KINDS}
     for before, after in pairs:
         by_kind[_kind(before.scores[metric], after.scores[metric], best)].append((before, after))
-    chosen = [
+    examples_by_kind = [
         [_example(kind, *of_kind[i], metric) for i in evenly_spaced_indices(len(of_kind), SHOWN[kind])]
         for kind, of_kind in by_kind.items()
     ]
     totals = {kind: len(of_kind) for kind, of_kind in by_kind.items()}
-    return ComparedSet(name, base_variant(tuned), tuned, list(_in_turn(chosen)), totals)
+    return ComparedSet(name, base_variant(tuned), tuned, list(_in_turn(examples_by_kind)), totals)
 
 
 def _kind(base: float, tuned: float, best: float) -> Kind:
@@ -118,19 +119,19 @@ def _in_turn(lists: Sequence[Sequence[ComparedAnswers]]) -> Iterator[ComparedAns
 
 
 def _within_budget(groups: Sequence[ComparedSet]) -> list[ComparedSet]:
-    """The same groups without the examples that no longer fit, each having the same share; kinds in order."""
-    kept = []
+    """Drop the examples that exceed the budget, of which each group has the same share; kinds in order."""
+    trimmed = []
     for group in groups:
-        room = BUDGET // len(groups)
+        budget_left = BUDGET // len(groups)
         shown = []
         for example in group.shown:
-            room -= example.size
-            if room < 0:
+            budget_left -= example.size
+            if budget_left < 0:
                 break
             shown.append(example)
         shown.sort(key=lambda example: list(KINDS).index(example.kind))
-        kept.append(ComparedSet(group.set, group.base, group.tuned, shown, group.totals))
-    return kept
+        trimmed.append(ComparedSet(group.set, group.base, group.tuned, shown, group.totals))
+    return trimmed
 
 
 def _example(kind: Kind, base: PredictionRecord, tuned: PredictionRecord, metric: str) -> ComparedAnswers:
@@ -152,7 +153,7 @@ def _example(kind: Kind, base: PredictionRecord, tuned: PredictionRecord, metric
 
 
 def _tail(prompt: str) -> str:
-    """The end of a prompt, from a line's beginning where there is one."""
+    """Return the end of a prompt, from the beginning of a line if possible."""
     if len(prompt) <= PROMPT_TAIL:
         return prompt
     tail = prompt[-PROMPT_TAIL:]
@@ -161,7 +162,8 @@ def _tail(prompt: str) -> str:
 
 
 def last_turn(prompt: str, limit: int = HEADLINE) -> str:
-    """The last turn of a prompt in one line, without the markers of a chat template; its end where it is long."""
+    """Return the last turn of a prompt in one line, without the markers of a chat template; only its end if it is
+    long."""
     turns = [" ".join(turn.split()) for turn in MARKER.split(prompt[-8 * limit :])]
     turns = [ROLE.sub("", turn) for turn in turns if turn]
     line = next((turn for turn in reversed(turns) if turn), "")

@@ -1,4 +1,4 @@
-"""How evenly each layer of a mixture used its experts in training: a heat map of layers and steps, and words."""
+"""Expert load of each layer of a mixture in training: a heat map of layers and steps, and sentences."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from surefit.report.shapes import LayerUse, Metrics
 
 MAX_COLUMNS = 60
 LAST = 10
-"""Steps at the end of the run of which dead experts are told: those that have tokens enough."""
+"""Number of steps at the end of the run that the sentence about dead experts covers."""
 NAMED = 5
-"""Layers that are named one by one."""
+"""Largest number of layers that are listed individually."""
 
 
 @dataclass(frozen=True)
 class LayerLoad:
-    """A layer: the mean of the largest shares of each stretch of steps; None where a stretch has no such step."""
+    """A row of the heat map: the layer's mean of the largest shares in each stretch of steps; None for a stretch
+    without such steps."""
 
     layer: int
     shares: list[float | None]
@@ -26,13 +27,13 @@ class LayerLoad:
 
 @dataclass(frozen=True)
 class ExpertLoad:
-    """The heat map.
+    """Heat map of the expert load.
 
     Attributes:
-        rows: in layer order.
-        first, last: the steps of its two edges.
-        most: the largest share in it, which is drawn darkest.
-        sentences: what it says, in words.
+        rows: one per layer, in layer order.
+        first, last: the first and the last step.
+        most: the largest share, which is drawn darkest.
+        sentences: the findings in words.
     """
 
     rows: list[LayerLoad]
@@ -43,20 +44,23 @@ class ExpertLoad:
 
 
 def measure_expert_load(lines: Sequence[Metrics]) -> ExpertLoad | None:
-    """The view of the steps that logged `expert_use`; None where none did."""
+    """Build the heat map from the steps that logged `expert_use`; None if no step did."""
     steps = [(line.step, line.expert_use) for line in lines if line.expert_use]
     if not steps:
         return None
     columns = min(MAX_COLUMNS, len(steps))
-    found: dict[int, list[list[float]]] = {}
-    for place, (_, layers) in enumerate(steps):
+    shares_by_layer: dict[int, list[list[float]]] = {}
+    for index, (_, layers) in enumerate(steps):
         for use in layers:
-            stretches = found.setdefault(use.layer, [[] for _ in range(columns)])
-            stretches[place * columns // len(steps)].append(use.max_share)
-    rows = [LayerLoad(layer, [fmean(each) if each else None for each in found[layer]]) for layer in sorted(found)]
-    most = max(share for row in rows for share in row.shares if share is not None)
+            stretches = shares_by_layer.setdefault(use.layer, [[] for _ in range(columns)])
+            stretches[index * columns // len(steps)].append(use.max_share)
+    rows = [
+        LayerLoad(layer, [fmean(stretch) if stretch else None for stretch in shares_by_layer[layer]])
+        for layer in sorted(shares_by_layer)
+    ]
+    largest_share = max(share for row in rows for share in row.shares if share is not None)
     return ExpertLoad(
-        rows, steps[0][0], steps[-1][0], most, [_largest(steps), _dead([use for _, use in steps[-LAST:]])]
+        rows, steps[0][0], steps[-1][0], largest_share, [_largest(steps), _dead([use for _, use in steps[-LAST:]])]
     )
 
 
@@ -71,17 +75,18 @@ def _largest(steps: Sequence[tuple[int, Sequence[LayerUse]]]) -> str:
 
 
 def _dead(steps: Sequence[Sequence[LayerUse]]) -> str:
-    """Experts that took less than a tenth of an even share, at least so many in each of the last steps."""
-    least: dict[int, int] = {}
+    """Describe the experts that got less than a tenth of an even share: the smallest number per layer over the last
+    steps."""
+    fewest: dict[int, int] = {}
     for use in chain.from_iterable(steps):
         if use.dead is not None:
-            least[use.layer] = min(use.dead, least.get(use.layer, use.dead))
-    if not least:
+            fewest[use.layer] = min(use.dead, fewest.get(use.layer, use.dead))
+    if not fewest:
         return "A step has too few tokens to say which experts are dead."
     when = f"in each of the last {len(steps)} steps" if len(steps) > 1 else "in the last step"
-    dead = sorted((-number, layer) for layer, number in least.items() if number)
+    dead = sorted((-number, layer) for layer, number in fewest.items() if number)
     if not dead:
         return f"No layer had dead experts, which take less than a tenth of an even share, {when}."
-    named = ", ".join(f"{-number} in layer {layer}" for number, layer in dead[:NAMED])
-    more = f", and some in {len(dead) - NAMED} more layers" if len(dead) > NAMED else ""
-    return f"Dead experts, which took less than a tenth of an even share, {when}: at least {named}{more}."
+    listed = ", ".join(f"{-number} in layer {layer}" for number, layer in dead[:NAMED])
+    and_more = f", and some in {len(dead) - NAMED} more layers" if len(dead) > NAMED else ""
+    return f"Dead experts, which took less than a tenth of an even share, {when}: at least {listed}{and_more}."

@@ -1,7 +1,7 @@
-"""The model card of an export: what the model is for, how it was made, how good it is and where it is not.
+"""The model card of an export: purpose, training, scores and limitations of the model.
 
-Made of the run's artefacts alone. It leaves this machine, so it holds no directory, no secret and no row of the data:
-settings that name places are reduced to names, and the finished text is cleaned once more.
+It is made from the run's artefacts alone. It is published, so it contains no directory, no secret and no row of the
+data: paths in settings are reduced to names, and the finished text is redacted once more.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from surefit.task import TaskRecipe
 
 HERE = Path(__file__).parent
 PRIVATE = ("output_dir", "telemetry.", "hardware.", "evaluate.server", "annotations.")
-"""Settings that are about the place of training and not about the model."""
+"""Prefixes of settings that concern the machine and not the model."""
 RELATIONS, LIBRARIES = {"hub": "finetune", "adapter": "adapter"}, {"gguf": "gguf", "adapter": "peft"}
-"""Format of an export → how the hub calls what it is to its base, and what loads it; else quantized, transformers."""
+"""Export format → the hub's name for its relation to the base, and for the library that loads it; by default quantized
+and transformers."""
 
 
 @dataclass(frozen=True)
 class CardContext:
-    """What the run directory does not tell.
+    """Facts about the export that the run directory does not contain.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         recipe: its task.
-        base: the base's id on the hub; None where it is not there.
-        base_name: what it is called, wherever it is.
-        license: as the base's own card or config has it.
-        datasets: ids on the hub that it was trained on.
-        format: of the export; `hub` for the weights as they are.
-        gguf: of a base that was made from a GGUF file, what was made of which.
-        score: of the export itself, where it was asked for: `estimates` of evaluate/summary.py.
+        base: the base's id on the hub; None if it is not on the hub.
+        base_name: public name of the base.
+        license: license in the base's own card or config.
+        datasets: hub ids of the training data.
+        format: export format; `hub` for the unconverted weights.
+        gguf: the GGUF file that the base was converted from, if any.
+        score: estimates for the export itself, if it was scored (`compute_estimates` of evaluate/estimates.py).
     """
 
     name: str
@@ -68,7 +69,7 @@ class CardContext:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What the template draws."""
+    """Values for the card's template."""
 
     about: CardContext
     front: str
@@ -88,30 +89,30 @@ class ModelCard:
 
 
 def render_model_card(run: RunDir, about: CardContext, certificate: Mapping[str, Any], directory: Path) -> str:
-    """The card as Markdown with YAML front matter.
+    """Render the card as Markdown with YAML front matter.
 
     Args:
-        directory: the export's files, from which the commands that serve it follow.
-        certificate: of the export: the run's own, or that of a conversion with the run's under "merge".
+        directory: directory of the export, which determines the serving commands.
+        certificate: certificate of the export: the run's own, or a conversion's, with the run's under "merge".
     """
-    found = read_artefacts(run)
+    artefacts = read_artefacts(run)
     commands, notes = card_commands(directory, about.base if about.base and not about.gguf else "BASE")
-    own = certificate if certificate.get("against") == "merged" else None
-    sets = scores.set_scores(found)
-    trained = build_training_curves(found.metrics, found.events)
+    conversion = certificate if certificate.get("against") == "merged" else None
+    sets = scores.set_scores(artefacts)
+    curves = build_training_curves(artefacts.metrics, artefacts.events)
     card = ModelCard(
         about=about,
-        front=yaml.safe_dump(front_matter(found, about, sets), sort_keys=False, allow_unicode=True, width=110),
-        found=found,
-        verdict=judge_run(found, trained, measure_effects(sets), attempts(found.events)),
+        front=yaml.safe_dump(front_matter(artefacts, about, sets), sort_keys=False, allow_unicode=True, width=110),
+        found=artefacts,
+        verdict=judge_run(artefacts, curves, measure_effects(sets), attempts(artefacts.events)),
         sets=sets,
-        training=trained,
-        compared=list_planned_and_actual(found, trained),
-        certificate=CertificateRecord.model_validate(certificate["merge"] if own else certificate),
-        own=own,
-        limitations=limitations(found, about, sets, own),
-        settings=[(s.key, _name(s.value)) for s in found.settings or [] if not s.key.startswith(PRIVATE)],
-        adapter=found.value("train.method") or "lora",
+        training=curves,
+        compared=list_planned_and_actual(artefacts, curves),
+        certificate=CertificateRecord.model_validate(certificate["merge"] if conversion else certificate),
+        own=conversion,
+        limitations=limitations(artefacts, about, sets, conversion),
+        settings=[(s.key, _name(s.value)) for s in artefacts.settings or [] if not s.key.startswith(PRIVATE)],
+        adapter=artefacts.value("train.method") or "lora",
         commands=commands,
         notes=notes,
     )
@@ -136,20 +137,20 @@ def render_model_card(run: RunDir, about: CardContext, certificate: Mapping[str,
 
 
 def _without_tags(value: Any) -> Any:
-    """A name or a value of the run beside our own Markdown: the hub shows HTML that stands in it."""
+    """Escape HTML tags in a value of the run: the hub renders HTML in Markdown."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", value) if isinstance(value, str) else value
 
 
 def redact_text(text: str) -> str:
-    """Without secrets, and without the directories of this machine."""
-    for place in (Path.cwd(), Path.home()):
-        if len(place.parts) > 1:
-            text = text.replace(f"{place}/", "")
+    """Remove secrets and the directories of this machine."""
+    for directory in (Path.cwd(), Path.home()):
+        if len(directory.parts) > 1:
+            text = text.replace(f"{directory}/", "")
     return redact(without_paths(text))
 
 
 def front_matter(found: Artefacts, about: CardContext, sets: list[SetScores]) -> dict[str, Any]:
-    """The metadata that the hub reads: https://huggingface.co/docs/hub/model-cards."""
+    """Build the metadata that the hub reads: https://huggingface.co/docs/hub/model-cards."""
     front: dict[str, Any] = {}
     if about.base:
         front |= {"base_model": about.base, "base_model_relation": RELATIONS.get(about.format, "quantized")}
@@ -161,33 +162,33 @@ def front_matter(found: Artefacts, about: CardContext, sets: list[SetScores]) ->
     front["tags"] = ["surefit", *tasks, *([about.format] if about.format != "hub" else [])]
     if about.datasets:
         front["datasets"] = about.datasets
-    metrics = [row.metric for each in sets[:1] for row in each.rows]
+    metrics = [row.metric for set_scores in sets[:1] for row in set_scores.rows]
     if metrics:
         front["metrics"] = metrics
-        results = [_result(about, each) for each in sets if each.tuned]
+        results = [_result(about, set_scores) for set_scores in sets if set_scores.tuned]
         front["model-index"] = [{"name": about.name, "results": results}]
     return front
 
 
 def _result(about: CardContext, each: SetScores) -> dict[str, Any]:
-    """One set of model-index, which has no field for an interval: it stands in the metric's name."""
-    found = []
+    """Build the model-index entry of one set; it has no field for an interval, so the metric's name contains it."""
+    metrics = []
     for row in each.rows:
         score = row.scores.get(each.tuned or "")
         if score is not None:
             span = f" (95 % interval {_number(score.ci95[0])} to {_number(score.ci95[1])})" if score.ci95 else ""
-            found.append({"type": row.metric, "value": round(score.mean, 4), "name": f"{row.metric}{span}"})
+            metrics.append({"type": row.metric, "value": round(score.mean, 4), "name": f"{row.metric}{span}"})
     name = "held-out rows" if each.name == HELD_OUT else each.name
     rows = f", {plural(each.n, 'row')}" if each.n else ""
     return {
         "task": {"type": "text-generation", "name": about.recipe.name},
         "dataset": {"type": each.name, "name": f"{name}{rows}"},
-        "metrics": found,
+        "metrics": metrics,
     }
 
 
 def list_planned_and_actual(found: Artefacts, trained: TrainingCurves | None) -> list[tuple[str, str, str]]:
-    """(what, as planned, as it was), of everything that is known of both."""
+    """Return (quantity, planned, actual) for everything with both values."""
     lines: list[tuple[str, str, str]] = []
     plan, steps = found.plan, [line for line in found.metrics if line.eval_loss is None]
     if plan is None or not steps:
@@ -196,9 +197,9 @@ def list_planned_and_actual(found: Artefacts, trained: TrainingCurves | None) ->
     if planned:
         lines.append(("optimizer steps", f"{planned:,}", f"{max(line.step for line in steps):,}"))
     parts = plan.time.parts if plan.time else None
-    spent = sum(line.seconds or 0.0 for line in steps)
-    if parts and spent and parts.get("steps"):
-        lines.append(("time in steps", duration_text(parts["steps"]), duration_text(spent)))
+    step_seconds = sum(line.seconds or 0.0 for line in steps)
+    if parts and step_seconds and parts.get("steps"):
+        lines.append(("time in steps", duration_text(parts["steps"]), duration_text(step_seconds)))
     peak = max((line.memory_bytes or 0 for line in steps), default=0)
     if plan.estimate and peak:
         low, high = plan.estimate.low_bytes, plan.estimate.high_bytes
@@ -209,10 +210,10 @@ def list_planned_and_actual(found: Artefacts, trained: TrainingCurves | None) ->
 def limitations(
     found: Artefacts, about: CardContext, sets: list[SetScores], own: Mapping[str, Any] | None
 ) -> list[str]:
-    """What the facts say against the model."""
+    """List the model's limitations that the artefacts show."""
     lines = []
-    for each in sets:
-        lines += _about_answers(each)
+    for set_scores in sets:
+        lines += _about_answers(set_scores)
     for change in measure_effects(sets):
         if change.comparison and change.comparison.ci95[1] < 0:
             low, high = change.comparison.ci95
@@ -227,19 +228,19 @@ def limitations(
                      f"{about.recipe.primary_metric}.")  # fmt: skip
     if not sets:
         lines.append("It has not been scored: nobody knows whether training helped.")
-    elif HELD_OUT not in {each.name for each in sets}:
+    elif HELD_OUT not in {set_scores.name for set_scores in sets}:
         lines.append("It has not been scored on held-out rows of its own task.")
     if found.summary and found.summary.gate and not found.summary.gate.passed:
-        what = "The gate that its makers set cannot tell" if found.summary.gate.undecided else (
+        outcome = "The gate that its makers set cannot tell" if found.summary.gate.undecided else (
             "It did not pass the gate that its makers set"
         )  # fmt: skip
-        lines.append(f"{what}: {found.summary.gate.reason}.")
+        lines.append(f"{outcome}: {found.summary.gate.reason}.")
     if own is not None:
         share = own["measured"]["top1_agreement"]
-        scored = "" if about.score else " Its task metric was not measured after the conversion."
+        score_note = "" if about.score else " Its task metric was not measured after the conversion."
         lines.append(
             "The table under *Scores* is of the merged model. These weights are a conversion, which agrees with it "
-            f"in {100 * share:.1f} % of the next tokens.{scored}"
+            f"in {100 * share:.1f} % of the next tokens.{score_note}"
         )
     lines.append("Scores are of one task, in the form of its rows: they say nothing about other uses, languages or "
                  "about safety, which were not measured.")  # fmt: skip
@@ -262,7 +263,7 @@ def _about_answers(each: SetScores) -> list[str]:
 
 
 def _name(value: str) -> str:
-    """Of a path, whatever it holds, the name at its end; anything else as it is."""
+    """Return the last component of a path; any other value unchanged."""
     return Path(value).name if value.startswith(("/", "~", "./", "../")) else value
 
 
@@ -282,6 +283,6 @@ def _points(value: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    """A value in a Markdown table."""
+    """Format a value for a Markdown table."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return " ".join((f"{text[:12]}…" if len(text) == 64 and text.isalnum() else text).split()).replace("|", "\\|")

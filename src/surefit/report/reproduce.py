@@ -1,4 +1,4 @@
-"""How to make a run again: the commands, and what must be the same for the same result."""
+"""Instructions to reproduce a run: the commands, and the inputs that must be the same."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from surefit.report.artefacts import Artefacts
 from surefit.report.text import drop_surrogates
 
 INSTALLED = ("torch", "transformers", "peft", "datasets", "tokenizers", "safetensors", "accelerate", "numpy")
-"""The packages that numbers depend on."""
+"""Packages that the numbers depend on."""
 ORDINARY = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-")
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Commands in order, each with what it is for, and the (what, value) pairs that identify the run's inputs."""
+    """Commands in order, each with its purpose, and (name, value) pairs that identify the run's inputs."""
 
     commands: list[tuple[str, str]]
     identities: list[tuple[str, str]]
 
 
 def reproduction(found: Artefacts) -> Reproduction:
-    """From the records of the run; no command where there is no resolved.yaml to run."""
+    """Build the instructions from the run's records; no commands without a resolved.yaml."""
     return Reproduction(_commands(found), _identities(found))
 
 
@@ -34,26 +34,27 @@ def _commands(found: Artefacts) -> list[tuple[str, str]]:
     resolved = shlex.quote(f"{output}/resolved.yaml")
     commands = [(f"The same training, in {output}-again:", f"surefit run {resolved} --set output_dir={again}")]
     if found.metrics:
-        both = f"surefit report {run} {again}\nsurefit compare {run} {again}"
-        commands.append(("Both runs on one page, and their answers row by row:", both))
+        comparison = f"surefit report {run} {again}\nsurefit compare {run} {again}"
+        commands.append(("Both runs on one page, and their answers row by row:", comparison))
     install = _install(found)
     return [*([("The same packages:", install)] if install else []), *commands]
 
 
 def _install(found: Artefacts) -> str:
-    """pip's command for the versions that ran; a build's own suffix (+cu128) is not on the package index."""
+    """Return pip's command for the versions that ran, without local version suffixes (+cu128), which the package index
+    does not have."""
     environment = found.environment
     if environment is None:
         return ""
     versions = {name: environment.packages.get(name, "") for name in INSTALLED}
     pinned = [f"{name}=={version.partition('+')[0]}" for name, version in versions.items() if _plain(version)]
-    known = _plain(environment.surefit or "")
-    clone = f"# in a clone of SureFit {environment.surefit}:\npip install . " if known else ""
+    is_valid = _plain(environment.surefit or "")
+    clone = f"# in a clone of SureFit {environment.surefit}:\npip install . " if is_valid else ""
     return f"{clone or 'pip install '}{' '.join(pinned)}".rstrip() if pinned or clone else ""
 
 
 def _plain(version: str) -> bool:
-    """Whether it is a version as they are written: it goes into a command that someone will paste."""
+    """Return whether a version has only ordinary characters, since it becomes part of a command that users paste."""
     return bool(version) and set(version) <= ORDINARY
 
 

@@ -1,4 +1,4 @@
-"""Scores, their differences and the answers behind them, as the page shows them."""
+"""Scores, their differences and the variants behind them, as the page shows them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class MetricRow:
 
     @property
     def drawable(self) -> bool:
-        """Whether the scores lie on the plot's axis from 0 to 1."""
+        """Return whether all scores fit the plot's axis from 0 to 1."""
         return bool(self.scores) and all(0 <= score.mean <= 1 for score in self.scores.values())
 
 
 @dataclass(frozen=True)
 class Contest:
-    """What the primary metric says of two variants that a reader would ask about; `question` is what they ask."""
+    """Comparison of two variants by the primary metric, with the reader's `question` that it answers."""
 
     question: str
     comparison: ComparisonRecord
@@ -56,12 +56,12 @@ class Contest:
 
     @property
     def outcome(self) -> str:
-        """In a word, by the interval of the difference."""
+        """Outcome in words, by the interval of the difference."""
         return {"good": "better", "bad": "worse", "neutral": "cannot be told apart"}[self.tone]
 
 
 def comparison_tone(comparison: ComparisonRecord) -> Literal["good", "bad", "neutral"]:
-    """By the 95 % interval of the difference: above zero, below it, or around it."""
+    """Return good, bad or neutral: the 95 % interval of the difference is above zero, below zero, or contains it."""
     low, high = comparison.ci95
     if low > 0:
         return "good"
@@ -73,13 +73,13 @@ class SetScores:
     """The scores of one set.
 
     Attributes:
-        n: its rows.
-        variants: without the run's checkpoints, which have a part of their own.
-        comparisons: those shown, of `compared`.
+        n: number of rows.
+        variants: variants without the run's checkpoints, which have their own section.
+        comparisons: the paired comparisons that are shown.
         contests: the primary metric's comparisons of the tuned model with base, baselines and itself under a grammar.
-        evaluations: the variants whose own file is there, by name.
-        left_out: what of the set is not shown here, for want of room.
-        unanswered: rows that are not scored, for want of an answer to compare with.
+        evaluations: variant → its evaluation file, if that exists.
+        left_out: counts of variants, metrics and comparisons that are not shown because of the page's limits.
+        unanswered: number of rows that are not scored because they have no gold answer.
     """
 
     name: str
@@ -102,22 +102,22 @@ class SetScores:
 
     @property
     def decoding(self) -> str:
-        """How the answers were generated; more than one way is said so."""
-        ways: dict[str, list[str]] = {}
+        """Generation settings as text; if variants differ, with the variants of each."""
+        variants_by_settings: dict[str, list[str]] = {}
         for variant in self.variants:
             if variant in self.evaluations and not variant.startswith(BASELINE):
-                way = _decoding(self.evaluations[variant].decoding)
-                ways.setdefault(way, []).append(variant)
-        ways.pop("", None)
-        if len(ways) == 1:
-            return next(iter(ways))
-        return "; ".join(f"{', '.join(variants)}: {way}" for way, variants in ways.items())
+                settings = _decoding(self.evaluations[variant].decoding)
+                variants_by_settings.setdefault(settings, []).append(variant)
+        variants_by_settings.pop("", None)
+        if len(variants_by_settings) == 1:
+            return next(iter(variants_by_settings))
+        return "; ".join(f"{', '.join(variants)}: {settings}" for settings, variants in variants_by_settings.items())
 
 
 def set_scores(found: Artefacts) -> list[SetScores]:
-    """The held-out set first, then the others in the order of summary.json.
+    """Return the scores of all sets, the held-out set first, then the others in the order of summary.json.
 
-    Where there is a summary its scores are the ones to show: it left out what cannot be compared.
+    If there is a summary, its scores are used: it omits scores that are not comparable.
     """
     if found.summary:
         summaries = found.summary.sets
@@ -129,14 +129,14 @@ def set_scores(found: Artefacts) -> list[SetScores]:
 
 
 def _unsummarised(name: str, evaluations: Sequence[Evaluation]) -> SetSummary:
-    """What a set's files say of each variant alone."""
+    """Build a set's summary from the files of its variants, without comparisons."""
     of_set = [evaluation for evaluation in evaluations if evaluation.set == name]
     n = next((e.n for e in of_set if e.n is not None), None)
     return SetSummary(n=n, variants={e.variant: e.metrics for e in of_set})
 
 
 def primary_metric(found: Artefacts) -> str | None:
-    """The metric that decides whether training helped."""
+    """Return the metric that decides whether training helped."""
     if found.summary:
         return found.summary.primary_metric
     return next((e.primary_metric for e in found.evaluations if e.primary_metric), None)
@@ -157,22 +157,22 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
         )
         for metric in names[:MAX_METRICS]
     ]
-    kept = _with_tuned(variants, tuned)
-    compared = [c for c in summary.comparisons if checkpoint_step(c.a) is None and checkpoint_step(c.b) is None]
+    shown = _with_tuned(variants, tuned)
+    comparisons = [c for c in summary.comparisons if checkpoint_step(c.a) is None and checkpoint_step(c.b) is None]
     return SetScores(
         name,
         summary.n,
-        kept,
+        shown,
         rows,
-        compared[:MAX_COMPARISONS],
-        list(_contests(compared, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
+        comparisons[:MAX_COMPARISONS],
+        list(_contests(comparisons, primary, tuned, HELPED if name == HELD_OUT else ALSO)) if primary and tuned else [],
         {e.variant: e for e in found.evaluations if e.set == name and e.variant in variants},
         [
             f"{count:,} {what}"
             for count, what in (
-                (len(variants) - len(kept), "more variants"),
+                (len(variants) - len(shown), "more variants"),
                 (len(names) - MAX_METRICS, "more metrics"),
-                (len(compared) - MAX_COMPARISONS, "more paired comparisons"),
+                (len(comparisons) - MAX_COMPARISONS, "more paired comparisons"),
             )
             if count > 0
         ],
@@ -181,23 +181,24 @@ def _one_set(name: str, summary: SetSummary, found: Artefacts) -> SetScores:
 
 
 def _with_tuned(variants: Sequence[str], tuned: str | None) -> list[str]:
-    """As many as there is room for, and the one that ships."""
-    kept = list(variants[:MAX_VARIANTS])
-    return [*kept[:-1], tuned] if tuned and tuned not in kept else kept
+    """Return the first variants up to the limit, always with the tuned one."""
+    shown = list(variants[:MAX_VARIANTS])
+    return [*shown[:-1], tuned] if tuned and tuned not in shown else shown
 
 
 def _contests(compared: Sequence[ComparisonRecord], metric: str, tuned: str, helped: str) -> Iterator[Contest]:
-    """What a reader asks first: better than the base, than no model at all, and than without the grammar?"""
-    found = {(c.a, c.b): c for c in compared if c.metric == metric}
+    """Yield the comparisons that answer a reader's first questions: is it better than the base, than no model at all,
+    and than without the grammar?"""
+    by_pair = {(c.a, c.b): c for c in compared if c.metric == metric}
     plain, grammar = tuned.removesuffix(GRAMMAR), tuned.removesuffix(GRAMMAR) + GRAMMAR
-    asked = [(helped, base_variant(tuned), tuned)]
-    asked += [(_question(a), a, b) for a, b in found if b == tuned and is_baseline(a)]
+    questions = [(helped, base_variant(tuned), tuned)]
+    questions += [(_question(a), a, b) for a, b in by_pair if b == tuned and is_baseline(a)]
     if tuned != grammar:
-        asked += [(f"{helped.rstrip('?')} where a grammar holds both to the format?", "base" + GRAMMAR, grammar)]
-    asked += [("Does a grammar help the tuned model?", plain, grammar)]
-    for question, a, b in asked[:MAX_CONTESTS]:
-        if (a, b) in found:
-            yield Contest(question, found[a, b])
+        questions += [(f"{helped.rstrip('?')} where a grammar holds both to the format?", "base" + GRAMMAR, grammar)]
+    questions += [("Does a grammar help the tuned model?", plain, grammar)]
+    for question, a, b in questions[:MAX_CONTESTS]:
+        if (a, b) in by_pair:
+            yield Contest(question, by_pair[a, b])
 
 
 def _question(baseline: str) -> str:
@@ -206,17 +207,17 @@ def _question(baseline: str) -> str:
 
 
 def is_ceiling(variant: str) -> bool:
-    """Whether a baseline is the gold answer in a lesser form: a ceiling, which need not be beaten."""
+    """Return whether a baseline is a reduced form of the gold answer: a ceiling, which need not be beaten."""
     return variant.startswith(f"{BASELINE}gold-")
 
 
 def is_baseline(variant: str) -> bool:
-    """Whether it is what a recipe answers without a model."""
+    """Return whether a variant is a recipe's baseline, which needs no model."""
     return variant.startswith(BASELINE)
 
 
 def variant_style(variant: str) -> tuple[str, bool]:
-    """How a variant is drawn: the kind that decides its shape and colour, and whether it is hollow, for a grammar."""
+    """Return how a variant is drawn: its kind, for shape and color, and whether it is hollow, for a grammar."""
     plain = variant.removesuffix(GRAMMAR)
     kind = "baseline" if is_baseline(variant) else plain if plain in ("base", "adapter") else "tuned"
     return kind, variant.endswith(GRAMMAR)
@@ -226,20 +227,20 @@ def _decoding(way: DecodingRecord) -> str:
     if way.strategy is None:
         return ""
     beams = "" if way.num_beams is None else f" with {way.num_beams} beams"
-    drawn = "" if way.temperature is None else f" at temperature {way.temperature:g}, {way.samples or 1} per prompt"
+    sampling = "" if way.temperature is None else f" at temperature {way.temperature:g}, {way.samples or 1} per prompt"
     grammar = " under a grammar" if way.constrained else ""
     limit = "" if way.max_new_tokens is None else f", at most {way.max_new_tokens:,} new tokens"
-    return f"{way.strategy}{beams}{drawn}{grammar}{limit}"
+    return f"{way.strategy}{beams}{sampling}{grammar}{limit}"
 
 
 def find_tuned_variant(variants: Iterable[str]) -> str | None:
-    """What ships, of the variants that a run can have: a name that someone else wrote into a summary is no path."""
-    known = (variant for variant in variants if variant.removesuffix(GRAMMAR) in MODELS)
-    return select_tuned_variant(sorted(known, key=variant_sort_key))
+    """Return the tuned variant among the known ones: other names in a summary are ignored, since names become paths."""
+    known_variants = (variant for variant in variants if variant.removesuffix(GRAMMAR) in MODELS)
+    return select_tuned_variant(sorted(known_variants, key=variant_sort_key))
 
 
 def find_comparison(comparisons: Sequence[ComparisonRecord], metric: str, tuned: str | None) -> ComparisonRecord | None:
-    """The comparison of the base with the tuned variant on `metric`."""
+    """Return the comparison of the base with the tuned variant on `metric`; None if there is none."""
     return next(
         (c for c in comparisons if tuned and (c.a, c.b, c.metric) == (base_variant(tuned), tuned, metric)), None
     )

@@ -1,7 +1,7 @@
-"""The shapes of a run's artefacts, as the page needs them.
+"""Pydantic models of a run's artefacts, with the fields that the page needs.
 
-Fields that the page can do without are optional, and those that it does not show are ignored, so that the page of an
-old run, or of a newer one, can still be written.
+Fields that the page does not require are optional, and fields that it does not show are ignored, so that the page of an
+older or a newer run can still be written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 Number = Annotated[float, Field(ge=-1e18, le=1e18)]
-"""A finite number of a size that can be added up and written out."""
+"""A finite number of a size that can be summed and printed."""
 Count = Annotated[int, Field(ge=-(10**15), le=10**15)]
 Interval = tuple[Number, Number]
 
@@ -41,7 +41,7 @@ class SuppressedRecord(FindingRecord):
 
 
 class CheckRecord(Artefact):
-    """check.json"""
+    """Content of check.json."""
 
     findings: list[FindingRecord]
     suppressed: list[SuppressedRecord] = []
@@ -49,7 +49,7 @@ class CheckRecord(Artefact):
 
 
 class HistogramRecord(Artefact):
-    """Counts of lengths in bins of one width, from 0; `over` counts those beyond the last bin."""
+    """Counts of lengths in bins of equal width, from 0; `over` counts lengths beyond the last bin."""
 
     width: Annotated[int, Field(ge=1, le=10**12)] = 1
     counts: Annotated[list[Annotated[int, Field(ge=0, le=10**15)]], Field(max_length=200)] = []
@@ -57,7 +57,7 @@ class HistogramRecord(Artefact):
 
 
 class LengthsRecord(Artefact):
-    """The lengths of one part of the examples."""
+    """Statistics of the lengths of one part of the examples."""
 
     total: Count = 0
     mean: Number | None = None
@@ -69,7 +69,7 @@ class LengthsRecord(Artefact):
 
 
 class Observed(Artefact):
-    """One thing that the audit looked for."""
+    """Rows of the data audit with one property: `rows` of `of`."""
 
     rows: Count
     of: Count
@@ -78,7 +78,7 @@ class Observed(Artefact):
 
 
 class Passport(Artefact):
-    """passport.json"""
+    """Content of passport.json."""
 
     source: str
     sha256: str
@@ -93,7 +93,7 @@ class Passport(Artefact):
 
 
 class ShownExample(Artefact):
-    """Where the learnt part of one example of a batch begins and ends, as the loss sees it."""
+    """Beginning and end of the supervised part of one example of a batch, as the loss sees it."""
 
     example: str = ""
     tokens: Count | None = None
@@ -104,7 +104,7 @@ class ShownExample(Artefact):
 
 
 class BatchAudit(Artefact):
-    """batch_audit.json"""
+    """Content of batch_audit.json."""
 
     micro_batches: Count
     examples: Count
@@ -118,7 +118,7 @@ class BatchAudit(Artefact):
 
 
 class DryPassRecord(Artefact):
-    """dry_pass.json"""
+    """Content of dry_pass.json."""
 
     tokens: Count
     loss: Number | None = None
@@ -188,7 +188,7 @@ class PlannedTime(Artefact):
 
 
 class PlanRecord(Artefact):
-    """plan.json"""
+    """Content of plan.json."""
 
     estimate: PlannedMemory | None = None
     time: PlannedTime | None = None
@@ -219,7 +219,7 @@ class Event(Artefact):
 
 
 class LayerUse(NamedTuple):
-    """How a layer of a mixture used its experts in a step: `dead` is null where it has too few tokens to say."""
+    """Expert load of one layer in one step: `dead` is null if there are too few tokens to tell."""
 
     layer: Annotated[int, Field(ge=0, le=10**6)]
     experts: Annotated[int, Field(ge=1, le=10**6)]
@@ -228,7 +228,7 @@ class LayerUse(NamedTuple):
 
 
 class Metrics(Artefact):
-    """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss with what else was scored."""
+    """A line of metrics.jsonl: an optimizer step, or a measurement of the held-out loss with other scores."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -250,7 +250,7 @@ class Metrics(Artefact):
 
 
 class EnvironmentRecord(Artefact):
-    """environment.json"""
+    """Content of environment.json."""
 
     python: str | None = None
     platform: str | None = None
@@ -272,7 +272,7 @@ class CertificateCheck(Artefact):
 
 
 class CertifiedGguf(Artefact):
-    """The file that a base was made from."""
+    """The GGUF file that a base was converted from."""
 
     file: str | None = None
     sha256: str | None = None
@@ -291,7 +291,7 @@ class CertifiedBase(Artefact):
 
 
 class CertificateRecord(Artefact):
-    """certificate.json"""
+    """Content of certificate.json."""
 
     passed: bool
     reason: str = ""
@@ -325,7 +325,7 @@ class DecodingRecord(Artefact):
 
 
 class Evaluation(Artefact):
-    """eval/SET/VARIANT.json"""
+    """Content of eval/SET/VARIANT.json."""
 
     set: str
     variant: str
@@ -366,12 +366,12 @@ class Gate(Artefact):
 
     @property
     def undecided(self) -> bool:
-        """Whether there were too few rows, or no comparable scores, to tell."""
+        """Return whether there were too few rows, or no comparable scores, to tell."""
         return self.outcome == "cannot tell"
 
 
 class Summary(Artefact):
-    """eval/summary.json"""
+    """Content of eval/summary.json."""
 
     primary_metric: str
     sets: dict[str, SetSummary]
@@ -392,7 +392,7 @@ class PredictionRecord(Artefact):
 
 
 class CheckpointScore(Artefact):
-    """One checkpoint; `there` says whether it has not been deleted since."""
+    """Score of one checkpoint; `there` is False if it has been deleted since."""
 
     step: Count
     variant: str
@@ -404,7 +404,7 @@ class CheckpointScore(Artefact):
 
 
 class Lead(Artefact):
-    """The best checkpoint against another one."""
+    """Comparison of the best checkpoint with another one."""
 
     variant: str
     more_than_chance: bool
@@ -425,7 +425,7 @@ class MeanRecord(Artefact):
 
 
 class CheckpointScores(Artefact):
-    """eval/checkpoints.json"""
+    """Content of eval/checkpoints.json."""
 
     metric: str
     n: Count

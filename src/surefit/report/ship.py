@@ -1,4 +1,4 @@
-"""May it ship? One answer, and every condition it rests on: certificate, gate, scores, damage elsewhere, findings."""
+"""Whether the model may ship: one answer, and its conditions: certificate, gate, scores, damage elsewhere, findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = Literal["yes", "no", "unknown", "note"]
 
 @dataclass(frozen=True)
 class ShipCondition:
-    """One thing that shipping depends on: yes and no decide, unknown keeps it open, a note is only to be known."""
+    """One condition of shipping: yes and no decide, unknown leaves the answer open, a note only informs."""
 
     state: State
     text: str
@@ -34,7 +34,7 @@ class ShipCondition:
 
 @dataclass(frozen=True)
 class ShipDecision:
-    """The answer in a few words, and what it rests on."""
+    """The answer in a few words, and its conditions."""
 
     tone: Tone
     answer: str
@@ -42,7 +42,7 @@ class ShipDecision:
 
 
 def decide_shipping(found: Artefacts, changes: Sequence[Effect], sets: Sequence[SetScores]) -> ShipDecision:
-    """By the artefacts alone: nothing that was not measured counts in its favour."""
+    """Decide by the artefacts alone: unmeasured properties never count in favor of shipping."""
     conditions = [
         _certificate(found),
         _helped(changes),
@@ -93,14 +93,14 @@ def _gate(found: Artefacts) -> Iterator[ShipCondition]:
     gate = found.summary.gate if found.summary else None
     if gate is not None:
         answer: State = "yes" if gate.passed else "unknown" if gate.undecided else "no"
-        about = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
-        yield ShipCondition(answer, f"{about}: {gate.reason.rstrip('.')}.")
+        title = "Score gate of the config" + (", which cannot tell" if gate.undecided else "")
+        yield ShipCondition(answer, f"{title}: {gate.reason.rstrip('.')}.")
     elif found.summary is not None:
         yield ShipCondition("note", "The config sets no score gate (evaluate.gate): nobody said what is good enough.")
 
 
 def _baselines(sets: Sequence[SetScores]) -> Iterator[ShipCondition]:
-    """A model that does not beat what needs no model was not worth its price."""
+    """Yield a note for every baseline that the model does not beat, since a baseline needs no model."""
     held_out = next((scores for scores in sets if scores.name == HELD_OUT), None)
     for contest in held_out.contests if held_out else ():
         if is_baseline(contest.comparison.a) and not is_ceiling(contest.comparison.a) and contest.tone != "good":
@@ -114,21 +114,21 @@ def _against(contest: Contest) -> str:
 
 
 def _damage(changes: Sequence[Effect]) -> Iterator[ShipCondition]:
-    others = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
-    lost = [
-        change for change in others if change.comparison is not None and comparison_tone(change.comparison) == "bad"
+    other_sets = [change for change in changes if change.set != HELD_OUT and change.comparison is not None]
+    worse = [
+        change for change in other_sets if change.comparison is not None and comparison_tone(change.comparison) == "bad"
     ]
-    for change in lost:
+    for change in worse:
         base = "" if change.base is None else f" from {percent(change.base)}"
         yield ShipCondition(
             "note",
             f"Damage elsewhere: {readable_metric(change.metric)} on {change.set} fell{base} to "
             f"{percent(change.tuned)}.",
         )
-    if others and not lost:
-        names = ", ".join(change.set for change in others)
+    if other_sets and not worse:
+        names = ", ".join(change.set for change in other_sets)
         yield ShipCondition("yes", f"No damage that can be told from chance on {names}.")
-    elif not others:
+    elif not other_sets:
         yield ShipCondition("note", "Damage elsewhere was not measured: evaluate.extra_sets names no other set.")
 
 

@@ -1,4 +1,4 @@
-"""How the page writes scores, differences and times."""
+"""Formats scores, differences and times for the page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def drop_surrogates(text: str) -> str:
-    """`text` without lone surrogates, which JSON and file names can hold and UTF-8 cannot."""
+    """Replace lone surrogates, which JSON and file names can hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def ticked(text: str) -> Markup:
-    """`text` as HTML, what stands between backticks as code.
+    """Convert text to HTML, with the parts between backticks as code.
 
     >>> ticked("`surefit calibrate` < 1 minute")
     Markup('<code>surefit calibrate</code> &lt; 1 minute')
@@ -29,11 +29,11 @@ def ticked(text: str) -> Markup:
 
 
 def shorten_text(text: str, limit: int) -> str:
-    """`text`, or its beginning and its end with the number of characters left out between them.
+    """Return `text`, or its beginning and end with the number of omitted characters between them.
 
     Args:
         text: any text.
-        limit: how many bytes it may take in the page, where `&` is five and a Chinese character three.
+        limit: largest number of bytes in the page, where `&` is five and a Chinese character three.
 
     >>> shorten_text("abcdefghij", 4), shorten_text("\'" * 9, 20)
     ('ab [\u2026 6 characters left out \u2026] ij', "\'\' [\u2026 5 characters left out \u2026] \'\'")
@@ -54,12 +54,12 @@ def _page_bytes(text: str) -> int:
 
 
 def readable_metric(name: str) -> str:
-    """A metric's name as one reads it: exact_match is exact match, math_reasoning.answered math reasoning: answered."""
+    """Return a metric's readable name: exact_match is exact match, math_reasoning.answered math reasoning: answered."""
     return name.replace("_", " ").replace(".", ": ", 1)
 
 
 def percent(value: float) -> str:
-    """A score in [0, 1] as a percentage; one outside it as it is.
+    """Format a score in [0, 1] as a percentage; another score unchanged.
 
     >>> percent(0.915).replace(NBSP, " "), percent(27.31)
     ('91.5 %', '27.31')
@@ -68,7 +68,7 @@ def percent(value: float) -> str:
 
 
 def points(value: float) -> str:
-    """A difference of two scores in percentage points, with its sign.
+    """Format a difference of two scores in percentage points, with its sign.
 
     >>> points(-0.085).replace(NBSP, " ")
     '\u22128.5 points'
@@ -77,7 +77,7 @@ def points(value: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """The interval of a difference.
+    """Format the interval of a difference.
 
     >>> interval(-0.125, 0.04).replace(NBSP, " ")
     '\u221212.5 to +4.0'
@@ -86,13 +86,14 @@ def interval(low: float, high: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference of scores times 100, to one decimal; zero has no sign."""
+    """Format a difference of scores times 100, to one decimal; zero has no sign."""
     text = f"{100 * value:+.1f}" if abs(value) <= 1 else f"{value:+.4g}"
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", MINUS)
 
 
 def format_value(measured: object) -> str:
-    """A measured number in at least four digits, a dash for none, the beginning of a hash; anything else as it is.
+    """Format a measured number with at least four digits, a dash for None, the beginning of a hash; other values
+    unchanged.
 
     >>> format_value(3.8123e-06), format_value(73112.4), format_value(1), format_value(None)
     ('3.812e-06', '73,112', '1', '\u2013')
@@ -106,7 +107,7 @@ def format_value(measured: object) -> str:
 
 
 def quantity(measured: float | None, unit: str) -> str:
-    """Bytes, seconds or a count as a person reads them; a dash for what is not known.
+    """Format bytes, seconds or a count for readers; a dash if unknown.
 
     >>> quantity(1536, "bytes"), quantity(90, "seconds"), quantity(0.0123, "seconds"), quantity(1200, "steps")
     ('1.5 KiB', '1 min 30 s', '12.3 ms', '1,200')
@@ -121,7 +122,7 @@ def quantity(measured: float | None, unit: str) -> str:
 
 
 def utc(seconds: float) -> str:
-    """Seconds since 1970 as a date and time; a number that is no date as itself.
+    """Format seconds since 1970 as a date and time; a number out of range as itself.
 
     >>> utc(1_800_000_000)
     '2027-01-15 08:00:00'

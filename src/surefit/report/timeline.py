@@ -1,4 +1,4 @@
-"""When each stage ran and how it ended, from events.jsonl: what stopped without a word is said too."""
+"""When each stage ran and how it ended, from events.jsonl, including stages that stopped without logging an end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_ATTEMPTS = 60
 
 @dataclass
 class Attempt:
-    """One go at a stage.
+    """One attempt at a stage.
 
     Attributes:
         start: seconds since 1970.
-        seconds: how long it took, where the log says so.
-        outcome: how it ended; without a word means that the stage was started again although no end was logged (the
-            process was killed or crashed), no end recorded that it may still be running.
-        resumed_at: the step it went on from.
-        detail: the error or the step it was interrupted at.
-        adapted: what was changed in the config because memory ran out.
+        seconds: duration, if it has ended.
+        outcome: how it ended; "stopped without a word" means that the stage was started again although no end was
+            logged (the process was killed or crashed), "no end recorded" that it may still be running.
+        resumed_at: the step that it resumed from.
+        detail: the error, or the step of an interruption.
+        adapted: config changes made because memory ran out.
     """
 
     stage: str
@@ -40,27 +40,27 @@ class Attempt:
 
 
 def attempts(events: Sequence[Event]) -> list[Attempt]:
-    """The attempts in the order they began; the report itself is left out."""
-    found: list[Attempt] = []
-    open_now: dict[str, Attempt] = {}
+    """Return the attempts in the order of their starts; the report's own are omitted."""
+    started: list[Attempt] = []
+    running: dict[str, Attempt] = {}
     for event in events:
-        attempt = open_now.get(event.stage)
-        if event.event == "adapted" and (latest := attempt or last_attempt(found, event.stage)):
+        attempt = running.get(event.stage)
+        if event.event == "adapted" and (latest := attempt or last_attempt(started, event.stage)):
             latest.adapted = shorten_text(json.dumps(event.changes, ensure_ascii=False), 300)
         if event.stage == "report" or event.event not in EVENTS:
             continue
         if event.event == "started" or attempt is None:
             if attempt is not None:
                 attempt.outcome = "stopped without a word"
-            attempt = open_now[event.stage] = Attempt(event.stage, event.time)
-            found.append(attempt)
-        if event.event == "invalid":  # it was asked for something unusable, and has done nothing
-            found.remove(open_now.pop(event.stage))
+            attempt = running[event.stage] = Attempt(event.stage, event.time)
+            started.append(attempt)
+        if event.event == "invalid":  # its arguments were invalid, and it has done nothing
+            started.remove(running.pop(event.stage))
         elif event.event == "resumed":
             attempt.resumed_at = event.step
         elif event.event != "started":
-            _end(event, open_now.pop(event.stage))
-    return found[-MAX_ATTEMPTS:]
+            _end(event, running.pop(event.stage))
+    return started[-MAX_ATTEMPTS:]
 
 
 def _end(event: Event, attempt: Attempt) -> None:
@@ -75,5 +75,5 @@ def _end(event: Event, attempt: Attempt) -> None:
 
 
 def last_attempt(found: Sequence[Attempt], stage: str) -> Attempt | None:
-    """The latest go at `stage`."""
+    """Return the latest attempt at `stage`; None if there is none."""
     return next((attempt for attempt in reversed(found) if attempt.stage == stage), None)

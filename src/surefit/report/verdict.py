@@ -1,4 +1,5 @@
-"""The first screen of the page: what was trained, whether it helped, at what price, and whether to trust the merge."""
+"""The first screen of the page: what was trained, whether it helped, at what cost, and whether the merge can be
+trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ Tone = Literal["good", "warning", "bad", "neutral"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The headline and the sentences under it."""
+    """The headline and the sentences below it."""
 
     tone: Tone
     headline: str
@@ -28,7 +29,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Effect:
-    """What training did to the primary metric of one set; base and tuned are means in [0, 1]."""
+    """Effect of training on the primary metric of one set; base and tuned are means in [0, 1]."""
 
     set: str
     n: int | None
@@ -43,40 +44,40 @@ class Effect:
 
     @property
     def kept(self) -> float | None:
-        """The share of the base's score that is left."""
+        """Share of the base's score that remains."""
         return self.tuned / self.base if self.base else None
 
 
 def measure_effects(sets: Sequence[SetScores]) -> list[Effect]:
-    """The primary metric's change on every set that has a tuned variant."""
-    found = []
+    """Return the primary metric's change on every set that has a tuned variant."""
+    effects = []
     for scores in sets:
         row, tuned = scores.primary, scores.tuned
         if row is None or tuned is None or tuned not in row.scores:
             continue
         base = row.scores["base"].mean if "base" in row.scores else None
-        found.append(Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison))
-    return found
+        effects.append(Effect(scores.name, scores.n, row.metric, base, row.scores[tuned].mean, row.comparison))
+    return effects
 
 
 def judge_run(
     found: Artefacts, training: TrainingCurves | None, changes: Sequence[Effect], tries: Sequence[Attempt]
 ) -> Verdict:
-    """Judge the run by its artefacts alone; what is not known is said to be unknown."""
+    """Judge the run by its artefacts alone; unknown facts are reported as unknown."""
     main = next((change for change in changes if change.set == HELD_OUT), None)
     if main is None:
         return _without_scores(found, training, tries)
     tone, headline = _helped(main)
     sentences = [_change_sentence(main)]
-    lost, gained = (
+    worse, better = (
         [change for change in changes if change.set != HELD_OUT and change.tone == sign] for sign in ("bad", "good")
     )
-    if lost and tone == "good":
+    if worse and tone == "good":
         tone, headline = "warning", "Training helped, at a price elsewhere"
-    elif gained and tone == "neutral":
-        headline = f"No clear effect on the held-out prompts, a gain on {gained[0].set}"
-    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in gained]
-    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in lost]
+    elif better and tone == "neutral":
+        headline = f"No clear effect on the held-out prompts, a gain on {better[0].set}"
+    sentences += [f"On {change.set} the model gained: {_span(change)}." for change in better]
+    sentences += [f"On {change.set} the model lost: {_span(change)}." for change in worse]
     if found.summary and found.summary.gate and not found.summary.gate.passed:
         if found.summary.gate.undecided:
             tone, headline = "warning", f"{headline}, but the score gate cannot tell"
@@ -132,22 +133,22 @@ def _without_scores(found: Artefacts, training: TrainingCurves | None, tries: Se
     if train is not None and train.outcome == "failed":
         return Verdict("bad", "Training failed", [train.detail or "No reason is recorded.", unknown])
     if training is not None or train is not None:
-        done = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
-        return Verdict("neutral", "Training has not finished", [done])
+        progress = f"{plural(training.last_step, 'step')} logged." if training else "No step is logged yet."
+        return Verdict("neutral", "Training has not finished", [progress])
     return Verdict(
         "neutral", "Nothing has been trained yet", ["There is nothing to judge: the train stage has not run."]
     )
 
 
 def has_no_held_out(found: Artefacts) -> bool:
-    """Whether the run trained on all rows and has no held-out ones."""
+    """Return whether the run trained on all rows and has no held-out rows."""
     return found.value("data.eval") in ("0", "0.0")
 
 
 def describe_training(
     found: Artefacts, training: TrainingCurves | None, scores: Sequence[SetScores]
 ) -> list[tuple[str, str]]:
-    """What was trained, as pairs of a name and a text; what is not known is left out."""
+    """Describe what was trained, as (name, text) pairs; unknown facts are omitted."""
     plan, value = found.plan, found.value
     rows: list[tuple[str, str | None]] = [
         ("Base model", value("model.name_or_path") or (plan.model.name if plan else None)),
@@ -185,9 +186,11 @@ def _data(found: Artefacts) -> str | None:
 
 
 def _recipe(found: Artefacts, scores: Sequence[SetScores]) -> str | None:
-    scored = [e for one in scores for e in one.evaluations.values() if e.recipe]
-    if scored and scored[0].recipe_version is not None:
-        return f"{scored[0].recipe}, version {scored[0].recipe_version}"
+    evaluations = [
+        evaluation for set_scores in scores for evaluation in set_scores.evaluations.values() if evaluation.recipe
+    ]
+    if evaluations and evaluations[0].recipe_version is not None:
+        return f"{evaluations[0].recipe}, version {evaluations[0].recipe_version}"
     return found.value("recipe")
 
 

@@ -1,4 +1,4 @@
-"""Training: one step (step), the loop around it (loop), and what both are made of (loss, optim, sampler)."""
+"""Training: one optimizer step (step), the loop around it (loop), and what both use (loss, optim, sampler)."""
 
 from surefit import callable_as_stage
 

@@ -1,4 +1,4 @@
-"""The micro batches of any step: which rows share one, and the tensors they become."""
+"""The micro batches of every optimizer step: which rows share one, and the tensors that they become."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from surefit.train.sampler import RowLengths, TokenizedRows, batch_rows, micro_b
 from surefit.train.step import Batch
 
 SCANNED = 5_000
-"""Steps that are packed beforehand in search of the fullest micro batch: about a second."""
+"""Number of steps that are packed beforehand to find the fullest micro batch: about a second."""
 
 
 LOOKED_UP = 2**14
-"""Of prepared data, rows whose lengths are looked up for that: each may lie in another file."""
+"""Number of rows of prepared data that are looked up for the same purpose: each row may be in another file."""
 
 
 class MicroBatcher:
-    """Cuts any rows into micro batches, padded or packed as `data.packing` says.
+    """Cuts rows into micro batches, padded or packed as `data.packing` says.
 
-    Padded, a micro batch has `per_device_train_batch_size` rows of similar length. Packed, it has as many rows as fit
-    into that many times `data.max_length` tokens; where ranks share a step, all get as much. Either way only rows of
-    one optimizer step ever share a micro batch, so what is learnt in a step does not depend on it.
+    Padded, a micro batch has `per_device_train_batch_size` rows of similar length. Packed, it is filled with rows up to
+    `per_device_train_batch_size` × `data.max_length` tokens; where ranks share a step, their micro batches are about
+    equally full. Either way all rows of a micro batch belong to one optimizer step, so packing does not change what is
+    learned.
 
     Args:
         rows: tokenised rows.
-        lengths: tokens of each.
-        config: nothing in it is "auto".
-        pad_id: fills up padded rows.
-        ranks: processes, or groups of them, that share the rows.
+        lengths: number of tokens of each row.
+        config: resolved: no setting is "auto".
+        pad_id: token id that pads the rows.
+        ranks: number of processes, or of groups of processes, that share the rows.
     """
 
     def __init__(self, rows: TokenizedRows, lengths: RowLengths, config: Config, pad_id: int, ranks: int = 1) -> None:
@@ -46,49 +47,52 @@ class MicroBatcher:
         self.train, self.capacity, self.ranks = config.train, size * config.data.max_length, ranks
 
     def of_step(self, step: int) -> list[list[int]]:
-        """The row numbers of each micro batch of a step; 0 is the first."""
-        chosen = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
-        return self.cut(chosen)
+        """Return the row numbers of each micro batch of a step; 0 is the first step."""
+        row_numbers = batch_rows(step, self.train.seed, len(self.rows), self.train.global_batch_size)
+        return self.cut(row_numbers)
 
     def cut(self, chosen: Sequence[int]) -> list[list[int]]:
-        """Some rows in micro batches, the one with the most tokens first, so that the memory peak comes first, too."""
+        """Split rows into micro batches, the one with the most tokens first, so that the memory peak comes early,
+        too."""
         if not self.packing:
             return micro_batches(chosen, self.lengths, self.size)
         bins = pack_for(self.ranks, [int(self.lengths[row]) for row in chosen], self.capacity)
-        return [[chosen[place] for place in places] for places in bins]
+        return [[chosen[index] for index in indices] for indices in bins]
 
     def share(self, micros: Sequence[list[int]], rank: int) -> list[list[int]]:
-        """One rank's part of the micro batches of a step.
+        """Return one rank's micro batches of a step.
 
-        All get the same number, because they compute in step: an empty one fills up where they do not divide. Nothing
-        that is learnt depends on how they are shared.
+        All ranks get the same number, because they compute in lockstep: where the number is not divisible, empty micro
+        batches are added. How the ranks share the micro batches does not change what is learned.
         """
         ranks = self.ranks
         if ranks == 1:
             return list(micros)
-        dealt = distribute_bins(micros, self.lengths, ranks)[rank] if self.packing else list(micros[rank::ranks])  # type: ignore[arg-type]
-        return dealt + [[]] * (-(-len(micros) // ranks) - len(dealt))
+        rank_micros = distribute_bins(micros, self.lengths, ranks)[rank] if self.packing else list(micros[rank::ranks])  # type: ignore[arg-type]
+        return rank_micros + [[]] * (-(-len(micros) // ranks) - len(rank_micros))
 
     def make(self, micro: Sequence[int]) -> Batch:
-        """The tensors of a micro batch; an empty one is a token that the loss does not count."""
+        """Collate the tensors of a micro batch; an empty one becomes a single token that the loss does not count."""
         items = [self.rows[row] for row in micro] or [(np.array([self.pad_id]), np.array([MASKED]))]
         return collate_packed(items) if self.packing else collate(items, self.pad_id)
 
     def all(self, rank: int = 0) -> Iterator[Batch]:
-        """Every row once; of several ranks, one's part, as `share` has it."""
+        """Yield every row once, collated; with several ranks, only the rows of `rank`, as `share` deals them."""
         return map(self.make, self.share(self.cut(range(len(self.rows))), rank))
 
     def fullest(self) -> list[int]:
-        """The row numbers of a micro batch that needs as much memory as any of the run.
+        """Return the row numbers of a micro batch that needs at least as much memory as any other of the run.
 
-        Padded: the longest rows together. Packed: the one with the most tokens in the run's first `SCANNED` steps,
-        because rows that are not the longest may fill it better.
+        Padded: the longest rows together. Packed: the micro batch with the most tokens among the run's first `SCANNED`
+        steps, because rows that are not the longest may fill it better.
         """
         if not self.packing:
-            # A step of more rows than there are sees some of them twice.
-            found = self.lengths
+            # If a step needs more rows than the data set has, some rows occur twice.
+            lengths = self.lengths
             longest = (
-                found.longest(self.size) if isinstance(found, ShardedLengths) else np.argsort(-found, kind="stable")
+                lengths.longest(self.size)
+                if isinstance(lengths, ShardedLengths)
+                else np.argsort(-lengths, kind="stable")
             )
             return np.resize(longest, self.size).tolist()
         train = self.train

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: writing them, keeping the right ones, finding the one to go on from.
+"""Checkpoints of a run: writing them, deleting old ones, finding the one to resume from.
 
-A checkpoint is copied into the host's memory between two steps and written by a thread while training goes on. There is
-one such thread at a time: the next checkpoint, the end of the run and a stop signal wait for it.
+A checkpoint is copied into host memory between two steps and written by a thread while training continues. Only one
+such thread runs at a time: the next checkpoint, the end of the run and a stop signal wait for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from surefit.train.signals import StopRequest
 
 BEST = "best.json"
 RESULT_FILES = 8 * MIB
-"""Of a result besides its weights: tokenizer and settings, rounded up."""
+"""Bytes of the result's files besides its weights: tokenizer and settings, rounded up."""
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -42,8 +42,8 @@ P = ParamSpec("P")
 def _run_method_on_rank0(
     method: Callable[Concatenate[CheckpointWriter, P], T],
 ) -> Callable[Concatenate[CheckpointWriter, P], T]:
-    """Let the first of several processes do it, once all are here and what they write together is complete; the others
-    wait, and get what it returned."""
+    """Run the method on rank 0 only, after all processes have arrived and their sharded checkpoint is complete; the
+    other ranks wait, and get the value that it returned."""
 
     @wraps(method)
     def call(saving: CheckpointWriter, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -55,23 +55,23 @@ def _run_method_on_rank0(
 
 
 class CheckpointWriter:
-    """The checkpoints of one run.
+    """Writer of the checkpoints of one run.
 
-    Of several processes all call the same methods, and only the first reads and writes, but for a checkpoint in parts,
-    of which each writes its own (train/sharded_checkpoint.py): so a disk that is full makes all of them wait.
+    With several processes, all call the same methods and only rank 0 reads and writes, so a full disk makes all of them
+    wait. Of a sharded checkpoint each process writes its own part (train/sharded_checkpoint.py).
 
     Args:
-        run: where they are.
-        section: nothing in it is "auto".
-        memory: told when a checkpoint is being taken.
-        log: metrics.jsonl: on the disk before the checkpoint of the same step is.
-        measured: the held-out lines of the log; the caller adds each that comes.
-        on_note: called with a sentence when something unusual happened, in the thread that trains.
+        run: the run directory.
+        section: `checkpoint` of the config, resolved: no setting is "auto".
+        memory: gets the phase "save" while a checkpoint is copied.
+        log: metrics.jsonl; it is on the disk before the checkpoint of the same step.
+        measured: the held-out lines of the log; the caller appends every new one.
+        on_note: called with a sentence when something unusual happened, in the training thread.
         world: the processes of the run.
 
     Attributes:
-        guard: stands before every large write.
-        last_good: the step of the checkpoint that this run would go on from; None as long as there is none.
+        guard: checks the free disk space before every large write.
+        last_good: the step of the checkpoint that this run would resume from; None if there is none yet.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class CheckpointWriter:
 
     @contextlib.contextmanager
     def open(self, stop: StopRequest) -> Iterator[None]:
-        """Hold the run directory for this process; whatever ends the run, what is being written is finished first.
+        """Hold the run directory for this process; however the run ends, the checkpoint in progress is finished first.
 
-        Only a second Ctrl-C does not wait: the next run clears away what it leaves.
+        Only a second Ctrl-C does not wait: the next run deletes the incomplete files.
 
         Raises:
             MachineError: another process is at work in the run directory.
@@ -133,47 +133,47 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def require_room(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Compare what a run will write with what is free, before its first step.
+        """Check before the first step that the disk has enough free space for what the run will write.
 
         Args:
-            parameters: those that are trained.
+            parameters: the trained parameters.
 
         Raises:
-            MachineError: there is not even room for one checkpoint and the result.
+            MachineError: one checkpoint and the result do not fit on the disk.
         """
         weights = sum(p.nbytes for p in parameters.values())
-        # AdamW's two moments, and a master of whatever is not float32 already.
+        # AdamW's two moments, and a float32 master of every parameter in another dtype.
         states = sum(p.numel() * (8 if p.dtype == torch.float32 else 12) for p in parameters.values())
         checkpoint = manager.estimate_checkpoint_bytes(manager.CheckpointState(parameters, {}, {})) + states
-        kept = self.section.save_total_limit + (
+        kept_checkpoints = self.section.save_total_limit + (
             self.section.best_total_limit if self.section.metric_for_best_model else 0
         )
-        self.guard.require(weights, checkpoint, kept + 1, weights + RESULT_FILES)
+        self.guard.require(weights, checkpoint, kept_checkpoints + 1, weights + RESULT_FILES)
 
     @_run_method_on_rank0
     def await_room(self) -> None:
-        """Wait until a run that is resumed has room for another checkpoint like its newest."""
+        """Wait until the disk has space for another checkpoint of the size of the newest one, before a resume."""
         for _, path in manager.list_steps(self.run.checkpoints)[-1:]:
             needed = sum(file.stat().st_size for file in path.glob("*"))
             self.guard.write("a checkpoint", needed, lambda: None)
 
     def save(self, step: int, state: manager.CheckpointState) -> None:
-        """Take a checkpoint; it is complete when the next call of `save` or `wait` returns.
+        """Start to write a checkpoint; it is complete when the next call of `save` or `wait` returns.
 
         Args:
-            state: of one in parts, this process's; else what the first process has counts.
+            state: this process's part of a sharded checkpoint; otherwise only rank 0's state is written.
 
         Raises:
             Interrupted: a stop signal came while the disk was full.
-            MachineError: it cannot be written for another reason.
+            MachineError: the checkpoint cannot be written for another reason.
         """
         if state.part is None:
             self._save(step, state)
             return
         self.wait()
         with self.memory.during("save"):
-            taken = self._snapshot.take(state)
-        self.together.start(step, taken)
+            snapshot = self._snapshot.take(state)
+        self.together.start(step, snapshot)
 
     @_run_method_on_rank0
     def _save(self, step: int, state: manager.CheckpointState) -> None:
@@ -188,7 +188,7 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def wait(self) -> None:
-        """Return when the checkpoint that is being written is complete; raises as `save` does."""
+        """Wait until the checkpoint in progress is complete; raises as `save` does."""
         self._wait()
 
     def _wait(self) -> None:
@@ -206,7 +206,8 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def write_result(self, parameters: Mapping[str, torch.nn.Parameter], write: Callable[[], T]) -> T:
-        """Write what the run was for, once its last checkpoint is complete and there is room."""
+        """Write the trained adapter or model with `write`, after the last checkpoint is complete and when it fits on
+        the disk."""
         self._wait()
         needed = sum(p.nbytes for p in parameters.values()) + RESULT_FILES
         result = self.guard.write("the result", needed, write, self._make_room)
@@ -222,7 +223,7 @@ class CheckpointWriter:
     def _write_noting_errors(self) -> None:
         try:
             self._write()
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again by `_wait`
             self._error = error
 
     def _write(self) -> None:
@@ -237,7 +238,7 @@ class CheckpointWriter:
         self._tidy()
 
     def _tidy(self) -> None:
-        """Delete what is not to be kept any more, and write down what the rest scored."""
+        """Delete the checkpoints that are not to be kept, and write the scores of the others into best.json."""
         if self.last_good is None:
             return
         best_steps = [score.step for score in self._best()]
@@ -246,31 +247,32 @@ class CheckpointWriter:
         )
         metric = self.section.metric_for_best_model
         if metric is not None:
-            found = best.eval_points(self._measured, metric)
+            points = best.eval_points(self._measured, metric)
             write_json(
                 self.run.checkpoints / BEST,
                 {
                     "metric": metric,
                     "lower_is_better": best.lower_is_better(metric),
                     "best": best_steps,
-                    "scores": {str(score.step): score.value for score in found},
+                    "scores": {str(score.step): score.value for score in points},
                 },
             )
 
     def _make_room(self) -> None:
-        """Delete all checkpoints but the last good one and the best."""
+        """Delete all checkpoints except the last good one and the best."""
         if self.last_good is not None:
-            kept = [score.step for score in self._best()[:1]]
-            self._stuck += manager.delete_old_checkpoints(self.run.checkpoints, 1, self.last_good, kept)
+            best_steps = [score.step for score in self._best()[:1]]
+            self._stuck += manager.delete_old_checkpoints(self.run.checkpoints, 1, self.last_good, best_steps)
 
     def _require_whole_log(self) -> None:
-        """A resumed run reads its past in the log, so a checkpoint without its lines is not a whole one."""
+        """Raise if lines of metrics.jsonl are not on the disk yet: a resumed run reads its history there, so a
+        checkpoint without its lines is incomplete."""
         if self.log.flush():
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise MachineError("its lines wait for room", code="E5113", path=self.log.path) from full
 
     def _best(self) -> list[best.EvalPoint]:
-        """The measurements whose checkpoints are kept for their score, the best first."""
+        """Return the measurements for which a checkpoint is kept because of its score, the best first."""
         metric = self.section.metric_for_best_model
         if metric is None:
             return []
@@ -278,8 +280,8 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def best_complete(self) -> tuple[best.EvalPoint, Path] | None:
-        """The best-scored checkpoint, hashes checked; damaged ones are named and passed over. None without
-        metric_for_best_model, and where nothing has a score."""
+        """Return the best-scored checkpoint with correct hashes; damaged ones are reported and skipped. None without
+        metric_for_best_model, and where no checkpoint has a score."""
         metric = self.section.metric_for_best_model
         self._wait()
         for score in best.rank_checkpoints(best.eval_points(self._measured, metric), metric) if metric else []:
@@ -293,7 +295,7 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def newest(self) -> Path | None:
-        """The checkpoint that this run would go on from, once it is written."""
+        """Return the checkpoint that this run would resume from, after it is written; None if there is none."""
         self._wait()
         return None if self.last_good is None else self.run.checkpoints / f"step-{self.last_good}"
 
@@ -308,10 +310,10 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def require_none(self) -> None:
-        """Refuse to start a run where there is one.
+        """Raise if the run directory already has checkpoints.
 
         Raises:
-            ConfigError: there are checkpoints.
+            ConfigError: there are checkpoints of an earlier run.
         """
         if steps := manager.list_steps(self.run.checkpoints):
             raise ConfigError(
@@ -324,10 +326,10 @@ class CheckpointWriter:
 
     @_run_method_on_rank0
     def latest(self) -> manager.LatestCheckpoint:
-        """The newest complete checkpoint; damaged ones are named and passed over.
+        """Return the newest complete checkpoint; damaged ones are reported and skipped.
 
         Raises:
-            ModelError: there are only damaged ones.
+            ModelError: all checkpoints are damaged.
         """
         latest = manager.latest_complete(self.run.checkpoints)
         for path, fault in latest.skipped:

@@ -1,7 +1,7 @@
-"""The worst case first: the fullest batch, a measurement and a checkpoint, before the first step, leaving no trace.
+"""The dry pass: the fullest batch, a measurement and a checkpoint, run before the first step without leaving a trace.
 
-What would stop a run hours later stops it now: too little memory for the longest rows, a loss that is not finite, a
-disk that cannot be written to or gives back something else.
+A fault that would stop a run hours later stops it now: too little memory for the longest rows, a loss that is not
+finite, a disk that cannot be written to or returns other bytes than were written.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from surefit.train.step import mean_loss, train_step
 
 @dataclass(frozen=True)
 class DryPassResult:
-    """What the worst case took.
+    """Memory, seconds and bytes that the worst case needed.
 
     Attributes:
-        tokens: of the fullest micro batch, padding not counted.
-        micro_batches: how often it was run before the update: twice where gradients stay while the next one runs.
-        loss: of it, in nats.
-        step_seconds: forward, backward and update, with all that a first time costs.
-        eval_tokens, eval_seconds: of the fullest held-out batch; 0 where there is none.
-        eval_batches: how many a measurement has.
-        save_seconds, load_seconds, checkpoint_bytes: of one checkpoint.
-        phases: the memory of each part, as telemetry/memory.py has it; of several processes, of the fullest.
-        rank: the fullest process's; None where there is one.
+        tokens: tokens of the fullest micro batch, padding not counted.
+        micro_batches: number of times it was run before the update: 2 if a step accumulates gradients over micro
+            batches, because the gradients stay in memory while the next micro batch runs; otherwise 1.
+        loss: mean loss of the batch, in nats.
+        step_seconds: forward, backward and update, warm-up of the kernels included.
+        eval_tokens, eval_seconds: tokens and seconds of the fullest held-out batch; 0 without held-out rows.
+        eval_batches: number of held-out batches of one measurement, per process.
+        save_seconds, load_seconds, checkpoint_bytes: figures of one checkpoint.
+        phases: memory of each phase, as in telemetry/memory.py; with several processes, of the one that used most.
+        rank: the rank of that process; None with a single process.
     """
 
     tokens: int
@@ -69,12 +70,12 @@ class DryPassResult:
     rank: int | None = None
 
     def write(self, run: RunDir) -> None:
-        """Into dry_pass.json and events.jsonl."""
+        """Write the result into dry_pass.json and events.jsonl."""
         write_json(run.dry_pass, asdict(self))
         run.note("train", "dry pass", **asdict(self))
 
     def text(self, planned: Mapping[str, Any] | None = None) -> str:
-        """One line; `planned` is the content of plan.json."""
+        """Return the result as one line; `planned` is the content of plan.json."""
         return (
             f"dry pass: worst batch {self.tokens:,} tokens, {self._memory((planned or {}).get('estimate') or {})}"
             f"{'' if self.rank is None else f' in the fullest process, rank {self.rank}'}, "
@@ -83,52 +84,54 @@ class DryPassResult:
         )
 
     def _memory(self, estimate: Mapping[str, Any]) -> str:
-        """On a GPU tensors against the planned first step; on a CPU the whole process against the planned range."""
-        measured = self.phases["dry step"]
-        low, high = planned_range(estimate, "allocated" in measured)
-        if "allocated" in measured:
-            said = f" of {bytes_text(high)} planned" if high else ""
-            return f"{bytes_text(measured['allocated'])}{said}"
-        said = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
-        return f"{bytes_text(measured['resident'])} of RAM{said}"
+        """Describe the measured memory beside the planned: on a GPU tensors against the planned first step, on a CPU
+        the process against the planned range."""
+        memory = self.phases["dry step"]
+        low, high = planned_range(estimate, "allocated" in memory)
+        if "allocated" in memory:
+            plan_clause = f" of {bytes_text(high)} planned" if high else ""
+            return f"{bytes_text(memory['allocated'])}{plan_clause}"
+        plan_clause = f" ({bytes_text(low)} to {bytes_text(high)} planned)" if low and high else ""
+        return f"{bytes_text(memory['resident'])} of RAM{plan_clause}"
 
     def against(self, planned: Mapping[str, Any] | None) -> str | None:
-        """Return "above" or "below" where the worst case took more or less than the plan says; None where it is as
-        planned, or nothing is. Rows that are shorter than the plan could know take less and say nothing about it."""
-        measured, estimate = self.phases["dry step"], (planned or {}).get("estimate") or {}
-        on_gpu = "allocated" in measured
+        """Return "above" or "below" if the worst case used more or less memory than planned; None if it is as
+        planned, or if there is no plan. Batches with fewer tokens than planned use less memory, which does not count
+        as "below"."""
+        memory, estimate = self.phases["dry step"], (planned or {}).get("estimate") or {}
+        on_gpu = "allocated" in memory
         low, high = planned_range(estimate, on_gpu)
         if low is None or high is None:
             return None
-        took = measured["allocated" if on_gpu else "resident"]
+        used = memory["allocated" if on_gpu else "resident"]
         margin = GPU_MARGIN if on_gpu else 0.0
-        if took > high * (1 + margin):
+        if used > high * (1 + margin):
             return "above"
         full = self.tokens >= NEARLY * estimate.get("tokens", 0)
-        return "below" if full and took < low * (1 - margin) else None
+        return "below" if full and used < low * (1 - margin) else None
 
     def warning(self, planned: Mapping[str, Any] | None) -> str | None:
-        """Return what to say where the plan was wrong."""
-        where = self.against(planned)
-        if where is None:
+        """Return the warning that the memory plan was wrong; None if it was right."""
+        deviation = self.against(planned)
+        if deviation is None:
             return None
-        more = " If memory is short here, expect the run to end for want of it." if where == "above" else ""
+        advice = " If memory is short here, expect the run to end for want of it." if deviation == "above" else ""
         return (
-            f"WARNING: the dry pass took {'more' if where == 'above' else 'less'} memory than the plan says "
-            f"({self._memory((planned or {}).get('estimate') or {})}): the plan is wrong for this model.{more} "
+            f"WARNING: the dry pass took {'more' if deviation == 'above' else 'less'} memory than the plan says "
+            f"({self._memory((planned or {}).get('estimate') or {})}): the plan is wrong for this model.{advice} "
             "Please report plan.json and dry_pass.json"
         )
 
 
 NEARLY = 0.9
-"""Of the planned tokens, from which on a batch is as full as planned."""
+"""Share of the planned tokens from which on a batch counts as full."""
 GPU_MARGIN = 0.03
-"""How far the tensors on a GPU may be from a simulation (`plan.memory_interval.MARGIN`)."""
+"""Relative error that a simulated plan may have for tensors on a GPU (`plan.memory_interval.MARGIN`)."""
 
 
 def planned_range(estimate: Mapping[str, Any], on_gpu: bool) -> tuple[int | None, int | None]:
-    """Return what the plan says of the first step at least and at most, which is what a dry pass runs: tensors on a
-    GPU, on a CPU the process; (None, None) where it says nothing. Later steps hold the optimizer's state beside it."""
+    """Return the planned (lowest, highest) bytes of the first step, which is what a dry pass runs: tensors on a GPU,
+    the process on a CPU; (None, None) without a plan. Later steps also hold the optimizer's state."""
     if on_gpu:
         steps = [phase["allocated_bytes"] for phase in estimate.get("phases", ()) if phase["name"] == "first step"]
         return (steps[0], steps[0]) if steps else (None, None)
@@ -146,43 +149,43 @@ def run_dry_pass(
     checkpoints: Path,
     engine: Engine = SINGLE,
 ) -> DryPassResult:
-    """Run the worst case once.
+    """Run the fullest batch, the fullest held-out batch and a checkpoint once, and measure them.
 
-    Weights, torch's random numbers and the files are afterwards as they were, bit for bit: the learning rate is 0, and
-    the checkpoint is made under a temporary name. The optimizer is not: take a new one.
+    Weights, torch's random state and the files are afterwards as they were, bit for bit: the learning rate is 0, and
+    the checkpoint is written under a temporary name. The optimizer's state changes: create a new optimizer afterwards.
 
     Args:
-        model: in training mode, its gradients clear.
-        optimizer: over its trained parameters, fresh.
-        batches: of the training rows.
-        held_out: of the held-out rows; may be empty.
-        config: nothing in it is "auto".
+        model: in training mode, without gradients.
+        optimizer: a fresh one over the model's trained parameters.
+        batches: batches of the training rows.
+        held_out: batches of the held-out rows; may be empty.
+        config: resolved: no setting is "auto".
         memory: gets the phases "dry step", "dry eval", "dry save" and "dry load".
-        checkpoints: the run's; may not be there yet.
-        engine: how several processes share a step; each runs the worst case.
+        checkpoints: the run's checkpoint directory; need not exist yet.
+        engine: execution engine, which distributes a step over processes; each process runs the worst case.
 
     Raises:
         GateError: the loss is not finite.
-        MachineError: the disk cannot be written to, or gives back something else than was written.
+        MachineError: the disk cannot be written to, or returns other bytes than were written.
         torch.OutOfMemoryError, RuntimeError: there is not enough memory.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         tokens, repeated, loss, step_seconds = _step(model, optimizer, batches, config, memory, engine)
-        evaluated = _evaluate(model, held_out, config, memory, engine)
+        eval_figures = _evaluate(model, held_out, config, memory, engine)
     state = build_checkpoint_state(engine, optimizer.parameters, optimizer.tensors(), {}, isinstance(model, PeftModel))
-    saved = _save_and_load(state, memory, checkpoints, engine.world)
+    save_figures = _save_and_load(state, memory, checkpoints, engine.world)
     phases = {name: figures for name, figures in memory.phases.items() if name.startswith("dry ")}
     rank, phases = _fullest(phases, engine)
-    return DryPassResult(tokens, repeated, loss, step_seconds, *evaluated, *saved, phases, rank)
+    return DryPassResult(tokens, repeated, loss, step_seconds, *eval_figures, *save_figures, phases, rank)
 
 
 def _fullest(phases: dict[str, dict[str, int]], engine: Engine) -> tuple[int | None, dict[str, dict[str, int]]]:
-    """The phases of the process that had the most memory in the step, and its rank; None where there is one process."""
-    of_all = all_gather(phases, engine.world)
-    rank = max(range(len(of_all)), key=lambda number: max(of_all[number]["dry step"].values()))
-    return (rank if len(of_all) > 1 else None), of_all[rank] | {
-        name: figures for name, figures in phases.items() if name not in of_all[rank]
+    """Return the rank that used the most memory in the step, and its phases; the rank is None with a single process."""
+    phases_by_rank = all_gather(phases, engine.world)
+    rank = max(range(len(phases_by_rank)), key=lambda number: max(phases_by_rank[number]["dry step"].values()))
+    return (rank if len(phases_by_rank) > 1 else None), phases_by_rank[rank] | {
+        name: figures for name, figures in phases.items() if name not in phases_by_rank[rank]
     }
 
 
@@ -197,7 +200,7 @@ def _step(
     train = config.train
     batch = batches.make(batches.fullest())
     repeated = 2 if train.global_batch_size > batches.size * engine.data_size else 1
-    # At 1 nothing overflows that would not overflow at any scale, so that the update is measured, too.
+    # A loss scale of 1 overflows only where every scale would, so that the update is measured, too.
     scaling = LossScale(1.0) if config.model.dtype == "float16" else None
     optimizer.learning_rate = 0.0
     start = time.perf_counter()
@@ -220,23 +223,23 @@ def _not_finite(what: str, tokens: int, loss: float, model: torch.nn.Module, con
 def _evaluate(
     model: torch.nn.Module, held_out: MicroBatcher, config: Config, memory: PhaseMemory, engine: Engine
 ) -> tuple[int, float, int]:
-    """(tokens, seconds) of the fullest held-out batch, and how many there are for each process."""
+    """Measure the fullest held-out batch: return its tokens, seconds, and the number of batches per process."""
     micros = held_out.cut(range(len(held_out.rows)))
     if not micros:
         return 0, 0.0, 0
     batch = held_out.make(micros[0])
     start = time.perf_counter()
     with memory.during("dry eval"):
-        measured = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
-    if measured is not None and not math.isfinite(measured[0]):
-        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), measured[0], model, config)
+        loss_and_tokens = mean_loss(model, [batch], chunked=config.speed.chunked_loss, engine=engine)
+    if loss_and_tokens is not None and not math.isfinite(loss_and_tokens[0]):
+        raise _not_finite("fullest held-out batch", count_batch_tokens(batch), loss_and_tokens[0], model, config)
     return count_batch_tokens(batch), time.perf_counter() - start, -(-len(micros) // engine.data_size)
 
 
 def _save_and_load(
     state: manager.CheckpointState, memory: PhaseMemory, checkpoints: Path, world: World
 ) -> tuple[float, float, int]:
-    """(seconds to save, seconds to load, bytes) of a checkpoint; the first process makes it, or each its part."""
+    """Return (seconds to save, seconds to load, bytes) of a checkpoint; rank 0 writes it, or every process its part."""
     if state.part is None:
         return run_on_rank0(world, lambda: _save_and_load_whole(state, memory, checkpoints))
     return _save_and_load_shards(state, state.part, memory, checkpoints, world)
@@ -249,51 +252,51 @@ def _save_and_load_whole(
         start = time.perf_counter()
         with memory.during("dry save"):
             path = manager.save_checkpoint(directory, 0, state)
-        saved = time.perf_counter()
+        saved_at = time.perf_counter()
         with memory.during("dry load"):
             loaded = manager.load_checkpoint(path)
-        seconds = time.perf_counter() - saved
+        seconds = time.perf_counter() - saved_at
         size = sum(file.stat().st_size for file in path.iterdir())
         _require_same(state, loaded, checkpoints)
-    return saved - start, seconds, size
+    return saved_at - start, seconds, size
 
 
 def _save_and_load_shards(
     state: manager.CheckpointState, part: CheckpointShard, memory: PhaseMemory, checkpoints: Path, world: World
 ) -> tuple[float, float, int]:
     with _scratch(checkpoints) if world.is_first else nullcontext() as directory:
-        place = run_on_rank0(world, lambda: manager.begin_sharded_checkpoint(directory or checkpoints, 0))
+        partial_directory = run_on_rank0(world, lambda: manager.begin_sharded_checkpoint(directory or checkpoints, 0))
         start = time.perf_counter()
         with memory.during("dry save"):
-            manager.write_part(place, state)
+            manager.write_part(partial_directory, state)
             barrier(world)
-            path = run_on_rank0(world, lambda: manager.commit_sharded_checkpoint(place, 0, state))
-        saved = time.perf_counter()
+            path = run_on_rank0(world, lambda: manager.commit_sharded_checkpoint(partial_directory, 0, state))
+        saved_at = time.perf_counter()
         with memory.during("dry load"):
             loaded = manager.load_checkpoint(path)
-        seconds = time.perf_counter() - saved
+        seconds = time.perf_counter() - saved_at
         size = sum(file.stat().st_size for file in path.iterdir())
-        own = (
+        local_tensors = (
             _local_ranges(loaded.weights, state.weights, part),
             _local_ranges(loaded.optimizer, state.optimizer, part),
         )
-        _require_same(state, manager.CheckpointState(*own, {}), checkpoints)
+        _require_same(state, manager.CheckpointState(*local_tensors, {}), checkpoints)
         barrier(world)
-    return saved - start, seconds, size
+    return saved_at - start, seconds, size
 
 
 def _local_ranges(
     read: Mapping[str, torch.Tensor], written: Mapping[str, torch.Tensor], part: CheckpointShard
 ) -> LazyTensors:
-    """Of the tensors of a checkpoint in parts, the ranges that this process has written."""
+    """Return the ranges of a sharded checkpoint's tensors that this process has written."""
     return LazyTensors(written, lambda name: read_flat_range(read, name, part.ranges[name][0], written[name].numel()))
 
 
 def _require_same(written: manager.CheckpointState, read: manager.CheckpointState, checkpoints: Path) -> None:
     for before, after in ((written.weights, read.weights), (written.optimizer, read.optimizer)):
-        if unlike := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
+        if differing := sorted(name for name in before.keys() | after.keys() if not _same(before, after, name)):
             raise MachineError(
-                f"{len(unlike)} tensors of a checkpoint came back other than they were written: {unlike[0]}",
+                f"{len(differing)} tensors of a checkpoint came back other than they were written: {differing[0]}",
                 code="E5101",
                 path=checkpoints,
                 help="the disk cannot be trusted; choose another output_dir",
@@ -301,20 +304,20 @@ def _require_same(written: manager.CheckpointState, read: manager.CheckpointStat
 
 
 def _same(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], name: str) -> bool:
-    """Whether both have the tensor, in the same bytes."""
+    """Return whether both mappings hold the tensor with the same dtype, shape and bytes."""
     if name not in before or name not in after:
         return False
-    one, other = (tensors[name].detach().cpu().contiguous() for tensors in (before, after))
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    tensor_before, tensor_after = (tensors[name].detach().cpu().contiguous() for tensors in (before, after))
+    if (tensor_before.dtype, tensor_before.shape) != (tensor_after.dtype, tensor_after.shape):
         return False
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return torch.equal(tensor_before.reshape(-1).view(torch.uint8), tensor_after.reshape(-1).view(torch.uint8))
 
 
 @contextlib.contextmanager
 def _scratch(checkpoints: Path) -> Iterator[Path]:
-    """A directory inside `checkpoints` to write into; it and every folder made for it are gone afterwards.
+    """Yield a temporary directory inside `checkpoints`; it and every folder created for it are deleted afterwards.
 
-    Its name is one that `core.rundir.sweep` clears away after a kill.
+    `core.rundir.remove_leftovers` recognizes its name and deletes it after a kill.
     """
     path = checkpoints / f".dry-pass.{os.getpid()}.tmp"
     missing = [folder for folder in (checkpoints, *checkpoints.parents) if not folder.exists()]

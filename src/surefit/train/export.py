@@ -1,4 +1,4 @@
-"""The result of training: an adapter or a model that other tools load, with its tokenizer."""
+"""Export of a trained adapter or model, with its tokenizer, in the format that other tools load."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from surefit.model.identity import base_directory, write_record
 
 
 def tensors_to_save(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What is to be written of a model: the factors of an adapter, or everything; as the model holds it, so that shared
-    tensors can be told."""
+    """Return the tensors to save: an adapter's trained factors, or all of a model; not detached, so that shared tensors
+    can be recognized."""
     adapter = isinstance(model, PeftModel)
     state = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if not adapter or tensor.requires_grad}
@@ -32,12 +32,12 @@ def export_trained_model(
     tensors: Mapping[str, torch.Tensor],
     modules: Mapping[str, tuple[int, ...]],
 ) -> Path:
-    """Write `adapter/` or `model/` whole or not at all, and return it.
+    """Write `adapter/` or `model/` atomically, and return its path.
 
     Args:
-        model: this process's part of it is enough.
-        tensors: `tensors_to_save` the whole model.
-        modules: `lora_modules` of the whole model; empty where all of it was trained.
+        model: a process's part of a sharded model is enough.
+        tensors: result of `tensors_to_save` for the whole model.
+        modules: `lora_modules` of the whole model; empty after full fine-tuning.
 
     Raises:
         GateError: the adapter is not complete (model/adapter.py); nothing is written.
@@ -48,7 +48,7 @@ def export_trained_model(
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     with directory_atomic(path) as temporary, disk_errors():
         if isinstance(model, PeftModel):
-            # PEFT would write the folder that the base was loaded from: of surefit/nano, a path of this machine.
+            # PEFT would write the directory that the base was loaded from: for surefit/nano, a path on this machine.
             model.active_peft_config.base_model_name_or_path = base.name_or_path
             # "auto" would ask the hub about the base model's vocabulary.
             model.save_pretrained(str(temporary), save_embedding_layers=False, state_dict=tensors)

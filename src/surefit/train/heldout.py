@@ -1,4 +1,4 @@
-"""What is measured on the held-out rows while training runs, and whether it still gets better."""
+"""Held-out loss and task scores measured during training, and whether they still improve."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from surefit.train.signals import StopRequest
 from surefit.train.step import mean_loss
 
 BETWEEN = "between_checkpoints"
-"""What a line of the log has if the run has no checkpoint there."""
+"""Key of a metrics.jsonl line that was measured between checkpoints."""
 ScoreFunction = Callable[[Any], Mapping[str, float]]
-"""The task's scores of the model, by generation: metric → value. May leave the model in evaluation mode."""
+"""Computes the task's scores of the model by generation: metric → value. May leave the model in evaluation mode."""
 
 
 class HeldOutEvaluation:
-    """The held-out loss of a run, measured where its checkpoints are and, if asked for, between them; and the task's
-    scores at checkpoints, where they are asked for.
+    """Held-out loss of a run, measured at its checkpoints and, if set, between them; and the task's scores at
+    checkpoints, if set.
 
     Args:
-        model: left in the mode it was in.
-        batches: of the held-out rows; none: nothing is measured.
-        config: nothing in it is "auto".
+        model: the trained model; its mode (training or evaluation) is restored after a measurement.
+        batches: batches of the held-out rows; without rows nothing is measured.
+        config: resolved: no setting is "auto".
         log: metrics.jsonl.
-        memory: told when a measurement begins and ends.
-        score: measures the task's scores; None leaves them out. Only the first process does.
-        engine: how several processes share the rows.
+        memory: gets the phase "eval" during a measurement.
+        score: computes the task's scores, on rank 0 only; None for none.
+        engine: execution engine, which distributes the rows over processes.
 
     Attributes:
-        lines: every measurement of the run, as the log has it; what came before a resume, too.
-        at_checkpoints: those of them that may choose the best checkpoint.
-        metric: what decides which checkpoint is the best and whether the run still improves.
+        lines: log lines of all measurements of the run, those before a resume included.
+        at_checkpoints: the lines that were measured at a checkpoint and so can select the best one.
+        metric: metric that selects the best checkpoint and decides early stopping.
 
     Raises:
         ConfigError: `checkpoint.metric_for_best_model` names something that is not measured.
@@ -73,21 +73,22 @@ class HeldOutEvaluation:
 
     @property
     def loss(self) -> float | None:
-        """The newest held-out loss, in nats per token; None as long as there is none."""
+        """Newest held-out loss, in nats per token; None before the first measurement."""
         return self.lines[-1]["eval_loss"] if self.lines else None
 
     @property
     def stopped_improving(self) -> bool:
-        """Whether `train.early_stopping_patience` measurements in a row were no better than the best before them."""
-        found = best.eval_points(self.lines, self.metric)
-        return self.patience is not None and best.count_evals_since_best(found, self.metric) >= self.patience
+        """Return whether `train.early_stopping_patience` measurements in a row were no better than the best before
+        them."""
+        points = best.eval_points(self.lines, self.metric)
+        return self.patience is not None and best.count_evals_since_best(points, self.metric) >= self.patience
 
     def is_measured(self, step: int) -> bool:
-        """Whether the log has the measurement after a step."""
+        """Return whether the newest measurement in the log is the one after `step`."""
         return bool(self.lines) and self.lines[-1]["step"] == step
 
     def remember(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from the lines of the log that a resumed run keeps."""
+        """Restore the measurements from the log lines that a resumed run keeps."""
         for line in lines:
             if "eval_loss" in line:
                 self._note(dict(line))
@@ -98,19 +99,19 @@ class HeldOutEvaluation:
             self.at_checkpoints.append(line)
 
     def measure(self, step: int, stop: StopRequest, at_checkpoint: bool = True) -> None:
-        """Log the held-out loss, unless a stop is asked for: then the resumed run does.
+        """Measure the held-out loss and log it; skipped on a stop request, since the resumed run measures it then.
 
         Args:
-            at_checkpoint: the run has a checkpoint here whether it is interrupted or not; elsewhere the loss alone is
-                measured, and says nothing about which checkpoint is the best.
+            at_checkpoint: whether an uninterrupted run also has a checkpoint at this step; otherwise only the loss is
+                measured, and it does not count for the best checkpoint.
         """
         with self.memory.during("eval"):
-            mine = self.batches.all(self.engine.data_rank)
-            measured = mean_loss(self.model, mine, stop.agreed, chunked=self.chunked, engine=self.engine)
-            if measured is None:
+            rank_batches = self.batches.all(self.engine.data_rank)
+            loss_and_tokens = mean_loss(self.model, rank_batches, stop.agreed, chunked=self.chunked, engine=self.engine)
+            if loss_and_tokens is None:
                 return
             scores = self._scores() if at_checkpoint else {BETWEEN: True}
-        loss, tokens = measured
+        loss, tokens = loss_and_tokens
         line = {"step": step, "eval_loss": loss, "eval_tokens": tokens, "eval_perplexity": perplexity(loss)}
         self._note(self.log.append(dict(scores) | line))
 
@@ -118,7 +119,7 @@ class HeldOutEvaluation:
         was_training = self.model.training
         score = self.score
         scores = run_on_rank0(self.engine.world, lambda: score(self.model)) if score is not None else {}
-        self.model.train(was_training)  # or the rest of the run would go without dropout
+        self.model.train(was_training)  # otherwise the rest of the run would train without dropout
         if self.metric not in {*best.LOSSES, *scores}:
             raise ConfigError(
                 f"{self.metric} is not among what was measured: {', '.join([*best.LOSSES, *scores])}"
@@ -131,7 +132,7 @@ class HeldOutEvaluation:
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where that is too large for a number."""
+    """Return exp(loss); infinity on overflow."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""What a resumed run must have in common with the run that it continues."""
+"""Settings and data that a resumed run must share with the run that it continues."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ FREE_ON_RESUME = (
     "per_device_train_batch_size", "gradient_checkpointing", "early_stopping_patience", "eval_steps",
     "num_train_epochs", "max_steps",
 )  # fmt: skip
-"""Settings of `train` that do not change what a step learns; the last two do so by `total_steps`, which is compared."""
+"""Settings of `train` that may change on resume, because they do not change what a step learns; the last two only
+through `total_steps`, which is compared."""
 
 
 HELD_OUT = "data.eval: content"
 SCORING = (
     "max_examples", "max_new_tokens", "constrained", "num_beams", "samples", "temperature", "chat_template_kwargs",
 )  # fmt: skip
-"""Settings of `evaluate` that the scores in training depend on."""
+"""Settings of `evaluate` that the scores measured during training depend on."""
 
 
 def build_run_identity(
     config: Config, survey: DatasetFingerprint, held_out: DatasetFingerprint, total_steps: int
 ) -> dict[str, Any]:
-    """Return everything that decides what is learnt and which checkpoint is the best, by its config key, as JSON can
-    hold it: measurements on other held-out rows cannot be compared with those before the resume.
+    """Return every setting and data hash that decides what is learned and which checkpoint is best, keyed by config
+    key, JSON-serializable. Held-out rows are included: measurements on others cannot be compared with those before the
+    resume.
 
     Args:
-        survey: of the training rows.
-        held_out: of the held-out rows.
+        survey: fingerprint of the training rows.
+        held_out: fingerprint of the held-out rows.
         total_steps: optimizer steps of the run.
     """
     values = {f"lora.{key}": value for key, value in iter_config_values(config.lora)}
@@ -59,7 +61,7 @@ def build_run_identity(
 
 
 def _scoring(config: Config) -> dict[str, Any]:
-    """Return what the scores that are measured in training depend on; nothing where none are."""
+    """Return the settings that the scores measured during training depend on; empty if none are measured."""
     if not config.evaluate.in_training:
         return {}
     settings = config.evaluate.model_dump(mode="json")
@@ -67,8 +69,8 @@ def _scoring(config: Config) -> dict[str, Any]:
 
 
 def execution_settings(config: Config, mode: str = "single", data_size: int = 1) -> dict[str, Any]:
-    """How the processes share a step, and settings, that a resumed run may change: they change the order of additions,
-    so the last bits, and which random numbers fall to which element."""
+    """Return the settings that a resumed run may change, with how the processes share a step: they affect the order of
+    additions, so the last bits, and which element gets which random number."""
     values = {f"speed.{key}": value for key, value in iter_config_values(config.speed)}
     return values | {
         "data.packing": config.data.packing,
@@ -81,24 +83,30 @@ def execution_settings(config: Config, mode: str = "single", data_size: int = 1)
 
 
 def changed_settings(trainer: Mapping[str, Any], config: Config, mode: str = "single", data_size: int = 1) -> list[str]:
-    """How the settings of `execution_settings` differ from those of a checkpoint, as `data.packing: False, now True`.
+    """Return how the execution settings differ from those of a checkpoint, as `data.packing: False, now True`.
 
     Args:
         trainer: the checkpoint's trainer.json.
-        config: of the run that resumes it.
-        mode, data_size: of its engine (parallel/engine.py).
+        config: config of the run that resumes it.
+        mode, data_size: the resuming run's `Engine.name` and `Engine.data_size` (parallel/engine.py).
     """
-    before, now = trainer.get("carried_out", {}), execution_settings(config, mode, data_size)
-    changes = [f"{key}: {before[key]}, now {value}" for key, value in now.items() if before.get(key, value) != value]
-    draws = config.lora.lora_dropout > 0 or config.train.neftune_noise_alpha is not None
-    other = draws and any(before.get(key, now[key]) != now[key] for key in DRAWS_ALONG)
-    return [*changes, "dropout and noise draw other random numbers in another micro batch"] if other else changes
+    saved, current = trainer.get("carried_out", {}), execution_settings(config, mode, data_size)
+    changes = [f"{key}: {saved[key]}, now {value}" for key, value in current.items() if saved.get(key, value) != value]
+    uses_random_numbers = config.lora.lora_dropout > 0 or config.train.neftune_noise_alpha is not None
+    random_numbers_differ = uses_random_numbers and any(
+        saved.get(key, current[key]) != current[key] for key in DRAWS_ALONG
+    )
+    return (
+        [*changes, "dropout and noise draw other random numbers in another micro batch"]
+        if random_numbers_differ
+        else changes
+    )
 
 
 DRAWS_ALONG = (
     "data.packing", "train.per_device_train_batch_size", "speed.fused_lora", "speed.compile", "parallel.cp", PARTS,
 )  # fmt: skip
-"""Of these, which element of a step gets which random number depends on them."""
+"""Execution settings that decide which element of a step gets which random number."""
 
 
 ADDED = {
@@ -108,23 +116,24 @@ ADDED = {
     "model.chat_template_kwargs": {},
     "model.add_tokens": [],
 }
-"""What runs did whose checkpoints are older than a key."""
+"""Behavior of runs with checkpoints older than a setting: key → value."""
 
 
 LATER = ("data.eval: ", "evaluate.")
-"""Keys of which an older checkpoint, or one of a run that measured no scores, says nothing."""
+"""Prefixes of keys that may be missing from older checkpoints, or from checkpoints of a run that measured no scores."""
 
 
 def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: DatasetFingerprint, path: Path) -> None:
-    """Compare the held-out rows by their supervised tokens, where the checkpoint is too old to hold their hash.
+    """Raise if the number of supervised held-out tokens changed; used where the checkpoint is too old to hold their
+    hash.
 
     Args:
-        lines: of metrics.jsonl.
-        held_out: of this config's held-out rows.
+        lines: lines of metrics.jsonl.
+        held_out: fingerprint of this config's held-out rows.
         path: the run directory, for the message.
 
     Raises:
-        ConfigError: other tokens were measured before.
+        ConfigError: earlier measurements used another number of tokens.
     """
     for line in lines:
         if (was := line.get("eval_tokens", held_out.supervised)) != held_out.supervised:
@@ -139,11 +148,11 @@ def require_same_held_out(lines: Iterable[Mapping[str, Any]], held_out: DatasetF
 
 
 def require_same(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    """Refuse to continue another run.
+    """Raise if a checkpoint belongs to a run with other settings or data.
 
     Args:
-        before: the `identity` in the checkpoint.
-        now: that of this config and these rows.
+        before: `identity` in the checkpoint.
+        now: `build_run_identity` of this config and these rows.
         path: the run directory, for the message.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a `Training` is given: data, the machine it is on, and who hears of it."""
+"""Inputs of a `Trainer`: data, environment and callbacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Tokenised rows.
+    """Tokenized training and held-out rows.
 
     Attributes:
-        tokenizer: saved beside the result; its padding token fills up micro batches.
-        rows: the training rows, each (input ids, labels), every one with a supervised token.
+        tokenizer: saved beside the result; its padding token pads micro batches.
+        rows: the training rows, each (input ids, labels) with at least one supervised token.
         eval_rows: the held-out rows; may be empty.
-        conversations: the rows are conversations, whose prompts must be masked; plain text has none.
-        held_out: the examples of `eval_rows`, for `evaluate.in_training`; of several processes the first has them.
+        conversations: whether the rows are conversations, with prompts that must be masked, and not plain text.
+        held_out: the examples of `eval_rows`, for `evaluate.in_training`; with several processes, only rank 0 has them.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -40,14 +40,14 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class TrainingEnvironment:
-    """Where a run trains.
+    """Processes, hardware and plan of a training run.
 
     Attributes:
-        engine: how several processes share it; None: one process with everything. All of them make a `Training` and
-            call `fit`; the first alone writes and reports.
-        model, hardware: about base model and device, for the MFU, and for what took the memory when it runs out.
-        planned: the content of plan.json, to compare the dry pass with.
-        resume_command: what the user types to continue after an interruption.
+        engine: execution engine, which distributes the run over processes; None for a single process. Every process
+            creates a `Trainer` and calls `fit`; only rank 0 writes and reports.
+        model, hardware: facts about base model and device, for the MFU and for out-of-memory messages.
+        planned: content of plan.json, which the dry pass is compared with.
+        resume_command: command line that continues the run after an interruption.
     """
 
     engine: Engine | None = None
@@ -59,7 +59,7 @@ class TrainingEnvironment:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who hears of a run.
+    """Functions and sinks that are called during a run.
 
     Attributes:
         on_progress: called after every step.

@@ -1,4 +1,4 @@
-"""The training loop: steps, held-out loss, checkpoints, and a way out of it at any time.
+"""The training loop: optimizer steps, held-out loss, checkpoints, and a clean stop at any time.
 
 Everything that decides a step (rows, learning rate, dropout) is a pure function of the config and the step number, so a
 resumed run equals one that was never interrupted, bit for bit where the arithmetic is deterministic.
@@ -55,17 +55,17 @@ SINGLE_PROCESS, NO_CALLBACKS = TrainingEnvironment(), Callbacks()
 
 
 class Trainer:
-    """One run over tokenised rows.
+    """One training run over tokenized rows.
 
     Args:
-        model: as model/prepare.py leaves it, on its device.
-        data: tokenised.
-        config: nothing in it is "auto".
-        run: where everything is written.
-        environment, callbacks: by default one process of which nobody hears.
+        model: prepared by model/prepare.py, on its device.
+        data: tokenized rows.
+        config: resolved: no setting is "auto".
+        run: run directory that everything is written into.
+        environment, callbacks: by default a single process without callbacks.
 
     Raises:
-        DataError: no rows, or one without a supervised token.
+        DataError: no rows, or a row without a supervised token.
         ConfigError: settings that cannot be combined; `checkpoint.metric_for_best_model` is not measured.
     """
 
@@ -98,17 +98,19 @@ class Trainer:
         self.sinks = FanOut(callbacks.sinks if self.world.is_first else (), self.note)
         self.log = MetricsLog(run.metrics, self.sinks.log, self.world.is_first)
         self.memory = PhaseMemory()
-        pad = tokenizer.pad_token_id or 0  # masked wherever it stands, so any token does
+        pad = tokenizer.pad_token_id or 0  # padding is masked, so any token id works
         ranks = engine.data_size
         self.batches = MicroBatcher(rows, self.survey.lengths, config, pad, ranks)
         self.held_out_survey = fingerprint_rows(data.eval_rows)
         held_out = MicroBatcher(data.eval_rows, self.held_out_survey.lengths, config, pad, ranks)
         self.held_out = HeldOutEvaluation(self.model, held_out, config, self.log, self.memory, callbacks.score, engine)
-        lines, every = self.held_out.at_checkpoints, config.checkpoint.save_steps
-        self.saving = CheckpointWriter(run, config.checkpoint, self.memory, self.log, lines, self.note, self.world)
-        assert isinstance(every, int)
+        checkpoint_lines, save_steps = self.held_out.at_checkpoints, config.checkpoint.save_steps
+        self.saving = CheckpointWriter(
+            run, config.checkpoint, self.memory, self.log, checkpoint_lines, self.note, self.world
+        )
+        assert isinstance(save_steps, int)
         self.pace, self.meter = (
-            EtaEstimator(every, train.eval_steps),
+            EtaEstimator(save_steps, train.eval_steps),
             build_mfu_meter(model, config, facts, hardware, self.world.size),
         )
         self.counters = Counters()
@@ -119,20 +121,21 @@ class Trainer:
         """Train to the last step and write the result.
 
         Args:
-            resume: continue from the newest complete checkpoint, or start where there is none.
+            resume: continue from the newest complete checkpoint; start from the beginning if there is none.
 
         Raises:
             Interrupted: after a stop signal, with a complete checkpoint of the last finished step.
-            GateError: the batches are not what they should be; too many rejected steps in a row.
-            MachineError: no disk space at the start, no GPU memory; another process is at work in the run directory.
-            ConfigError, ModelError: checkpoints are there and not to be resumed, are of other settings, or all damaged.
+            GateError: the batch audit found an error; too many rejected steps in a row.
+            MachineError: not enough disk space at the start or GPU memory; another process uses the run directory.
+            ConfigError, ModelError: there are checkpoints and `resume` is False, or they belong to other settings, or
+                all are damaged.
         """
         params = dict(iter_config_values(self.config)) | build_run_identity(
             self.config, self.survey, self.held_out_survey, self.total_steps
         )
-        sent = self.sinks.during(str(self.run.path), params)
+        sinks_open = self.sinks.during(str(self.run.path), params)
         stopping = StopRequest(lambda flag: all_reduce_any(flag, self.world))
-        with stopping as stop, self.saving.open(stop), self._memory_noted(), sent:
+        with stopping as stop, self.saving.open(stop), self._memory_noted(), sinks_open:
             if resume:
                 self.saving.await_room()
                 self.dry_pass()
@@ -164,53 +167,53 @@ class Trainer:
         )
 
     def audit(self, write: bool = True) -> None:
-        """Look at the next micro batches as the loss will see them; an error found there is a `GateError`."""
+        """Audit the next micro batches as the loss will get them; an error found is raised as a `GateError`."""
         if self.world.is_first:
             self._audit(write)
         barrier(self.world)
 
     def _audit(self, write: bool) -> None:
-        chosen = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
+        micros = [*self.batches.of_step(self.counters.step)[:AUDITED], self.batches.fullest()]
         data = self.data
-        batches = [(self.batches.make(micro), [data.rows[index] for index in micro]) for micro in chosen]
+        batches = [(self.batches.make(micro), [data.rows[index] for index in micro]) for micro in micros]
         require_sound_batches(batches, data.tokenizer, data.conversations, self.config, self.run if write else None)
 
     def dry_pass(self, write: bool = True) -> None:
-        """Run the worst case, before the first step and before a resume; dry_pass.json is all that is left of it.
+        """Run the worst case, before the first step and before a resume; it leaves nothing but dry_pass.json.
 
         Raises:
-            GateError, MachineError: training would not go well (train/dry_pass.py, train/out_of_memory.py).
+            GateError, MachineError: training would fail (train/dry_pass.py, train/out_of_memory.py).
         """
         with self._explained("in the dry pass, before the first step"):
-            found = run_dry_pass(
+            result = run_dry_pass(
                 self.model, self.optimizer, self.batches, self.held_out.batches, self.config, self.memory,
                 self.run.checkpoints, self.engine,
             )  # fmt: skip
         self.optimizer = self._new_optimizer()
-        self.expert_use.taken()  # it has counted the worst case
-        self.pace.pause = found.eval_batches * found.eval_seconds
-        self.note(found.text(self.environment.planned))
-        if warning := found.warning(self.environment.planned):
+        self.expert_use.taken()  # discard the counts of the dry pass
+        self.pace.pause = result.eval_batches * result.eval_seconds
+        self.note(result.text(self.environment.planned))
+        if warning := result.warning(self.environment.planned):
             self.note(warning)
-            self.run.note("train", "dry pass outside the plan", where=found.against(self.environment.planned))
+            self.run.note("train", "dry pass outside the plan", where=result.against(self.environment.planned))
         if write and self.world.is_first:
             with skip_if_disk_full():
-                found.write(self.run)
+                result.write(self.run)
 
     def _new_optimizer(self) -> MasterOptimizer:
-        made: MasterOptimizer = self.engine.optimizer(self.model, partial(make_optimizer, train=self.config.train))
-        return made
+        optimizer: MasterOptimizer = self.engine.optimizer(self.model, partial(make_optimizer, train=self.config.train))
+        return optimizer
 
     def _memory_noted(self) -> AbstractContextManager[None]:
         return self.memory.noted(self.run) if self.world.is_first else nullcontext()
 
     def _run(self, stop: StopRequest) -> None:
-        """Step after step to the last."""
-        first = self.counters.step
+        """Run optimizer steps up to the last one, with the measurements and checkpoints that are due."""
+        first_step = self.counters.step
         share = self.config.train.global_batch_size / len(self.data.rows)
         reporting = StepReporter(self.log, self.callbacks.on_progress, self.total_steps, share, self.pace, self.meter)
         while self.counters.step < self.total_steps and not self._stops_early():
-            self.memory.enter("first step" if self.counters.step == first else "step")
+            self.memory.enter("first step" if self.counters.step == first_step else "step")
             self._step(reporting)
             saved = stop.agreed() or self._is_due()
             if saved:
@@ -219,26 +222,26 @@ class Trainer:
                 saved = stop.agreed() or self.held_out.stopped_improving
                 if saved:
                     self._save()
-            if saved:  # a signal that comes from here on is heard after the next step, which is then saved
+            if saved:  # a signal that arrives later is handled after the next step, which is then saved
                 self._leave_if_asked(stop)
 
     def _measure_if_due(self, stop: StopRequest) -> bool:
-        """Measure the held-out loss where it is due after this step; returns whether it is."""
-        step, between = self.counters.step, self.config.train.eval_steps
+        """Measure the held-out loss if it is due after this step; return whether it is."""
+        step, eval_steps = self.counters.step, self.config.train.eval_steps
         at_checkpoint = self._is_due()
-        if not (at_checkpoint or (between and step > 0 and step % between == 0)):
+        if not (at_checkpoint or (eval_steps and step > 0 and step % eval_steps == 0)):
             return False
         with self._explained(f"while measuring the held-out loss after step {step}"):
             self.held_out.measure(step, stop, at_checkpoint)
         return True
 
     def _is_due(self) -> bool:
-        every, step = self.config.checkpoint.save_steps, self.counters.step
-        assert isinstance(every, int)
-        return self.told_to_end or step == self.total_steps or (step > 0 and step % every == 0)
+        save_steps, step = self.config.checkpoint.save_steps, self.counters.step
+        assert isinstance(save_steps, int)
+        return self.told_to_end or step == self.total_steps or (step > 0 and step % save_steps == 0)
 
     def _step(self, reporting: StepReporter) -> None:
-        """One optimizer step, counted, logged and announced."""
+        """Run one optimizer step, then count, log and report it."""
         step, train = self.counters.step, self.config.train
         start = time.perf_counter()
         torch.manual_seed(dropout_seed(train.seed, step, self.engine.data_rank))
@@ -247,8 +250,8 @@ class Trainer:
         )
         self.optimizer.learning_rate = rate
         micros = self.batches.of_step(step)
-        mine = self.batches.share(micros, self.engine.data_rank)
-        batches = [self.batches.make(micro) for micro in mine]
+        rank_micros = self.batches.share(micros, self.engine.data_rank)
+        batches = [self.batches.make(micro) for micro in rank_micros]
         with self._explained(f"in step {step + 1}"):
             result = train_step(
                 self.model, batches, self.optimizer, train.max_grad_norm, chunked=self.config.speed.chunked_loss,
@@ -259,8 +262,8 @@ class Trainer:
         documents = [int(self.batches.lengths[row]) for micro in micros for row in micro]
         if self.world.is_first:
             use = self.expert_use.taken()
-            told = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss, use)
-            self.told_to_end = told and self.world.size == 1
+            end_requested = reporting.step(self.counters, result, rate, seconds, documents, self.held_out.loss, use)
+            self.told_to_end = end_requested and self.world.size == 1
         if self.counters.rejected_in_a_row >= MAX_REJECTED_IN_A_ROW:
             newest = self.saving.newest()
             run_on_rank0(self.world, lambda: self._give_up(batches, result, newest))
@@ -292,13 +295,15 @@ class Trainer:
         return True
 
     def _save(self) -> None:
-        same = build_run_identity(self.config, self.survey, self.held_out_survey, self.total_steps)
-        how = execution_settings(self.config, self.engine.name, self.engine.data_size)
-        trainer = {"counters": self.counters.as_dict(), "identity": same, "carried_out": how}
+        identity = build_run_identity(self.config, self.survey, self.held_out_survey, self.total_steps)
+        execution = execution_settings(self.config, self.engine.name, self.engine.data_size)
+        trainer = {"counters": self.counters.as_dict(), "identity": identity, "carried_out": execution}
         if self.scaling is not None:
             trainer["loss_scale"] = self.scaling.state()
-        parts = self.optimizer.parameters, self.optimizer.tensors()
-        self.saving.save(self.counters.step, build_checkpoint_state(self.engine, *parts, trainer, bool(self.adapted)))
+        weights_and_state = self.optimizer.parameters, self.optimizer.tensors()
+        self.saving.save(
+            self.counters.step, build_checkpoint_state(self.engine, *weights_and_state, trainer, bool(self.adapted))
+        )
 
     def _leave_if_asked(self, stop: StopRequest) -> None:
         if stop.agreed():

@@ -1,4 +1,4 @@
-"""The loss: cross-entropy over the supervised tokens, summed, through the head that the model itself has."""
+"""The loss: cross-entropy summed over the supervised tokens, computed through the model's own output head."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from surefit.model.sdpa import capability_of
 def loss_sum(
     model: torch.nn.Module, batch: Mapping[str, Any], chunked: bool, balance: list[torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """The summed cross-entropy of one micro batch, 0-d float32 in nats, on the model's device; 0 without targets.
+    """Return the summed cross-entropy of one micro batch, 0-d float32 in nats, on the model's device; 0 without
+    targets.
 
-    A mixture of experts whose config.json has `output_router_logits: true` adds its own loss for an even use of its
-    experts (Fedus et al. 2022, equations 4 to 6), times `router_aux_loss_coef` and the number of targets, where
-    gradients are taken: a mean over micro batches weighs each by its targets.
+    A mixture of experts with `output_router_logits: true` in its config.json adds its load-balancing loss (Fedus et al.
+    2022, equations 4 to 6), times `router_aux_loss_coef` and the number of targets, where gradients are enabled: a mean
+    over micro batches weighs each by its targets.
 
-    Chunked, neither the logits of all tokens nor those of all supervised ones exist at any time: the decoder's hidden
-    states of the supervised tokens go through the head a chunk at a time, and each chunk's gradient is taken at once.
-    Where `chunked_loss_obstacle` has a reason against it, the whole logits are computed instead.
+    Chunked, neither the logits of all tokens nor the logits of all supervised tokens exist at any time: the decoder's
+    hidden states of the supervised tokens go through the head one chunk at a time, and each chunk's gradient is
+    computed at once. If `chunked_loss_obstacle` returns a reason, the full logits are computed instead.
 
     Args:
         model: a causal language model, with or without LoRA factors.
-        batch: as data/tokens/collate.py makes it: tensors are moved to the model's device, everything else is passed
-            as it is.
-        chunked: False computes the logits of all tokens, and keeps those of the supervised ones in float32.
-        balance: what the router's loss has added to the sum is put there, detached.
+        batch: from data/tokens/collate.py: tensors are moved to the model's device, other values are passed unchanged.
+        chunked: False computes the logits of all tokens, and the loss from the supervised tokens' logits in float32.
+        balance: list that the router's contribution to the sum is appended to, detached.
 
     Raises:
         ModelError: the model calls its decoder in a way that cannot be chunked.
     """
     device = next(model.parameters()).device
-    moved = {
+    on_device = {
         name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
         if name != "labels"
     }
-    rows, targets = moved["loss_rows"], moved["targets"]
-    # No cache: it costs memory, and transformers takes a batch with a cache for the start of a generation.
-    inputs = {name: value for name, value in moved.items() if name not in OWN_KEYS} | {"use_cache": False}
+    rows, targets = on_device["loss_rows"], on_device["targets"]
+    # No KV cache: it costs memory, and transformers treats a batch with a cache as the start of a generation.
+    inputs = {name: value for name, value in on_device.items() if name not in OWN_KEYS} | {"use_cache": False}
     if not chunked or chunked_loss_obstacle(model) is not None:
         with avoid_mask_syncs(batch):
             answer = model(**inputs)
@@ -60,23 +60,23 @@ def loss_sum(
             F.cross_entropy(logits.float(), targets, reduction="sum"), model, answer, targets, balance
         )
     with avoid_mask_syncs(batch):
-        answer, hidden, head, trained = _decode(model, inputs, rows)
+        answer, hidden, head, head_parameters = _decode(model, inputs, rows)
     if torch.is_grad_enabled():
-        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *trained)  # type: ignore[no-untyped-call]
+        loss: torch.Tensor = _ChunkedLoss.apply(head, targets, hidden, *head_parameters)  # type: ignore[no-untyped-call]
         return _add_router_loss(loss, model, answer, targets, balance)
     return _through_chunks(head, targets, hidden, [])[0]
 
 
 def balances_experts(model: torch.nn.Module) -> bool:
-    """Whether config.json asks for the router's loss."""
+    """Return whether config.json enables the router's load-balancing loss."""
     return bool(getattr(_causal_lm(model).config.get_text_config(), "output_router_logits", False))
 
 
 def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> None:
-    """Refuse a router's loss where no process sees all layers and tokens of a micro batch.
+    """Raise if the router's loss is enabled and no process sees all layers and tokens of a micro batch.
 
     Raises:
-        ConfigError: it is asked for, and layers or tokens are shared.
+        ConfigError: it is enabled, and layers or tokens are split over processes.
     """
     if balances_experts(model) and (parallel.mode == "pp" or parallel.cp > 1):
         raise ConfigError(
@@ -90,22 +90,22 @@ def require_whole_routing(model: torch.nn.Module, parallel: ParallelSection) -> 
 def _add_router_loss(
     loss: torch.Tensor, model: torch.nn.Module, answer: Any, targets: torch.Tensor, balance: list[torch.Tensor] | None
 ) -> torch.Tensor:
-    """`loss` and the router's, which the model has computed with its answer."""
-    own = getattr(answer, "aux_loss", None)
-    if not torch.is_grad_enabled() or not isinstance(own, torch.Tensor):
+    """Return `loss` plus the weighted router loss that the model has computed in its forward pass."""
+    router_loss = getattr(answer, "aux_loss", None)
+    if not torch.is_grad_enabled() or not isinstance(router_loss, torch.Tensor):
         return loss
     causal_lm = _causal_lm(model)
-    places = (causal_lm, causal_lm.config.get_text_config())
+    holders = (causal_lm, causal_lm.config.get_text_config())
     names = ("router_aux_loss_coef", "aux_loss_coef")
-    weight = next((getattr(place, name) for place in places for name in names if hasattr(place, name)), 0.0)
-    added = own.float() * weight * len(targets)
+    weight = next((getattr(holder, name) for holder in holders for name in names if hasattr(holder, name)), 0.0)
+    weighted = router_loss.float() * weight * len(targets)
     if balance is not None:
-        balance.append(added.detach())
-    return loss + added
+        balance.append(weighted.detach())
+    return loss + weighted
 
 
 def chunked_loss_obstacle(model: torch.nn.Module) -> str | None:
-    """Why the loss of this model cannot be computed in chunks; None where it can."""
+    """Return why the loss of this model cannot be computed in chunks; None if it can."""
     if isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning:
         return "its adapter adds tokens in front of the prompt"
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
@@ -123,12 +123,12 @@ def chunked_loss_obstacle(model: torch.nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class _Head:
-    """All that a causal language model does after its decoder: projection, scale, softcap, LoRA factors on it.
+    """Everything that a causal language model computes after its decoder: projection, scale, softcap, LoRA on the head.
 
     Attributes:
-        output: the type that the decoder answers with.
-        vocabulary: logits per hidden state.
-        number: bytes of a logit.
+        output: type of the decoder's output.
+        vocabulary: number of logits per hidden state.
+        number: bytes per logit.
     """
 
     causal_lm: Any
@@ -138,9 +138,9 @@ class _Head:
     number: int
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The logits (n, vocabulary) of hidden states (n, hidden size)."""
-        # The decoder answers with the states that we have, so that the model's own forward does the rest: transformers
-        # has no function for it, and a copy of the head's arithmetic would have to be kept for every family.
+        """Compute the logits (n, vocabulary) of hidden states (n, hidden size)."""
+        # The decoder is stubbed to return the given states, so that the model's own forward does the rest: transformers
+        # has no function for it, and a copy of the head's arithmetic would have to be maintained for every family.
         answer = self.output(last_hidden_state=hidden[None])
         plain = {"output_router_logits": False} if balances_experts(self.causal_lm) else {}
         with stub_forward(self.decoder, answer):
@@ -156,10 +156,11 @@ def _causal_lm(model: torch.nn.Module) -> Any:
 def _decode(
     model: torch.nn.Module, inputs: Mapping[str, Any], rows: torch.Tensor
 ) -> tuple[Any, torch.Tensor, _Head, list[torch.Tensor]]:
-    """The model's answer but for its logits, the hidden states (n, hidden size) at `rows`, the head, and the trained
-    parameters that the head reads.
+    """Return the model's output without its logits, the hidden states (n, hidden size) at `rows`, the head, and the
+    trained parameters that the head reads.
 
-    The model runs as always; only the head sees a single hidden state, whose logits tell what the head is made of.
+    The model runs as usual, but its head gets a single hidden state: the graph of its logits reveals the head's
+    parameters.
     """
     causal_lm = _causal_lm(model)
     decoder = causal_lm.get_decoder()
@@ -191,17 +192,17 @@ def _decode(
 
 
 def _trained_leaves(output: torch.Tensor) -> list[torch.Tensor]:
-    """The parameters that a gradient of `output` would reach, in a fixed order."""
+    """Return the parameters that a gradient of `output` would reach, in a fixed order."""
     leaves: dict[int, torch.Tensor] = {}
-    waiting, seen = [output.grad_fn], {None}
-    while waiting:
-        node: Any = waiting.pop()
-        if node in seen:
+    pending, visited = [output.grad_fn], {None}
+    while pending:
+        node: Any = pending.pop()
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves[id(leaf)] = leaf
-        waiting.extend(following for following, _ in node.next_functions)
+        pending.extend(parent for parent, _ in node.next_functions)
     return list(leaves.values())
 
 
@@ -239,7 +240,8 @@ def _through_chunks(
     trained: Sequence[torch.Tensor],
     differentiate_hidden: bool = False,
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """The summed loss, and its gradients for `hidden`, in its type, and for each of `trained`, in float32."""
+    """Return the summed loss, its gradient for `hidden` in the dtype of `hidden`, and its gradient for each of
+    `trained` in float32."""
     loss = torch.zeros((), device=hidden.device)
     grad_hidden = torch.empty_like(hidden) if differentiate_hidden else None
     sums: list[torch.Tensor | None] = [None] * len(trained)
@@ -260,31 +262,32 @@ def add_chunk(
     loss: torch.Tensor,
     sums: list[torch.Tensor | None],
 ) -> None:
-    """Add what some rows are of the loss to it and to the sums, and write the gradient of these rows of `hidden`;
-    nothing else of them lives on, so that the next chunk finds all the memory that this one had."""
+    """Add some rows' loss and gradients to `loss` and `sums`, and write the gradient of these rows of `hidden`; nothing
+    else of the chunk stays in memory, so that the next chunk has as much free."""
     states = hidden[rows].detach().requires_grad_(grad_hidden is not None)
-    part, gradients = _chunk(head, targets[rows], states, trained)
-    loss += part
+    chunk_loss, gradients = _chunk(head, targets[rows], states, trained)
+    loss += chunk_loss
     if grad_hidden is not None:
         grad_hidden[rows].copy_(gradients.pop(0))
-    # Many chunks' gradients are summed: in 16 bits the later ones would be rounded away.
+    # Gradients of many chunks are summed: in 16 bits the later ones would be rounded away.
     sums[:] = [new.float() if old is None else old.add_(new) for old, new in zip(sums, gradients, strict=True)]
 
 
 def _chunk(
     head: _Head, targets: torch.Tensor, hidden: torch.Tensor, trained: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The summed loss of one chunk, and its gradients: of `hidden` where it requires one, then of each of `trained`."""
-    wanted = [*([hidden] if hidden.requires_grad else []), *trained]
-    with torch.set_grad_enabled(bool(wanted)):
+    """Return the summed loss of one chunk and its gradients: for `hidden` if it requires one, then for each of
+    `trained`."""
+    inputs = [*([hidden] if hidden.requires_grad else []), *trained]
+    with torch.set_grad_enabled(bool(inputs)):
         logits = head(hidden)
-    # Of a view that was written over, torch makes the gradient anew, in another tensor of its size.
-    edge = get_gradient_edge(logits) if wanted else None
-    loss = cross_entropy_(logits.detach(), targets, bool(wanted))
+    # For a view that was overwritten, torch would create the gradient again, in another tensor of its size.
+    edge = get_gradient_edge(logits) if inputs else None
+    loss = cross_entropy_(logits.detach(), targets, bool(inputs))
     if edge is None:
         return loss, []
     try:
-        return loss, list(torch.autograd.grad([edge], wanted, [logits.detach()]))
+        return loss, list(torch.autograd.grad([edge], inputs, [logits.detach()]))
     except RuntimeError as error:
         if "inplace" not in str(error):
             raise
@@ -297,35 +300,35 @@ def _chunk(
 
 
 def cross_entropy_(logits: torch.Tensor, targets: torch.Tensor, differentiate: bool = True) -> torch.Tensor:
-    """The summed cross-entropy, 0-d, in nats, of `logits` (n, vocabulary), which are lost: written over them is the
-    gradient, softmax − one-hot, or without `differentiate` nothing of use.
+    """Return the summed cross-entropy, 0-d, in nats, of `logits` (n, vocabulary), and overwrite the logits with its
+    gradient, softmax − one-hot, or without `differentiate` with useless values.
 
-    16-bit logits are computed with in float32, and the gradient is rounded once; others in their own type. Beside the
-    logits there are float32 copies of `LOSS_TILE` rows in 16 bits, and nothing of their size otherwise. Softmax may
-    write over what it reads: its kernels know a row's maximum and sum before they write, and write each number where
-    it was read (aten/src/ATen/native/SoftMaxKernel.cpp in cpu, SoftMax.cu in cuda). It is their operators that are
-    called, `torch._softmax`: `torch.softmax` makes a tensor of its own in between and copies it (2.13).
+    The arithmetic of 16-bit logits is done in float32, and the gradient is rounded once; other dtypes keep theirs. For
+    16-bit logits float32 copies of `LOSS_TILE` rows are allocated; otherwise nothing of the logits' size is. Softmax
+    can run in place: its kernels know a row's maximum and sum before they write, and write each number where it was
+    read (aten/src/ATen/native/SoftMaxKernel.cpp in cpu, SoftMax.cu in cuda). The operators themselves are called,
+    `torch._softmax`: `torch.softmax` allocates a temporary tensor and copies it (2.13).
 
     Args:
-        targets: (n,) int64, each of them counted.
+        targets: (n,) int64; every one counts.
     """
     targets = targets[:, None]
     if logits.dtype not in (torch.float16, torch.bfloat16):
-        chosen = torch._log_softmax(logits, -1, False, out=logits).gather(1, targets)
+        target_log_probs = torch._log_softmax(logits, -1, False, out=logits).gather(1, targets)
         if differentiate:
             logits.exp_()
     else:
-        chosen = torch.empty(targets.shape, device=logits.device)
+        target_log_probs = torch.empty(targets.shape, device=logits.device)
         for start in range(0, len(logits), LOSS_TILE):
-            tile, target, out = (whole[start : start + LOSS_TILE] for whole in (logits, targets, chosen))
+            tile, target, out = (tensor[start : start + LOSS_TILE] for tensor in (logits, targets, target_log_probs))
             exact = tile.float()
             torch.gather(torch._log_softmax(exact, -1, False, out=exact), 1, target, out=out)
             if differentiate and capability_of(logits) is None:
                 tile.copy_(exact.exp_())  # a CPU's softmax rounds twice in 16 bits, and is slower
             elif differentiate:
                 torch._softmax(tile, -1, False, out=tile)
-            del exact  # before the next one is made
+            del exact  # before the next tile allocates its own
     if differentiate:
-        # Not p − 1: in 16 bits p is rounded by then, and where it is nearly 1 little would be left.
-        logits.scatter_(1, targets, chosen.expm1().to(logits.dtype))
-    return -chosen.sum()
+        # expm1 and not p − 1: p has been rounded to 16 bits, and near 1 the difference would lose its digits.
+        logits.scatter_(1, targets, target_log_probs.expm1().to(logits.dtype))
+    return -target_log_probs.sum()

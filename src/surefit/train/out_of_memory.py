@@ -1,4 +1,4 @@
-"""When memory runs out: what took it, and which setting needs less and learns the same."""
+"""Out-of-memory errors that say what used the memory, and which setting needs less and learns the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OutOfMemory(MachineError):
     """Memory ran out while training.
 
     Attributes:
-        changes: dotted key → value: the next configuration to try, which learns the same; empty where there is none.
+        changes: dotted key → value: the next configuration to try, which learns the same; empty if there is none.
     """
 
     changes: dict[str, Any]
@@ -32,17 +32,17 @@ class OutOfMemory(MachineError):
 def explain_out_of_memory(
     when: str, config: Config, model: ModelFacts | None, kind: str, longest: int
 ) -> Iterator[None]:
-    """Turn what says that memory ran out into an error that says why, and what to do.
+    """Turn an out-of-memory exception into an error that names the cause and the remedy.
 
     Args:
-        when: such as "in step 3".
-        config: nothing in it is "auto".
-        model: facts about the base model, for the sum of what it needs; None: without.
-        kind: of the device, cpu or cuda.
+        when: clause such as "in step 3".
+        config: resolved: no setting is "auto".
+        model: facts about the base model, for the estimate of its memory; None omits the estimate.
+        kind: device type, cpu or cuda.
         longest: tokens of the longest row.
 
     Raises:
-        OutOfMemory: with the next configuration.
+        OutOfMemory: with the next configuration to try.
     """
     try:
         yield
@@ -73,12 +73,12 @@ def _explanation(when: str, config: Config, model: ModelFacts | None, kind: str,
 
 
 def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
-    """The largest term of the closed form, as a clause; nothing where it knows none."""
+    """Return the largest term of the memory estimate, as a clause; empty if the estimate knows none."""
     resolved = ResolvedConfig(config, {}, count_accumulation_steps(config), None)
     budget = peak_bytes(resolved, model, longest)
     terms = budget.terms if budget else memory_terms(resolved, model)
     if kind == "cpu":
-        terms = [term for term in terms if term.term != "workspace"]  # a GPU's libraries take it
+        terms = [term for term in terms if term.term != "workspace"]  # only a GPU's libraries need it
     if not terms:
         return ""
     largest = max(terms, key=lambda term: term.bytes)
@@ -86,7 +86,8 @@ def _largest(config: Config, model: ModelFacts, longest: int, kind: str) -> str:
 
 
 def _what_changes_learning(config: Config) -> list[str]:
-    """Settings that need less memory and are not set yet, as command line arguments."""
+    """Return settings that need less memory and are not set yet, as command line arguments; they change what is
+    learned."""
     shorter = as_arguments({"data.max_length": config.data.max_length // 2})
     if config.train.method == "full":
         smaller = "--set train.optim=adamw_8bit" if config.train.optim == "adamw_torch" else "--set train.method=lora"

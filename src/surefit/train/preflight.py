@@ -1,4 +1,4 @@
-"""What stands between the batches and the first step: the batch audit, judged by the rules."""
+"""The batch audit before the first step, judged by the lint rules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 AUDITED = 4
-"""Micro batches of the next step that are looked at."""
+"""Number of micro batches of the next step that are audited."""
 
 
 def require_sound_batches(
@@ -29,13 +29,13 @@ def require_sound_batches(
     config: Config,
     run: RunDir | None,
 ) -> None:
-    """Audit micro batches (see `audit_batches`) and judge what was seen.
+    """Audit micro batches (see `audit_batches`) and judge the facts by the lint rules.
 
     Args:
-        run: both are written to its batch_audit.json; None: nothing is written.
+        run: facts and findings are written to its batch_audit.json; None writes nothing.
 
     Raises:
-        GateError: a finding of severity error, the others behind it.
+        GateError: the first finding of severity error; the others are in its `also`.
         MachineError: the file cannot be written.
     """
     facts = audit_batches(batches, tokenizer, conversations)

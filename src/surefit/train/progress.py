@@ -1,4 +1,4 @@
-"""What training tells its caller: how far it is, and how it ended."""
+"""Progress of a training run after each step, and its result."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TrainingProgress:
         epoch: passes over the rows, as a fraction.
         loss: mean over the supervised tokens of the global batch, in nats.
         grad_norm: before clipping.
-        learning_rate: the one this step used.
+        learning_rate: learning rate of this step.
         tokens_per_second: over the last steps, padding not counted, the optimizer's time included.
         eta_seconds: to the end of the run at its pace so far, the checkpoints and measurements to come included.
-        applied: False where this step's update was left out because the loss or the gradient was not finite.
-        rejected: how many updates were left out so far.
+        applied: False if this step's update was skipped because the loss or the gradient was not finite.
+        rejected: number of updates rejected so far, overflows of the loss scale not included.
         eval_loss: the newest held-out loss, if there is one.
-        mfu: the share of the GPU's peak that the last steps' arithmetic is (facts/flops.py), where both are known.
-        memory_bytes: the most in tensors on the GPU since the last pause; None on a CPU.
+        mfu: model FLOPs of the last steps as a share of the GPU's peak (facts/flops.py), where both are known.
+        memory_bytes: peak bytes in tensors on the GPU since the last pause; None on a CPU.
     """
 
     step: int
@@ -45,7 +45,7 @@ class TrainingProgress:
 
     @property
     def text(self) -> str:
-        """The numbers of the one progress line; the caller draws steps and ETA."""
+        """Numbers of the progress line as text; the caller adds steps and ETA."""
         parts = [
             f"loss {self.loss:.4f}",
             f"held-out {self.eval_loss:.4f}" if self.eval_loss is not None else "",
@@ -61,22 +61,22 @@ class TrainingProgress:
 
 
 OnStep = Callable[[TrainingProgress], bool | None]
-"""What is called after each step; True ends the run there, with its result, if one process trains it."""
+"""Called after each step; returning True ends the run there, with its result, if a single process trains it."""
 OnNote = Callable[[str], None]
 
 
 @dataclass
 class Counters:
-    """What a run counts, and a checkpoint keeps.
+    """Totals of a run, which its checkpoints store.
 
     Attributes:
         step: optimizer steps done, rejected ones included.
-        tokens: trained on, padding not counted.
-        supervised_tokens: those of them that the loss counts.
-        seconds: spent in steps.
-        rejected: steps whose update was left out.
-        rejected_in_a_row: up to now.
-        overflows: steps left out because the loss scale of float16 was too large.
+        tokens: tokens trained on, padding not counted.
+        supervised_tokens: the tokens among them that the loss counts.
+        seconds: time spent in steps.
+        rejected: steps with a skipped update, overflows not included.
+        rejected_in_a_row: consecutive rejected steps up to the current one.
+        overflows: steps skipped because the loss scale of float16 was too large.
     """
 
     step: int = 0
@@ -88,24 +88,23 @@ class Counters:
     overflows: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For trainer.json; `Counters(**…)` reads it back."""
+        """Return the counters as trainer.json stores them; `Counters(**…)` reads them back."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a training run ended.
+    """Outcome of a training run.
 
     Attributes:
         output: the directory of the trained adapter or model.
-        counters: what was counted over the whole run, before a resume included.
-        loss: of the last step that was not rejected.
+        counters: totals over the whole run, before a resume included.
+        loss: loss of the last step that was not rejected.
         eval_loss: held-out loss after the last step; None without held-out rows.
-        resumed_from: the step the run was resumed from; None where it started at the beginning.
-        notes: the dry pass in a line, and everything that was unusual.
-        best_step: the step whose weights were exported, with `checkpoint.metric_for_best_model`; None: those of the
-            last.
-        stopped_early: `train.early_stopping_patience` ended the run before its last step.
+        resumed_from: the step the run was resumed from; None if it started at the beginning.
+        notes: the dry pass in one line, and every unusual event.
+        best_step: the step of the exported weights, with `checkpoint.metric_for_best_model`; None for the last step.
+        stopped_early: whether the run ended before its last step.
     """
 
     output: Path

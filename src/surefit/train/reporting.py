@@ -1,4 +1,4 @@
-"""What a run says of each step: a line of metrics.jsonl, and the numbers of the progress line."""
+"""Reports of each step: a line of metrics.jsonl, and the numbers of the progress line."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ from surefit.train.progress import Counters, OnStep, TrainingProgress
 from surefit.train.step import StepResult
 
 SHOWN_OVER = 20
-"""Steps over which the tokens per second and the MFU of the progress line are taken."""
+"""Number of steps over which the progress line averages tokens per second and MFU."""
 
 
 @dataclass(frozen=True)
 class MfuMeter:
-    """What an MFU takes: the arithmetic of the run, and the peak of all devices in FLOP/s. Either may be unknown."""
+    """Computes the MFU from the FLOPs of the run and the peak of all devices in FLOP/s. Either may be unknown."""
 
     work: TrainingFlops | None = None
     peak: float | None = None
 
     def flops(self, documents: Sequence[int], supervised: int) -> int | None:
-        """FLOPs of a step over documents of so many tokens each, of which so many are supervised."""
+        """Return the FLOPs of a step over documents of the given lengths in tokens, with `supervised` tokens in all."""
         return self.work.of(documents, supervised) if self.work else None
 
     def mfu(self, flops: int | None, seconds: float) -> float | None:
-        """Their share of what the device could have done in that time."""
+        """Return the share of the devices' peak that `flops` in `seconds` are; None if either is unknown."""
         return flops / seconds / self.peak if flops is not None and self.peak else None
 
 
 def build_mfu_meter(
     model: torch.nn.Module, config: Config, facts: ModelFacts | None, hardware: HardwareLike | None, devices: int = 1
 ) -> MfuMeter:
-    """The meter of a run; `facts` about the base model and `hardware`, one of its `devices`, may be unknown."""
+    """Build the MFU meter of a run; `facts` about the base model and `hardware`, one of its `devices`, may be
+    unknown."""
     settings: Any = model.config
     work = training_flops(facts, config, windows_of(settings.to_dict(), facts.num_layers)) if facts else None
     peak = peak_flops(hardware, config.model.dtype) if hardware else None
@@ -50,26 +51,26 @@ def build_mfu_meter(
 
 
 class EtaEstimator:
-    """How long the rest of a run takes, from what it has taken so far.
+    """Estimates the remaining time of a run from the time that it has taken so far.
 
-    The steps and the pauses between them (a checkpoint and the measurements beside it) are kept apart, so that neither
-    a pause early on nor many to come mislead. The first step of a process, which warms up kernels and allocator, counts
-    only as long as there is no other.
+    Steps and the pauses between them (a checkpoint with its measurements) are averaged separately, so that neither an
+    early pause nor many future ones distort the estimate. The first step of a process, which warms up kernels and
+    allocator, counts only until there is a second one.
 
     Args:
-        every: optimizer steps between two pauses, of one or two kinds; there is one after the last step, too.
-        pause: seconds that one is expected to take, until one was measured.
+        every: optimizer steps between two pauses, for one or two kinds of pause; the last step has one, too.
+        pause: expected seconds of a pause, used until one was measured.
     """
 
     def __init__(self, *every: int | None, pause: float = 0.0) -> None:
-        self.every, self.pause = [each for each in every if each], pause
+        self.every, self.pause = [interval for interval in every if interval], pause
         self.first: float | None = None
         self.seconds, self.steps, self.paused, self.pauses = 0.0, 0, 0.0, 0
         self._ended: float | None = None
 
     def step(self, step: int, seconds: float, now: float) -> None:
-        """Note that step number `step` took so long and ended at `now`, on any one clock."""
-        if self._ended is not None and any((step - 1) % each == 0 for each in self.every):
+        """Record that step number `step` took `seconds` and ended at `now`, on any monotonic clock."""
+        if self._ended is not None and any((step - 1) % interval == 0 for interval in self.every):
             self.paused += max(0.0, now - seconds - self._ended)
             self.pauses += 1
         self._ended = now
@@ -80,23 +81,23 @@ class EtaEstimator:
             self.steps += 1
 
     def left(self, step: int, total_steps: int) -> float:
-        """Seconds from step number `step` to the end of the run."""
-        each = self.seconds / self.steps if self.steps else self.first or 0.0
+        """Return the estimated seconds from step number `step` to the end of the run."""
+        seconds_per_step = self.seconds / self.steps if self.steps else self.first or 0.0
         pause = self.paused / self.pauses if self.pauses else self.pause
         pauses = count_due_steps(total_steps, *self.every) - count_due_steps_before(step, *self.every)
-        return each * (total_steps - step) + pause * pauses
+        return seconds_per_step * (total_steps - step) + pause * pauses
 
 
 class StepReporter:
-    """Logs and announces every step.
+    """Logs every step and reports it to the callbacks.
 
     Args:
         log: metrics.jsonl.
         on_progress: called after every step.
-        total_steps: of the whole run.
-        epoch_share: the part of an epoch that one step is.
-        pace: of this process.
-        meter: for the MFU.
+        total_steps: optimizer steps of the whole run.
+        epoch_share: fraction of an epoch per step.
+        pace: ETA estimator of this process.
+        meter: computes the MFU.
     """
 
     def __init__(
@@ -122,16 +123,16 @@ class StepReporter:
         eval_loss: float | None,
         expert_use: Mapping[str, Any],
     ) -> bool:
-        """Report a step; whether the run is to end with it.
+        """Report a step; return whether the callback asks to end the run.
 
         Args:
-            counters: with this step counted.
-            result: what it did.
-            rate: its learning rate.
-            seconds: from the making of its batches to the end of its update.
-            documents: tokens of each of its examples.
+            counters: totals including this step.
+            result: result of the step.
+            rate: learning rate of the step.
+            seconds: duration, from building its batches to the end of its update.
+            documents: number of tokens of each of its examples.
             eval_loss: the newest held-out loss.
-            expert_use: of a mixture of experts, by what its step did (train/expert_use.py).
+            expert_use: router load statistics of a mixture of experts (train/expert_use.py); else empty.
         """
         step = counters.step
         epoch = round(step * self.epoch_share, 4)
@@ -158,11 +159,11 @@ class StepReporter:
         self.log.append(record | dict(expert_use))
         self.pace.step(step, seconds, time.monotonic())
         self._recent.append((result.tokens, flops or 0, seconds))
-        tokens, work, spent = (sum(column) for column in zip(*self._recent, strict=True))
+        tokens, recent_flops, recent_seconds = (sum(column) for column in zip(*self._recent, strict=True))
         return True is self.on_progress(
             TrainingProgress(
-                step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / spent,
+                step, self.total_steps, epoch, result.loss, result.grad_norm, rate, tokens / recent_seconds,
                 self.pace.left(step, self.total_steps), result.applied, counters.rejected, eval_loss,
-                self.meter.mfu(int(work) if flops is not None else None, spent), memory,
+                self.meter.mfu(int(recent_flops) if flops is not None else None, recent_seconds), memory,
             )
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: the newest one, or at the end of a run the best."""
+"""Restoring a checkpoint: the newest one on resume, or the best one at the end of a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def resume_from_latest(job: Trainer) -> int | None:
-    """Make a run what it was after its newest complete checkpoint, and return that step; None where there is none.
+    """Restore a run from its newest complete checkpoint, and return the checkpoint's step; None if there is none.
 
-    Every process reads the checkpoint, and keeps its own share. How many processes there were when it was written does
-    not matter: which rows a step sees does not depend on it.
+    Every process reads the checkpoint and keeps its own share. The number of processes may differ from the one that
+    wrote it: which rows a step sees does not depend on it.
 
     Raises:
-        ConfigError: it is one of other settings.
-        ModelError: it is one of another model, or all are damaged.
+        ConfigError: the checkpoint belongs to other settings.
+        ModelError: it belongs to another model, or all checkpoints are damaged.
     """
     latest = job.saving.latest()
     if latest.path is None:
@@ -62,11 +62,12 @@ def _require_same_run(job: Trainer, before: dict[str, Any], now: dict[str, Any])
 
 
 def load_best_checkpoint(job: Trainer) -> int | None:
-    """With `checkpoint.metric_for_best_model`, make the model that of the best checkpoint; returns its step."""
-    found = job.saving.best_complete()
-    if found is None:
+    """Load the weights of the best checkpoint by `checkpoint.metric_for_best_model`, and return its step; None without
+    one."""
+    best = job.saving.best_complete()
+    if best is None:
         return None
-    score, path = found
+    score, path = best
     restore_optimizer_and_weights(manager.load_checkpoint(path), job.optimizer, job.engine, path)
     job.note(f"exporting step {score.step}, the best by {job.held_out.metric}: {score.value:.4f}")
     return score.step
@@ -75,7 +76,7 @@ def load_best_checkpoint(job: Trainer) -> int | None:
 def restore_optimizer_and_weights(
     state: manager.CheckpointState, optimizer: MasterOptimizer, engine: Engine, path: Path
 ) -> None:
-    """Copy a checkpoint's weights into the model, or this process's share of it."""
+    """Copy a checkpoint's weights into the model, or this process's share of them."""
     weights = engine.shares(state.weights, optimizer.parameters)
     manager.restore_weights(manager.CheckpointState(weights, {}, {}), optimizer.parameters, path)
 
@@ -83,6 +84,7 @@ def restore_optimizer_and_weights(
 def parameters_for_state(
     tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """For each tensor of an optimizer, named `KEY.PARAMETER_NAME`, that parameter; without those that have none."""
+    """Return the parameter that each tensor of an optimizer, named `KEY.PARAMETER_NAME`, belongs to; tensors without
+    one are omitted."""
     owners = {name: parameters.get(name.partition(".")[2]) for name in tensors}
     return {name: owner for name, owner in owners.items() if owner is not None}

@@ -1,8 +1,8 @@
-"""Which rows each optimizer step sees: a pure function of the seed, the number of rows and the step.
+"""The rows of each optimizer step: a pure function of the seed, the number of rows and the step.
 
-The rows are read as one endless stream, a fresh shuffle per epoch laid behind the last, and step k takes rows
-`k × global_batch_size` up to `(k + 1) × global_batch_size` of it. So every batch is full: the one that an epoch cannot
-fill is completed with the first rows of the next epoch. A resumed run needs nothing but its step number.
+The rows form one endless stream, with a new shuffle for every epoch, and step k uses rows `k × global_batch_size` up to
+`(k + 1) × global_batch_size` of it. So every batch is full: the one that an epoch cannot fill is completed with the
+first rows of the next epoch. A resumed run needs nothing but its step number.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ from surefit.data.tokens.shard_manifest import ShardedLengths, ShardedTokens
 from surefit.train.permutation import permute_positions
 
 TABLE_ROWS = 2**24
-"""Up to so many rows an epoch's order is a table, of 128 MiB at most; of more it is computed row by row."""
+"""Largest number of rows for which an epoch's order is stored as a table, of at most 128 MiB; of more rows the order is
+computed row by row."""
 ORDER_STREAM, DROPOUT_STREAM = 0, 1
-"""Keep the random numbers drawn for different purposes from one seed apart."""
+"""Keep apart the random numbers that are drawn from one seed for different purposes."""
 
 
 class TokenizedRows(Protocol):
-    """Tokenised rows: (input ids, labels) arrays of one length each, labels `MASKED` where not supervised."""
+    """Tokenized rows: (input ids, labels), two arrays of equal length, labels `MASKED` where not supervised."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]: ...
 
 
 RowLengths = npt.NDArray[np.int64] | ShardedLengths
-"""Tokens of each row, by its number or by several."""
+"""Number of tokens of each row; indexed by one row number or by several."""
 
 
 @dataclass(frozen=True)
 class DatasetFingerprint:
-    """What training must know of all its rows beforehand.
+    """Lengths, hash and token count of all rows, which training needs beforehand.
 
     Attributes:
-        lengths: tokens of each row.
-        sha256: of all ids and labels; a resumed run must see the same.
-        supervised: tokens that the loss counts; 0 of prepared data, where nobody asks.
+        lengths: number of tokens of each row.
+        sha256: hash of all ids and labels; a resumed run must have the same.
+        supervised: number of tokens that the loss counts; 0 for prepared data, where it is not needed.
     """
 
     lengths: RowLengths
@@ -54,10 +55,11 @@ class DatasetFingerprint:
 
 
 def fingerprint_training_rows(rows: TokenizedRows) -> DatasetFingerprint:
-    """Read every row once; of prepared data the manifest, whose shards hold no row without a supervised token.
+    """Compute the fingerprint of the training rows from every row; for prepared data from the manifest, whose shards
+    hold no row without a supervised token.
 
     Raises:
-        DataError: there are none, or one has no token that the loss would count.
+        DataError: there are no rows, or a row has no token that the loss would count.
     """
     if len(rows) == 0:
         raise DataError("no rows to train on", code="E5111", field="data.train", help="name data that has usable rows")
@@ -77,10 +79,10 @@ def _require_supervised(index: int, length: int, supervised: int) -> None:
 
 
 def fingerprint_rows(rows: TokenizedRows, look: Callable[[int, int, int], None] | None = None) -> DatasetFingerprint:
-    """Read every row once; there may be none.
+    """Compute the fingerprint from every row; there may be no rows.
 
     Args:
-        look: called with (number, tokens, supervised tokens) of each row.
+        look: called with (row number, tokens, supervised tokens) for each row.
     """
     digest = hashlib.sha256()
     lengths = np.empty(len(rows), dtype=np.int64)
@@ -99,9 +101,9 @@ def fingerprint_rows(rows: TokenizedRows, look: Callable[[int, int, int], None] 
 
 @lru_cache(maxsize=2)
 def epoch_order(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
-    """The shuffled row numbers of one epoch.
+    """Return the shuffled row numbers of one epoch.
 
-    Sorts raw 64-bit outputs of PCG64, which numpy keeps the same over its versions; its shuffles may change.
+    Sorts raw 64-bit outputs of PCG64, which are the same in all versions of numpy; numpy's shuffles may change.
     """
     bits = np.random.PCG64(np.random.SeedSequence((seed, ORDER_STREAM, epoch)))
     order = np.argsort(bits.random_raw(rows), kind="stable")
@@ -110,7 +112,7 @@ def epoch_order(seed: int, epoch: int, rows: int) -> npt.NDArray[np.int64]:
 
 
 def batch_rows(step: int, seed: int, rows: int, global_batch_size: int) -> list[int]:
-    """The row numbers of one global batch; `step` is 0 for the first."""
+    """Return the row numbers of one global batch; `step` is 0 for the first."""
     start = step * global_batch_size
     if rows > TABLE_ROWS:
         return _without_table(range(start, start + global_batch_size), seed, rows)
@@ -121,20 +123,20 @@ def batch_rows(step: int, seed: int, rows: int, global_batch_size: int) -> list[
 
 
 def _without_table(positions: range, seed: int, rows: int) -> list[int]:
-    """The rows at these positions of the endless stream, epoch by epoch."""
-    found: list[int] = []
+    """Compute the rows at these positions of the endless stream, epoch by epoch."""
+    row_numbers: list[int] = []
     for epoch in range(positions.start // rows, (positions.stop - 1) // rows + 1):
         begin = max(positions.start, epoch * rows) - epoch * rows
         end = min(positions.stop, (epoch + 1) * rows) - epoch * rows
-        found += permute_positions(np.arange(begin, end), rows, (seed, ORDER_STREAM, epoch)).tolist()
-    return found
+        row_numbers += permute_positions(np.arange(begin, end), rows, (seed, ORDER_STREAM, epoch)).tolist()
+    return row_numbers
 
 
 def micro_batches(batch: Sequence[int], lengths: RowLengths, size: int) -> list[list[int]]:
     """Cut a batch into micro batches of `size` rows of similar length, the longest first.
 
-    Rows of similar length need little padding. Which rows share an optimizer step is not touched, so unlike sorting the
-    whole data set this changes nothing that is learnt. The longest come first so that the memory peak does, too.
+    Rows of similar length need little padding. The rows of an optimizer step stay the same, so unlike sorting the whole
+    data set this does not change what is learned. The longest come first so that the memory peak comes first, too.
 
     >>> micro_batches([4, 0, 2, 1], np.array([7, 3, 9, 0, 5]), 2)
     [[2, 0], [4, 1]]
@@ -144,7 +146,7 @@ def micro_batches(batch: Sequence[int], lengths: RowLengths, size: int) -> list[
 
 
 def dropout_seed(seed: int, step: int, data_rank: int = 0) -> int:
-    """The seed of torch's random numbers in one step: dropout, too, depends on nothing but the step; and, of processes
-    that each see other rows, on which one it is."""
+    """Return torch's random seed for one step, so that dropout depends on nothing but the step and, where processes see
+    different rows, the process's data rank."""
     parts = (seed, DROPOUT_STREAM, step, *([data_rank] if data_rank else []))
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))

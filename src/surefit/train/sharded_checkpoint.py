@@ -1,11 +1,12 @@
-"""A checkpoint of which every process of a run writes a part, while training goes on.
+"""Sharded checkpoints: every process of a run writes its part while training continues.
 
-Each process has a thread that writes what it holds into one directory, which has a temporary name. When all parts are
-on the disk, the first process's thread renames it: the checkpoint is complete without anybody having waited.
+Each process has a thread that writes its tensors into one directory with a temporary name. When all parts are on the
+disk, rank 0's thread renames the directory: the checkpoint is complete, and no process had to wait.
 
-No thread talks to another process but by files. What can fail or last (a full disk, a process that died) is settled in
-the main threads, where all processes meet: at the next checkpoint, at the end, at a stop signal. There they tell each
-other how it went. Whoever failed raises its error; the others notice that it is gone, as everywhere else.
+The threads communicate with other processes through files only. Failures and delays (a full disk, a process that died)
+are handled in the main threads, where all processes synchronize: at the next checkpoint, at the end, at a stop signal.
+There they exchange their results. A process that failed raises its error; the others detect that it has ended, as
+everywhere else.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ from surefit.core.rundir import is_full
 from surefit.parallel.process_group import World, all_gather, barrier, broadcast_from_rank0, run_on_rank0
 
 LOOK_SECONDS = 0.02
-"""Between two looks at whether all parts are there."""
+"""Seconds between two checks whether all parts exist."""
 SEEN_SECONDS = 180.0
-"""How long a part that is on the disk may take to be seen by the first process: network file systems remember what was
-not there."""
+"""Seconds that a part on the disk may need to become visible to rank 0: network file systems cache the absence of a
+file."""
 LAST_SECONDS = 5.0
-"""How long the first process waits for the parts of others when the run ends with an error: they may have ended."""
+"""Seconds that rank 0 waits for the parts of other processes when the run ends with an error: they may have ended."""
 FULL, FAILED = "full", "failed"
 
 
 @dataclass
 class _Job:
-    """A checkpoint that is being written.
+    """A sharded checkpoint that is being written.
 
     Attributes:
-        state: this process's part, which does not change.
+        state: this process's part; it must not change.
         needed: bytes of all parts.
         place: the directory with the temporary name.
-        error: what went wrong in this process.
-        written: this process's part is on the disk, or failed.
-        given_up: nobody waits for the parts any more.
+        error: the exception in this process, if any.
+        written: set when this process's part is on the disk, or has failed.
+        given_up: set when no thread is to wait for the parts any longer.
     """
 
     step: int
@@ -59,17 +60,17 @@ class _Job:
 
 
 class ShardedCheckpointWriter:
-    """The checkpoints in parts of one run: one is written at a time.
+    """Writer of the sharded checkpoints of one run, one at a time.
 
-    All processes call `start` and `finish` at the same places; each may call `end` by itself.
+    `start` and `finish` are collective: all processes call them in the same order. `end` is not.
 
     Args:
-        world: the processes.
-        checkpoints: their directory, which all processes see.
-        guard: stands before every write, in the first process.
-        make_room: deletes what is not needed any more; called by the first process.
-        ready: called by the first process before parts are written; what it raises, a checkpoint would raise.
-        complete: called by the first process, mostly in its thread, with a step and what makes its checkpoint complete.
+        world: the processes of the run.
+        checkpoints: the checkpoint directory, which all processes see.
+        guard: checks the free disk space before every write, in rank 0.
+        make_room: deletes checkpoints that are not needed any more; called by rank 0.
+        ready: called by rank 0 before parts are written; may raise to prevent the checkpoint.
+        complete: called by rank 0, usually in its thread, with a step and the function that commits its checkpoint.
     """
 
     def __init__(
@@ -86,27 +87,27 @@ class ShardedCheckpointWriter:
         self._job: _Job | None = None
 
     def start(self, step: int, state: manager.CheckpointState) -> None:
-        """Begin to write a checkpoint as soon as there is room for all of it.
+        """Start to write a checkpoint as soon as the disk has space for all of it.
 
         Args:
             state: this process's part; it must not change until `finish` returns.
 
         Raises:
             Interrupted: a stop signal came while the disk was full.
-            MachineError: it cannot be written for another reason.
+            MachineError: the checkpoint cannot be written for another reason.
         """
         assert self._job is None
         needed = sum(all_gather(manager.estimate_checkpoint_bytes(state), self._world))
-        place = run_on_rank0(
+        directory = run_on_rank0(
             self._world,
             lambda: self._guard.write(f"step-{step}", needed, lambda: self._begin(step), self._make_room),
         )
-        job = self._job = _Job(step, state, needed, place)
+        job = self._job = _Job(step, state, needed, directory)
         job.thread = Thread(target=self._work, args=(job,), name=f"step-{step}", daemon=True)
         job.thread.start()
 
     def finish(self) -> None:
-        """Return when the checkpoint that is being written is complete; where there is none, at once.
+        """Wait until the checkpoint in progress is complete; return at once if there is none.
 
         Raises:
             Interrupted, MachineError: as `start`.
@@ -131,8 +132,8 @@ class ShardedCheckpointWriter:
             self._again(job)
 
     def end(self) -> None:
-        """Finish what this process is writing, without the others: where all of them get that far, the checkpoint is
-        complete all the same."""
+        """Finish this process's part without waiting for the others; if all of them finish theirs, the checkpoint is
+        complete nevertheless."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -146,7 +147,7 @@ class ShardedCheckpointWriter:
         return manager.begin_sharded_checkpoint(self._checkpoints, step)
 
     def _work(self, job: _Job) -> None:
-        """The thread."""
+        """Write this process's part in its thread; rank 0 then commits the checkpoint."""
         job.error = _error_of(lambda: manager.write_part(job.place, job.state))
         job.written.set()
         if self._world.is_first and job.error is None:
@@ -172,7 +173,7 @@ class ShardedCheckpointWriter:
             shutil.rmtree(place, ignore_errors=True)
 
     def _again(self, job: _Job) -> None:
-        """After a full disk: all wait until there is room, and write while nobody trains."""
+        """Retry after a full disk: all processes wait until there is space, and write while training is paused."""
         if self._world.is_first:
             shutil.rmtree(job.place, ignore_errors=True)
             self._guard.write(f"step-{job.step}", job.needed, lambda: self._attempt(job), self._make_room)
@@ -183,18 +184,18 @@ class ShardedCheckpointWriter:
             self._try(job, place)
 
     def _attempt(self, job: _Job) -> None:
-        place = broadcast_from_rank0(self._begin(job.step), self._world)
+        directory = broadcast_from_rank0(self._begin(job.step), self._world)
         try:
-            if self._try(job, place):
+            if self._try(job, directory):
                 full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                raise MachineError("cannot write: the disk is full", code="E5117", path=place) from full
+                raise MachineError("cannot write: the disk is full", code="E5117", path=directory) from full
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
-        self._commit(job, place)
+        self._commit(job, directory)
 
     def _try(self, job: _Job, place: Path) -> bool:
-        """Write all parts; whether the disk was too full for one of them."""
+        """Write all parts; return whether the disk was too full for one of them."""
         error = _error_of(lambda: manager.write_part(place, job.state))
         faults = all_gather(_kind(error), self._world)
         if FAILED in faults:
@@ -202,7 +203,7 @@ class ShardedCheckpointWriter:
         return FULL in faults
 
     def _fail(self, error: BaseException | None) -> None:
-        """Raise this process's error, or wait for the one that failed: that it has gone ends the others."""
+        """Raise this process's error, or wait for the process that failed: its end also ends the others."""
         if error is not None and not is_full(error):
             raise error
         barrier(self._world)
@@ -214,13 +215,13 @@ class ShardedCheckpointWriter:
 def _error_of(call: Callable[[], None]) -> BaseException | None:
     try:
         call()
-    except BaseException as error:  # raised again by whoever waits
+    except BaseException as error:  # raised again by the thread that waits
         return error
     return None
 
 
 def _kind(error: BaseException | None) -> str | None:
-    """What the others have to know of an error."""
+    """Return the kind of an error, which the other processes need to know; None without an error."""
     if error is None:
         return None
     return FULL if is_full(error) else FAILED

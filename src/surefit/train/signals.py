@@ -1,5 +1,5 @@
-"""Stopping on request: Ctrl-C, SIGTERM (a scheduler's end of time), SIGUSR1 (its warning before that) and SIGHUP (the
-terminal or the connection is gone)."""
+"""Stopping on request: Ctrl-C, SIGTERM (a scheduler's time limit), SIGUSR1 (its warning before that) and SIGHUP (the
+terminal or connection was closed)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def _heard(number: signal.Signals) -> bool:
 
 
 class StopRequest:
-    """While it is open, the first stop signal only leaves a note, to be acted on between two steps.
+    """Context manager in which the first stop signal is only recorded, to be handled between two steps.
 
-    A second Ctrl-C raises `KeyboardInterrupt` at once. Signals go to the main thread alone, so in any other thread
-    this does nothing.
+    A second Ctrl-C raises `KeyboardInterrupt` at once. Signals reach only the main thread, so in any other thread this
+    does nothing.
 
     Args:
-        any_of: whether something is true in any process of the run: the signal may come to one alone.
+        any_of: returns whether a flag is true in any process of the run: a signal may reach only one of them.
     """
 
     def __init__(self, any_of: Callable[[bool], bool] = lambda flag: flag) -> None:
@@ -33,20 +33,21 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a stop signal has come to this process."""
+        """Return whether this process has received a stop signal."""
         return self.signal_name is not None
 
     def agreed(self) -> bool:
-        """Whether one has come to any process; all must ask at the same place, and then all have the same answer."""
+        """Return whether any process has received a stop signal; collective, so that all processes get the same
+        answer."""
         if self.any_of(self.requested) and self.signal_name is None:
             self.signal_name = "a signal to another process"
         return self.requested
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            # What whoever started us has had ignored stays so: `nohup` means that SIGHUP stops nothing.
-            heard = [number for number in STOP_SIGNALS if _heard(number)]
-            self._before = {number: signal.signal(number, self._note) for number in heard}
+            # A signal that the parent process ignored stays ignored: under `nohup` SIGHUP must not stop the run.
+            handled = [number for number in STOP_SIGNALS if _heard(number)]
+            self._before = {number: signal.signal(number, self._note) for number in handled}
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -1,4 +1,4 @@
-"""The one training step: what is planned, tested, measured and trained is this function."""
+"""The one training step: planning, tests, measurements and training all run this function."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Batch = Mapping[str, Any]
 
 
 class OptimizerLike(Protocol):
-    """What a step needs of an optimizer."""
+    """Methods that a step needs of an optimizer."""
 
     def step(self, factor: float = 1.0) -> Any: ...
     def zero_grad(self) -> None: ...
@@ -29,16 +29,16 @@ class OptimizerLike(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did.
+    """Result of one optimizer step.
 
     Attributes:
         loss: mean cross-entropy in nats over the supervised tokens of the whole global batch, before the update.
-        router_loss: what a router's loss has added to it before its gradient was taken (train/loss.py); None without.
+        router_loss: load-balancing loss that was added to it before the backward pass (train/loss.py); None without.
         grad_norm: 2-norm over all gradients, before clipping.
         tokens: tokens that are not padding.
-        supervised_tokens: those of them that the loss counts.
-        applied: False where the loss or the gradient norm was not finite and the update was rejected.
-        overflow: it was rejected for a loss scale that was too large, and has been halved.
+        supervised_tokens: the tokens among them that the loss counts.
+        applied: False if the loss or the gradient norm was not finite and the update was rejected.
+        overflow: whether the update was rejected because the loss scale was too large; the scale has been halved.
     """
 
     loss: float
@@ -60,47 +60,47 @@ def train_step(
     scaling: LossScale | None = None,
     engine: Engine = SINGLE,
 ) -> StepResult:
-    """Forward, loss, backward over every micro batch; clip; reject or apply; clear the gradients.
+    """Run forward, loss and backward over every micro batch; clip; apply or reject the update; clear the gradients.
 
-    Each micro batch's summed loss is divided by the supervised tokens of *all* of them, so the gradient is that of the
-    mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with uneven lengths, padded or
-    packed. Where the loss or the gradient norm is not finite the optimizer is not called: weights and optimizer state
-    stay as they are.
+    Each micro batch's summed loss is divided by the supervised tokens of *all* of them, so the gradient is the gradient
+    of the mean over the global batch whatever the micro batches are: 1 × 8 equals 8 × 1, also with uneven lengths,
+    padded or packed. If the loss or the gradient norm is not finite the optimizer is not called: weights and optimizer
+    state stay as they are.
 
     Args:
-        model: a causal language model in training mode, its gradients clear.
-        micro_batches: the global batch, or this process's part of it, on the CPU; at least one token of the whole must
-            be supervised.
-        optimizer: holds the trainable parameters of `model`, its learning rate set.
+        model: a causal language model in training mode, without gradients.
+        micro_batches: the global batch, or this process's part of it, on the CPU; at least one token of the global
+            batch must be supervised.
+        optimizer: holds the trainable parameters of `model`; its learning rate is set.
         max_grad_norm: gradients are scaled down to this 2-norm.
         chunked: never hold the logits of all tokens (train/loss.py).
-        scaling: for float16: the scale of the loss, which this step adapts.
-        engine: how several processes share the step.
+        scaling: loss scale for float16, which this step adapts.
+        engine: execution engine, which distributes the step over processes.
     """
     supervised = int(engine.total(sum(supervised_tokens(batch) for batch in micro_batches)))
     assert supervised > 0, "the caller leaves rows without supervised tokens out"
     scale = 1.0 if scaling is None else scaling.value
     balance: list[torch.Tensor] = []
     loss = engine.run(model, micro_batches, partial(loss_sum, chunked=chunked, balance=balance), supervised, scale)
-    router = [engine.total_loss(torch.stack(balance).sum() / supervised)] if balance else []
+    router_terms = [engine.total_loss(torch.stack(balance).sum() / supervised)] if balance else []
     norm = engine.gradient_norm((p for p in model.parameters() if p.requires_grad), gradient_norm)
-    # One transfer for all numbers: on a GPU each would wait for the device.
-    loss_value, norm_value, *added = torch.stack([engine.total_loss(loss), norm, *router]).tolist()
+    # One transfer for all numbers: on a GPU each transfer waits for the device.
+    loss_value, norm_value, *router_values = torch.stack([engine.total_loss(loss), norm, *router_terms]).tolist()
     norm_value /= scale
     applied = math.isfinite(loss_value) and math.isfinite(norm_value)
     if applied:
         optimizer.step(clip_factor(norm_value, max_grad_norm) / scale)
     optimizer.zero_grad()
-    # A batch without targets is one that only keeps this process in step with the others (train/batches.py).
+    # A batch without targets only keeps this process in lockstep with the others (train/batches.py).
     tokens = int(engine.total(sum(count_batch_tokens(batch) for batch in micro_batches if supervised_tokens(batch))))
     overflow = scaling is not None and _adapt(scaling, math.isfinite(loss_value), applied)
-    router_loss = added[0] if added else None
-    return StepResult(loss_value - sum(added), norm_value, tokens, supervised, applied, overflow, router_loss)
+    router_loss = router_values[0] if router_values else None
+    return StepResult(loss_value - sum(router_values), norm_value, tokens, supervised, applied, overflow, router_loss)
 
 
 def _adapt(scaling: LossScale, finite_loss: bool, applied: bool) -> bool:
-    """Change the loss scale after a step; returns whether the scale was at fault. A loss that is not finite, which no
-    scale has touched, leaves it alone."""
+    """Adapt the loss scale after a step; return whether the step overflowed. A loss that is not finite, which no scale
+    has touched, leaves it unchanged."""
     overflow = finite_loss and not applied and scaling.can_shrink
     if overflow:
         scaling.shrink()
@@ -110,7 +110,7 @@ def _adapt(scaling: LossScale, finite_loss: bool, applied: bool) -> bool:
 
 
 def supervised_tokens(batch: Batch) -> int:
-    """How many tokens of a micro batch the loss counts."""
+    """Return the number of tokens of a micro batch that the loss counts."""
     return len(batch["targets"])
 
 
@@ -123,14 +123,14 @@ def mean_loss(
     chunked: bool = True,
     engine: Engine = SINGLE,
 ) -> tuple[float, int] | None:
-    """The mean cross-entropy over the supervised tokens of `batches`, and their number, without dropout.
+    """Compute the mean cross-entropy over the supervised tokens of `batches`, and their number, without dropout.
 
     Args:
-        model: left in the mode (training or not) it was in.
-        stop: asked before every batch; once it is true the measurement is given up.
+        model: its mode (training or evaluation) is restored afterwards.
+        stop: called before every batch; returning True cancels the measurement.
 
     Returns:
-        (nats per token, tokens); None where it was given up or nothing is supervised.
+        (nats per token, tokens); None if it was canceled or nothing is supervised.
     """
     was_training = model.training
     model.eval()
