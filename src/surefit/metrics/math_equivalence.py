@@ -315,7 +315,7 @@ def _difference_is_zero(gold: str, given: str) -> bool:
     letters = {letter for letter in difference.replace("sqrt", "").replace("frac", "") if letter.isalpha()}
     if len(letters) > 2 or _TOO_HARD.search(difference) or len(difference) > MAX_EXPRESSION:
         return False
-    import sympy  # its import needs half a second, which most answers do not need
+    import sympy  # type: ignore[import-untyped,unused-ignore]  # half a second that most answers do not need
 
     try:
         return bool(sympy.simplify(_Expression(difference, sympy).read()) == 0)

@@ -436,7 +436,7 @@ def _release_parameters(part: torch.nn.Module, device: torch.device) -> set[int]
             freed.add(id(module._parameters[name]))
         if getattr(module, "quant_state", None) is not None:
             module.quant_state = None  # type: ignore[assignment]
-        module.gradient_checkpointing = False  # there is nothing to recompute
+        module.gradient_checkpointing = False  # type: ignore[assignment]  # there is nothing to recompute
         module._compiled_call_impl = None
     return freed
 

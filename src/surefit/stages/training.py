@@ -159,9 +159,8 @@ def tokenize_dataset(watcher: ProgressListener, run: CheckedRun, world: World | 
     from surefit.parallel.process_group import broadcast_from_rank0
 
     local_data = _tokenize_all_rows(watcher, run) if world.is_first else None
-    parts = (
-        [(type(rows), rows.path, rows.stats) for rows in (local_data.rows, local_data.eval_rows)] if local_data else []
-    )  # type: ignore[attr-defined]
+    token_rows: Any = (local_data.rows, local_data.eval_rows) if local_data else ()
+    parts = [(type(rows), rows.path, rows.stats) for rows in token_rows]
     files, conversations = broadcast_from_rank0((parts, local_data.conversations) if local_data else None, world)
     rows, eval_rows = (
         ShardedTokens(path) if kind is ShardedTokens else TokenDataset(path, stats) for kind, path, stats in files
