@@ -88,7 +88,7 @@ LAYER = {(7, 5): (176, 446), (8, 0): (151, 425), (9, 0): (151, 425)}
 def test_a_layer_moves_and_launches_no_more_than_it_did(benchmark: Any, capability: tuple[int, int]) -> None:
     setting, sums = setting_of(capability), []
     for layers in (2, 3):
-        counted, _ = benchmark.operations(setting.with_layers(layers))
+        counted, _ = benchmark.count_step_operations(setting.with_layers(layers))
         rows = [row for row in benchmark.rows_of(counted, setting.tokens) if row.kind == "elementwise"]
         launches = sum(times * operation.kernels for operation, times in counted.items())
         sums.append((launches, sum(row.megabytes_per_token for row in rows) * 1e6 / SHAPE.hidden_size))
@@ -110,7 +110,7 @@ def test_projections_that_share_their_input_quantise_it_once(
     of float8 ones for the gradient alone, 3 bytes per number in one pass."""
     setting, sums = replace(setting_of((9, 0)), quantization="fp8", kernels=kernels), []
     for layers in (2, 3):
-        counted, _ = benchmark.operations(setting.with_layers(layers))
+        counted, _ = benchmark.count_step_operations(setting.with_layers(layers))
         found = {row.operator: row for row in benchmark.rows_of(counted, setting.tokens)}
         made = found["float8_weights"].megabytes_per_token if kernels else 0.0
         sums.append((found[operator].launches, found[operator].megabytes_per_token * 1e6, made * 1e6 * setting.tokens))
@@ -128,7 +128,7 @@ def test_the_loss_moves_no_more_per_logit_than_it_did(benchmark: Any) -> None:
     setting, sums = setting_of((9, 0)), []
     for vocabulary in (512, 1024):
         shape = LlamaConfig(**{**SHAPE.to_dict(), "vocab_size": vocabulary})
-        counted, _ = benchmark.operations(replace(setting, config=shape))
+        counted, _ = benchmark.count_step_operations(replace(setting, config=shape))
         rows = [row for row in benchmark.rows_of(counted, setting.tokens) if row.kind == "elementwise"]
         sums.append(sum(row.megabytes_per_token for row in rows) * 1e6 / vocabulary)
     few, more = sums

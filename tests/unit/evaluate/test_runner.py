@@ -165,7 +165,7 @@ def test_base_is_the_model_without_the_adapter(letters):
 
 def test_models_are_opened_once_and_one_at_a_time(letters, monkeypatch):
     opened = []
-    for name in ("load_adapted", "load_saved", "load_to_answer"):
+    for name in ("load_adapted", "load_saved", "load_for_generation"):
         original = getattr(variants, name)
         monkeypatch.setattr(
             variants, name, lambda *args, original=original, name=name: opened.append(name) or original(*args)

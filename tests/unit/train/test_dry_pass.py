@@ -138,7 +138,7 @@ def test_a_disk_that_gives_back_something_else(base: Path, tmp_path: Path, monke
         name = sorted(state.weights)[0]
         return manager.CheckpointState(state.weights | {name: state.weights[name] + 1}, state.optimizer, state.trainer)
 
-    monkeypatch.setattr(module.manager, "load", corrupted)
+    monkeypatch.setattr(module.manager, "load_checkpoint", corrupted)
     with pytest.raises(MachineError, match="1 tensors of a checkpoint came back other"):
         tiny_run.training(tiny_run.config(base, tmp_path)).fit()
     assert not (tmp_path / "checkpoints").exists()

@@ -54,7 +54,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         events.append(f"end {step}")
         return path
 
-    monkeypatch.setattr(checkpointing.manager, "save", save)
+    monkeypatch.setattr(checkpointing.manager, "save_checkpoint", save)
     return events
 
 
@@ -102,7 +102,7 @@ def test_a_fault_of_the_writer_comes_out_at_the_next_call(
     def broken(*args: Any) -> None:
         raise RuntimeError("the writer broke")
 
-    monkeypatch.setattr(checkpointing.manager, "save", broken)
+    monkeypatch.setattr(checkpointing.manager, "save_checkpoint", broken)
     training = run(tiny_run.config(base, tmp_path, every=4))
     with pytest.raises(RuntimeError, match="the writer broke"):
         training.fit()
@@ -121,7 +121,7 @@ def test_a_disk_that_fills_up_under_the_writer_is_waited_out(
             raise full_disk()
         return SAVE(directory, step, state)
 
-    monkeypatch.setattr(checkpointing.manager, "save", save)
+    monkeypatch.setattr(checkpointing.manager, "save_checkpoint", save)
     training = run(tiny_run.config(base, tmp_path, every=4))
     training.saving.guard.sleep = lambda seconds: None
     result = training.fit()

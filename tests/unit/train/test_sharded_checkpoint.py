@@ -62,12 +62,12 @@ def test_a_thread_makes_it_complete(together: ShardedCheckpointWriter, tmp_path:
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-4"]
 
 
-@pytest.mark.parametrize("broken", ["write_part", "commit"])
+@pytest.mark.parametrize("broken", ["write_part", "commit_sharded_checkpoint"])
 def test_a_full_disk_is_waited_out(
     together: ShardedCheckpointWriter, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     tries = []
-    real = {"write_part": WRITE, "commit": COMMIT}[broken]
+    real = {"write_part": WRITE, "commit_sharded_checkpoint": COMMIT}[broken]
 
     def sometimes(*given: Any) -> Any:
         tries.append(1)
@@ -85,7 +85,7 @@ def test_a_full_disk_is_waited_out(
     assert manager.find_checkpoint_damage(tmp_path / "step-4", hashes=True) is None
 
 
-@pytest.mark.parametrize("broken", ["write_part", "commit"])
+@pytest.mark.parametrize("broken", ["write_part", "commit_sharded_checkpoint"])
 def test_any_other_fault_comes_out_at_the_next_meeting(
     together: ShardedCheckpointWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -106,7 +106,7 @@ def test_parts_that_never_come_keep_nobody(
     """As if the other of two processes had died, or wrote to another disk."""
     monkeypatch.setattr(sharded_checkpoint, "LAST_SECONDS", 0.1)
     monkeypatch.setattr(sharded_checkpoint, "SEEN_SECONDS", 0.1)
-    monkeypatch.setattr(sharded_checkpoint.shards, "is_whole", lambda place, of: False)
+    monkeypatch.setattr(sharded_checkpoint.shards, "has_all_records", lambda place, of: False)
     together.start(4, state(4))
     together.end()
     assert not list(tmp_path.iterdir())
