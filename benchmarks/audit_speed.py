@@ -34,14 +34,14 @@ WORDS = [
     word for name in ("amber barley canal dune ember fern", "glade harbour inlet jetty kelp") for word in name.split()
 ]
 STAGES: list[tuple[str, Any, str]] = [
-    ("detectors", chunk, "look_at_rows"),
+    ("detectors", chunk, "run_detectors"),
     ("rows to examples", ChunkAuditor, "_examples"),
     ("chat template", tokenize, "_all_segments"),
     ("template and tokenizer", ChunkAuditor, "_lengths"),
     ("round trips", ChunkAuditor, "_round_trips"),
     ("MinHash", chunk, "text_keys"),
     ("content hashes", chunk, "_digests"),
-    ("repeated rows found", whole, "_repeated"),
+    ("repeated rows found", whole, "_observe_duplicates"),
 ]
 INSIDE = {"chat template": "template and tokenizer"}
 """Stages whose time is also counted in another."""
