@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from surefit.cli.app import app
 from surefit.data.read.load import FEWEST, Rows, load_rows
+from surefit.facts.hardware import hardware_facts
 from surefit.importers.reasons import unmapped_reason
 from surefit.importers.requirements import is_requirements
 from surefit.lint.rules.labels import length_limit_loses_rows
@@ -34,6 +36,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUREFIT_CACHE", str(tmp_path / "cache"))
     Path("run.yaml").write_text(RUN)
     write("rows.jsonl", [f"It is {n}." for n in range(20)])
+
+
+def surefit(*arguments: str) -> tuple[int, dict[str, Any]]:
+    """The exit code of a verb with `--json`, and the object on its last line."""
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.usefixtures("here")
@@ -112,3 +120,37 @@ def test_a_template_that_cannot_be_used_is_said_once(template: str, code: str) -
     said = [each for each in findings if each["severity"] == "error"]
     assert [(each["field"], each.get("error")) for each in said] == [("model.chat_template", code)]
     assert ("'chatml'" in said[0]["message"]) == (template == "chatlm")
+
+
+@pytest.mark.usefixtures("here")
+def test_u2_a_failed_merge_leaves_the_certified_model_of_another_adapter() -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file, save_file
+
+    from surefit.config.schema import ModelSection
+    from surefit.model.load import load_model
+
+    base = load_model(ModelSection(name_or_path="surefit/nano", dtype="float32"), hardware_facts())
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(len(name)))
+    for folder in ("sound", "broken"):
+        model.save_pretrained(folder)
+    tensors = load_file("broken/adapter_model.safetensors")
+    save_file(
+        {name: tensor * 0 for name, tensor in tensors.items()}, "broken/adapter_model.safetensors", {"format": "pt"}
+    )
+    Path("prompts.txt").write_text("".join(f"Say {n}.\n" for n in range(8)))
+    options = ("-o", "out", "--base", "surefit/nano", "--prompts", "prompts.txt")
+    code, certificate = surefit("merge", "sound", *options)
+    assert code == 0, certificate
+    kept = {path: path.read_bytes() for path in Path("out").rglob("[!.]*") if path.is_file()}
+    code, error = surefit("merge", "broken", *options)
+    assert (code, error["code"]) == (1, "E6019")
+    assert "another adapter" in error["help"]
+    now = {path: path.read_bytes() for path in Path("out").rglob("[!.]*") if path.is_file()}
+    assert json.loads(now.pop(Path("out/certificate.failed.json")))["passed"] is False
+    assert now == kept
+    assert surefit("merge", "sound", *options)[0] == 0, "the same adapter again"

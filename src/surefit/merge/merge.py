@@ -24,7 +24,7 @@ from surefit.config.resolve import HardwareLike
 from surefit.config.schema import Config, LoraSection, ModelSection
 from surefit.core.errors import DataError, GateError, ModelError
 from surefit.core.progress import OnProgress, ignore_progress
-from surefit.core.rundir import RunDir, directory_atomic, write_json
+from surefit.core.rundir import RunDir, directory_atomic, read_json, write_json
 from surefit.core.sampling import evenly_spaced_indices
 from surefit.generate.save import save_surroundings
 from surefit.merge import certify
@@ -62,6 +62,8 @@ from surefit.model.vocabulary import token_rows, vocabulary_modules
 
 PROMPTS = 32
 """Number of held-out rows, evenly spaced, that the models are compared on."""
+FAILED_CERTIFICATE = "certificate.failed.json"
+"""Holds what a failed merge measured where certificate.json belongs to a certified model of another adapter."""
 OTHER_BASE = (
     "name the base that it was trained beside with --base; where that is this one, save the adapter again with "
     "PeftModel.save_pretrained"
@@ -136,7 +138,29 @@ def merge_adapter_job(
 ) -> dict[str, Any]:
     """Write `job.merged` and its certificate; arguments and result as `merge_and_certify`."""
     certifying = _CertificateBuilder(job.base, hardware, sequences, on_progress)
-    return _run_and_certify(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
+    if job.expected is not None or not _certifies_another(job):
+        return _run_and_certify(certifying, job.certificate, lambda: _merge(certifying, job), remove=job.merged)
+    # What is in the way is the certified model of another adapter: only a certified one may take its place.
+    failed = job.certificate.with_name(FAILED_CERTIFICATE)
+    try:
+        merged = _run_and_certify(certifying, failed, lambda: _merge(certifying, job))
+    except GateError as error:
+        error.help = f"{error.help}; {job.merged} still holds the certified model of another adapter"
+        raise
+    failed.replace(job.certificate)
+    return merged
+
+
+def _certifies_another(job: MergeJob) -> bool:
+    """Return whether `job.merged` holds a certified model of another adapter than the job's."""
+    if not job.merged.is_dir() or not job.certificate.is_file():
+        return False
+    earlier = read_json(job.certificate)
+    return (
+        isinstance(earlier, dict)
+        and earlier.get("passed") is True
+        and earlier.get("adapter_sha256") != adapter_identity(job.adapter)
+    )
 
 
 def certify_merged(
