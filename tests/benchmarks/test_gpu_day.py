@@ -334,37 +334,6 @@ def test_a_report_puts_figures_beside_their_goals(tmp_path: Path) -> None:
         assert row.removeprefix("| eager") in text, row
 
 
-# -- the whole day, small ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_miniature_day_on_a_cpu_with_a_stage_killed_on_purpose(tmp_path: Path) -> None:
-    """To its end: the driver is killed while it trains, and what it left goes on."""
-    own = [sys.executable, str(DRIVER), "--out", str(tmp_path), "--miniature", "--json", "--minutes", "15"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    quick = [*own, "--stage", "attention,calibration"]
-    assert subprocess.run(quick, env=environment, check=False).returncode == 0
-    driver = subprocess.Popen(own, env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    while '"lora-1b"' not in (tmp_path / "started.jsonl").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    driver.kill()
-    driver.wait()
-    done = subprocess.run(own, env=environment, capture_output=True, text=True, check=False)
-    found = {line["stage"]: line for line in json.loads(done.stdout.splitlines()[-1])["stages"]}
-    skipped = {name: line["reason"] for name, line in found.items() if line["status"] == "skipped"}
-    assert done.returncode == 0, (found, done.stderr)
-    assert (skipped["tests"], skipped["qlora-7b"]) == ("no GPU", "no GPU")
-    assert {"tests", "qlora-7b", "plan"} <= set(skipped) <= {"tests", "qlora-7b", "plan", "trl"}
-    assert [name for name, line in found.items() if line["again"]] == ["lora-1b"]
-    items = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    losses = {item["stage"]: item["loss"] for item in items if "loss" in item}
-    assert losses["lora-1b"] == pytest.approx(losses.get("trl", losses["lora-1b"]), rel=1e-3), "they train the same"
-    assert "aten::" in (tmp_path / "profile-lora-1b-eager.txt").read_text()
-    assert "TFLOP/s" in report(tmp_path)
-
-
 @pytest.mark.parametrize(("device", "tiny"), [("CPU", True), ("NVIDIA H200", False)])
 def test_a_report_of_tiny_models_says_so_first(tmp_path: Path, device: str, tiny: bool) -> None:
     record = {"stage": "environment", "item": "record", "device": device, "python": "3.12.3", "versions": {}}

@@ -159,6 +159,7 @@ def test_a_day_in_the_replica_with_a_stage_killed(
     assert "collected" in items["tests", "collection"]["summary"]
     losses = [item["loss"] for (stage, _), item in items.items() if stage in ("lora-1b", "trl") and "loss" in item]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-3), "they train the same"
+    assert "aten::" in (out / "profile-lora-1b-eager.txt").read_text()
     became = json.loads((out / "kit.json").read_text())
     assert all(word == "unpacked" or word.endswith("is installed") for word in became.values()), became
     unpacked = {name.partition("-")[0].lower().replace("_", "-") for name in became if became[name] == "unpacked"}
