@@ -74,7 +74,7 @@ def test_the_wrapper_is_the_one_that_was_asked_for(two: dict[str, Any], mode: st
         assert found["type"] == "DistributedDataParallel"
         assert found["kinds"] == ["Parameter"]
     else:
-        assert found["type"] == "FSDPLossOf"
+        assert found["type"] == "FSDPLossModule"
         assert found["layers"] == ["FSDPLlamaDecoderLayer"]
         assert found["kinds"] == ["DTensor"]
 
