@@ -46,7 +46,7 @@ def test_twenty_steps_are_those_of_a_process_that_is_not(found: dict[str, Any], 
 
 def test_a_whole_model_in_shards_takes_a_step(kind: str, found: dict[str, Any]) -> None:
     sharded = found["sharded"]
-    assert (sharded["root"], sharded["kinds"], sharded["devices"]) == ("FSDPLossOf", ["DTensor"], [kind])
+    assert (sharded["root"], sharded["kinds"], sharded["devices"]) == ("FSDPLossModule", ["DTensor"], [kind])
     assert sharded["applied"]
     assert sharded["loss"] == pytest.approx(sharded["untrained"], rel=0.05), "an untrained model guesses"
     if kind == "cuda":

@@ -60,7 +60,7 @@ def test_whole_runs_are_those_of_one_process(many: dict[str, Any], folder: Path,
 def test_the_weights_are_in_shards_and_the_tokens_shared(many: dict[str, Any], processes: int) -> None:
     found = many["wrapped"]
     assert many["engine"] == ["ShardedContext", processes // 2]
-    assert found["type"] == "FSDPLossOf"
+    assert found["type"] == "FSDPLossModule"
     assert found["layers"] == ["FSDPLlamaDecoderLayer"]
     assert found["kinds"] == ["DTensor"]
     assert found["held"] * processes == found["whole"]
