@@ -106,7 +106,7 @@ def test_a_fix_without_effect_is_not_written(place: Path, monkeypatch: pytest.Mo
 
 
 WITH_FIX = sorted(
-    rule.code for rule in all_rules() if any(word in rule.check.__code__.co_names for word in ("Fix", "fix"))
+    rule.code for rule in all_rules() if any(word in rule.check.__code__.co_names for word in ("ConfigFix", "fix"))
 )
 
 
