@@ -134,7 +134,7 @@ def test_the_verb_that_trains_sets_it_before_torch_works() -> None:
         "    yield True\n"
         "training.return_freed_memory = watched\n"
         "training._train = lambda *args: print('trained') or {}\n"
-        "training.train(None, None, world=SimpleNamespace(is_first=False))\n"
+        "training.train_run(None, None, world=SimpleNamespace(is_first=False))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["set", "False", "trained"], done.stderr

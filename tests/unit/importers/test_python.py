@@ -90,7 +90,7 @@ def test_what_is_computed_is_never_an_error(tmp_path: Path, chosen: dict[int, st
 
 def test_everything_computed(tmp_path: Path) -> None:
     found = read_tool_config(written(tmp_path, computed(dict.fromkeys(range(len(SLOTS)), "args.value"))))
-    assert {one.why for one in found.lost} == {"it is computed while the script runs"}
+    assert {one.why for one in found.lost} == {"it is computed when the script runs"}
     said = {name for name, value in vars(found.setup).items() if value not in (None, (), {})}
     assert said == {"tool"}
 
@@ -241,7 +241,7 @@ Trainer(model=model, train_dataset=rows, data_collator=DataCollatorForLanguageMo
 
 def test_checking_a_script_imports_no_torch(tmp_path: Path) -> None:
     path = written(tmp_path, SOUND)
-    code = f"import sys; from surefit.importers import read; from pathlib import Path; read(Path({str(path)!r}))"
+    code = f"import sys; from surefit.importers import read_tool_config; from pathlib import Path; read_tool_config(Path({str(path)!r}))"
     asked = f"{code}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'peft', 'trl')))"
     assert subprocess.run([sys.executable, "-c", asked], check=False).returncode == 0
 

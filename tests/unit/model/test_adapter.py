@@ -178,5 +178,5 @@ def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None
 def test_an_untrained_adapter_is_stopped(tmp_path: Path) -> None:
     model = adapt()
     model.save_pretrained(str(tmp_path), save_embedding_layers=False)
-    with pytest.raises(GateError, match=r"is all zero: this layer was not trained; .* and 11 more"):
+    with pytest.raises(GateError, match=r"is all zeros: this layer was not trained; .* and 11 more"):
         require_complete_adapter(tmp_path, lora_modules(model))

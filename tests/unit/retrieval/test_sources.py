@@ -72,7 +72,7 @@ def test_reviews_old_and_new_compressed_or_not(tmp_path, review, user, item, end
     events = read_events(tmp_path)
     assert (events.users, events.items) == ([user, user], [item, item])
     assert events.titles == {item: "A crème"}
-    assert "repeat an item" in events.notes[0]
+    assert "repeat an earlier item" in events.notes[0]
     assert detect_movielens_release(tmp_path) is None
 
 
@@ -106,11 +106,11 @@ def test_a_damaged_row_is_named(movielens, line, message):
         ("a.json", '{"reviewerID": "A1"\n', "not a JSON object"),
         ("a.json", "[1]\n", "not a JSON object"),
         ("a.json", '{"reviewer": 1}\n', "a review has the columns 'reviewer'"),
-        ("a.json", json.dumps(REVIEW | {"asin": None}), "must be texts"),
+        ("a.json", json.dumps(REVIEW | {"asin": None}), "must be strings"),
         ("a.json", json.dumps(REVIEW | {"unixReviewTime": "09 13, 2009"}), "must be a whole number"),
         ("a.json", "", "no events"),
         ("a.json.gz", "not compressed", "cannot be read"),
-        ("a.txt", "1 2 3", "no layout that is known"),
+        ("a.txt", "1 2 3", "an unknown layout"),
         ("ratings.csv", "1,1,4.0,964982703\n", "the first line is '1,1,4.0,964982703'"),
         ("ratings.csv", RATINGS, "movies.csv is not beside them"),
     ],
@@ -177,4 +177,4 @@ def test_rows_that_somebody_appended_are_noted(tmp_path):
     (tmp_path / "movies.csv").write_bytes((SHARED / "ml-latest-small/movies.csv").read_bytes())
     note = read_events(tmp_path).notes[0]
     assert "13 more rows" in note
-    assert "users it does not have" in note
+    assert "new users" in note
