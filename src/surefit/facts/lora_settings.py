@@ -61,7 +61,7 @@ LISTED = 50
 """Largest number of layers that are named one by one, where no common ending selects them."""
 MERGE_IT = "merge it, name the merged model, and leave start_from out"
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
-SIDE_BY_SIDE = "serve it beside its base model with PEFT"
+SIDE_BY_SIDE = "serve it with its base model and PEFT"
 CONVERTIBLE = frozenset(
     {"DELORA", "GRALORA", "LOHA", "LOKR", "MISS", "PSOFT", "RANDLORA", "TINYLORA", "UNILORA", "VERA"}
 )

@@ -77,7 +77,7 @@ def to_max_grad_norm(value: Any) -> Any:
 def to_config_attention(value: str) -> str:
     """Return `Setup.attention` as SureFit's config has it."""
     if value not in OWN_ATTENTION:
-        raise c.Unmappable(f"SureFit's speed.attention does not know {value}")
+        raise c.Unmappable(f"SureFit's speed.attention does not support {value}")
     return value
 
 
@@ -197,7 +197,7 @@ ONCE_BEFORE_5: dict[str, KeyMapping] = {
 }
 """Keys of `GONE_BEFORE_5` with the meaning of a newer key."""
 GONE_IN_5 = {
-    "warmup_ratio": "write warmup_steps, which takes a share of the run where it is below 1",
+    "warmup_ratio": "write warmup_steps, which is a share of the run if it is below 1",
     "group_by_length": "write train_sampling_strategy: group_by_length",
     "overwrite_output_dir": "remove it: an existing output_dir is always used",
     "logging_dir": "write the environment variable TENSORBOARD_LOGGING_DIR",

@@ -22,7 +22,7 @@ from surefit.data.audit.detectors.vintage import MovieLens
 from surefit.retrieval.interactions import Events, Key
 
 _WANTED = (
-    "name MovieLens (ratings.csv, ratings.dat or u.data; its titles are found beside it), a file of reviews "
+    "name MovieLens (ratings.csv, ratings.dat or u.data; its titles are found next to it), a file of reviews "
     "(.json, .jsonl, also .gz), or the directory that holds one of them"
 )
 _REVIEW_FILE = re.compile(r"\.(json|jsonl)(\.gz)?$", re.IGNORECASE)
@@ -173,7 +173,7 @@ def _movielens(
 ) -> Events:
     if not titles:
         raise DataError(
-            f"there are ratings but no titles: {titles_at.name} is not beside them",
+            f"there are ratings but no titles: {titles_at.name} is not in the same folder",
             code="E7149",
             path=path,
             help=f"copy {titles_at.name} of the same release there: a language model ranks titles, not numbers",
@@ -269,7 +269,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(text)
             except (ValueError, RecursionError):
                 is_python = text.startswith("{'")
-                problem = "a Python dict, not JSON" if is_python else "not a JSON object on a line of its own"
+                problem = "a Python dict, not JSON" if is_python else "not one JSON object per line"
                 raise _bad_row(problem, text, path, line) from None
             if not isinstance(row, dict):
                 raise _bad_row("not a JSON object", text, path, line)

@@ -52,7 +52,7 @@ def test_movielens_1m_and_100k_are_latin_1(tmp_path):
     (old / "u.item").write_bytes("242|Kolya (1996)|24-Jan-1997||\n302|L.A. Confidential (1997)|é\n".encode("latin-1"))
     assert read_events(old / "u.data").titles == {242: "Kolya (1996)", 302: "L.A. Confidential (1997)"}
     (old / "u.item").unlink()
-    with pytest.raises(DataError, match=r"u\.item is not beside them"):
+    with pytest.raises(DataError, match=r"u\.item is not in the same folder"):
         read_events(old)
 
 
@@ -112,7 +112,7 @@ def test_a_damaged_row_is_named(movielens, line, message):
         ("a.json.gz", "not compressed", "cannot be read"),
         ("a.txt", "1 2 3", "an unknown layout"),
         ("ratings.csv", "1,1,4.0,964982703\n", "the first line is '1,1,4.0,964982703'"),
-        ("ratings.csv", RATINGS, "movies.csv is not beside them"),
+        ("ratings.csv", RATINGS, "movies.csv is not in the same folder"),
     ],
 )
 def test_other_files_say_what_is_wrong(tmp_path, name, content, message):
