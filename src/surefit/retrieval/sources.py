@@ -269,7 +269,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(text)
             except (ValueError, RecursionError):
                 is_python = text.startswith("{'")
-                problem = "a Python dict, not JSON" if is_python else "not one JSON object per line"
+                problem = "a Python dict, not JSON" if is_python else "not a JSON object on one line"
                 raise _bad_row(problem, text, path, line) from None
             if not isinstance(row, dict):
                 raise _bad_row("not a JSON object", text, path, line)

@@ -235,7 +235,7 @@ def test_an_adapter_on_a_tied_model_leaves_it_tied(tmp_path, tiny_tokenizer, row
     ("change", "text"),
     [
         ({"peft_type": "LOHA"}, "its type is LOHA"),
-        ({"init_lora_weights": "pissa"}, "initialised by pissa"),
+        ({"init_lora_weights": "pissa"}, "initialized by pissa"),
         ({"layer_replication": [[0, 1]]}, "repeats layers"),
         ({"r": 8}, "but the rank is 8"),
         ({"use_dora": True}, "no DoRA magnitude"),

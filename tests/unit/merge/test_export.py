@@ -133,7 +133,7 @@ def test_a_changed_or_missing_file_is_noticed(ready, tmp_path):
     with pytest.raises(ModelError, match=r"README\.md has changed since the export"):
         read_export(out)
     (out / "README.md").unlink()
-    with pytest.raises(ModelError, match=r"README\.md is in export\.json"):
+    with pytest.raises(ModelError, match=r"README\.md is listed in export\.json"):
         read_export(out)
     with pytest.raises(ModelError, match="this is not an export"):
         read_export(tmp_path)

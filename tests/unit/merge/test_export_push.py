@@ -239,7 +239,7 @@ def test_a_list_that_points_elsewhere_is_refused(export):
     outside.write_text("{}")
     (export / "link.json").symlink_to(outside)
     listed(export)
-    with pytest.raises(ModelError, match=r"link\.json is in export\.json and not a file here"):
+    with pytest.raises(ModelError, match=r"link\.json is listed in export\.json but is not a file here"):
         prepare_push(export, "me/one")
 
 

@@ -186,7 +186,7 @@ def list_data_files(directory: Path, split: str = "train") -> list[Path]:
     texts = [name for name in names if file_extensions(name)[0] in NAMED_ONLY]
     if not files and texts:
         raise DataError(
-            f"this directory has only text files: {', '.join(texts[:5])}",
+            f"no data file in this directory, only text files: {', '.join(texts[:5])}",
             code="E4350",
             path=directory,
             help="name text files by a pattern, since a directory may also hold notes: "
