@@ -238,7 +238,7 @@ def check_agreement(
         ),
         MergeCheck(
             f"{label}_logit_error_worst", worst, SAFETY, "<=",
-            f"the errors of the positions, of which the largest is {diff.largest:.3g}, over the rounding error: "
+            f"the errors of the positions, of which the largest is {diff.largest:.3g}, divided by rounding's: "
             f"how far logits move when each weight moves by {_rounding(dtype, size):.1g} of itself",
         ),
         MergeCheck(

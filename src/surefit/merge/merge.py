@@ -292,7 +292,7 @@ class _CertificateBuilder:
             self.require(
                 MergeCheck(
                     "adapter_as_trained", named_tensors_sha256(adapter.tensors), record["weights_sha256"], "==",
-                    "the hash from training of the factors in memory",
+                    "the hash that training recorded for the factors in memory",
                 )
             )  # fmt: skip
         return adapter, streamed
@@ -450,7 +450,7 @@ def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
     certifying.require(
         MergeCheck(
             "weights_as_trained", named_tensors_sha256(state), record["weights_sha256"], "==",
-            "the hash from training of the weights in memory",
+            "the hash that training recorded for the weights in memory",
         ),
         _check_none("weights_not_finite", infinite, "tensors with NaN or infinity"),
     )  # fmt: skip
