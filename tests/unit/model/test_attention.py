@@ -271,7 +271,7 @@ LLAMA = {"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 16}
         ("auto", True, (8, 0), "float32", NAME, "not in float32"),
         ("auto", False, (9, 0), "bfloat16", "sdpa", "torch"),
         ("sdpa", True, (9, 0), "bfloat16", "sdpa", "dense mask"),
-        ("eager", False, None, "float32", "eager", "asked for"),
+        ("eager", False, None, "float32", "eager", "set in the config"),
         (NAME, True, (8, 6), "bfloat16", NAME, "kernel"),
     ],
 )
