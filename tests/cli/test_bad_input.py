@@ -164,7 +164,7 @@ def test_a_chat_template_without_end_stops_check_and_training(surefit: Surefit, 
         answer = surefit(verb, config, "--set", f"model.name_or_path={tmp_path / 'base'}")
         assert time.process_time() - started < 20
         assert answer.code == 1, answer.text
-        assert "the chat template cannot be used: its loops take more than 500,000 turns" in answer.text
+        assert "the chat template cannot be used: its loops run more than 500,000 turns" in answer.text
     assert not Path("runs/one/adapter").exists()
 
 
@@ -214,4 +214,4 @@ def test_a_script_gets_the_findings_that_stop_a_training(surefit: Surefit, confi
 def test_a_mode_that_the_user_chose_is_not_replaced_for_the_number_of_gpus(surefit: Surefit, config: Path) -> None:
     answer = surefit("train", config, "--gpus", 2, "--set", "parallel.mode=single", "--dry-run")
     assert answer.code == 2
-    assert "2 processes, and parallel.mode is single" in answer.stderr
+    assert "parallel.mode is single, but there are 2 processes" in answer.stderr

@@ -46,16 +46,16 @@ def test_routers_are_trained_merged_and_read_by_plain_libraries(surefit: Surefit
         assert said in " ".join(surefit("check", config).text.split())
     section = LoraSection(r=2, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     fresh = add_adapter(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), section)
-    with pytest.raises(ConfigError, match="the adapter has experts with_router, and the config false"):
+    with pytest.raises(ConfigError, match="the adapter has experts with_router, but the config has false"):
         load_initial_adapter(fresh, tmp_path / "out/adapter", ModelSection(name_or_path=str(tmp_path / "base")))
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("afmoe", "base has no routers that can get factors"),
-        ("jetmoe", "base has no experts that can get factors"),  # a layout that PEFT cannot reach
-        ("qwen3", "base has no experts that can get factors"),
+        ("afmoe", "base has no routers that can have factors"),
+        ("jetmoe", "base has no experts that can have factors"),  # a layout that PEFT cannot reach
+        ("qwen3", "base has no experts that can have factors"),
     ],
 )
 def test_what_peft_cannot_reach_is_refused(kind: str, said: str, surefit: Surefit, tmp_path: Path) -> None:

@@ -108,4 +108,4 @@ def test_rows_with_images_are_refused(row: dict[str, Any], surefit: Surefit, tmp
     answer = surefit("check", typed(tmp_path, "lora", row))
     assert answer.code == 1
     assert "rows.jsonl:1: error[DAT001]" in answer.text
-    assert "use rows with text only: images, audio and video are not trained on" in answer.text
+    assert "use rows with text only: SureFit does not train on images, audio or video" in answer.text

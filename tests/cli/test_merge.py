@@ -54,7 +54,7 @@ def test_a_folder_without_a_model_is_not_certified(surefit: Surefit, adapter: Pa
     assert "there is no *.safetensors" in answer.stderr
     answer = surefit("serve-check", merged)
     assert answer.code == 2
-    assert "nor a model is here" in answer.stderr
+    assert "nor an export, nor a model" in answer.stderr
 
 
 def test_runs_that_are_not_there(surefit: Surefit) -> None:

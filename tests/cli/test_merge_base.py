@@ -89,11 +89,11 @@ def test_what_the_hub_refuses_is_said_of_the_adapters_file(hub: str, tmp_path: P
     assert "is gated" in gated
     assert "https://huggingface.co/someone/gated" in gated
     assert "HF_TOKEN" in gated
-    assert "is refused by the hub (401): it is private, or the token is not accepted" in private
+    assert "is private, or the hub rejected the token (401)" in private
     assert "HF_TOKEN" in private
     assert "is not on the hub, or is private" in renamed
     assert "whether it was renamed" in renamed
-    assert "the hub does not answer as it should" in broken or "the hub cannot be reached" in broken
+    assert "the hub returned an unexpected response" in broken or "the hub cannot be reached" in broken
     assert "no such directory" in gone
     assert "someone/renamed: --base: is not on the hub" in chosen
 

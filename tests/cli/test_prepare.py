@@ -275,7 +275,7 @@ def test_check_names_rows_of_other_tokens_wherever_they_are(file: str, key: str,
     (found,) = [each for each in answer.json["findings"] if each["severity"] == "error"]
     assert [found[name] for name in ("code", "path", "line", "field")] == ["DAT001", f"{file}.jsonl", 2, "input_ids"]
     assert "token id 70,000 is outside the tokenizer's vocabulary of 1,536" in found["message"]
-    assert "tokenise them with this model's tokenizer" in found["help"]
+    assert "tokenize them with this model's tokenizer" in found["help"]
     several = surefit("check", typed_tokens(bad=file, bad_rows=7), "--json").json["findings"]
     (head,) = [each for each in several if "7 of 20 rows cannot be used" in each["message"]]
     assert (head["path"], head["field"]) == (f"{file}.jsonl", key)

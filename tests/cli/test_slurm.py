@@ -80,7 +80,7 @@ def test_a_job_that_slurm_has_forgotten(surefit: Surefit, config: Path, programs
         (["--stage", "merge", "--gpus-per-node", 2], 2, "a merge is one process"),
         (["--stage", "merge", "--nodes", 2], 2, "a merge is one process"),
         (["--stage", "evaluate", "--evaluate"], 2, "--stage, --evaluate and --prepare cannot be combined"),
-        (["--stage", "evaluate", "--set", "slurm.time=soon"], 2, "sbatch reads no time limit in 'soon'"),
+        (["--stage", "evaluate", "--set", "slurm.time=soon"], 2, "'soon' is not a time limit for sbatch"),
         (["--stage", "run", "-o", "run.yaml"], 2, "is a file; three scripts need a folder"),
         (["--stage", "run", "--submit"], 3, "no sbatch on this machine"),
         (["--submit", "-o", "x"], 2, "--submit writes job.sbatch into the run directory"),

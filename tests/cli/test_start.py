@@ -78,10 +78,10 @@ def own_code(base: Path) -> None:
     ("breaks", "said"),
     [
         (file_missing, ("MOD001", "model-00002-of-00004.safetensors")),
-        (tensor_elsewhere, ("MOD001", "is not in model-00003-of-00004.safetensors, where the index says it is")),
+        (tensor_elsewhere, ("MOD001", "is not in model-00003-of-00004.safetensors, contrary to the index")),
         (pickles_alone, ("MOD003", "has only pickled weights")),
         (adapter_alone, ("MOD001", "a LoRA adapter, not a base model", "lora.start_from", "merge it first")),
-        (adapter_beside, ("MOD001", "the model directory also holds an adapter")),
+        (adapter_beside, ("MOD001", "the model directory also contains an adapter")),
         (deepseek_v4, ("MOD015", "as DeepSeek-V4 is published", "take a copy of it in bfloat16")),
         (hqq, ("MOD015", "is stored quantised (hqq), which SureFit does not read")),
         (own_code, ("MOD013", "configuration_house.py, modeling_house.py", "model.trust_remote_code: true")),
@@ -246,7 +246,7 @@ def test_rows_of_new_tokens_are_merged_first(surefit: Surefit, config: Path) -> 
     for verb in ("check", "train"):
         refused = surefit(verb, config, "--set", tokens, "--set", start)
         assert refused.code != 0
-        assert "has rows of new tokens, and only factors are trained on" in " ".join(refused.text.split())
+        assert "has rows of new tokens, but only factors can be trained further" in " ".join(refused.text.split())
     trained(surefit, config, first.merged, "runs/second")
     # New rows beside factors that have learnt something are no obstacle.
     trained(surefit, config, "surefit/nano", "runs/third", tokens, f"lora.start_from={plain.adapter}")

@@ -86,9 +86,9 @@ def test_each_process_keeps_about_half(found: list[dict[str, Any]], kind: str) -
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("groups", "2 processes cannot share their tokens in groups of 3"),
+        ("groups", "2 processes cannot be divided into groups of 3"),
         ("alibi", "ALiBi"),
-        ("state", "llama cannot share the tokens of an example between processes: the logits are off by"),
+        ("state", "llama cannot be trained with context parallelism: the logits are off by"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_by_every_process(found: list[dict[str, Any]], what: str, says: str) -> None:

@@ -116,7 +116,7 @@ def test_a_killed_process_ends_the_job_and_what_all_had_is_kept(runs: Runs) -> N
     os.kill(_ranks(process.pid)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == EXIT_ENVIRONMENT
-    assert "rank 1 of 2 was ended by SIGKILL" in err
+    assert "rank 1 of 2 was killed by SIGKILL" in err
     assert "continue where it was, with: surefit evaluate run" in err
     assert "Traceback" not in err
     before = sum(path.read_bytes().count(b'"key"') for path in kept.glob("base.partial*"))

@@ -142,7 +142,7 @@ def test_an_adapter_of_experts_is_gone_on_from(tmp_path: Path) -> None:
     load_initial_adapter(with_experts, tmp_path, base)
     for one, other in zip(with_experts.parameters(), trained_before.parameters(), strict=True):
         assert torch.equal(one, other)
-    with pytest.raises(ConfigError, match="has experts true, and the config false"):
+    with pytest.raises(ConfigError, match="has experts true, but the config has false"):
         load_initial_adapter(without, tmp_path, base)
 
 
@@ -181,7 +181,7 @@ def test_layers_are_counted_where_no_number_is_stated() -> None:
 
 
 def test_a_name_that_peft_takes_for_experts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'gate_proj' of a deepseek_v3 can have no factors"):
+    with pytest.raises(ConfigError, match="'gate_proj' of a deepseek_v3 cannot have factors"):
         add_adapter(built("deepseek_v3"), LoraSection(target_modules=["q_proj", "gate_proj"]))
 
 
@@ -206,11 +206,11 @@ def test_an_ending_does_not_reach_a_vision_tower() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "bert"}, "a look at those after it"),
-        ({"model_type": "xlnet", "is_decoder": True}, "a look at those after it"),
+        ({"model_type": "bert"}, "from the tokens after it"),
+        ({"model_type": "xlnet", "is_decoder": True}, "from the tokens after it"),
         ({"model_type": "bart", "is_encoder_decoder": True}, "an encoder reads the prompt"),
-        ({"model_type": "bart", "is_decoder": True, "decoder_layers": 2}, "made to read what an encoder has written"),
-        ({"model_type": "prophetnet", "num_decoder_layers": 2}, "made to read what an encoder has written"),
+        ({"model_type": "bart", "is_decoder": True, "decoder_layers": 2}, "reads an encoder's output"),
+        ({"model_type": "prophetnet", "num_decoder_layers": 2}, "reads an encoder's output"),
         ({"model_type": "rwkv"}, "a state that padding would change"),
     ],
 )

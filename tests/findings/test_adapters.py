@@ -233,7 +233,7 @@ def test_r8_a_head_of_another_shape_is_named(bases, tmp_path):
     )  # fmt: skip
     with matrix.quiet():
         saved = matrix.train("llama", place, option, tmp_path / "adapter")
-        with pytest.raises(GateError, match=r"model\.norm\.weight has shape \(31,\) in the adapter, and \(32,\)"):
+        with pytest.raises(GateError, match=r"model\.norm\.weight has shape \(31,\) in the adapter, but \(32,\)"):
             matrix.merged(place, saved.adapter, tmp_path)
 
 
@@ -244,7 +244,7 @@ def test_r7_rows_that_are_not_in_the_adapter_are_counted(bases, tmp_path):
         saved = matrix.train("llama", place, option, tmp_path / "adapter")
         tensors = {k: v for k, v in load_file(saved.adapter / matrix.WEIGHTS).items() if "lm_head" not in k}
         matrix.save_file(tensors, saved.adapter / matrix.WEIGHTS, metadata={"format": "pt"})
-        with pytest.raises(GateError, match=r"98 tokens, and the base has 96; the rows of lm_head\.weight"):
+        with pytest.raises(GateError, match=r"98 tokens, but the base has 96; the rows of lm_head\.weight"):
             matrix.merged(place, saved.adapter, tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_no_cell_of_the_config_reference_is_taken_for_html_or_says_a_number_in_f
     [
         ("mix", "a mapping of names to a number (above 0, at most 1,000,000)"),
         ("extra_sets", "a mapping of names to text"),
-        ("target_modules", "'all-linear' or a list of texts"), ("max_grad_norm", "a number (above 0, at most 1e+30)"),
+        ("target_modules", "'all-linear' or a list of strings"), ("max_grad_norm", "a number (above 0, at most 1e+30)"),
     ],
     ids=["RF3-mix", "RF3-extra", "RF3-list", "RF3-giant"],
 )  # fmt: skip

@@ -251,7 +251,7 @@ def test_a_batch_that_takes_all_memory_says_nothing_of_a_large_file(monkeypatch:
     path.write_bytes(b"0" * 4_000_000)
 
     def exceeds(*arguments: Any, **more: Any) -> Any:
-        raise ExceedsLimit("takes more than 2 s")
+        raise ExceedsLimit("took more than 2 s")
 
     monkeypatch.setattr(columnar, "run_limited", exceeds)
     assert require_no_bomb(str(path), 4_000_000) == 0

@@ -276,4 +276,4 @@ def test_experts_that_compute_nothing_have_not_lost_their_factors() -> None:
     assert find_expert_problems({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], b[:2])}) == []
     b[1] = 0
     found = find_expert_problems({"experts.gate_up_proj": (a, b), "experts.down_proj": (a[:2], torch.ones(2, 5, 2))})
-    assert found == ["expert 1 of experts.gate_up_proj has a lora_B of zeros, and was trained"]
+    assert found == ["expert 1 of experts.gate_up_proj has a lora_B of zeros, although it was trained"]

@@ -226,7 +226,7 @@ def test_an_adapter_without_its_rows_is_refused(tmp_path: Path, tied: bool, lost
         del tensors[name], about["trainable_token_indices"][module]
     save_file(tensors, weights, metadata={"format": "pt"})
     described.write_text(json.dumps(about))
-    with pytest.raises(GateError, match=f"{module} has not the rows of all 3 new tokens"):
+    with pytest.raises(GateError, match=f"{module} does not have the rows of all 3 new tokens"):
         merge_and_certify(config, tiny_run.CPU, run, sequences())
     assert not run.merged.exists()
 

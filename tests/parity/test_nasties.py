@@ -314,7 +314,7 @@ def test_movielens_rows_appended_by_a_web_application(movielens: Any) -> None:
     added = "\n".join(tail[2:]) + "\n"  # its first two rows are the last official ones
     found = movielens("ml-latest-small", official() + added)
     assert set(found) == {"movielens", "movielens_appended"}
-    assert f"followed by {len(tail) - 2} more rows, with 3 users it does not have" in found["movielens_appended"]
+    assert f"followed by {len(tail) - 2} more rows, with 3 new users" in found["movielens_appended"]
 
 
 def test_movielens_users_shifted_by_1000(movielens: Any) -> None:

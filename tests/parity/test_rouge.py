@@ -88,5 +88,5 @@ def test_odd_real_rows():
 def test_a_list_of_references_is_refused():
     row = read("govreport_minilongbench_12.jsonl")[0]
     assert isinstance(row["gold"], list)
-    with pytest.raises(DataError, match="not one text"):
+    with pytest.raises(DataError, match="not a string"):
         RECIPE.to_example(row | {"gold": row["gold"] * 2})

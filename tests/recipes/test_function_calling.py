@@ -123,7 +123,7 @@ def test_a_row_to_predict_has_no_answer_and_cannot_be_scored():
         ({"answers": [ANSWER, {"arguments": {}}]}, "answers[1].name", "no name"),
         ({"answers": [{"name": "weather"}]}, "answers[0].arguments", "are null, not an object"),
         ({"answers": [{"name": "weather", "arguments": '{"city": 1}'}]}, "answers[0].arguments", "not an object"),
-        ({"answers": [ANSWER | {"id": "call_0"}]}, "answers[0]", "'id' beside name and arguments"),
+        ({"answers": [ANSWER | {"id": "call_0"}]}, "answers[0]", "'id' in addition to name and arguments"),
         ({"answers": [ANSWER | {"name": "wether"}]}, "answers[0].name", "'wether'.*did you mean 'weather'"),
         ({"answers": [ANSWER | {"arguments": {"minutes": None}}]}, "answers[0].arguments.minutes", "no such parameter"),
     ],

@@ -90,7 +90,7 @@ def test_gold_alone_can_be_scored():
     assert RECIPE.score(example, Prediction("T", parsed=RECIPE.parse("T")))["recall@1"] == 1.0
     with pytest.raises(DataError, match="not a letter from A to C"):
         RECIPE.to_gold({"answer": "T", "candidates": ["a", "b", "c"]})
-    with pytest.raises(DataError, match="1 candidate,"):
+    with pytest.raises(DataError, match="1 candidate;"):
         RECIPE.to_gold({"answer": "A", "candidates": ["a"]})
 
 
@@ -101,14 +101,14 @@ def test_gold_alone_can_be_scored():
         ({"history": []}, "history", "not a list of titles"),
         ({"history": "Alien"}, "history", "not a list of titles"),
         ({"history": ["Alien", " "]}, "history\\[1\\]", "a title is ' '"),
-        ({"candidates": ["a"]}, "candidates", "1 candidate,"),
+        ({"candidates": ["a"]}, "candidates", "1 candidate;"),
         ({"candidates": ["a"] * 27}, "candidates", "27 candidates"),
         ({"candidates": ["a", 3]}, "candidates\\[1\\]", "a title is 3"),
         ({"answer": None}, "answer", "answer is null"),
         ({"answer": "D"}, "answer", "answer is 'D', not a letter from A to C"),
         ({"answer": "b"}, "answer", "not a letter"),
         ({"answer": "AB"}, "answer", "not a letter"),
-        ({"answer": ""}, "rank", "rank is null or not there"),
+        ({"answer": ""}, "rank", "rank is null or missing"),
         ({"answer": "", "rank": 3}, "rank", "rank is 3"),
         ({"answer": "", "rank": True}, "rank", "rank is True"),
     ],

@@ -69,7 +69,7 @@ def test_missing_packages_are_named_together_with_their_commands(run: RunDir, mo
 
 def test_wandb_online_without_a_login_is_refused_and_asks_nobody(run: RunDir) -> None:
     pytest.importorskip("wandb")
-    with pytest.raises(MachineError, match="nobody is logged in"):
+    with pytest.raises(MachineError, match="is not logged in"):
         make_sinks(TelemetrySection(wandb="online"), run)
 
 

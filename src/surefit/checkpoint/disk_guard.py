@@ -109,7 +109,7 @@ class DiskGuard:
         sizes = f"{copies} checkpoints of {bytes_text(checkpoint)} at a time and a result of {bytes_text(result)}"
         if free < minimum_bytes:
             raise MachineError(
-                f"the run will write {sizes}, and {bytes_text(free)} are free",
+                f"the run will write {sizes}, but only {bytes_text(free)} are free",
                 code="E5001",
                 path=self.directory,
                 field="output_dir",
@@ -117,7 +117,7 @@ class DiskGuard:
             )
         if free < total_bytes + RESERVE:
             self.on_note(
-                f"the disk is too small for all the run may write, {sizes}: {bytes_text(free)} are free in "
+                f"the disk is too small for everything the run may write, {sizes}: {bytes_text(free)} are free in "
                 f"{self.directory}. It will delete old checkpoints early, and pause where that is not enough"
             )
 
@@ -126,17 +126,17 @@ class DiskGuard:
 
     def _announce(self, what: str, needed: int, refused: bool) -> None:
         free = bytes_text(self.free(self.directory))
-        reason = f"the system refused it with {free} free (a quota?)" if refused else f"{free} are free"
+        reason = f"the system denied it with {free} free (a quota?)" if refused else f"{free} are free"
         self.on_note(
             f"PAUSED: {what} needs {bytes_text(needed + RESERVE)} in {self.directory}, and {reason}. Delete something "
-            f"on that disk, other runs for example: this one goes on by itself. Ctrl-C leaves it; {self.left_behind()}"
+            f"on that disk, other runs for example: this one then continues. Ctrl-C stops it; {self.left_behind()}"
         )
 
     def _went_on(self, what: str, began: float | None) -> None:
         if began is not None:
             seconds = self.clock() - began
             self.paused_seconds += seconds
-            self.on_note(f"there is room again after {duration_text(seconds)}: {what} is written")
+            self.on_note(f"space is available again after {duration_text(seconds)}: writing {what}")
 
     def _wait(self, what: str) -> None:
         name = self.stopped()
@@ -145,7 +145,7 @@ class DiskGuard:
             name = self.stopped()
         if name is not None:
             raise Interrupted(
-                f"stopped by {name} while waiting for room to write {what}; {self.left_behind()}",
+                f"stopped by {name} while waiting for space to write {what}; {self.left_behind()}",
                 code="E5002",
                 path=self.directory,
                 help="free some space, then continue with --resume",

@@ -206,15 +206,15 @@ def find_checkpoint_damage(path: Path, hashes: bool) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is missing or unreadable"
     if required_files is None or not required_files <= files.keys():
-        return f"{MANIFEST} is not one of this version of SureFit"
+        return f"{MANIFEST} was not written by this version of SureFit"
     for name, (size, sha256) in files.items():
         file = path / name
         if Path(name).name != name or not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes where the manifest says {size}"
+            return f"{name} has {file.stat().st_size} bytes, but the manifest says {size}"
         if hashes and file_sha256(file) != sha256:
-            return f"the content of {name} is not what was written"
+            return f"the content of {name} has changed since it was written"
     return None
 
 
@@ -301,7 +301,7 @@ def restore_weights(state: CheckpointState, parameters: Mapping[str, torch.nn.Pa
                 f"{name} is {_describe(saved)} in the checkpoint and {_describe(parameter_here)} in the model",
                 code="E5003",
                 path=path,
-                help="resume with the config of the run, or start anew in another output_dir",
+                help="resume with the config of the run, or start again in another output_dir",
             )
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -85,7 +85,7 @@ def write_checkpoint_shard(
     """
     if not directory.is_dir():
         raise MachineError(
-            "the first process has made this directory for a checkpoint, and this one does not see it",
+            "the first process created this directory for a checkpoint, but this process does not see it",
             code="E5004",
             path=directory,
             help="all machines of a run must see the same output_dir",
@@ -160,7 +160,7 @@ class MergedShards(ShardedTensors):
                     f"the parts of {name} do not cover it exactly once",
                     code="E5005",
                     path=files[0].parent,
-                    help="take another one",
+                    help="choose another checkpoint",
                 )
 
     def __getitem__(self, name: str) -> torch.Tensor:

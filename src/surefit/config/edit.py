@@ -87,7 +87,7 @@ def rename_text(text: str, path: Path) -> EditResult:
     tree, _ = parse_yaml(text, path)
     for old, new, value, both in renamed_keys(tree if isinstance(tree, dict) else {}):
         if both:
-            edited.refused[old] = f"{new} is set, too: remove one of them"
+            edited.refused[old] = f"{new} is also set: remove one of the two"
             continue
         try:
             edited.text = _rename(edited.text, old.split("."), new.split("."), value, path)
@@ -131,7 +131,7 @@ def write_edited(path: Path, text: str) -> None:
     try:
         write_atomic(path, mark + text.encode())
     except MachineError as error:
-        error.help = "make the file and its directory writable; it is as it was"
+        error.help = "make the file and its directory writable; nothing was changed"
         raise
     with contextlib.suppress(OSError):  # some file systems have no modes
         os.chmod(path, mode)
@@ -145,13 +145,13 @@ def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
         gap = "\n" if text and not text.endswith("\n") else ""
         return text if value is None else f"{text}{gap}{first}: {one_line_yaml(_nested(inner, value))}\n"
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError("this text has no keys: correct it by hand first", code="E2200")
+        raise ConfigError("the file has no keys: correct it by hand first", code="E2200")
     steps = _find(root, keys)
     if value is None and len(steps) < len(keys):
         return text
     if value is not None and steps and len(steps) < len(keys) and not _may_hold_keys(steps[-1].value):
         section = ".".join(keys[: len(steps)])
-        raise ConfigError(f"{section} holds a value where its keys should be: correct it by hand first", code="E2201")
+        raise ConfigError(f"{section} is a value, not a section with keys: correct it by hand first", code="E2201")
     if value is None:
         while len(steps) > 1 and len(steps[-1].mapping.value) == 1:
             steps, keys = steps[:-1], keys[:-1]
@@ -163,9 +163,7 @@ def _edit(text: str, keys: list[str], value: Any, path: Path) -> str:
     try:
         reread, _ = parse_yaml(new, path)
     except ConfigError:
-        raise ConfigError(
-            "it is written in a way that cannot be changed alone; change it by hand", code="E2001"
-        ) from None
+        raise ConfigError("SureFit cannot edit this notation; change it by hand", code="E2001") from None
     if reread != _expected(tree, keys, value):
         raise ConfigError(SHARED, code="E2002")
     return new

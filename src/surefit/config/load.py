@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         self.depth += 1
         if self.nodes > MAX_VALUES:
             raise ConfigError(
-                f"more than {MAX_VALUES:,} keys and values: this is no config file", code="E2003", line=self.line + 1
+                f"more than {MAX_VALUES:,} keys and values: not a config file", code="E2003", line=self.line + 1
             )
         if self.depth > MAX_DEPTH:
             raise ConfigError("nested too deeply to be a config", code="E2004", line=self.line + 1)
@@ -110,7 +110,7 @@ def load_text(text: str, path: Path, overrides: Sequence[str] = ()) -> LoadedCon
     """Override and validate a config given as YAML text; messages show `path`, which need not exist."""
     tree, lines = parse_yaml(text, path)
     if not isinstance(tree, dict):
-        problem = "is empty" if tree is None else f"holds {_shape(tree)} where the sections should be"
+        problem = "is empty" if tree is None else f"is {_shape(tree)}, not a mapping of sections"
         raise ConfigError(
             f"the config {problem}", code="E2005", path=path, help="`surefit init RECIPE` writes a config to start from"
         )
@@ -142,9 +142,9 @@ def _old_names(
     for old, new, value, both in renamed_keys(tree):
         section, _, key = old.partition(".")
         old_value = tree[section][key] if key else tree[section]
-        changes = [f"this key is called {new} now"] if new != old else []
-        changes += [f"{old_value!r} is called {value!r} now"] if old_value != value else []
-        changes += ["that is set, too"] if both else []
+        changes = [f"this key is now called {new}"] if new != old else []
+        changes += [f"{old_value!r} is now called {value!r}"] if old_value != value else []
+        changes += ["that one is also set"] if both else []
         message = ", and ".join(changes)
         if is_overridden(old, overridden):
             yield ConfigError(message, code="E2102", path=OVERRIDE, field=old, help=f"write {OVERRIDE} {new}={value}")
@@ -170,12 +170,12 @@ def read_config_text(path: Path) -> str:
             f"no such file{did_you_mean(str(path), siblings)}",
             code="E2008",
             path=path,
-            help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists the runs there are",
+            help="`surefit init RECIPE -o FILE` writes a config to start from; `surefit runs` lists your runs",
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", code="E2009", path=path, help=os_help(error)) from None
     if len(data) > MAX_BYTES:
-        problem = f"larger than {MAX_BYTES // KIB} KiB: this is no config file"
+        problem = f"larger than {MAX_BYTES // KIB} KiB: not a config file"
         raise ConfigError(
             problem, code="E2010", path=path, help="name the YAML file; data files are named inside it, as data.train"
         )
@@ -396,7 +396,7 @@ def _explain(item: dict[str, Any]) -> tuple[str, str | None]:
     if dotted == "lora.start_from" and isinstance(value, list) and len(value) > 1:
         return f"expected one adapter, got {len(value)}", STACKED
     if expected == "text" and type(value) in (int, float):
-        return f"expected text, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
+        return f"expected a string, got {_shape(value)}", f'write it in quotes: {name}: "{value}"'
     if expected.startswith("a mapping") and isinstance(value, str | list):
         first = value[0] if isinstance(value, list) and value else value
         placeholder = "why" if dotted == "lint.ignore" else "…"
@@ -459,7 +459,7 @@ def _type_text(option: Any, metadata: list[Any]) -> str:
         return f"a mapping of names to {values}" if len(inner) == 2 else "a mapping"
     if origin is list:
         item_text = _type_text(inner[0], []) if inner else "text"
-        return "a list of texts" if item_text == "text" else f"a list, each {item_text}"
+        return "a list of strings" if item_text == "text" else f"a list, each {item_text}"
     name = names.get(origin, "text")
     bounds = _bounds_text(metadata) if origin in (int, float) else ""
     return f"{name} ({bounds})" if bounds else name
@@ -479,7 +479,7 @@ def _shape(value: Any) -> str:
     """Return a value as the user wrote it, shortened."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    text = truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))
+    text = truncate_text(f"the string {value!r}" if isinstance(value, str) else repr(value))
     if isinstance(value, list):
         return f"a list: {text}"
     return f"a mapping: {text}" if isinstance(value, dict) else text
@@ -489,7 +489,7 @@ def _value_help(value: Any) -> str | None:
     if isinstance(value, list) and len(value) == 1:
         return f"write {value[0]!r} without the brackets"
     if isinstance(value, str) and value.endswith(","):
-        return "remove the comma at the end: in YAML it makes the number a text"
+        return "remove the comma at the end: it turns the number into a string"
     if isinstance(value, str) and re.fullmatch(r"[-+]?[0-9][0-9_,]*(\.[0-9]+)?", value):
         return "write the number without quotes, commas or underscores"
     return None

@@ -114,12 +114,12 @@ def _level(way: MemoryChoice) -> str:
 def _explained(way: MemoryChoice, size: int, capacity: int, too_large: dict[str, int]) -> dict[str, tuple[Any, str]]:
     memory_text = f"up to {bytes_text(size)} of {bytes_text(capacity)}"
     if size > capacity:
-        memory_text = f"the least of all ways, and still {memory_text}"
+        memory_text = f"the smallest option, but still {memory_text}"
     smaller_levels = "".join(
-        f"; {level} would take {bytes_text(bytes_needed)}" for level, bytes_needed in too_large.items()
+        f"; {level} would need {bytes_text(bytes_needed)}" for level, bytes_needed in too_large.items()
     )
     return {
         CHECKPOINTING: (way.checkpointing, f"{memory_text}{smaller_levels}"),
-        MICRO: (way.micro, f"as many examples as are of use and fit: {memory_text}"),
+        MICRO: (way.micro, f"the most examples that fit and still help: {memory_text}"),
         TILED: (way.tiled, f"{'nothing else fits' if way.tiled else 'not needed'}: {memory_text}"),
     }

@@ -285,12 +285,12 @@ def _decide_micro_batch(config: Config, model: ModelLike, hardware: HardwareLike
     divisors = [d for d in range(1, examples_per_data_rank(config) + 1) if batch_size % d == 0]
     if hardware.kind == "cpu":
         micro = max(d for d in divisors if d <= CPU_MICRO_BATCH)
-        return micro, "on a CPU small micro batches are faster: rows of one length share them, so less is padded"
+        return micro, "on a CPU small micro batches are faster: their rows have similar lengths, so less is padded"
     if config.speed.chunked_loss:
         micro = max((d for d in divisors if d * length <= EFFICIENT_TOKENS), default=1)
         return (
             micro,
-            f"the largest divisor of {batch_size} within {EFFICIENT_TOKENS:,} tokens; what it takes is not known",
+            f"the largest divisor of {batch_size} within {EFFICIENT_TOKENS:,} tokens; its memory is not known",
         )
     budget = LOGIT_SHARE * (hardware.memory_bytes or UNKNOWN_MEMORY)
     per_example = LOSS_BYTES * model.vocab_size * length
@@ -311,7 +311,7 @@ def _decide_packing(config: Config, model: ModelLike) -> tuple[bool, str]:
 
 def _decide_attention(packing: bool, model: ModelLike) -> tuple[str, str]:
     if packing:
-        return "torch_varlen", "packed examples, with what torch itself brings"
+        return "torch_varlen", "packed examples, with torch's own kernels"
     reason = "padded examples" if model.padded_attention == "sdpa" else "padded examples, and a softcap or sinks"
     return model.padded_attention, reason
 
@@ -330,7 +330,7 @@ def _decide_kernels(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if hardware.source == "catalogue":
         return (
             False,
-            f"whether liger-kernel is installed beside the {hardware.name} is not known; without it more is needed",
+            f"unknown whether the machine with the {hardware.name} has liger-kernel; it needs more memory without it",
         )
     if missing := missing_for_kernels():
         return False, f"{missing} is not installed: the extra `kernels` brings it"
@@ -369,16 +369,19 @@ def missing_for_kernels() -> str | None:
 
 def _decide_tiled_mlp(config: Config, hardware: HardwareLike) -> tuple[bool, str]:
     if hardware.kind == "cpu" or config.data.max_length < LONG_CONTEXT:
-        return False, f"below {LONG_CONTEXT:,} tokens a layer's activations are no problem"
+        return False, f"below {LONG_CONTEXT:,} tokens a layer's activations are small"
     return True, f"at {config.data.max_length:,} tokens the MLP's activations are the largest part of a layer"
 
 
 def _decide_checkpointing(model: ModelLike, hardware: HardwareLike) -> tuple[bool, str]:
     if hardware.kind == "cpu":
-        return False, "on a CPU time is short, not memory"
+        return False, "on a CPU time is the limit, not memory"
     if model.parameters is not None and model.parameters < SMALL_MODEL:
         return False, f"{count_text(model.parameters)} parameters leave room for the activations"
-    return True, "what activations take is not known, and running out of memory costs more than a third of the speed"
+    return (
+        True,
+        "the memory of the activations is not known; running out of memory costs more than a third of the speed",
+    )
 
 
 def count_due_steps(steps: int, *every: int | None) -> int:

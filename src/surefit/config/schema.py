@@ -52,7 +52,7 @@ def _size_with_unit(text: str) -> str:
 def _null_as_zero(value: object) -> object:
     """Return 0 for null: `eval: null` means the same as `eval: 0`, that nothing is held out."""
     if isinstance(value, str) and value.strip().lower() in ("", "none", "no", "off"):
-        raise ValueError(f"{value!r} is no file of rows: write 0 to hold nothing out")
+        raise ValueError(f"{value!r} is not a file of rows: write 0 to hold nothing out")
     return 0.0 if value is None else value
 
 
@@ -334,7 +334,7 @@ class SlurmSection(Section):
                 raise ValueError(f"{option!r:.60} is not an sbatch option: those begin with - or --")
             if name := _HOLDS_A_SECRET.search(option):
                 raise ValueError(
-                    f"{name[1]} and its value would stand in the batch script, where everyone can read it: put it into "
+                    f"{name[1]} and its value would be in the batch script, where everyone can read it: put it into "
                     "the environment, which SLURM passes on"
                 )
         return options
@@ -418,7 +418,7 @@ class LintSection(Section):
     def _every_code_has_a_reason(cls, ignore: dict[str, str]) -> dict[str, str]:
         for code, reason in ignore.items():
             if not reason.strip():
-                raise ValueError(f"{code} is ignored without a reason: write why its findings do not matter here")
+                raise ValueError(f"ignoring {code} needs a reason: write why its findings do not matter here")
         return ignore
 
 

@@ -48,7 +48,7 @@ class TelemetrySection(Section):
             raise ValueError(f"a server's address begins with http:// or https://: http://{value}")
         if value is not None and "@" in urlsplit(value).netloc:
             raise ValueError(
-                "a user or a password is in the address, and the config is written into the run directory: put them "
+                "the address contains a user name or password, and the run directory keeps the config: put them "
                 "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, in the environment or in .env"
             )
         return value
@@ -114,7 +114,7 @@ class Tracker:
         return env.any_set(self.variables) or (self.host != "" and env.logged_in(self.host))
 
     def asks(self, section: TelemetrySection) -> bool:
-        """Return whether it would prompt for an account when nobody is logged in."""
+        """Return whether it would prompt for an account when the user is not logged in."""
         return self.login != "" and getattr(section, self.setting) != "offline"
 
 
@@ -134,7 +134,7 @@ TRACKERS = {
         axolotl=("wandb_project", "use_wandb"), axolotl_values={"wandb_project": "wandb_project"},
         quiet={"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
         variables=("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"), host="api.wandb.ai",
-        unknown="would ask for a key when a run starts", login="wandb login", offline="WANDB_MODE=offline",
+        unknown="would prompt for a key when a run starts", login="wandb login", offline="WANDB_MODE=offline",
     ),
     "tensorboard": Tracker(
         "TensorBoard", "tensorboard", ("tensorboard",), "torch.utils.tensorboard", "tensorboard:TensorBoard",

@@ -53,7 +53,7 @@ def count_accumulation_steps(config: Config) -> int:
 def decide_devices(config: Config, started: LaunchedProcesses | None) -> dict[str, tuple[int, str]]:
     """Decide `hardware.count` and `hardware.nodes`, with their reasons."""
     if started is None:
-        return {COUNT: (1, "one device; --gpus N takes more")}
+        return {COUNT: (1, "one device; --gpus N uses more")}
     return {
         COUNT: (started.each, f"{started.each} processes were started on this machine"),
         NODES: (started.nodes, f"processes were started on {started.nodes} machines"),
@@ -85,7 +85,7 @@ def decide_mode(
     if count == 1 and config.parallel.cp == 1:
         return {MODE: "single"}, "one process"
     if config.parallel.offload or config.parallel.dp_replicate > 1:
-        return {MODE: "fsdp"}, "it alone has what parallel.offload and parallel.dp_replicate ask for"
+        return {MODE: "fsdp"}, "the only mode that supports parallel.offload and parallel.dp_replicate"
     if capacity is None or count % config.parallel.cp:
         return _likely(config, count)
     estimates: list[tuple[int, dict[str, Any]]] = []
@@ -106,7 +106,7 @@ def _likely(config: Config, count: int) -> tuple[dict[str, Any], str]:
     """Return the mode for unknown memory needs, with the reason."""
     if config.parallel.cp > 1:
         return {MODE: "cp"}, f"parallel.cp is {config.parallel.cp}"
-    return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least to exchange"
+    return {MODE: "ddp"}, f"a whole model in each of {count} processes: the least communication"
 
 
 def parallel_candidates(config: Config, count: int) -> Iterator[dict[str, Any]]:
@@ -137,9 +137,9 @@ def with_parallel_settings(config: Config, way: Mapping[str, Any]) -> Config:
 def _mode_reason(tried: list[tuple[int, dict[str, Any]]], capacity: int, cp: int) -> str:
     """Explain the last candidate by comparison with those before it."""
     *earlier, (size, chosen) = tried
-    fit_text = "up to" if size <= capacity else "nothing fits; the least is up to"
+    fit_text = "up to" if size <= capacity else "nothing fits; the smallest option needs up to"
     alternatives = "".join(
-        f"; {_in_words(alternative, cp)} would take {bytes_text(other_bytes)}"
+        f"; {_in_words(alternative, cp)} would need {bytes_text(other_bytes)}"
         for other_bytes, alternative in earlier[:2]
     )
     return f"{_in_words(chosen, cp)}: {fit_text} {bytes_text(size)} of {bytes_text(capacity)}{alternatives}"
@@ -169,7 +169,7 @@ def require_shareable(config: Config) -> None:
     group_modes = [name for name in GROUPED if getattr(parallel, name) > 1]
     if parallel.mode == "single" and count > 1:
         raise ConfigError(
-            f"{count} processes, and parallel.mode is single",
+            f"parallel.mode is single, but there are {count} processes",
             code="E2020",
             field=MODE,
             help="leave it at auto, or use one device",
@@ -188,7 +188,7 @@ def require_shareable(config: Config) -> None:
     for name in (*group_modes, *(["dp_replicate"] if parallel.dp_replicate > 1 else [])):
         if count % getattr(parallel, name):
             raise ConfigError(
-                f"{count} processes cannot be divided into groups by parallel.{name}: {getattr(parallel, name)}",
+                f"{count} processes cannot be divided into groups of {getattr(parallel, name)} (parallel.{name})",
                 code="E2022",
                 field=f"parallel.{name}",
                 help=f"choose a divisor of {count}, or another number of devices",
@@ -200,23 +200,23 @@ def _require_effect(config: Config, count: int) -> None:
     parallel = config.parallel
     if parallel.mode in GROUPED and getattr(parallel, parallel.mode) == 1:
         raise ConfigError(
-            f"parallel.mode is {parallel.mode}, and parallel.{parallel.mode} is 1: nothing would be shared",
+            f"parallel.mode is {parallel.mode}, but parallel.{parallel.mode} is 1: nothing would be divided",
             code="E2023",
             field=f"parallel.{parallel.mode}",
-            help=f"set it to {count}, or to a divisor" if count > 1 else "it takes several devices: --gpus N",
+            help=f"set it to {count}, or to a divisor" if count > 1 else "use several devices: --gpus N",
         )
     if parallel.dp_replicate > 1 and parallel.mode != "fsdp":
         raise ConfigError(
-            f"parallel.dp_replicate is {parallel.dp_replicate}, and parallel.mode {parallel.mode} has no use for it",
+            f"parallel.dp_replicate is {parallel.dp_replicate}, but parallel.mode {parallel.mode} does not use it",
             code="E2024",
             field="parallel.dp_replicate",
-            help="leave it out, or set parallel.mode: fsdp and take several devices",
+            help="leave it out, or set parallel.mode: fsdp and use several devices",
         )
     mode = MODES[parallel.mode]
     if parallel.offload and not (mode.sharded and (mode.deepspeed or count > 1)):
         raise ConfigError(
-            f"parallel.offload is on, and parallel.mode {parallel.mode} with {count} process{'es' * (count > 1)} keeps "
-            "nothing in the host's memory",
+            f"parallel.offload is on, but parallel.mode {parallel.mode} with {count} process{'es' * (count > 1)} "
+            "offloads nothing to the host",
             code="E2025",
             field="parallel.offload",
             help=f"leave it out, or set parallel.mode: {' or '.join(ZERO)}" + (", or fsdp" if count > 1 else ""),

@@ -106,7 +106,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise _bad_dotenv(path, f"cannot be read: {reason}") from None
     if len(text) > MAX_DOTENV_BYTES:
-        raise _bad_dotenv(path, f"larger than {MAX_DOTENV_BYTES // 1024} KiB: these are no settings")
+        raise _bad_dotenv(path, f"larger than {MAX_DOTENV_BYTES // 1024} KiB: not a settings file")
     settings = dotenv_values(stream=io.StringIO(text), interpolate=False)
     new_values = {name: value for name, value in settings.items() if value and name not in os.environ}
     accepted = {
@@ -114,7 +114,7 @@ def load_dotenv(directory: Path | None = None) -> Dotenv | None:
     }
     for name, value in accepted.items():
         if "\0" in value:
-            raise _bad_dotenv(path, f"{name} holds a NUL")
+            raise _bad_dotenv(path, f"{name} contains a NUL character")
     os.environ.update({name: value.replace("${HOME}", str(Path.home())) for name, value in accepted.items()})
     _pass_on_the_hub_token()
     return Dotenv(path, tuple(accepted), tuple(name for name in new_values if name not in accepted))

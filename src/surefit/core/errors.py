@@ -168,17 +168,17 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 _OS_HELP = {
-    errno.ELOOP: "a link leads back to itself: name the file that it should lead to",
+    errno.ELOOP: "a symbolic link points to itself: make it point to the file",
     errno.ENAMETOOLONG: "shorten the name",
-    errno.ENOTDIR: "a part of the path is a file and no directory: correct the path",
+    errno.ENOTDIR: "a part of the path is a file, not a directory: correct the path",
     errno.EISDIR: "name a file in it",
     errno.ENOENT: "it is gone: put it back, or correct the path",
-    errno.EIO: "the disk failed: copy the file to another",
-    errno.ESTALE: "the network drive lost it: mount the drive again",
-    errno.EMFILE: "raise the limit of open files: ulimit -n",
+    errno.EIO: "the disk failed: copy the file to another disk",
+    errno.ESTALE: "the network drive lost the file: mount the drive again",
+    errno.EMFILE: "raise the limit on open files: ulimit -n",
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space, or have the quota raised",
-    errno.EROFS: "name a place that can be written to",
+    errno.EROFS: "choose a writable path",
 }
 
 
@@ -186,7 +186,7 @@ def os_help(error: OSError) -> str:
     """Return advice for a path that the operating system cannot use.
 
     >>> os_help(PermissionError(errno.EACCES, "Permission denied")), os_help(OSError(errno.EROFS, "Read-only"))
-    ('check its permissions', 'name a place that can be written to')
+    ('check its permissions', 'choose a writable path')
     """
     return _OS_HELP.get(error.errno or 0, "check its permissions")
 

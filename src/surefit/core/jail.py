@@ -2,7 +2,7 @@
 everything.
 
 Two kinds of sandbox, tried once on this machine. `own`: `jail_inside` makes the namespaces itself; the interpreter is
-not even visible to the program, and as root the program is the real `nobody`. `bwrap`: bubblewrap makes them, for
+not even visible to the program, and as root the program runs unprivileged. `bwrap`: bubblewrap makes them, for
 machines that let only a few known programs do so (Ubuntu's AppArmor). The rest (limits, capabilities, the filter of
 system calls) is the same code for both. Without either nothing is run.
 """
@@ -87,8 +87,8 @@ def run_program(job: Program, timeout_s: float, memory_bytes: int, way: SandboxK
     try:
         job_file = os.memfd_create("job")
     except OSError as error:
-        reason = f"a file in memory is refused ({error.strerror})"
-        raise MachineError(f"this machine cannot shut untrusted code in: {reason}", code="E1052", help=_HELP) from error
+        reason = f"it cannot create a file in memory ({error.strerror})"
+        raise MachineError(f"this machine cannot sandbox untrusted code: {reason}", code="E1052", help=_HELP) from error
     verdict, verdict_writer = os.pipe()
     try:
         with os.fdopen(job_file, "wb", closefd=False) as file:
@@ -245,14 +245,14 @@ def _outcome(said: bytes, output: str) -> JailResult:
     try:
         verdict = json.loads(said)
     except ValueError:
-        return JailResult("failed", "the tests were ended from outside (out of memory or processor time?)", output)
+        return JailResult("failed", "the tests were killed from outside (out of memory or processor time?)", output)
     if verdict["status"] == "refused":
-        raise MachineError(f"this machine cannot shut untrusted code in: {verdict['detail']}", code="E1053", help=_HELP)
+        raise MachineError(f"this machine cannot sandbox untrusted code: {verdict['detail']}", code="E1053", help=_HELP)
     return JailResult(verdict["status"], verdict["detail"], output)
 
 
 _HELP = (
-    "answers that are programs are run only in a sandbox of Linux namespaces: install bubblewrap (apt install "
+    "SureFit runs programs from a model only in a sandbox of Linux namespaces: install bubblewrap (apt install "
     "bubblewrap), or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone); in "
     "Docker add --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or evaluate outside the container"
 )
@@ -275,10 +275,12 @@ def find_working_sandbox() -> SandboxKind:
         MachineError: none works.
     """
     if sys.platform != "linux" or not seccomp.supported():
-        raise MachineError("untrusted code is shut in on Linux only, on x86_64 or aarch64", code="E1054", help=_HELP)
+        raise MachineError(
+            "untrusted code can be sandboxed on Linux only, on x86_64 or aarch64", code="E1054", help=_HELP
+        )
     if paths_in_tmp := [path for path in library_paths()[0] if path.startswith("/tmp/")]:
         raise MachineError(
-            f"this Python's library is under /tmp ({paths_in_tmp[0]}), where the sandbox has a folder of its own",
+            f"this Python's library is under /tmp ({paths_in_tmp[0]}), which the sandbox replaces",
             code="E1055",
             help="use a Python that is installed elsewhere, such as /usr/bin/python3 or one in your home",
         )

@@ -332,7 +332,7 @@ class RemoteReference:
 def key_of(value: Any) -> Any:
     if isinstance(value, RemoteReference):
         return object.__getattribute__(value, "_key")
-    raise TypeError(f"a {type(value).__name__} cannot be given to the program")
+    raise TypeError(f"a {type(value).__name__} cannot be passed to the program")
 
 
 def receive_answer(channel: Channel) -> Any:
@@ -378,8 +378,8 @@ def program_end_status(program: int, seconds: int) -> dict[str, str]:
     if number == signal.SIGXCPU or usage.ru_utime + usage.ru_stime >= seconds:
         return {"status": "timeout", "detail": "the limit on processor time"}
     if number:
-        return {"status": "failed", "detail": f"the program was ended by {signal.Signals(number).name}"}
-    return {"status": "failed", "detail": f"the program ended itself with exit status {os.WEXITSTATUS(status)}"}
+        return {"status": "failed", "detail": f"the program was killed by {signal.Signals(number).name}"}
+    return {"status": "failed", "detail": f"the program exited with status {os.WEXITSTATUS(status)}"}
 
 
 def run_judge_process(job: dict[str, Any], own: bool, first: int) -> dict[str, str]:

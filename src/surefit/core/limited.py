@@ -104,9 +104,9 @@ def run_limited(function: str, *arguments: Any, memory: int = MEMORY) -> Any:
         raise TrialNotRun(last_line)
     applied, _, answer = stdout.removeprefix(_STARTED).partition("\n")
     if status in (-24, -9):  # SIGXCPU, or SIGKILL at the hard limit
-        raise ExceedsLimit(f"takes more than {SECONDS} s")
+        raise ExceedsLimit(f"took more than {SECONDS} s")
     if status != 0:
         if "MemoryError" in stderr or "memory allocation" in stderr:
-            raise ExceedsLimit(f"takes more than {bytes_text(int(applied))} of memory")
+            raise ExceedsLimit(f"took more than {bytes_text(int(applied))} of memory")
         raise ExceedsLimit(last_line, ended=True)
     return json.loads(answer)

@@ -104,7 +104,7 @@ def _open(path: Path, on_note: Callable[[str], None]) -> int | None:
                 path=path.parent,
                 help="choose another output_dir, one that you may write to",
             ) from error
-        on_note(f"{path.parent} has no room for a lock: start no second process on it")
+        on_note(f"{path.parent} has no space for a lock file: do not start a second process on it")
         return None
 
 
@@ -120,7 +120,7 @@ def _take(descriptor: int, path: Path, stage: str, on_note: Callable[[str], None
     except OSError as error:
         if error.errno not in _NOT_THERE:
             raise
-        on_note(f"the file system of {path.parent} has no locks ({error.strerror}): start no second process on it")
+        on_note(f"{path.parent} does not support file locks ({error.strerror}): do not start a second process on it")
         return
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "stage": stage, "since": time.time()}
     with contextlib.suppress(OSError):  # a full disk: the lock holds without the record
@@ -135,4 +135,4 @@ def _holder(descriptor: int) -> str:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"`surefit {holder['stage']}`, process {holder['pid']} on {holder['host']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return "another process, which has not said who it is"
+        return "another process"

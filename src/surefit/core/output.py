@@ -57,7 +57,7 @@ def output_file(
         empty = exists and (not any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size == 0)
     except OSError as error:
         raise MachineError(
-            f"cannot be looked at: {error.strerror}", code="E1602", path=path, field=option, help="name another place"
+            f"cannot be inspected: {error.strerror}", code="E1602", path=path, field=option, help="choose another path"
         ) from None
     if not exists:
         return path
@@ -86,16 +86,16 @@ def _require_other(
     """
     target, source = _real(path), _real(read)
     if _same(target, source):
-        problem = f"this is {name}, which is read here: it would be overwritten"
+        problem = f"this is {name}, an input of this command: it would be overwritten"
     elif source.is_dir() and (as_rows or directory) and _same(target.parent, source):
-        problem = f"it would be written into {read}, which is {name} and is read file by file"
+        problem = f"it would be written into {read}, which is {name}, an input of this command"
     elif overwrite and source.is_dir() and target.exists() and source in target.parents:
         problem = f"this file is in {read}, which is {name}, and would be overwritten"
     elif directory and any(_same(target, folder) for folder in source.parents):
-        problem = f"this directory holds {name} ({read}), which is read here: it would be deleted"
+        problem = f"this directory holds {name} ({read}), an input of this command: it would be deleted"
     else:
         return
-    raise ConfigError(problem, code="E1605", path=path, field=option, help="name another place")
+    raise ConfigError(problem, code="E1605", path=path, field=option, help="choose another path")
 
 
 def _real(path: Path) -> Path:

@@ -51,7 +51,7 @@ def read_bytes(path: Path, limit: int = JSON_BYTES) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
-            raise OSError(errno.EFBIG, f"{size:,} bytes, more than the {limit:,} that are read", str(path))
+            raise OSError(errno.EFBIG, f"{size:,} bytes; the limit is {limit:,}", str(path))
         return file.read(limit)
 
 

@@ -159,11 +159,11 @@ def machine_errors(path: Path) -> Iterator[None]:
         errno.EACCES: "choose an output_dir you may write to, or change its permissions",
         errno.EPERM: "choose an output_dir you may write to, or change its permissions",
         errno.EROFS: "the file system is read-only: choose another output_dir",
-        errno.ENOSPC: "free some space or choose an output_dir on another disk; nothing was half-written",
+        errno.ENOSPC: "free some space or choose an output_dir on another disk; no half-written file was left",
         errno.EDQUOT: "your disk quota is used up: free some space or choose another output_dir",
         errno.ENOTDIR: "a part of this path is a file: choose another output_dir",
         errno.EEXIST: "this path is a file: choose another output_dir",
-        errno.EISDIR: "a folder is where this file belongs: remove it, or choose another output_dir",
+        errno.EISDIR: "a folder has this file's name: remove it, or choose another output_dir",
     }
     try:
         yield
@@ -338,7 +338,9 @@ def read_json(path: Path) -> Any:
     try:
         return read_json_file(path)
     except FileNotFoundError:
-        raise DataError("not there yet", code="E1059", path=path, help="run the stage that writes it first") from None
+        raise DataError(
+            "does not exist yet", code="E1059", path=path, help="run the stage that writes it first"
+        ) from None
     except OSError as error:
         raise _unreadable(error, path) from None
     except ValueError as error:
@@ -421,7 +423,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         try:
             record = parse_json(line)
             if not isinstance(record, dict):
-                raise ValueError("a record is an object")
+                raise ValueError("a record must be a JSON object")
             records.append(record)
         except ValueError as error:
             if number < len(lines):

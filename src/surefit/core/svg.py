@@ -26,7 +26,7 @@ def picture_file(path: Path, inputs: Mapping[str, Path]) -> Path:
     """
     if path.suffix != ".svg":
         raise ConfigError(
-            f"a plot is written as SVG, not as {path.suffix or 'a file without a suffix'}",
+            f"plots are saved as SVG, not as {path.suffix or 'a file without a suffix'}",
             code="E1031",
             path=path,
             field="--plot",

@@ -23,7 +23,7 @@ def bytes_of(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r:.40} is no size: write a number and its unit, such as 100GB or 1.5TB")
+        raise ValueError(f"{text!r:.40} is not a size: write a number and its unit, such as 100GB or 1.5TB")
     number, prefix, binary, unit = match.groups()
     base = 1000.0 if unit and not binary else 1024.0
     factor: float = base ** (1 + "kmgt".index(prefix.lower()))

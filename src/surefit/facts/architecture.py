@@ -195,14 +195,14 @@ def require_decoder(config: Mapping[str, Any], where: object) -> None:
     if config.get("is_encoder_decoder"):
         problem = f"{kind}: an encoder reads the prompt and a decoder writes the answer"
     elif "num_hidden_layers" not in config and ("decoder_layers" in config or "num_decoder_layers" in config):
-        problem = f"{kind}: a decoder that was made to read what an encoder has written"
+        problem = f"{kind}: a decoder that reads an encoder's output"
     elif kind in KEEP_A_STATE:
-        problem = f"{kind}: its layers keep a state that padding would change, and take no mask against it"
+        problem = f"{kind}: its layers keep a state that padding would change, and accept no mask"
     elif kind in READ_AHEAD_ALWAYS or (kind in READ_AHEAD and not config.get("is_decoder")):
-        problem = f"{kind}: each token is predicted with a look at those after it"
+        problem = f"{kind}: it predicts each token from the tokens after it, too"
     else:
         return
-    raise ModelError(problem, code="E2026", path=str(where), help="take a decoder, such as Qwen/Qwen3-0.6B")
+    raise ModelError(problem, code="E2026", path=str(where), help="choose a decoder, such as Qwen/Qwen3-0.6B")
 
 
 def _required(section: Mapping[str, Any], keys: tuple[str, ...], where: object) -> int:
@@ -214,7 +214,7 @@ def _required(section: Mapping[str, Any], keys: tuple[str, ...], where: object) 
         f"{keys[0]} is missing",
         code="E2027",
         path=str(where),
-        help="this is not the config.json of a complete language model",
+        help="this config.json does not describe a complete language model",
     )
 
 
@@ -229,7 +229,7 @@ def _optional(section: Mapping[str, Any], key: str, where: object) -> int | None
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         problem = f"{key} is {value!r}; a whole number above zero is needed"
         raise ModelError(
-            problem, code="E2028", path=str(where), help="take config.json from the model's own repository again"
+            problem, code="E2028", path=str(where), help="download config.json again from the model's own repository"
         )
     return value
 

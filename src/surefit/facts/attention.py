@@ -92,14 +92,14 @@ OWN_ATTENTION = frozenset(
 OTHER_ATTENTION = {
     "deepseek_v32": "its indexer chooses keys from the whole row",
     "deepseek_v4": "its layers read compressed keys of the whole row",
-    "diffllama": "each of its layers attends twice, which has not been proven to keep documents apart",
-    "doge": "its layers lay a mask of their own over the row",
+    "diffllama": "each of its layers attends twice, which is not proven to keep documents apart",
+    "doge": "its layers apply their own mask to the row",
     "glm_moe_dsa": "its indexer chooses keys from the whole row",
     "hy_v4": "its indexer chooses keys from the whole row",
     "axk2": "its indexer chooses keys from the whole row",
     "inkling2_text": "its layers add a position bias over the whole row",
-    "moshi": "only from transformers 5.18 on does its code tell its layers where documents end",
-    "phimoe": "its masks have a window that its layers do not ask for",
+    "moshi": "its code passes document boundaries to its layers only from transformers 5.18 on",
+    "phimoe": "its masks have a window that its layers do not use",
     "llama4": "its layers cut the row, not the documents, into chunks",
     "llama4_text": "its layers cut the row, not the documents, into chunks",
 }
@@ -118,7 +118,7 @@ class AttentionNeeds:
     Attributes:
         head_width: width of a head of queries and keys.
         softcap: the logits are softcap · tanh(logits / softcap).
-        sinks: a learned logit beside those of the keys, without a value.
+        sinks: a learned logit in addition to the keys', without a value.
         sliding_window: tokens back that a token sees in some of the layers, itself included.
     """
 
@@ -175,9 +175,9 @@ def kernel_obstacle(needs: AttentionNeeds, *, dtype: str, capability: tuple[int,
     if dtype not in KERNEL_DTYPES:
         return f"the kernel computes in 16 bits, not in {dtype}"
     if width > KERNEL_WIDTH or width % 8:
-        return f"heads of width {width}: the kernel takes multiples of 8 up to {KERNEL_WIDTH}"
+        return f"heads of width {width}: the kernel supports multiples of 8 up to {KERNEL_WIDTH}"
     if needs.softcap:
-        return f"a softcap of {needs.softcap:g} in the attention, which the kernel does not know"
+        return f"a softcap of {needs.softcap:g} in the attention, which the kernel does not support"
     return None
 
 
@@ -187,7 +187,7 @@ def _by_type(kind: str) -> str | None:
     if kind in ALIBI:
         return "its positions (ALiBi) count through the whole row"
     if kind in OWN_ATTENTION:
-        return "its attention is code of its own that takes no borders of documents"
+        return "its own attention code does not support document boundaries"
     return OTHER_ATTENTION.get(kind)
 
 
@@ -198,7 +198,7 @@ def _by_keys(config: Mapping[str, Any], section: Mapping[str, Any]) -> str | Non
     kinds = section.get("layer_types")
     if other_kinds := sorted({str(kind) for kind in kinds or ()} - WITHIN_A_DOCUMENT):
         count = sum(kind in other_kinds for kind in kinds or ())
-        return f"{plural(count, 'layer')} of it ({', '.join(other_kinds)}) read beyond a document's borders"
+        return f"{plural(count, 'layer')} of it ({', '.join(other_kinds)}) attend across document boundaries"
     if section.get("alibi"):
         return _by_type("mpt")
     if section.get("attention_chunk_size"):

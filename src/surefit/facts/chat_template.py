@@ -91,12 +91,14 @@ def require_tokens(wanted: str | None, vocabulary: Container[str] | None, eos_to
     """
     missing = [token for token in TOKENS.get(wanted or "", ()) if vocabulary is not None and token not in vocabulary]
     if missing:
-        problem = f"{wanted} is written with {' and '.join(missing)}, and the tokenizer has no such token"
-        help_text = f"write {PLAIN_NAME}, which needs none, or add them to the model and train its embeddings"
+        problem = f"{wanted} needs {' and '.join(missing)}, which the tokenizer does not have"
+        help_text = (
+            f"write {PLAIN_NAME}, which needs no special tokens, or add them to the model and train its embeddings"
+        )
         raise ModelError(problem, code="E2029", field=FIELD, help=help_text)
     if wanted == PLAIN_NAME and eos_token is None:
-        problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, and it has none"
-        raise ModelError(problem, code="E2030", field=FIELD, help="name a Jinja file that ends them in another way")
+        problem = f"{PLAIN_NAME} ends answers with the tokenizer's end-of-text token, but this tokenizer has none"
+        raise ModelError(problem, code="E2030", field=FIELD, help="name a Jinja file that ends answers another way")
 
 
 def load_chat_templates(wanted: str) -> dict[str, str]:

@@ -83,7 +83,7 @@ def disk_terms(resolved: ResolvedConfig, model: ModelFacts) -> list[MemoryTerm]:
         adapter = _file_bytes(adapter_tensors, number, part.parameters, _METADATA) + ADAPTER_FILES
         terms.append(MemoryTerm("adapter", adapter, f"the result of training, in {config.model.dtype}"))
     merged_bytes = _file_bytes(base_parameters(model), number, model.parameters, _METADATA) + MODEL_FILES
-    result = "the base with the adapter folded in" if lora else "the result of training"
+    result = "the base with the adapter merged in" if lora else "the result of training"
     terms.append(MemoryTerm("merged" if lora else "model", merged_bytes, f"{result}, in {config.model.dtype}"))
     terms.append(_tokenizer_term(model, 2 if lora else 1))
     if resolved.total_steps is not None:
@@ -106,9 +106,7 @@ def download_term(model: ModelFacts, hardware: HardwareFacts, directory: Path) -
     if not size or (model.source == "local" and model.path is None):
         return None
     if hardware.is_another_machine:
-        return MemoryTerm(
-            "base model", size, "its files on the machine that trains: the Hugging Face cache, or a folder"
-        )
+        return MemoryTerm("base model", size, "its files on the training machine: the Hugging Face cache, or a folder")
     if model.source not in ("catalogue", "hub") or not _on_one_disk(directory, env.hub_cache()):
         return None
     return MemoryTerm("base model", size, "the download into the Hugging Face cache, which is on the same disk")

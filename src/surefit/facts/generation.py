@@ -118,7 +118,7 @@ def held_by_training(terms: Sequence[MemoryTerm]) -> tuple[int | None, int]:
 
 
 def generation_room_bytes(found: GenerationMemory, config: Config, hardware: HardwareFacts) -> int | None:
-    """Return the bytes available for generation: one device's; where it cannot hold the weights, those of all GPUs of
+    """Return the bytes available for generation: one device's; if it cannot hold the weights, of all GPUs of
     the machine, with the layers spread over them (`model/layers.py`)."""
     count = config.hardware.count
     if hardware.memory_bytes is None or hardware.kind != "cuda" or not isinstance(count, int):

@@ -27,7 +27,7 @@ ALIGNMENT = 32
 KEPT = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
 CONTROL, USER_DEFINED = 3, 4
 """Types of tokens that are matched whole in a text."""
-DAMAGED = "fetch the file again: it is incomplete or damaged"
+DAMAGED = "download the file again: it is incomplete or damaged"
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -138,7 +138,7 @@ def _not_gguf(path: Path, start: bytes, size: int) -> ModelError:
     if start == b"version ":
         advice = "run `git lfs pull` in the model's folder"
         return ModelError("a Git LFS pointer, not the weights", code="E2047", path=path, help=advice)
-    problem = f"no GGUF file: it has {bytes_text(size)} and does not start with GGUF"
+    problem = f"not a GGUF file: it has {bytes_text(size)} and does not start with GGUF"
     return ModelError(
         problem, code="E2048", path=path, help="name a .gguf file, or the folder with config.json and *.safetensors"
     )
@@ -161,7 +161,7 @@ class _Reader:
 
     def short(self, what: str) -> ModelError:
         return ModelError(
-            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} takes more",
+            f"the file ends within its header: {bytes_text(self.size)}, and {what} at byte {self.at:,} needs more",
             code="E2050",
             path=self.path, help=DAMAGED,
         )  # fmt: skip
@@ -178,7 +178,7 @@ class _Reader:
 
     def texts(self, count: int, keep: bool = True) -> list[str]:
         """Read `count` texts, or skip them where `keep` is false. One loop: a vocabulary has 100,000 of them."""
-        self.room(count, 8, f"a list of {count:,} texts")
+        self.room(count, 8, f"a list of {count:,} strings")
         length_at, data, at, size = _LENGTH.unpack_from, self.data, self.at, self.size
         texts = []
         try:
@@ -194,7 +194,7 @@ class _Reader:
             raise self.short("a text") from None
         except UnicodeDecodeError:
             self.at = at
-            raise self.damaged("a text that is not UTF-8") from None
+            raise self.damaged("a string that is not UTF-8") from None
         self.at = at
         return texts
 
@@ -215,7 +215,7 @@ class _Reader:
         for _ in range(entries):
             key = self.text()
             if key in metadata:
-                raise self.damaged(f"{key} is there twice")
+                raise self.damaged(f"{key} occurs twice")
             metadata[key] = self.value(self.number("I"), keep=key in KEPT)
         self.room(tensors, 24, f"a list of {tensors:,} tensors")
         tensor_table = self.tensors(tensors)
@@ -230,7 +230,7 @@ class _Reader:
                 "a GGUF file for big-endian machines",
                 code="E2051",
                 path=self.path,
-                help="fetch the little-endian file of the model",
+                help="download the model's little-endian file",
             )
         return ModelError(
             f"GGUF version {version}; SureFit reads {' and '.join(map(str, VERSIONS))}", code="E2052",
@@ -258,15 +258,15 @@ class _Reader:
         for _ in range(count):
             name, dimensions = self.text(), self.number("I")
             if name in entries:
-                raise self.damaged(f"the tensor {name} is there twice")
+                raise self.damaged(f"the tensor {name} occurs twice")
             if not 1 <= dimensions <= MAX_DIMENSIONS:
                 raise self.damaged(f"the tensor {name} has {dimensions} dimensions")
             shape = tuple(reversed(self.numbers("Q", dimensions)))
             kind, offset = self.number("I"), self.number("Q")
             if kind not in _TYPES:
                 raise ModelError(
-                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantised", code="E2053",
-                    path=self.path, help=f"take one that holds only {', '.join(entry[0] for entry in _TYPES.values())}",
+                    f"the tensor {name} is of ggml's type {kind}, which cannot be dequantized", code="E2053",
+                    path=self.path, help=f"choose a file with only {', '.join(entry[0] for entry in _TYPES.values())}",
                 )  # fmt: skip
             text, block, width = _TYPES[kind]
             if 0 in shape or shape[-1] % block:
@@ -283,7 +283,7 @@ class _Reader:
             raise self.damaged("a tensor that does not start where it must")
         if required_size > self.size:
             raise ModelError(
-                f"the file has {self.size:,} bytes, its header describes {required_size:,}",
+                f"the file has {self.size:,} bytes, but its header describes {required_size:,}",
                 code="E2054",
                 path=self.path,
                 help=DAMAGED,

@@ -35,7 +35,7 @@ _REQUIRED = {
     "intermediate_size": "feed_forward_length",
     "max_position_embeddings": "context_length",
 }
-_ANOTHER = "take another file of the model, or its folder with config.json and *.safetensors"
+_ANOTHER = "choose another file of the model, or its folder with config.json and *.safetensors"
 
 
 def config_of(header: GgufHeader) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def shortest(value: float) -> float:
 
 def _family(header: GgufHeader) -> GgufArchitecture:
     if not header.architecture:
-        raise ModelError("names no architecture (general.architecture)", code="E2055", path=header.path, help=_ANOTHER)
+        raise ModelError("general.architecture is missing", code="E2055", path=header.path, help=_ANOTHER)
     if header.architecture not in FAMILIES:
         raise ModelError(
-            f"holds a model of the architecture {header.architecture!r}, which SureFit does not convert", code="E2056",
+            f"SureFit does not convert the architecture {header.architecture!r}", code="E2056",
             path=header.path, help=f"it converts {', '.join(FAMILIES)}; otherwise {_ANOTHER}",
         )  # fmt: skip
     return FAMILIES[header.architecture]
@@ -111,8 +111,8 @@ def _require_whole(header: GgufHeader) -> None:
     kind, split = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
     if kind != BYTE_LEVEL or split not in KNOWN_SPLITS:
         raise ModelError(
-            f"its tokenizer is {kind} / {split}, which SureFit cannot build again exactly", code="E2060",
-            path=header.path, help=f"it builds {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
+            f"SureFit cannot rebuild its tokenizer ({kind} / {split}) exactly", code="E2060",
+            path=header.path, help=f"it supports {BYTE_LEVEL} / {', '.join(KNOWN_SPLITS)}; otherwise {_ANOTHER}",
         )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ def _vocabulary(header: GgufHeader) -> int:
     rows = embedding.shape[0] if embedding else 0
     if rows != len(header.tokens):
         raise ModelError(
-            f"its tokenizer has {len(header.tokens):,} tokens, its embedding {rows:,} rows", code="E2062",
+            f"its tokenizer has {len(header.tokens):,} tokens, but its embedding has {rows:,} rows", code="E2062",
             path=header.path, help=_ANOTHER,
         )  # fmt: skip
     return rows

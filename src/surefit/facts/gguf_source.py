@@ -121,7 +121,7 @@ class GgufSource:
             version = _installed(self.packaged.package)
             raise MachineError(
                 f"{self.name} comes with the package {self.packaged.package} {self.packaged.version}, which is "
-                f"{f'here in version {version} and without the file' if version else 'not installed'}",
+                f"{f'installed in version {version}, without the file' if version else 'not installed'}",
                 code="E2063",
                 help=f"{self.packaged.install} (93 MB)",
             )
@@ -159,7 +159,7 @@ def require_reader() -> None:
     """
     if util.find_spec(READER) is None:
         raise MachineError(
-            "a GGUF file is read with the package gguf, which is not installed",
+            "reading a GGUF file needs the package gguf, which is not installed",
             code="E2065",
             help=f"pip install {READER}",
         )

@@ -79,14 +79,14 @@ def build_tokenizer(header: GgufHeader) -> Tokenizer:
     except Exception as error:  # the library raises nothing narrower
         raise _unfit(header, str(error)) from error
     if size != len(header.tokens):
-        raise _unfit(header, f"{size:,} tokens come out of {len(header.tokens):,}")
+        raise _unfit(header, f"{size:,} of {len(header.tokens):,} tokens remain")
     return tokenizer
 
 
 def _unfit(header: GgufHeader, why: str) -> ModelError:
     return ModelError(
         f"its vocabulary and its merge rules do not fit together: {' '.join(why.split())[:200]}", code="E2066",
-        path=header.path, help="fetch the file again, or take the model's folder with config.json and *.safetensors",
+        path=header.path, help="download the file again, or use the model's folder with config.json and *.safetensors",
     )  # fmt: skip
 
 

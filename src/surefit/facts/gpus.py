@@ -205,7 +205,7 @@ _NAMES = {_plain(spelling): key for key, gpu in GPUS.items() for spelling in (ke
 
 
 def spellings() -> list[str]:
-    """Return the accepted names of GPUs: those of the catalogue, and the short ones, such as 4090."""
+    """Return the accepted names of GPUs: the catalogue's names, and short ones, such as 4090."""
     return [*GPUS, *_NAMES]
 
 

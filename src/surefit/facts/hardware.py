@@ -106,7 +106,7 @@ def _detected_device(found: list[DetectedGpu], disk: int) -> HardwareFacts:
 def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     if sizes := sizes_of(gpu):
         raise ConfigError(
-            f"{gpu} is made with different amounts of memory",
+            f"{gpu} exists with different amounts of memory",
             code="E2400",
             field="hardware.gpu",
             help=f"write {' or '.join(sizes)}",
@@ -114,7 +114,7 @@ def _catalogue_device(gpu: str, disk: int) -> HardwareFacts:
     card = find_gpu(gpu)
     if card is None:
         raise ConfigError(
-            f"no GPU named {gpu!r} is known{did_you_mean(gpu.lower(), spellings())}",
+            f"there is no GPU named {gpu!r}{did_you_mean(gpu.lower(), spellings())}",
             code="E2068",
             field="hardware.gpu",
             help=f"auto, cpu, or one of {', '.join(GPUS)}",

@@ -102,7 +102,7 @@ def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event
             raise ModelError(
                 f"{name} on the hub has no config.json",
                 code="E2071",
-                help="choose a repository in the format of transformers",
+                help="choose a repository in transformers format",
             )
 
         def download(file: str) -> Path:
@@ -120,7 +120,7 @@ def _fetched(name: str, revision: str | None, known: Sequence[str], heard: Event
         )
 
 
-_DOWNLOAD_HELP = "a model that was downloaded (`hf download NAME`) is read without it"
+_DOWNLOAD_HELP = "a downloaded model (`hf download NAME`) is read without the hub"
 _OFFLINE_HELP = "download the model first (`hf download NAME`), or unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"
 
 
@@ -155,7 +155,7 @@ def hub_errors(name: str, revision: str | None, known: Sequence[str]) -> Iterato
         raise ModelError(
             f"{name} is gated: its owner has to grant you access",
             code="E2072",
-            help=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN in the environment or in .env",
+            help=f"accept its license at https://huggingface.co/{name}, and set HF_TOKEN in the environment or in .env",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelError(

@@ -37,7 +37,7 @@ OTHER_ARITHMETIC = {
     "layer_replication": "the adapter repeats layers of the base",
     "megatron_config": "the adapter was made for Megatron's layers",
     "use_bdlora": "its factors are block-diagonal",
-    "alora_invocation_tokens": "it is active after certain tokens only, which no weight can be",
+    "alora_invocation_tokens": "it is active after certain tokens only, which a merged weight cannot express",
     "kasa_config": "KaSA removes the smallest singular values of the base, and has a third factor",
     "arrow_config": "a router chooses among several adapters for every token",
     "use_qalora": "its inputs are averaged in groups",
@@ -61,7 +61,7 @@ LISTED = 50
 """Largest number of layers that are named one by one, where no common ending selects them."""
 MERGE_IT = "merge it, name the merged model, and leave start_from out"
 CONVERT = "save it where it was trained, with save_pretrained(…, path_initial_model_for_weight_conversion=…)"
-SIDE_BY_SIDE = "serve it beside its base model with PEFT"
+SIDE_BY_SIDE = "serve it with its base model and PEFT"
 CONVERTIBLE = frozenset(
     {"DELORA", "GRALORA", "LOHA", "LOKR", "MISS", "PSOFT", "RANDLORA", "TINYLORA", "UNILORA", "VERA"}
 )
@@ -97,7 +97,7 @@ def find_non_lora_setting(config: Mapping[str, Any]) -> Problem | None:
     """
     if config.get("peft_type") != "LORA":
         kind = config.get("peft_type")
-        reason = f"it is of the kind {kind}" if kind else "adapter_config.json has no peft_type"
+        reason = f"its type is {kind}" if kind else "adapter_config.json has no peft_type"
         convert = ", or convert it to LoRA with peft.convert_to_lora" if kind in CONVERTIBLE else ""
         return Problem("peft_type", reason, f"{SIDE_BY_SIDE}{convert}")
     for key, reason in OTHER_ARITHMETIC.items():
@@ -111,12 +111,14 @@ def _initialization(value: Any) -> Problem | None:
     key, name = "init_lora_weights", str(value).lower()
     if name in KEEPS_BASE and type(value) in (bool, str, type(None)):
         return None
-    reason = f"its factors were initialised by {value}, which changes the base's weights"
+    reason = f"its factors were initialized by {value}, which changes the base's weights"
     if name in REPEATABLE:
         again = "PeftModel.from_pretrained(base, adapter).merge_and_unload() merges it, as PEFT changes the base again"
         return Problem(key, reason, f"{CONVERT}; or, in Python, {again}")
     if name in GRADIENT_OR_DATA or name.startswith("pissa_niter_"):
-        return Problem(key, f"{reason} in a way that cannot be repeated", f"{CONVERT}, or train again without {value}")
+        return Problem(
+            key, f"{reason} in a way that cannot be reproduced", f"{CONVERT}, or train again without {value}"
+        )
     return Problem(key, f"init_lora_weights is {value!r}, which PEFT 0.21 does not have", _newer({}))
 
 
@@ -133,7 +135,7 @@ def _newer(config: Mapping[str, Any]) -> str:
     version = config.get("peft_version")
     by = f", which was written by PEFT {version}" if isinstance(version, str) else ""
     return (
-        f"take a version of SureFit that knows this setting{by}; if it only matters while training, take it out of "
+        f"use a version of SureFit that knows this setting{by}; if it only matters in training, remove it from "
         "adapter_config.json"
     )
 
@@ -212,9 +214,9 @@ def rename_problem(names: Iterable[str]) -> tuple[str, str | None] | None:
         all_bare = len(bare) == len(right)
         expression = f"{PREFIX!r} + {expression}" if all_bare else f"k if k.startswith({PREFIX!r}) else {PREFIX!r} + k"
         if steps and not all_bare:
-            return f"{bare[0]} is no name that PEFT reads", None
+            return f"{bare[0]} is not a name that PEFT reads", None
     first = next((old for old, new in zip(name_list, right, strict=True) if old != new or new in bare), None)
-    return (f"{first} is no name that PEFT reads", expression) if first else None
+    return (f"{first} is not a name that PEFT reads", expression) if first else None
 
 
 def _without(part: str, name: str) -> str:

@@ -112,7 +112,7 @@ def dequantization_obstacle(config: Mapping[str, Any], tensors: Mapping[str, Ten
                 return f"{scale} {shapes} in blocks of {stored.block}"
         elif is_packed(name, tensors):
             if not _is_mxfp4(tensor, tensors[other_half(name)]):
-                return f"{name} {tensor.shape} is no stack of experts in blocks of {PER_SCALE} weights"
+                return f"{name} {tensor.shape} is not a stack of experts in blocks of {PER_SCALE} weights"
         elif tensor.dtype.startswith(("F8", "F4", "F6", "U", "I8", "I32")) and not is_scale(name, tensors):
             return f"{name} is {tensor.dtype}, with {f'a scale in {tensors[scale].dtype}' if scale else 'no scale'}"
     return None

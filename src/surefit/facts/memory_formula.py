@@ -58,7 +58,7 @@ a scale."""
 OUTPUT_HEADS = ("lm_head", "embed_out", "output")
 LEFT_OUT = "the allocator's fragmentation, the CUDA context and its libraries"
 ACTIVATIONS_LEFT_OUT = (
-    "activations, and what gradient checkpointing keeps of them",
+    "activations, or the part that gradient checkpointing keeps",
     "temporaries of the attention, the MLP and the kernels",
 )
 """Also left out where the architecture is not covered."""
@@ -201,7 +201,7 @@ def largest_micro_batch(
     padded: bool | None = None,
     capability: tuple[int, int] | None = AMPERE,
 ) -> MicroBatch:
-    """Return the largest micro batch of a run; the arguments are those of `peak_bytes_on_one`."""
+    """Return the largest micro batch of a run, from the arguments of `peak_bytes_on_one`."""
     config, shape = resolved.config, micro_batch_shape(resolved, length)
     adapter, packed, checkpointing = config.adapter, config.data.packing is True, config.train.gradient_checkpointing
     factors = None
@@ -275,7 +275,7 @@ def _held(resolved: ResolvedConfig, model: ModelFacts, part: TrainableParameters
         slack += (3 if part.master_bytes else 2) * _slack_bytes(model, FLOAT32)
     if slack:
         terms.append(
-            MemoryTerm("rest of segments", slack, "the allocator splits off no less than 1 MiB of its 2 MiB pages")
+            MemoryTerm("rest of segments", slack, "the allocator splits its 2 MiB pages into parts of at least 1 MiB")
         )
     return terms
 
@@ -353,7 +353,9 @@ def _moments_term(resolved: ResolvedConfig, model: ModelFacts, part: TrainablePa
         paged = row.paged and numbers >= PAGED
         bytes_on_device += scales + (0 if paged else (2 if eight else MOMENTS) * numbers)
     return MemoryTerm(
-        "optimizer", bytes_on_device, f"{kind}: what of the moments of {n} trained parameters is always on the device"
+        "optimizer",
+        bytes_on_device,
+        f"{kind}: the part of the moments of {n} trained parameters that stays on the device",
     )
 
 

@@ -1,8 +1,8 @@
 """Memory of one process of several: the closed form of `facts/memory_formula.py` for each parallel mode.
 
 A process is one GPU. Every mode is described by its differences from a single process: the tokens, matrices or layers
-that a process has (then the arithmetic of `memory_formula` applies to those), the shards of weights and optimizer state
-that it holds, and the buffers that the engine adds. Where the processes differ, the numbers are those of the one that
+that a process has (the arithmetic of `memory_formula` then applies), the shards of weights and optimizer state
+that it holds, and the buffers that the engine adds. Where the processes differ, the numbers describe the one that
 needs most.
 
     ddp     everything whole; the gradients are in buckets, b n, from the start. Accumulated ones are tensors besides
@@ -103,7 +103,7 @@ def _without_activations(
         return terms
     names = DIVIDED[MODES[sharing.mode].divided]
     return [
-        replace(term, bytes=term.bytes // sharing.size, why=f"{term.why}; of {sharing.size} processes one's part")
+        replace(term, bytes=term.bytes // sharing.size, why=f"{term.why}; one process's part of {sharing.size}")
         if term.term in names
         else term
         for term in terms
@@ -117,7 +117,7 @@ DIVIDED = {"nothing": (), "optimizer state": UPDATED, "weights": ("weights", "ad
 
 @dataclass(frozen=True)
 class _Run:
-    """The arguments of `peak_bytes`; batches are those of one process, where several share their tokens."""
+    """The arguments of `peak_bytes`; batches are one process's, where several share their tokens."""
 
     resolved: ResolvedConfig
     model: ModelFacts
@@ -180,7 +180,7 @@ def _cp(run: _Run, whole: StepMemory) -> StepMemory:
     """Return context parallelism's budget: one process's tokens, and keys and values of the document up to its last."""
     memory = run.of(run.model)
     bucket = min(CONTEXT_BUCKET, next(term.bytes for term in memory.terms if term.term == "gradients"))
-    return _rebuilt(memory, {}, MemoryTerm("reduction", bucket, "gradients on their way to the others", "step"))
+    return _rebuilt(memory, {}, MemoryTerm("reduction", bucket, "gradients in communication", "step"))
 
 
 def _tp(run: _Run, whole: StepMemory) -> StepMemory:
@@ -219,7 +219,7 @@ def _fsdp(run: _Run, whole: StepMemory) -> StepMemory:
     state = model_state_bytes(run.resolved, run.model, sharing)
     tensors = list(list_parameters(run.model, run.resolved.config.adapter))
     shares = list(local_parameter_counts(tensors, run.model, sharing, 0))
-    why = f"of {sharing.size} processes one's rows of every tensor"
+    why = f"the rows of every tensor on one of {sharing.size} processes"
     frozen = number * sum(count for count, tensor in shares if not tensor.trained)
     trained = sum(count for count, tensor in shares if tensor.trained)
     layer = sum(math.prod(tensor.shape) for tensor in tensors if ".layers.0." in f".{tensor.name}")
@@ -246,12 +246,15 @@ def _fsdp(run: _Run, whole: StepMemory) -> StepMemory:
         run.of(run.model, in_buckets=True),
         changed | {"backward pass": backward},
         MemoryTerm(GATHERED, root + number * layer, "embeddings, last norm, head, and a layer's buffer", "loss"),
-        MemoryTerm(GATHERED, root + layers, "the same, and of layers what is there", "backward"),
+        MemoryTerm(GATHERED, root + layers, "the same, and the gathered layers", "backward"),
         MemoryTerm(
-            GATHERED, 2 * (root + number * layer), "the first layer and what is outside, with their buffers", "gather"
+            GATHERED,
+            2 * (root + number * layer),
+            "the first layer and all tensors outside layers, with their buffers",
+            "gather",
         ),
         MemoryTerm("reduction", reduced, "gradients of a layer, whole, and in float32 to be added up", "backward"),
-        MemoryTerm("reduction", FLOAT32 * outer_trained, "gradients outside of the layers, in float32", "step"),
+        MemoryTerm("reduction", FLOAT32 * outer_trained, "gradients outside the layers, in float32", "step"),
         evaluated=root + 2 * number * layer,
     )
 
@@ -298,7 +301,7 @@ def _zero(run: _Run, whole: StepMemory) -> StepMemory:
         assert part_of_all is not None, "the whole model was covered"
         bucket = min(bucket, number * part_of_all.parameters)
     state_bytes = model_state_bytes(resolved, run.model, sharing)
-    part = f"of {plural(sharing.processes, 'process')} one's share"
+    part = f"one process's share of {sharing.processes}"
     state: dict[str, MemoryTerm | None] = {
         "optimizer": MemoryTerm("optimizer", host * state_bytes.moments, part),
         "masters": MemoryTerm("masters", host * state_bytes.masters, f"float32 copies, {part}"),
@@ -398,7 +401,7 @@ def _stage(run: _Run, layers: range, rank: int) -> StepMemory:
     return _rebuilt(
         memory,
         changed,
-        *_while_running("in flight", kept, f"what {plural(in_flight - 1, 'micro batch')} before it kept"),
+        *_while_running("in flight", kept, f"activations of {plural(in_flight - 1, 'micro batch')} before it"),
         *_while_running("received states", sides * count * state, f"{count} × a hidden state per token × {sides}"),
         evaluated=state - saved,
     )

@@ -270,19 +270,19 @@ def read_model_config(directory: Path) -> dict[str, Any]:
                 "a LoRA adapter, not a base model",
                 code="E2083",
                 path=directory,
-                help="name the base it was trained on, with lora.start_from to train these factors on; to put new "
-                "ones on top, merge it first and name the merged model",
+                help="name its base model, and continue training it with lora.start_from; to train a new adapter "
+                "on top, merge this one first and name the merged model",
             )
         files = sorted(str(file) for file in directory.glob("*.gguf"))
         advice = f"name the GGUF file itself: {files[0]}" if files else _FOLDER
         raise ModelError("no config.json in it", code="E2084", path=directory, help=advice)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            "the model directory also holds an adapter: transformers would silently load both",
+            "the model directory also contains an adapter: transformers would silently load both",
             code="E2085",
             path=directory / "adapter_config.json",
-            help="move adapter_config.json and adapter_model.safetensors to a directory of their own; "
-            "lora.start_from trains them on",
+            help="move adapter_config.json and adapter_model.safetensors to a separate directory; "
+            "lora.start_from continues training them",
         )
     config = read_json_object(path)
     require_sound_config(config, path)
@@ -362,7 +362,7 @@ def _require_shapes(
         tensor = tensors.get(name)
         if tensor is not None and tensor.shape != tuple(shape):
             raise ModelError(
-                f"{truncate_text(name, 100)} has the shape {list(tensor.shape)}, and by config.json {list(shape)}",
+                f"{truncate_text(name, 100)} has the shape {list(tensor.shape)}, but config.json says {list(shape)}",
                 code="E2654",
                 path=str(where),
                 help="config.json and the weights are of different models: download both again",

@@ -62,7 +62,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     expected_size = 8 + length + max((tensor.end for tensor in tensors.values()), default=0)
     if size != expected_size:
         raise ModelError(
-            f"the file has {size:,} bytes, its header describes {expected_size:,}",
+            f"the file has {size:,} bytes, but its header describes {expected_size:,}",
             code="E2088",
             path=path,
             help=DOWNLOAD_AGAIN,
@@ -115,7 +115,7 @@ def parse_header(raw: bytes, path: Path) -> dict[str, TensorHeader]:
         header = parse_json(raw)
         metadata = header.get("__metadata__")
         if metadata is not None and set(map(type, metadata.values())) - {str}:
-            raise ValueError("__metadata__ maps names to texts")
+            raise ValueError("__metadata__ must map names to strings")
         return {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ModelError("the safetensors header is damaged", code="E2091", path=path, help=DOWNLOAD_AGAIN) from None
@@ -127,14 +127,14 @@ def _tensor(entry: Mapping[str, Any]) -> TensorHeader:
     if begin > end or len(shape) > MAX_DIMENSIONS:
         raise ValueError("offsets or shape out of range")
     if type(entry["dtype"]) is not str:
-        raise ValueError("the type is no name")
+        raise ValueError("the type is not a string")
     return TensorHeader(entry["dtype"], shape, end - begin, end)
 
 
 def _number(value: Any) -> int:
     """Check and return a size in the format's type: unsigned, 64 bits."""
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r:.40} is no size")
+        raise ValueError(f"{value!r:.40} is not a size")
     return value
 
 
@@ -170,12 +170,12 @@ def _indexed_files(directory: Path) -> list[Path]:
     missing = [file.name for file in files if not os.path.isfile(file)]
     if missing:
         raise ModelError(
-            f"{len(missing)} of {len(files)} weight files are not there: "
+            f"{len(missing)} of {len(files)} weight files are missing: "
             + ", ".join(truncate_text(name, 100) for name in missing[:3])
             + (" …" if len(missing) > 3 else ""),
             code="E2093",
             path=index,
-            help="finish the download: every file that the index names is needed",
+            help="finish the download: every file in the index is needed",
         )
     return files
 
@@ -193,9 +193,9 @@ def read_weights(directory: Path) -> dict[str, TensorHeader] | None:
     for name, shard in read_weight_index(directory).items():
         if name not in headers[shard]:
             raise ModelError(
-                f"{truncate_text(name, 100)} is not in {shard}, where the index says it is",
+                f"{truncate_text(name, 100)} is not in {shard}, contrary to the index",
                 code="E2094",
                 path=directory / INDEX,
-                help="files were exchanged or cut short: fetch or write the model again",
+                help="files were exchanged or truncated: download or save the model again",
             )
     return {name: tensor for header in headers.values() for name, tensor in header.items()}

@@ -65,12 +65,12 @@ def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
         first = lines[0] if lines else ""
         yield SyntaxFault(
             1,
-            "the first line is no shebang, and sbatch refuses such a script"
+            "the first line is not a shebang, so sbatch rejects the script"
             + (f": {first.strip()[:40]}" if first.strip() else ""),
             "write #!/bin/bash as the first line",
         )
     elif not re.match(r"#!\s*/\S+", lines[0]):
-        yield SyntaxFault(1, f"{lines[0].strip()[:40]} names no program by its path", "write #!/bin/bash")
+        yield SyntaxFault(1, f"{lines[0].strip()[:40]} does not name a program by its path", "write #!/bin/bash")
     for number, line in enumerate(lines, 1):
         directive = re.match(r"\s*#\s*(SBATCH|sbatch|Sbatch|SBACTH|SBTACH|SBATH|SBACH)\b\s*(-.*)?$", line)
         if directive and not line.startswith("#SBATCH") and directive[2] and not line.lstrip().startswith("##"):
@@ -78,7 +78,7 @@ def find_syntax_faults(text: str) -> Iterator[SyntaxFault]:
                 number, f"{line.strip()[:40]} is a comment to sbatch", "write #SBATCH at the start of the line"
             )
         elif re.match(r"#SBATCH[-=:\w]", line):
-            yield SyntaxFault(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space behind #SBATCH")
+            yield SyntaxFault(number, f"{line.strip()[:40]} is a comment to sbatch", "put a space after #SBATCH")
         elif line.startswith("#SBATCH"):
             yield from _directive(number, _without_comment(line[len("#SBATCH") :]).strip())
 
@@ -108,13 +108,15 @@ def variables_in(text: str) -> Iterator[tuple[int, str]]:
 
 def _directive(number: int, text: str) -> Iterator[SyntaxFault]:
     if not text:
-        yield SyntaxFault(number, "this #SBATCH has no option", "write one, or take the line out")
+        yield SyntaxFault(number, "this #SBATCH has no option", "write one, or remove the line")
         return
     if not text.startswith("-"):
         word = text.split()[0]
         name = word.partition("=")[0]
         yield SyntaxFault(
-            number, f"{word[:40]} is no option of sbatch", f"write --{name}" if name in OPTIONS else "begin it with --"
+            number,
+            f"{word[:40]} is not an option of sbatch",
+            f"write --{name}" if name in OPTIONS else "begin it with --",
         )
         return
     words = _words(text)
@@ -125,7 +127,7 @@ def _directive(number: int, text: str) -> Iterator[SyntaxFault]:
             name, equals, value = word[2:].partition("=")
             if equals and value and i + 1 < len(words) and not words[i + 1].startswith("-"):
                 yield SyntaxFault(
-                    number, f"{words[i + 1][:40]} stands behind the value of --{name}", "write it without spaces"
+                    number, f"{words[i + 1][:40]} follows the value of --{name}", "write it without spaces"
                 )
             following = words[i + 1] if i + 1 < len(words) and not words[i + 1].startswith("-") else ""
             yield from _option(number, name, value if equals else following, spaced=bool(equals) and not value)
@@ -151,7 +153,7 @@ def _option(number: int, name: str, value: str, spaced: bool = False) -> Iterato
     if spaced:
         yield SyntaxFault(number, f"--{name}= has no value", f"write --{name}=VALUE without a space")
     elif value and "$" not in value and (problem := _wrong(name, value)):
-        yield SyntaxFault(number, f"--{name}={value}: {problem}", "sbatch refuses it, or takes it for something else")
+        yield SyntaxFault(number, f"--{name}={value}: {problem}", "sbatch rejects it, or reads it as something else")
 
 
 def _wrong(name: str, value: str) -> str | None:
@@ -163,7 +165,7 @@ def _wrong(name: str, value: str) -> str | None:
         too_large = [part for part in parts[-2:] if value.count(":") and part.isdecimal() and int(part) > 59]
         return "minutes and seconds go up to 59" if too_large and value.count(":") == 2 else None
     if name in ("mem", "mem-per-cpu", "mem-per-gpu", "tmp"):
-        return None if MEMORY.fullmatch(value) else "memory is a number with K, M, G or T behind it"
+        return None if MEMORY.fullmatch(value) else "memory is a number followed by K, M, G or T"
     if name in COUNTS:
         return None if value.isdecimal() and int(value) > 0 else "a whole number above 0"
     if name == "nodes":
@@ -183,6 +185,10 @@ def _wrong(name: str, value: str) -> str | None:
         spans = [re.match(r"(\d+)-(\d+)", part) for part in value.split(",")]
         backwards = next((span[0] for span in spans if span and int(span[1]) > int(span[2])), None)
         if backwards or re.search(r":0+(?:[,%]|$)|%0+$", value):
-            return f"{backwards} ends before it begins" if backwards else "a step and a number at a time are above 0"
+            return (
+                f"{backwards} ends before it begins"
+                if backwards
+                else "the step and the number at a time must be above 0"
+            )
         return None
     return None

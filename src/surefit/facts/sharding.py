@@ -62,15 +62,15 @@ def sharing_obstacle(config: Config, model: ModelFacts) -> tuple[str, str] | Non
         }
         uneven = next(((name, count) for name, count in widths.items() if count % parallel.tp), None)
         if uneven:
-            return "parallel.tp", f"it has {uneven[1]} {uneven[0]}, which {parallel.tp} processes cannot share evenly"
+            return "parallel.tp", f"it has {uneven[1]} {uneven[0]}, not divisible by {parallel.tp} processes"
     if parallel.pp > model.num_layers:
         return "parallel.pp", f"it has {model.num_layers} layers, and {parallel.pp} stages need one each"
     if parallel.cp > 1 and model.packing_obstacle:
-        return "parallel.cp", f"its tokens cannot be shared: {model.packing_obstacle}"
+        return "parallel.cp", f"its tokens cannot be divided: {model.packing_obstacle}"
     for field in ("pp", "cp") if model.router_loss else ():
         if getattr(parallel, field) > 1:
             return f"parallel.{field}", (
-                "its config.json asks for the routers' loss (output_router_logits), of all layers and tokens"
+                "its config.json turns on the routers' loss (output_router_logits), which covers all layers and tokens"
             )
     return None
 
@@ -214,7 +214,7 @@ def split_layers(costs: Sequence[int], stages: int) -> list[range]:
     """
     if len(costs) < stages:
         raise ConfigError(
-            f"the model has {len(costs)} layers, which cannot be split into {stages} stages",
+            f"the model has {len(costs)} layers, too few for {stages} stages",
             code="E2095",
             field=FIELD,
             help=f"set parallel.pp to {len(costs)} or less",

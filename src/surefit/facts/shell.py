@@ -32,7 +32,7 @@ MISCOUNTS_GPUS = (
     (re.compile(rf"{_LISTS_GPUS}\s*[)`]"), "wc without -l prints lines, words and characters"),
     (
         re.compile(r"nvidia-smi\b[^|\n]{0,80}--format=csv(?!,noheader)[^|\n]{0,80}\|\s*wc\s+-l"),
-        "the line with the headings counts, too",
+        "the header line is counted, too",
     ),
 )
 """Commands that are meant to count GPUs and do not → what they print."""

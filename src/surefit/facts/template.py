@@ -282,7 +282,7 @@ class _Counted:
         for item in self._items:
             remaining = _left.get() - 1
             if remaining < 0:
-                raise TemplateExceeds(f"its loops take more than {MAX_LOOPS:,} turns")
+                raise TemplateExceeds(f"its loops run more than {MAX_LOOPS:,} turns")
             _left.set(remaining)
             if not remaining % 64:
                 _require_time()
@@ -291,7 +291,7 @@ class _Counted:
 
 def _require_time() -> None:
     if time.thread_time() > _until.get():
-        raise TemplateTooSlow(f"it takes more than {SECONDS} s")
+        raise TemplateTooSlow(f"it needs more than {SECONDS} s")
 
 
 def _require_no_growth(method: str, text: str, args: tuple[Any, ...]) -> None:
@@ -306,13 +306,13 @@ def _require_no_growth(method: str, text: str, args: tuple[Any, ...]) -> None:
 
 def _now(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN:
-        raise TemplateExceeds(f"it asks for a date by a pattern of {len(pattern):,} characters")
+        raise TemplateExceeds(f"it formats a date with a pattern of {len(pattern):,} characters")
     return datetime.now().strftime(pattern)
 
 
 def _sized(value: Any) -> Any:
     if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT:
-        raise TemplateExceeds(f"it makes a text of {len(value):,} characters")
+        raise TemplateExceeds(f"it writes a string of {len(value):,} characters")
     return value
 
 
@@ -322,14 +322,14 @@ def _require_small(operator: str, left: Any, right: Any) -> None:
         if operator == "*" and isinstance(text, (str, list, tuple)) and isinstance(count, int):
             _sized_in_advance(len(text) * count)
     if operator == "**" and isinstance(left, (int, float)) and isinstance(right, (int, float)) and abs(right) > 64:
-        raise TemplateExceeds(f"it takes a number to the power of {right}")
+        raise TemplateExceeds(f"it raises a number to the power of {right}")
     if operator == "%" and isinstance(left, str):
         _require_narrow(left, right)
 
 
 def _sized_in_advance(length: int) -> None:
     if length > MAX_TEXT:
-        raise TemplateExceeds(f"it makes a text of {length:,} characters")
+        raise TemplateExceeds(f"it writes a string of {length:,} characters")
 
 
 def _require_narrow(*values: Any) -> None:
@@ -337,9 +337,9 @@ def _require_narrow(*values: Any) -> None:
     for value in values:
         too_wide = isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_WIDTH
         if too_wide or (isinstance(value, str) and len(value) < 1_000 and "{:" in value and _WIDE.search(value)):
-            raise TemplateExceeds(f"it asks for {str(value)[:40]} characters or items")
+            raise TemplateExceeds(f"it requests {str(value)[:40]} characters or items")
         if isinstance(value, str) and len(value) < 1_000 and "%" in value and _WIDE.search(value):
-            raise TemplateExceeds(f"it asks for {value[:40]} characters")
+            raise TemplateExceeds(f"it requests {value[:40]} characters")
 
 
 def _narrow(function: Any) -> Any:

@@ -219,7 +219,7 @@ def require_sound_tokenizer(path: Path) -> None:
         require_sound_steps(text, file)
         _require_sound_ids(file, text)
         if _is_unusual(text) and (reason := _tried(file, file.stat().st_mtime_ns)) is not None:
-            help_text = "take tokenizer.json from the model's own repository again"
+            help_text = "download tokenizer.json again from the model's own repository"
             raise ModelError(f"the tokenizer cannot be used: {reason}", code="E2650", path=file, help=help_text)
 
 
@@ -291,7 +291,7 @@ def catch_tokenizer_panics(file: str | Path | None) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         problem = f"the tokenizer fails on a text: {reason_of(error)}"
-        help_text = "take tokenizer.json from the model's own repository again"
+        help_text = "download tokenizer.json again from the model's own repository"
         raise ModelError(problem, code="E2651", path=file, help=help_text) from None
 
 
@@ -302,7 +302,7 @@ def _require_sound_ids(file: Path, text: str) -> None:
         ModelError: it is, or one is.
     """
     vocabulary, added, _ = _vocabulary(file)
-    help_text = "take tokenizer.json from the model's own repository again"
+    help_text = "download tokenizer.json again from the model's own repository"
     if _EMPTY.search(text) and not vocabulary:
         raise ModelError("the vocabulary is empty", code="E2652", path=file, field="model.vocab", help=help_text)
     for key, numbers in (("model.vocab", vocabulary), ("added_tokens", added)):
@@ -425,7 +425,7 @@ def _turn_end(path: Path, template: str | None, special: Mapping[str, str]) -> s
             f"the chat template cannot be used: {error}",
             code="E2097",
             path=path,
-            help="take the template of the model's own repository",
+            help="use the template from the model's own repository",
         ) from None
     except TemplateRefused:
         return None

@@ -35,7 +35,7 @@ MAX_LENGTH = 2**20
 MAX_STEPS = 64
 MAX_GROWTH = 4_096
 """Largest factor by which all the replacements of a normalizer, one after another, may lengthen a text."""
-_TAKE_AGAIN = "take {} from the model's own repository again"
+_TAKE_AGAIN = "download {} again from the model's own repository"
 
 
 def _is_number(value: Any) -> bool:
@@ -154,12 +154,12 @@ def wrong_patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield key, f"{pattern!r:.60} is not a regular expression: {error}", "fix it"
             continue
         if len(pattern) > 20_000 or _REPEATED_GROUP.search(pattern):
-            problem = f"{pattern!r:.60} repeats a repetition: matching it may never end"
+            problem = f"{pattern!r:.60} has nested repetitions: matching it may never end"
             yield key, problem, "write the modules as a list of names"
         elif sum(map(pattern.count, "*+{")) >= MANY_REPETITIONS:
             slow[pattern] = key
     if (pattern := _too_slow(list(slow))) is not None:
-        problem = f"{pattern!r:.60} takes more than a second to match against the name of a module"
+        problem = f"{pattern!r:.60} needs more than a second to match the name of a module"
         yield slow[pattern], problem, "write the modules as a list of names"
 
 
@@ -192,7 +192,7 @@ ADAPTER: dict[str, tuple[Callable[[Any], bool], str]] = {
     "revision": (_name, "a name"),
     "r": (_rank, "a rank from 1 to 65,536"),
     "lora_alpha": (_is_number, "a finite number"),
-    "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a share from 0 to 1"),
+    "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number from 0 to 1"),
     "rank_pattern": (_by_module(_rank), "an object of ranks"),
     "alpha_pattern": (_by_module(_is_number), "an object of finite numbers"),
     **dict.fromkeys(("target_modules", "modules_to_save", "exclude_modules"), (_names, "a name or a list of names")),
@@ -262,7 +262,7 @@ def require_sound_steps(text: str, where: Path) -> None:
         added = step.get("content") if step.get("type") == "Replace" else step.get("prepend")
         growth *= max(1, len(added)) if isinstance(added, str) else 1
     if steps > MAX_STEPS or growth > MAX_GROWTH:
-        problem = f"its normaliser makes a text up to {growth:,} times longer in {steps} steps"
+        problem = f"its normalizer makes a text up to {growth:,} times longer in {steps} steps"
         raise ModelError(problem, code="E2039", path=where, field="normalizer", help=_TAKE_AGAIN.format(where.name))
     processor = _part(text, "post_processor")
     template = processor.get("single") if isinstance(processor, Mapping) else None
@@ -301,7 +301,7 @@ def _part(text: str, name: str) -> Any:
 def _invalid_value_error(where: object, key: str, value: Any, wanted: str, help: str | None = None) -> ModelError:
     name = Path(str(where)).name
     return ModelError(
-        f"{key} is {value!r:.60}; it should be {wanted}",
+        f"{key} is {value!r:.60}; it must be {wanted}",
         code="E2041",
         path=str(where),
         help=help or _TAKE_AGAIN.format(name),

@@ -65,7 +65,7 @@ class GrammarCompiler:
             )
         except (ValueError, RuntimeError) as error:
             raise ModelError(
-                f"constrained decoding does not know this tokenizer: {error}",
+                f"constrained decoding does not support this tokenizer: {error}",
                 code="E7052",
                 help="decode without grammars",
             ) from error
@@ -114,7 +114,7 @@ def choices_ebnf(choices: Sequence[str]) -> str:
     'root ::= "yes" | "no"'
     """
     if not choices or not all(choices):
-        raise ConfigError("a grammar of choices has an empty choice, or none", code="E7054", help="name the answers")
+        raise ConfigError("a grammar of choices has no choices, or an empty one", code="E7054", help="name the answers")
     return "root ::= " + " | ".join(map(literal, choices))
 
 

@@ -61,10 +61,10 @@ class DecodingConfig:
     def __post_init__(self) -> None:
         if self.num_beams > 1 and self.temperature > 0:
             raise ConfigError(
-                f"{self.num_beams} beams and a temperature of {self.temperature:g} exclude each other",
+                f"{self.num_beams} beams cannot be combined with a temperature of {self.temperature:g}",
                 code="E7055",
                 field="evaluate.num_beams",
-                help="beams look for the most probable answer, a temperature draws one: drop either",
+                help="beam search finds the most probable answer, a temperature samples one: remove one of the two",
             )
         if not all(self.stop):
             raise ConfigError(
@@ -292,7 +292,7 @@ def memory_errors(rows: int, tokens: int) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise MachineError(
-            f"out of memory while answering {rows} prompts of up to {tokens:,} tokens at once",
+            f"out of memory while generating answers to {rows} prompts of up to {tokens:,} tokens at once",
             code="E7058",
             field="evaluate.batch_size",
             help=f"set evaluate.batch_size to {max(1, rows // 2)}"

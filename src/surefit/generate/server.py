@@ -62,11 +62,11 @@ class _Kind:
         if self.name not in ("vllm", "sglang"):
             if switches:
                 raise ConfigError(
-                    "the server does not say that it is vLLM or SGLang, and only these hand "
+                    "the server does not identify as vLLM or SGLang, and only these pass "
                     f"{', '.join(switches)} to the chat template",
                     code="E7060",
                     field="evaluate.chat_template_kwargs",
-                    help="serve the model with one of them, or take the switch away",
+                    help="serve the model with one of them, or remove the switch",
                 )
             return {}
         template_switches = {"date_string": TEMPLATE_DATE, **switches}
@@ -91,7 +91,7 @@ class _Kind:
                 return {"regex": source}
             return {"ebnf": source if isinstance(source, str) else choices_ebnf(source)}
         raise ConfigError(
-            f"the server does not say that it is vLLM or SGLang, and only these take a grammar of kind {grammar.kind}",
+            f"the server does not identify as vLLM or SGLang, and only these support a grammar of kind {grammar.kind}",
             code="E7061",
             field="evaluate.constrained",
             help="set evaluate.constrained to none, or serve the model with vLLM or SGLang",
@@ -173,7 +173,10 @@ class ServedModel:
         """
         if decoding.num_beams > 1:
             raise ConfigError(
-                "servers have no beam search", code="E7064", field="evaluate.num_beams", help="set it to 1"
+                "OpenAI-compatible servers do not support beam search",
+                code="E7064",
+                field="evaluate.num_beams",
+                help="set it to 1",
             )
         row_grammars = grammars if grammars is not None else [None] * len(messages_list)
         pairs = enumerate(zip(messages_list, row_grammars, strict=True))
@@ -230,7 +233,7 @@ class ServedModel:
                         f"the server at {self.shown} {failure} ({len(self.waits) + 1} tries)",
                         code="E7065",
                         field=self.field,
-                        help="see that it runs, and its log; a smaller evaluate.batch_size asks less of it at once",
+                        help="check that it runs, and its log; a smaller evaluate.batch_size lowers its load",
                     ) from None
                 over.wait(wait if failure.wait is None else min(failure.wait, LONGEST_WAIT))
         raise AssertionError("the last try returns or raises")
@@ -257,16 +260,16 @@ class ServedModel:
         try:
             return json.loads(raw)
         except ValueError:
-            raise _TransientError(f"answers with something that is not JSON: {_shown(raw)}") from None
+            raise _TransientError(f"returned something that is not JSON: {_shown(raw)}") from None
 
     def _refused(self, error: urllib.error.HTTPError) -> NoReturn:
         text = _shown(_message(error))
         if error.code in TRANSIENT_STATUS_CODES:
             after = error.headers.get("Retry-After", "")
-            raise _TransientError(f"answers with {error.code}: {text}", float(after) if after.isdecimal() else None)
+            raise _TransientError(f"returned {error.code}: {text}", float(after) if after.isdecimal() else None)
         if error.code in (401, 403):
             problem = (
-                "refuses the key in SUREFIT_API_KEY" if api_key() else "wants a key, and SUREFIT_API_KEY is not set"
+                "rejected the key in SUREFIT_API_KEY" if api_key() else "requires a key, and SUREFIT_API_KEY is not set"
             )
             raise ConfigError(
                 f"the server at {self.shown} {problem} ({error.code}: {text})",
@@ -282,7 +285,7 @@ class ServedModel:
                 help="give its address as http://HOST:PORT/v1",
             ) from None
         raise ConfigError(
-            f"the server at {self.shown} refuses a request ({error.code}): {text}",
+            f"the server at {self.shown} rejected a request ({error.code}): {text}",
             code="E7068",
             field=self.field,
             help="if it is the length, serve with a longer context or lower evaluate.max_new_tokens",
@@ -311,7 +314,7 @@ def _models(answer: Any) -> dict[str, str]:
     try:
         return {str(model["id"]): str(model.get("owned_by") or "") for model in answer["data"]}
     except (KeyError, TypeError, AttributeError):
-        raise _TransientError(f"lists no models but answers {_shown(json.dumps(answer))}") from None
+        raise _TransientError(f"returned no list of models but {_shown(json.dumps(answer))}") from None
 
 
 def _named(served: Mapping[str, str]) -> str:
@@ -326,7 +329,7 @@ def _generation(answer: Any) -> Generation:
         if not (text is None or isinstance(text, str)) or not isinstance(tokens, int):
             raise TypeError
     except (KeyError, IndexError, TypeError, AttributeError):
-        raise _TransientError(f"answers with something that is no completion: {_shown(json.dumps(answer))}") from None
+        raise _TransientError(f"returned something that is not a completion: {_shown(json.dumps(answer))}") from None
     return Generation(text or "", truncated=reason != "stop", tokens=tokens)
 
 

@@ -99,12 +99,14 @@ class _Ranker:
         paths = {label: self._tokens(tuple(prompt[-_TAIL:]), label) for label in labels}
         if len(set(paths.values())) < len(paths):
             raise DataError(
-                f"two labels of row {number} are the same tokens to this model", code="E7070", help="rename one of them"
+                f"two labels of row {number} have the same tokens for this model",
+                code="E7070",
+                help="rename one of them",
             )
         if any(_begins(other, path) for path in paths.values() for other in paths.values() if other is not path):
             if not self.stop_ids:
                 raise ModelError(
-                    f"labels of row {number} begin alike, and the model has no token that ends an answer",
+                    f"one label of row {number} begins another, and the model has no token that ends an answer",
                     code="E7071",
                     help="set eos_token in its tokenizer_config.json, or use labels none of which begins another",
                 )
@@ -112,7 +114,7 @@ class _Ranker:
         longest = len(prompt) + max(map(len, paths.values())) - 1
         if self.context is not None and longest > self.context:
             raise DataError(
-                f"row {number} has {longest:,} tokens with its longest label, and the model reads {self.context:,}",
+                f"row {number} has {longest:,} tokens with its longest label; the model's context is {self.context:,}",
                 code="E7072",
                 help="shorten the prompt",
             )
@@ -251,5 +253,5 @@ def _refuse_unusable(number: int, prompt: Sequence[int], labels: Sequence[str]) 
     duplicate = next((label for label in labels if list(labels).count(label) > 1), None)
     if duplicate is not None:
         raise DataError(
-            f"the label {duplicate!r} of row {number} is there twice", code="E7076", help="name each choice once"
+            f"the label {duplicate!r} of row {number} occurs twice", code="E7076", help="name each choice once"
         )

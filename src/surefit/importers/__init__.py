@@ -24,7 +24,7 @@ from surefit.importers.result import ImportedConfig, UnmappedKey
 __all__ = ["ImportedConfig", "UnmappedKey", "detect_tool", "find_tool", "read_tool_config"]
 
 KNOWN = (
-    "known are SureFit's own configs, those of axolotl, llamafactory (its `train` command), trl, accelerate and "
+    "supported: SureFit's own configs, configs of axolotl, llamafactory (its `train` command), trl, accelerate and "
     "deepspeed, PEFT's adapter_config.json, SLURM batch scripts, Python training scripts, and requirements"
 )
 SHELL = (".sh", ".bash", ".sbatch", ".slurm")
@@ -75,7 +75,7 @@ def detect_tool(path: Path) -> str:
         raise _without_sections(flat, path)
     tool = recognize_tool(tree, is_key_known) if isinstance(tree, dict) and unsupported is None else None
     if not isinstance(tree, dict | list):
-        raise ConfigError("holds no keys", code="E3001", path=path, help=KNOWN)
+        raise ConfigError("has no keys", code="E3001", path=path, help=KNOWN)
     if tool is None:
         raise ConfigError(
             UNKNOWN + (f": {unsupported}" if unsupported else ""),
@@ -90,7 +90,7 @@ def _without_sections(flat: dict[str, str], path: Path) -> ConfigError:
     """Return the error for top-level keys that belong in a section of SureFit's config."""
     destinations = "; ".join(f"{key}: {dotted}" for key, dotted in flat.items() if key != dotted)
     return ConfigError(
-        f"{UNKNOWN}, and its keys lack the sections of a SureFit config",
+        f"{UNKNOWN}, nor does it have the sections of a SureFit config",
         code="E3550",
         path=path,
         help="if it is meant for SureFit, write each key in its section, such as `train: {learning_rate: 2e-4}` "
@@ -124,7 +124,7 @@ def read_tool_config(path: Path, tool: str | None = None) -> ImportedConfig:
             f"there is no reader for {tool!r}",
             code="E3003",
             path=path,
-            help=f"known are {', '.join([*MODULES, 'slurm'])}",
+            help=f"supported: {', '.join([*MODULES, 'slurm'])}",
         )
     imported = read_tool_file(path, tool)
     return _with_launched_script(imported) if tool == "accelerate" else imported

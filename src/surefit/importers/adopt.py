@@ -99,7 +99,7 @@ class AdoptedConfig:
         for file in dict.fromkeys(file for file, _ in self.unplaced):
             lost = [lost for name, lost in self.unplaced if name == file]
             keys = ", ".join(item.key for item in lost)
-            yield f"{file}: {plural(len(lost), 'key')} without a place in SureFit, not used: {keys}"
+            yield f"{file}: {plural(len(lost), 'key')} without an equivalent in SureFit, ignored: {keys}"
 
 
 def apply_launcher_files(loaded: LoadedConfig) -> AdoptedConfig:
@@ -160,7 +160,7 @@ def _require_usable(found: ImportedConfig) -> None:
         problems.append(
             ConfigError(
                 f"{found.tool} has no such key", code="E3010", path=found.path, line=place.line, field=key,
-                help=f"write {intended}" if intended else "take it out",
+                help=f"write {intended}" if intended else "remove it",
             )
         )  # fmt: skip
     if problems:
@@ -210,7 +210,7 @@ def _per_machine(found: ImportedConfig, processes: int, machines: int) -> int:
     if processes % machines:
         place = found.setup.places["processes"]
         raise ConfigError(
-            f"{processes} processes cannot be shared by {machines} machines evenly",
+            f"{processes} processes cannot be divided evenly among {machines} machines",
             code="E3011", path=found.path, line=place.line,
             field=place.name, help=f"num_processes counts all machines: write a multiple of {machines}",
         )  # fmt: skip
@@ -225,17 +225,19 @@ def _unmapped_keys(found: ImportedConfig) -> Iterator[UnmappedKey]:
             yield lost
     if found.setup.parallel == "zero1":
         place = found.setup.places["parallel"]
-        yield UnmappedKey(place.name, place.line, 1, "SureFit has stage 2, which shares the gradients too, and stage 3")
+        yield UnmappedKey(
+            place.name, place.line, 1, "SureFit supports stage 2, which also shards the gradients, and stage 3"
+        )
 
 
 def _require_same(dotted: str, one: FileValue, other: FileValue, loaded: LoadedConfig) -> None:
     if one.value != other.value:
         raise ConfigError(
-            f"{dotted} is {_format_value(one.value)} in {one.place} and {_format_value(other.value)} in {other.place}",
+            f"{dotted} is {_format_value(one.value)} in {one.place} but {_format_value(other.value)} in {other.place}",
             code="E3012",
             path=loaded.path,
             field=dotted,
-            help="make the two files say the same",
+            help="make the two files agree",
         )
 
 
@@ -250,9 +252,9 @@ def _find_override(dotted: str, said: FileValue, loaded: LoadedConfig) -> Overri
     if is_set and config_value != "auto":
         location = "on the command line" if on_command_line else "here"
         raise ConfigError(
-            f"{_format_value(config_value)} {location}, and {_format_value(said.value)} in {said.place}", code="E3013",
+            f"{_format_value(config_value)} {location}, but {_format_value(said.value)} in {said.place}", code="E3013",
             path=loaded.path, line=loaded.lines.get(dotted), field=dotted,
-            help="make them the same, or take one of them out",
+            help="make them equal, or remove one of them",
         )  # fmt: skip
     return OverriddenValue(dotted, config_value, said)
 
@@ -296,9 +298,9 @@ def _with_overrides(loaded: LoadedConfig, taken: list[OverriddenValue]) -> Loade
         dotted = ".".join(str(part) for part in loc[:2])
         entry = next((entry for entry in taken if entry.dotted == dotted), taken[0])
         raise ConfigError(
-            f"SureFit cannot take {_format_value(entry.said.value)} of {entry.said.place}: {error.errors()[0]['msg']}",
+            f"SureFit cannot use {_format_value(entry.said.value)} of {entry.said.place}: {error.errors()[0]['msg']}",
             code="E3015",
-            path=loaded.path, field=entry.dotted, help="change it there, or take it out",
+            path=loaded.path, field=entry.dotted, help="change it there, or remove it",
         ) from None  # fmt: skip
     return replace(loaded, config=config, adopted={**loaded.adopted, **{i.dotted: i.said.place for i in taken}})
 

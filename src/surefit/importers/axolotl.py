@@ -126,11 +126,11 @@ KEYS: dict[str, KeyMapping] = {
 GONE = {
     "max_packed_sequence_len": "write sequence_len, with sample_packing: true",
     "rope_scaling": "write overrides_of_model_config: {rope_scaling: …}",
-    "dpo_use_logits_to_keep": "take it out",
-    "dpo_generate_during_eval": "take it out",
-    "dpo_norm_loss": "take it out",
-    "rpo_alpha": "take it out",
-    "s2_attention": "take it out: shifted-sparse attention is not supported",
+    "dpo_use_logits_to_keep": "remove it",
+    "dpo_generate_during_eval": "remove it",
+    "dpo_norm_loss": "remove it",
+    "rpo_alpha": "remove it",
+    "s2_attention": "remove it: shifted-sparse attention is not supported",
     "flash_attn_rms_norm": "write liger_rms_norm, with its plugin",
     "unsloth_cross_entropy_loss": "write lora_mlp_kernel, lora_qkv_kernel and lora_o_kernel",
     "unsloth_lora_mlp": "write lora_mlp_kernel",
@@ -216,7 +216,7 @@ def _frequency(draft: ConfigDraft) -> None:
             "early_stopping_patience",
             "",
             draft.flat["early_stopping_patience"],
-            "train.eval_steps says between how many steps SureFit measures; without it, at every checkpoint",
+            "train.eval_steps sets how often SureFit evaluates; without it, at every checkpoint",
         )
 
 
@@ -253,7 +253,7 @@ def _adapter(draft: ConfigDraft) -> None:
         draft.carry("train.method", "lora", "adapter")
         draft.judged.pop("adapter", None)
         if kind == "qlora" and draft.config.get("model.quantization") != "nf4":
-            draft.lose("adapter", "without load_in_4bit: true the weights are not quantised")
+            draft.lose("adapter", "without load_in_4bit: true the weights are not quantized")
     else:
         draft.whole_run = False
         draft.lose("adapter", "SureFit trains LoRA adapters or all weights")
@@ -277,7 +277,7 @@ def _recomputation(draft: ConfigDraft) -> None:
         return
     if kind == "offload_disk" or offloading == "disk":
         del draft.config["train.gradient_checkpointing"]
-        draft.lose("gradient_checkpointing", "SureFit offloads to the host's memory only")
+        draft.lose("gradient_checkpointing", "SureFit offloads to host memory only")
     elif kind == "offload" or (kind is True and offloading in (True, "legacy")):
         draft.carry("train.gradient_checkpointing", "offload", "gradient_checkpointing")
         if offloading is not None:

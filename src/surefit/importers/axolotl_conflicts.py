@@ -28,7 +28,7 @@ def _steps(strategy: str, steps: str) -> Rule:
             and not is_switched_off(flat.get(steps))
         ),
         f"{strategy} {steps}",
-        f"{strategy}: steps beside {steps}, or {steps} left out",
+        f"{strategy}: steps with {steps}, or {steps} left out",
     )
 
 
@@ -95,7 +95,7 @@ AXOLOTL: tuple[Rule, ...] = (
     (
         lambda flat: any(_loss_types(flat)) and flat.get("rl") != "dpo",
         "dpo_loss_type dpo_loss_weights",
-        "rl: dpo beside it",
+        "rl: dpo with it",
     ),
     (
         lambda flat: flat.get("rl") == "dpo" and _loss_types(flat)[1] not in (0, _loss_types(flat)[0]),
@@ -115,12 +115,12 @@ AXOLOTL: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("rl") == "simpo" and not is_switched_off(flat.get("warmup_ratio")),
         "warmup_ratio",
-        "warmup_steps beside rl: simpo",
+        "warmup_steps with rl: simpo",
     ),
     (
         lambda flat: flat.get("rl") == "kto" and not is_switched_off(flat.get("sample_packing")),
         "sample_packing",
-        "no sample_packing beside rl: kto",
+        "no sample_packing with rl: kto",
     ),
     (
         lambda flat: (
@@ -129,29 +129,29 @@ AXOLOTL: tuple[Rule, ...] = (
             and any(not is_switched_off(flat.get(f"load_in_{bits}bit")) for bits in (4, 8))
         ),
         "! load_in_4bit load_in_8bit",
-        "weights that are not quantised beside rl and fsdp_version: 2",
+        "weights that are not quantized with rl and fsdp_version: 2",
     ),
     (
         lambda flat: flat.get("optimizer") == "muon" and not is_switched_off(flat.get("deepspeed")),
         "optimizer deepspeed",
-        "another optimizer beside DeepSpeed",
+        "another optimizer with DeepSpeed",
     ),
     (
         lambda flat: flat.get("optimizer") == "muon" and _shards(flat) and not _is_version_2(flat),
         "optimizer",
-        "fsdp_version: 2 beside muon",
+        "fsdp_version: 2 with muon",
     ),
     (
         lambda flat: (
             not is_switched_off(flat.get("relora")) and (not is_switched_off(flat.get("deepspeed")) or _shards(flat))
         ),
         "relora",
-        "neither DeepSpeed nor FSDP beside it",
+        "neither DeepSpeed nor FSDP with it",
     ),
     (
         lambda flat: not is_switched_off(flat.get("relora")) and flat.get("lr_scheduler") == "one_cycle",
         "lr_scheduler",
-        "another schedule than one_cycle beside relora",
+        "another schedule than one_cycle with relora",
     ),
     (
         lambda flat: sum(not is_switched_off(flat.get(key)) for key in CROSS_ENTROPIES.split()) > 1,
@@ -165,7 +165,7 @@ AXOLOTL: tuple[Rule, ...] = (
             and is_switched_off(flat.get("gradient_accumulation_steps"))
         ),
         "batch_size",
-        "micro_batch_size or gradient_accumulation_steps beside it",
+        "micro_batch_size or gradient_accumulation_steps with it",
     ),
     mutually_exclusive("do_causal_lm_eval", "eval_sample_packing"),
     mutually_exclusive("unfrozen_parameters", "peft_layers_to_transform"),
@@ -201,7 +201,7 @@ AXOLOTL: tuple[Rule, ...] = (
     (
         lambda flat: not is_switched_off(flat.get("early_stopping_patience")) and _evaluates_nothing(flat),
         "early_stopping_patience",
-        "rows to evaluate on beside it: val_set_size above 0 or test_datasets, with eval_steps and save_steps",
+        "rows to evaluate on: val_set_size above 0 or test_datasets, with eval_steps and save_steps",
     ),
     requires_any_of("early_stopping_patience", "save_steps"),
     requires_any_of("early_stopping_patience", "eval_steps"),
@@ -215,7 +215,7 @@ AXOLOTL: tuple[Rule, ...] = (
         "early_stopping_patience save_steps eval_steps",
         "save_steps that eval_steps divides, for early_stopping_patience",
     ),
-    (_quantised_full, "! adapter load_in_4bit load_in_8bit", "an adapter beside it: quantised weights are not trained"),
+    (_quantised_full, "! adapter load_in_4bit load_in_8bit", "an adapter with it: quantized weights are not trained"),
     (
         lambda flat: (
             flat.get("adapter") == "qlora"
@@ -238,7 +238,7 @@ AXOLOTL: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("chat_template") == "jinja" and not flat.get("chat_template_jinja"),
         "chat_template",
-        "chat_template_jinja beside chat_template: jinja",
+        "chat_template_jinja with chat_template: jinja",
     ),
     (
         lambda flat: (
@@ -253,12 +253,12 @@ AXOLOTL: tuple[Rule, ...] = (
     (
         lambda flat: "learning_rate" not in flat and "datasets" in flat and "num_epochs" in flat,
         "base_model",
-        "learning_rate beside base_model: it has no default",
+        "learning_rate, which has no default",
     ),
     (
         lambda flat: flat.get("rl") == "kto" and flat.get("remove_unused_columns") is not False,
         "rl",
-        "remove_unused_columns: false beside rl: kto",
+        "remove_unused_columns: false with rl: kto",
     ),
     (
         lambda flat: (
@@ -266,12 +266,12 @@ AXOLOTL: tuple[Rule, ...] = (
             and (flat.get("trust_remote_code") is True or (flat.get("adapter") == "lora" and flat.get("load_in_8bit")))
         ),
         KERNELS,
-        "no LoRA kernels beside trust_remote_code or 8-bit weights",
+        "no LoRA kernels with trust_remote_code or 8-bit weights",
     ),
     (
         lambda flat: flat.get("lora_target_parameters") and flat.get("lora_dropout"),
         "lora_dropout",
-        "lora_dropout: 0 beside lora_target_parameters",
+        "lora_dropout: 0 with lora_target_parameters",
     ),
     (
         lambda flat: (
@@ -280,7 +280,7 @@ AXOLOTL: tuple[Rule, ...] = (
             and flat.get("load_in_4bit") is True
         ),
         "load_in_4bit fsdp_config.cpu_ram_efficient_loading fsdp_config.fsdp_cpu_ram_efficient_loading",
-        "cpu_ram_efficient_loading: false beside load_in_4bit under FSDP2",
+        "cpu_ram_efficient_loading: false with load_in_4bit under FSDP2",
     ),
     (
         lambda flat: (
@@ -296,17 +296,17 @@ AXOLOTL: tuple[Rule, ...] = (
             not _is_version_2(flat) and "8bit" in str(flat.get("optimizer")) and _fsdp(flat, "offload_params") is True
         ),
         "optimizer",
-        "an optimizer that is not 8-bit beside FSDP's offload_params",
+        "an optimizer that is not 8-bit with FSDP's offload_params",
     ),
     (
         lambda flat: _fsdp(flat, "auto_wrap_policy") == "SIZE_BASED_WRAP" and _fsdp(flat, "min_num_params") is None,
         "fsdp_config.auto_wrap_policy fsdp_config.fsdp_auto_wrap_policy",
-        "min_num_params beside SIZE_BASED_WRAP",
+        "min_num_params with SIZE_BASED_WRAP",
     ),
     (
         lambda flat: not is_switched_off(flat.get("flash_attn_fuse_mlp")) and flat.get("adapter") in ("lora", "qlora"),
         "flash_attn_fuse_mlp",
-        "no fused modules beside LoRA",
+        "no fused modules with LoRA",
     ),
     (
         lambda flat: (
@@ -314,7 +314,7 @@ AXOLOTL: tuple[Rule, ...] = (
             and any(flat.get(key) for key in ("special_tokens", "tokens", "chat_template", "added_tokens_overrides"))
         ),
         "special_tokens tokens chat_template added_tokens_overrides",
-        "it left out beside tokenizer_use_mistral_common",
+        "it left out with tokenizer_use_mistral_common",
     ),
 )
 
@@ -330,7 +330,7 @@ IGNORED: tuple[Ignored, ...] = (
     (
         lambda flat: "special_tokens.eot_tokens" in flat,
         "special_tokens.eot_tokens",
-        "eot_tokens is a key of its own, beside special_tokens",
+        "eot_tokens is a separate key, next to special_tokens",
     ),
 )
 """Axolotl 0.19.0: core/builders/base.py, _configure_save_and_eval_strategy; loaders/model.py; schemas/model.py."""

@@ -29,7 +29,7 @@ TYPES = key_set("""
 """)
 """Axolotl 0.19.0: the modules of prompt_strategies/ and the handlers of utils/data/wrappers.py."""
 WHY = {
-    "split": "data.split names a whole split: of a part of one, all rows would be used",
+    "split": "data.split names a whole split: SureFit would use all its rows",
     "name": "SureFit reads a set's default configuration",
     "revision": "SureFit reads a set's newest revision",
     "data_files": "SureFit reads the whole set, or one file by its path as data.train",
@@ -38,18 +38,18 @@ WHY = {
     "preprocess_shards": "SureFit trains on all rows",
     "chat_template": "SureFit uses the model's own chat template",
     "chat_template_jinja": "SureFit uses the model's own chat template",
-    "train_on_eos": "SureFit learns the end token of each answer",
-    "train_on_eot": "SureFit learns the end token of each answer",
-    "roles_to_train": "SureFit learns the assistant's turns",
-    "split_thinking": "SureFit takes <think>…</think> out of the content wherever the template reads reasoning from a "
+    "train_on_eos": "SureFit trains on the end token of each answer",
+    "train_on_eot": "SureFit trains on the end token of each answer",
+    "roles_to_train": "SureFit trains on the assistant's turns",
+    "split_thinking": "SureFit moves <think>…</think> out of the content if the template reads reasoning from a "
     "field; <reasoning> and <|begin_of_thought|> stay text",
-    "template_thinking_key": "SureFit hands reasoning on under the name that the template reads",
+    "template_thinking_key": "SureFit passes reasoning under the name that the template reads",
     "type": "SureFit reads the layouts of docs/data.md only: write the rows in one of them",
-    "ds_type": "SureFit tells the format by the file's name",
+    "ds_type": "SureFit detects the format from the file's name",
 }
-COLUMNS = "SureFit goes by the columns' own names: rename them, or write the rows in a layout of docs/data.md"
+COLUMNS = "SureFit reads the columns by name: rename them, or write the rows in a layout of docs/data.md"
 REASONING = f"SureFit reads reasoning under any of these names: {', '.join(FIELDS)}"
-OTHERS = "not trained on: data.mix takes sets of a layout of docs/data.md, each named once"
+OTHERS = "not trained on: data.mix needs data sets in a layout of docs/data.md, each named once"
 
 
 def read_datasets(draft: ConfigDraft) -> None:
@@ -96,7 +96,7 @@ def _name_lost(draft: ConfigDraft, sets: Sequence[dict[str, Any]], layouts: set[
     """Record what the entries set beyond the location of their rows."""
     is_mixed = None not in layouts and hf.map_data_mix(draft, [_to_mix_source(entry) for entry in sets[1:]], "datasets")
     if draft.says("dataset_shard_num"):
-        draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num takes a part of them")
+        draft.lose("datasets", "SureFit trains on all rows, and dataset_shard_num selects a part of them")
     for i, entry in enumerate(sets):
         mapped_keys = {"path"} | ({"type"} if len(layouts) == 1 and None not in layouts and i == 0 else set())
         mapped_keys |= {"split"} if is_plain_split(entry.get("split")) and (i == 0 or is_mixed) else set()
@@ -137,7 +137,7 @@ def _judge(draft: ConfigDraft, key: str, at: str, entry: dict[str, Any]) -> None
         )
     kind = entry.get("type")
     if isinstance(kind, str) and not _is_type(kind):
-        draft.refuse_part(key, f"{at}.type", kind, f"a type of rows that Axolotl has ({_types_like(kind)})")
+        draft.refuse_part(key, f"{at}.type", kind, f"one of Axolotl's types of rows ({_types_like(kind)})")
 
 
 ROLES = {
@@ -201,7 +201,9 @@ def _held_out_set(draft: ConfigDraft) -> None:
             draft.reach("test_datasets")
         for key, value in entry.items():
             if value not in (None, False, "") and not (is_mapped and key == "path"):
-                draft.lose_part("test_datasets", f"[{i}].{key}", value, "data.eval takes a file of rows or a set's id")
+                draft.lose_part(
+                    "test_datasets", f"[{i}].{key}", value, "data.eval needs a file of rows or a data set's id"
+                )
 
 
 def _to_mix_source(entry: dict[str, Any]) -> str:

@@ -290,7 +290,7 @@ class ConfigDraft:
         intended = None if key in self.tool.extensions else self.tool.aliases.get(key) or self.tool.misspelt(key)
         if intended is None and self.tool.passes_over(key):
             self.passed_over.append(key)
-            self.lose(key, f"{self.tool.name} does not know it")
+            self.lose(key, f"{self.tool.name} does not have this key")
             return
         self.unknown.append(key)
         if nearest := intended or self.tool.nearest(key):
@@ -304,7 +304,7 @@ class ConfigDraft:
         if not expected_kind or kind is None:
             return False
         if is_placeholder(value, kind):
-            self.lose(key, "a placeholder, which something else fills in")
+            self.lose(key, "a placeholder, filled in by another program")
         else:
             self.refuse(key, expected_kind)
         return True
@@ -378,7 +378,7 @@ class ConfigDraft:
         for key, (first, last) in self.repeated.items():
             self.places[key] = SettingLocation(key, str(self.path), last)
             if not self.tool.takes_repeated:
-                self.refuse_with(key, f"set twice, on lines {first} and {last}", "take one of them out")
+                self.refuse_with(key, f"set twice, on lines {first} and {last}", "remove one of them")
         if not self.tool.takes_repeated:
             self.repeated = {}
 
@@ -472,7 +472,7 @@ def quote_value(value: Any) -> str:
     """Return a value as error messages quote it."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return truncate_text(f"the text {value!r}" if isinstance(value, str) else repr(value))
+    return truncate_text(f"the string {value!r}" if isinstance(value, str) else repr(value))
 
 
 def hide_secret(key: str, value: Any) -> Any:
@@ -485,11 +485,11 @@ def hide_secret(key: str, value: Any) -> Any:
 
 def _value_help(value: Any, expected: str) -> str:
     if isinstance(value, tuple):
-        return "remove the comma behind the number: it makes a tuple"
+        return "remove the comma after the number: it makes a tuple"
     if isinstance(value, list) and len(value) == 1 and "list" not in expected:
         return f"write {value[0]!r} without the brackets"
     if isinstance(value, str) and value.rstrip().endswith(","):
-        return "remove the comma at the end: it makes the number a text, and in Python a tuple"
+        return "remove the comma at the end: it makes the number a string, and in Python a tuple"
     if isinstance(value, str) and "number" in expected:
         return "write the number without quotes, commas or units"
     return f"write {expected}"

@@ -33,7 +33,7 @@ def read_tool_file(path: Path, tool: str) -> ImportedConfig:
     tree, lines = parse_config_text(read_config_text(path), path, repeated)
     if not isinstance(tree, dict):
         raise ConfigError(
-            "holds no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
+            "has no keys", code="E3004", path=path, help=f"a config of {tool} is a mapping of keys to values"
         )
     return ConfigDraft(load_tool_schema(tool), path, tree, lines, repeated).finished()
 
@@ -60,21 +60,21 @@ def _not_json(text: str, path: Path, error: ValueError) -> ConfigError:
     variable = _TEMPLATE.search(text)
     if variable:
         return ConfigError(
-            f"{UNKNOWN}: a template, whose {variable[1]} something else fills in",
+            f"{UNKNOWN}: a template, whose {variable[1]} another program fills in",
             code="E3006",
             path=path,
-            help="check the file that it becomes",
+            help="check the file made from it",
         )
     if not isinstance(error, json.JSONDecodeError):
         return ConfigError(f"not valid JSON: {error}", code="E3007", path=path)
     prefix = text[: error.pos].rstrip()
     line, problem = error.lineno, error.msg
     if prefix.endswith(",") and text[error.pos : error.pos + 1] in ("}", "]"):
-        line, problem = prefix.count("\n") + 1, "a comma behind the last entry"
+        line, problem = prefix.count("\n") + 1, "a comma after the last entry"
     elif "delimiter" in error.msg and prefix and error.lineno > prefix.count("\n") + 1:
-        line, problem = prefix.count("\n") + 1, f"{error.msg.lower()} behind this line's value"
+        line, problem = prefix.count("\n") + 1, f"{error.msg.lower()} after this line's value"
     elif error.msg.startswith("Illegal trailing comma"):
-        problem = "a comma behind the last entry"
+        problem = "a comma after the last entry"
     return ConfigError(
         f"not valid JSON: {problem}",
         code="E3008",

@@ -35,7 +35,7 @@ def refuse_conflicts(draft: ConfigDraft, rules: tuple[Rule, ...]) -> None:
         set_keys = [key for key in keys.lstrip(FIRST).split() if key in flat and (by_order or flat[key] is not None)]
         if set_keys and wrong(flat):
             key = set_keys[0] if by_order else max(set_keys, key=lambda key: draft.line(key) or 0)
-            draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it does not go with")
+            draft.refuse_with(key, f"expected {expected}", "change this key, or the one that it conflicts with")
 
 
 def mark_ignored_keys(draft: ConfigDraft, rules: tuple[Ignored, ...]) -> None:
@@ -65,7 +65,7 @@ def mutually_exclusive(first: str, second: str) -> Rule:
 
 def requires_any_of(key: str, *needed: str) -> Rule:
     """Return the rule for a key that needs one of several others."""
-    return set_without(key, *needed), key, f"{' or '.join(needed)} beside {key}"
+    return set_without(key, *needed), key, f"{' or '.join(needed)} with {key}"
 
 
 TRAINER: tuple[Rule, ...] = (
@@ -77,7 +77,7 @@ TRAINER: tuple[Rule, ...] = (
             != str(flat.get("save_strategy", "steps"))
         ),
         "load_best_model_at_end",
-        "the same eval_strategy and save_strategy beside load_best_model_at_end",
+        "the same eval_strategy and save_strategy with load_best_model_at_end",
     ),
     (
         lambda flat: (
@@ -113,7 +113,7 @@ TRL: tuple[Rule, ...] = (
     (
         lambda flat: "exo_pair" in _losses(flat) and flat.get("label_smoothing") == 0,
         "label_smoothing",
-        "a number above 0 beside loss_type: exo_pair",
+        "a number above 0 with loss_type: exo_pair",
     ),
     mutually_exclusive("sync_ref_model", "precompute_ref_log_probs"),
     mutually_exclusive("generation_batch_size", "steps_per_generation"),
@@ -121,7 +121,7 @@ TRL: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("max_length", ...) is None and flat.get("packing") is True,
         "packing",
-        "a max_length beside packing",
+        "a max_length with packing",
     ),
 )
 
@@ -169,7 +169,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         _evaluates_nothing,
         f"! {ASK_FOR_ROWS}",
-        "rows to evaluate on beside it: val_size above 0, or eval_dataset",
+        "rows to evaluate on: val_size above 0, or eval_dataset",
     ),
     (
         lambda flat: (
@@ -178,13 +178,13 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             and is_switched_off(flat.get("predict_with_generate"))
         ),
         "do_predict",
-        "predict_with_generate: true beside do_predict",
+        "predict_with_generate: true with do_predict",
     ),
     *(
         (
             lambda flat, key=key: not is_switched_off(flat.get(key)) and not _is_stage(flat, "sft"),
             key,
-            f"stage: sft beside {key}",
+            f"stage: sft with {key}",
         )
         for key in ("neat_packing", "train_on_prompt", "mask_history")
     ),
@@ -196,7 +196,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         lambda flat: _trains(flat) and flat.get("infer_backend") not in (None, "huggingface"),
         "infer_backend",
-        "huggingface in training: the other backends only answer",
+        "huggingface in training: the other backends only generate",
     ),
     (
         lambda flat: (
@@ -207,27 +207,27 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             )
         ),
         "pissa_init stage",
-        "no pissa_init beside stage: ppo, kto or dpo",
+        "no pissa_init with stage: ppo, kto or dpo",
     ),
     (
         lambda flat: flat.get("pissa_init") is True and flat.get("quantization_bit"),
         "pissa_init quantization_bit",
-        "no pissa_init beside quantization_bit: scripts/pissa_init.py writes such a model first",
+        "no pissa_init with quantization_bit: scripts/pissa_init.py writes such a model first",
     ),
     (
         lambda flat: flat.get("use_llama_pro") is True and _is_kind(flat, "full"),
         "use_llama_pro finetuning_type",
-        "finetuning_type: freeze or lora beside use_llama_pro",
+        "finetuning_type: freeze or lora with use_llama_pro",
     ),
     (
         lambda flat: flat.get("quantization_bit") and flat.get("create_new_adapter") is True,
         "create_new_adapter quantization_bit",
-        "no create_new_adapter beside quantization_bit",
+        "no create_new_adapter with quantization_bit",
     ),
     (
         lambda flat: flat.get("quantization_bit") and "," in str(flat.get("adapter_name_or_path") or ""),
         "adapter_name_or_path quantization_bit",
-        "one adapter beside quantization_bit: merge them first",
+        "one adapter with quantization_bit: merge them first",
     ),
     mutually_exclusive("fp8", "quantization_bit"),
     (
@@ -238,18 +238,18 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("quantization_bit") and not _is_kind(flat, "lora", "oft"),
         "quantization_bit finetuning_type",
-        "finetuning_type lora or oft beside quantization_bit",
+        "finetuning_type lora or oft with quantization_bit",
     ),
     (
         lambda flat: not is_switched_off(flat.get("adapter_name_or_path")) and not _is_kind(flat, "lora"),
         "adapter_name_or_path finetuning_type",
-        "finetuning_type: lora beside adapter_name_or_path",
+        "finetuning_type: lora with adapter_name_or_path",
     ),
     *(
         (
             lambda flat, key=key: not is_switched_off(flat.get(key)) and not _is_kind(flat, "lora"),
             key,
-            f"finetuning_type: lora beside {key}",
+            f"finetuning_type: lora with {key}",
         )
         for key in ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init")
     ),
@@ -257,7 +257,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
         (
             lambda flat, key=key: not is_switched_off(flat.get(key)) and _is_kind(flat, "lora"),
             f"{key} finetuning_type",
-            f"finetuning_type: full or freeze beside {key}",
+            f"finetuning_type: full or freeze with {key}",
         )
         for key in ("use_galore", "use_apollo", "use_badam")
     ),
@@ -266,7 +266,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             flat.get("stage") == "ppo" and flat.get("reward_model_type") == "lora" and not _is_kind(flat, "lora")
         ),
         "reward_model_type finetuning_type",
-        "finetuning_type: lora beside reward_model_type: lora",
+        "finetuning_type: lora with reward_model_type: lora",
     ),
     *(
         (
@@ -274,19 +274,19 @@ LLAMAFACTORY: tuple[Rule, ...] = (
                 not is_switched_off(flat.get(f"{kind}_layerwise")) and flat.get("gradient_accumulation_steps", 1) != 1
             ),
             f"{kind}_layerwise gradient_accumulation_steps",
-            f"gradient_accumulation_steps: 1 beside {kind}_layerwise",
+            f"gradient_accumulation_steps: 1 with {kind}_layerwise",
         )
         for kind in ("galore", "apollo")
     ),
     (
         lambda flat: flat.get("stage") == "ppo" and not is_switched_off(flat.get("shift_attn")),
         "shift_attn",
-        "no shift_attn beside stage: ppo",
+        "no shift_attn with stage: ppo",
     ),
     (
         lambda flat: flat.get("stage") == "ppo" and not is_switched_off(flat.get("resume_from_checkpoint")),
         "resume_from_checkpoint",
-        "it left out: the stage ppo begins anew",
+        "it left out: the stage ppo starts again",
     ),
     (
         lambda flat: (
@@ -300,7 +300,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         lambda flat: is_switched_off(flat.get("dataset")) and _numeric(flat.get("val_size")) > LEAST_SHARE,
         "val_size",
-        "a dataset beside val_size",
+        "a dataset with val_size",
     ),
     mutually_exclusive("use_galore", "use_apollo"),
     mutually_exclusive("use_galore", "use_badam"),
@@ -310,7 +310,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("streaming") is True and 0 < _numeric(flat.get("val_size")) < 1,
         "val_size",
-        "a number of rows beside streaming",
+        "a number of rows with streaming",
     ),
     (
         lambda flat: (
@@ -319,7 +319,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             and is_switched_off(flat.get("max_steps"))
         ),
         "streaming",
-        "max_steps beside streaming",
+        "max_steps with streaming",
     ),
     (
         lambda flat: flat.get("stage") == "ppo" and is_switched_off(flat.get("reward_model")),
@@ -333,12 +333,12 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             and _numeric(flat.get("dpo_label_smoothing")) > 0
         ),
         "dpo_label_smoothing",
-        "pref_loss: sigmoid beside dpo_label_smoothing",
+        "pref_loss: sigmoid with dpo_label_smoothing",
     ),
     (
         lambda flat: flat.get("predict_with_generate") is True and flat.get("stage", "sft") != "sft",
         "predict_with_generate",
-        "stage: sft beside predict_with_generate",
+        "stage: sft with predict_with_generate",
     ),
     (
         lambda flat: both_set("predict_with_generate", "compute_accuracy")(flat),
@@ -348,7 +348,7 @@ LLAMAFACTORY: tuple[Rule, ...] = (
     (
         lambda flat: flat.get("interleave_probs") is not None and flat.get("mix_strategy", "concat") == "concat",
         "interleave_probs",
-        "an interleaving mix_strategy beside interleave_probs",
+        "an interleaving mix_strategy with interleave_probs",
     ),
     (
         lambda flat: flat.get("do_train") is True and flat.get("quantization_device_map") == "auto",
@@ -361,22 +361,22 @@ LLAMAFACTORY: tuple[Rule, ...] = (
             and (flat.get("use_galore") is True or flat.get("use_apollo") is True)
         ),
         "deepspeed use_galore use_apollo",
-        "no DeepSpeed beside GaLore or APOLLO",
+        "no DeepSpeed with GaLore or APOLLO",
     ),
     (
         lambda flat: flat.get("export_quantization_bit") and not flat.get("export_quantization_dataset"),
         "export_quantization_bit",
-        "export_quantization_dataset beside it",
+        "export_quantization_dataset with it",
     ),
     (
         lambda flat: flat.get("quantization_bit") and flat.get("resize_vocab") is True,
         "resize_vocab quantization_bit",
-        "no resize_vocab beside quantization_bit",
+        "no resize_vocab with quantization_bit",
     ),
     (
         lambda flat: flat.get("export_dir") and flat.get("quantization_bit"),
         "quantization_bit export_dir",
-        "no quantization_bit in an export: an adapter is not merged into quantised weights",
+        "no quantization_bit in an export: an adapter is not merged into quantized weights",
     ),
 )
 GENERATION_KEYS = (
@@ -391,7 +391,7 @@ LLAMAFACTORY_IGNORED: tuple[Ignored, ...] = (
             and flat.get("stage") != "ppo"
         ),
         GENERATION_KEYS,
-        "it is an argument of generation, and nothing is generated; rows are cut at cutoff_len",
+        "it is an argument of generation, and nothing is generated; rows are truncated at cutoff_len",
     ),
     (
         lambda flat: _trains(flat) and not _is_stage(flat, "dpo", "kto"),
@@ -431,7 +431,7 @@ DEEPSPEED: tuple[Rule, ...] = (
                 and not flat.get(f"zero_optimization.offload_{what}.nvme_path")
             ),
             f"zero_optimization.offload_{what}.device",
-            "nvme_path beside device: nvme",
+            "nvme_path with device: nvme",
         )
         for what in ("param", "optimizer")
     ),
@@ -487,7 +487,7 @@ ACCELERATE: tuple[Rule, ...] = (
             and flat.get("fsdp_config.fsdp_sync_module_states") is False
         ),
         "fsdp_config.fsdp_sync_module_states fsdp_config.fsdp_cpu_ram_efficient_loading",
-        "fsdp_sync_module_states: true beside fsdp_cpu_ram_efficient_loading",
+        "fsdp_sync_module_states: true with fsdp_cpu_ram_efficient_loading",
     ),
 )
 NOT_BESIDE_FILE = key_names("""
@@ -506,7 +506,7 @@ def _beside_deepspeed_file(key: str) -> Rule:
         return _upper(flat, "distributed_type") == "DEEPSPEED" and has_file and flat.get(key) is not None
 
     leaf = key.rpartition(".")[2]
-    return wrong, key, f"{leaf} in the DeepSpeed file: beside deepspeed_config_file it is refused"
+    return wrong, key, f"{leaf} in the DeepSpeed file: not allowed with deepspeed_config_file"
 
 
 ACCELERATE += tuple(
@@ -555,32 +555,32 @@ PEFT: tuple[Rule, ...] = (
     (
         lambda flat: isinstance(flat.get("target_modules"), str) and flat.get("layers_to_transform") is not None,
         "layers_to_transform",
-        "a list as target_modules beside layers_to_transform",
+        "a list as target_modules with layers_to_transform",
     ),
     (
         lambda flat: isinstance(flat.get("target_modules"), str) and flat.get("layers_pattern") is not None,
         "layers_pattern",
-        "a list as target_modules beside layers_pattern",
+        "a list as target_modules with layers_pattern",
     ),
     (
         lambda flat: flat.get("layers_pattern") and flat.get("layers_to_transform") is None,
         "layers_pattern",
-        "layers_to_transform beside layers_pattern",
+        "layers_to_transform with layers_pattern",
     ),
     (
         lambda flat: flat.get("use_dora") is True and flat.get("megatron_config"),
         "use_dora",
-        "no megatron_config beside use_dora",
+        "no megatron_config with use_dora",
     ),
     (
         lambda flat: flat.get("lora_bias") is True and flat.get("use_dora") is True,
         "lora_bias",
-        "lora_bias: false beside use_dora",
+        "lora_bias: false with use_dora",
     ),
     (
         lambda flat: flat.get("init_lora_weights") == "loftq" and not flat.get("loftq_config"),
         "init_lora_weights",
-        "loftq_config beside init_lora_weights: loftq",
+        "loftq_config with init_lora_weights: loftq",
     ),
 )
 

@@ -82,7 +82,7 @@ def to_texts(value: Any) -> tuple[str, ...]:
     """Return the items of a list of strings, or of one comma-separated string."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise InvalidValue("a list of texts")
+        raise InvalidValue("a list of strings")
     return tuple(item.strip() for item in items if item.strip())
 
 

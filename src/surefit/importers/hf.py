@@ -77,14 +77,14 @@ def to_max_grad_norm(value: Any) -> Any:
 def to_config_attention(value: str) -> str:
     """Return `Setup.attention` as SureFit's config has it."""
     if value not in OWN_ATTENTION:
-        raise c.Unmappable(f"SureFit's speed.attention does not know {value}")
+        raise c.Unmappable(f"SureFit's speed.attention does not support {value}")
     return value
 
 
 def to_config_quantization(value: str) -> str:
     """Return `Setup.quantization` as SureFit's config has it."""
     if value not in ("none", "nf4"):
-        raise c.Unmappable(f"SureFit quantises a frozen base to nf4 or fp8, not to {value}")
+        raise c.Unmappable(f"SureFit quantizes a frozen base to nf4 or fp8, not to {value}")
     return value
 
 
@@ -97,7 +97,9 @@ def to_setup_target_modules(value: Any) -> tuple[str, ...]:
 def to_target_modules_or_pattern(value: Any) -> Any:
     """Return the same, but raise for a string that PEFT reads as a regular expression matched against full names."""
     if isinstance(value, str) and value not in ("all-linear", "all_linear"):
-        raise c.Unmappable(f"PEFT takes the text {value!r} as a regular expression; SureFit takes names or all-linear")
+        raise c.Unmappable(
+            f"PEFT reads the string {value!r} as a regular expression; SureFit needs names or all-linear"
+        )
     return ("all-linear",) if isinstance(value, str) else to_setup_target_modules(value)
 
 
@@ -115,7 +117,7 @@ def to_expert_targets(value: Any) -> Any:
     routed = [name for name in names if _ROUTER.fullmatch(name)]
     matches = [_STACK.fullmatch(name) for name in names if name not in routed]
     if not all(matches) or {match[1] for match in matches if match} not in EVERY_STACK:
-        raise c.Unmappable("SureFit puts factors beside all stacks of every layer's experts, or beside none")
+        raise c.Unmappable("SureFit adds factors to all experts of every layer, or to none")
     return "with_router" if routed else True
 
 
@@ -195,30 +197,30 @@ ONCE_BEFORE_5: dict[str, KeyMapping] = {
 }
 """Keys of `GONE_BEFORE_5` with the meaning of a newer key."""
 GONE_IN_5 = {
-    "warmup_ratio": "write warmup_steps, which takes a share of the run where it is below 1",
+    "warmup_ratio": "write warmup_steps, which is a share of the run if it is below 1",
     "group_by_length": "write train_sampling_strategy: group_by_length",
-    "overwrite_output_dir": "take it out: an existing output_dir is always used",
+    "overwrite_output_dir": "remove it: an existing output_dir is always used",
     "logging_dir": "write the environment variable TENSORBOARD_LOGGING_DIR",
-    "save_safetensors": "take it out: safetensors is the only format",
+    "save_safetensors": "remove it: safetensors is the only format",
     "no_cuda": "write use_cpu",
-    "use_mps_device": "take it out: the device is found",
-    "fp16_backend": "take it out: torch's autocast is used",
-    "half_precision_backend": "take it out: torch's autocast is used",
-    "fp16_opt_level": "take it out: Apex is not supported",
+    "use_mps_device": "remove it: the device is found",
+    "fp16_backend": "remove it: torch's autocast is used",
+    "half_precision_backend": "remove it: torch's autocast is used",
+    "fp16_opt_level": "remove it: Apex is not supported",
     "torchdynamo": "write torch_compile_backend",
     "adafactor": "write optim: adafactor",
     "include_inputs_for_metrics": "write include_for_metrics: [inputs]",
     "push_to_hub_token": "write hub_token",
     "push_to_hub_model_id": "write hub_model_id",
     "push_to_hub_organization": "write hub_model_id",
-    "jit_mode_eval": "take it out",
-    "use_ipex": "take it out",
-    "past_index": "take it out",
-    "tpu_num_cores": "take it out",
+    "jit_mode_eval": "remove it",
+    "use_ipex": "remove it",
+    "past_index": "remove it",
+    "tpu_num_cores": "remove it",
     "tpu_metrics_debug": "write debug",
-    "ray_scope": "take it out",
-    "mp_parameters": "take it out",
-    "use_legacy_prediction_loop": "take it out",
+    "ray_scope": "remove it",
+    "mp_parameters": "remove it",
+    "use_legacy_prediction_loop": "remove it",
 }
 """Removed in transformers 5 → what to write instead; checked in 5.23.0's TrainingArguments, which has no such
 fields."""
@@ -248,7 +250,7 @@ def map_training_arguments(draft: ConfigDraft) -> None:
         if strategy != "steps" and strategy_key not in draft.refused:
             draft.without_effect([steps_key], f"{strategy_key} is {strategy}, not steps")
     if draft.setup.get("eval_strategy") == "steps" and draft.flat.get("eval_steps") == 0:
-        draft.without_effect(["eval_steps"], "it is 0, and logging_steps takes its place")
+        draft.without_effect(["eval_steps"], "it is 0, so logging_steps is used")
     if draft.flat.get("save_strategy") in ("no", "epoch", "best"):
         draft.config.pop("checkpoint.save_steps", None)
     if draft.setup.get("eval_strategy", "no") != "steps":
@@ -286,7 +288,7 @@ def _map_max_steps(draft: ConfigDraft) -> None:
     steps = draft.config.get("train.max_steps")
     if steps is None:
         return
-    draft.without_effect(["num_train_epochs"], "max_steps takes its place")
+    draft.without_effect(["num_train_epochs"], "max_steps overrides it")
     draft.carry(
         "train.num_train_epochs", float(min(10**6, steps * draft.config["train.global_batch_size"])), "max_steps"
     )
@@ -399,7 +401,7 @@ def _judge_deepspeed(draft: ConfigDraft, computed: Collection[str] | None) -> No
         if argument != value:
             draft.refuse_with(
                 key,
-                f"{draft.flat[key]} here, and {deepspeed_key} is {value} in the DeepSpeed config",
+                f"{draft.flat[key]} here, but {deepspeed_key} is {value} in the DeepSpeed config",
                 f'write "auto" as {deepspeed_key}, or the same value',
             )
 
@@ -413,13 +415,13 @@ def _judge_default(draft: ConfigDraft, theirs: str, value: Any) -> None:
     if other_dtype and value is True and draft.flat.get(other_dtype) in (True, "true"):
         draft.refuse_with(
             other_dtype,
-            f"it is on here, and the DeepSpeed config switches {theirs} on",
+            f"it is on here, but the DeepSpeed config turns {theirs} on",
             f'write "auto" as {theirs} and {other_dtype}.enabled',
         )
     elif theirs == "gradient_accumulation_steps" and type(value) is int and value > 1:
         draft.refuse_with(
             "deepspeed",
-            f"{theirs} is {value} in the DeepSpeed config, and 1 here, where the file does not say it",
+            f"{theirs} is {value} in the DeepSpeed config, but 1 here, the default",
             f'write "auto" as {theirs} there, or {theirs}: {value} here',
         )
 

@@ -25,7 +25,7 @@ ATTENTION = {
 
 
 def _attention(value: Any) -> Any:
-    return c.choice_of(ATTENTION, "SureFit's speed.attention does not know {value}")(value)
+    return c.choice_of(ATTENTION, "SureFit's speed.attention does not support {value}")(value)
 
 
 def _to_negated_bool(value: Any) -> bool:
@@ -177,7 +177,7 @@ def _stage(draft: ConfigDraft) -> None:
     if stage not in ("sft", "pt"):
         draft.say("preferences", True, "stage")
         draft.whole_run = False
-        draft.lose("stage", "SureFit learns from given answers, not from preferences or rewards")
+        draft.lose("stage", "SureFit trains on given answers, not on preferences or rewards")
     else:
         draft.reach("stage")
     if stage == "pt":
@@ -272,18 +272,16 @@ def _data(draft: ConfigDraft) -> None:
     draft.rows_known = draft.rows_known and layout is not None
     for i, name in enumerate(names):
         if not info:
-            draft.lose_part(
-                "dataset", f"[{i}]", name, f"its entry in {folder}/dataset_info.json is not here: name its rows"
-            )
+            draft.lose_part("dataset", f"[{i}]", name, f"{folder}/dataset_info.json was not found: name the rows")
         elif find_dataset_source(name, folder, info)[1] is None:
             draft.lose_part(
-                "dataset", f"[{i}]", name, "its columns or tags are its own: SureFit reads docs/data.md's layouts"
+                "dataset", f"[{i}]", name, "it has its own columns or tags: SureFit reads the layouts of docs/data.md"
             )
     limit = draft.flat.get("max_samples")
     if len(names) == 1 and isinstance(limit, int) and limit > 0:
         draft.carry("data.limit", limit, "max_samples")
         draft.reach("max_samples")
-        draft.lose_part("max_samples", "", limit, "data.limit takes them evenly from all rows, and not the first ones")
+        draft.lose_part("max_samples", "", limit, "data.limit samples all rows evenly, not the first ones")
     if len(names) > 1:
         draft.rows_known = False
         _mix(
@@ -322,7 +320,9 @@ def _judge_sets(draft: ConfigDraft, key: str, names: list[str], folder: str, inf
                 f"add an entry for {name}, or name one of {', '.join(list(info)[:NAMED])}",
             )
         elif not isinstance(entry, dict):
-            draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO} is no mapping", "name its file in it")
+            draft.refuse_with(
+                key, f"the entry {name!r} of {Path(folder) / INFO} is not a mapping", "name its file in it"
+            )
         elif problem := _wrong_entry(entry, folder) or _wrong_stage(draft, entry) or _wrong_tags(entry, folder):
             draft.refuse_with(key, f"the entry {name!r} of {Path(folder) / INFO}: {problem[0]}", problem[1])
 
@@ -360,9 +360,9 @@ def _wrong_stage(draft: ConfigDraft, entry: dict[str, Any]) -> tuple[str, str] |
         return None
     columns = entry.get("columns") if isinstance(entry.get("columns"), dict) else {}
     if stage in RANKED and not ranking:
-        return f"stage: {stage} needs ranking: true, and the entry does not say it", "write ranking: true into it"
+        return f"stage: {stage} needs ranking: true, which the entry does not set", "write ranking: true into it"
     if stage not in RANKED and ranking:
-        return f"ranking is true, and stage: {stage} takes no pairs", "name rows with one answer each"
+        return f"ranking is true, but stage: {stage} does not use pairs", "name rows with one answer each"
     missing = [name for name in ("chosen", "rejected") if ranking and not (columns or {}).get(name)]
     if missing:
         return f"columns names no {' and no '.join(missing)}", "name the columns of both answers"
@@ -388,7 +388,7 @@ def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
         if all(names[tag] not in turn[0] for turn in turns):
             existing = ", ".join(map(str, turns[0][0]))
             return (
-                f"{tag} is {names[tag] or 'not given'}, and the turns of {file} have {existing}",
+                f"{tag} is {names[tag] or 'not given'}, but the turns of {file} have {existing}",
                 f"write tags with {tag}",
             )
     first_roles = {
@@ -398,7 +398,7 @@ def _wrong_tags(entry: dict[str, Any], folder: str) -> tuple[str, str] | None:
     if not first_roles & {names["user_tag"], names["observation_tag"], None}:
         roles = ", ".join(sorted(map(str, first_roles)))
         return (
-            f"user_tag is {names['user_tag'] or 'not given'}, and the rows of {file} begin with {roles}",
+            f"user_tag is {names['user_tag'] or 'not given'}, but the rows of {file} begin with {roles}",
             "write tags with user_tag and assistant_tag: rows that begin otherwise are skipped",
         )
     return None
@@ -430,7 +430,7 @@ def _mix(draft: ConfigDraft, sources: list[tuple[str, str | None]], strategy: st
     if any(layout is None for _, layout in sources):
         draft.lose("dataset", "SureFit reads the layouts of docs/data.md only")
     elif strategy != "concat" or not hf.map_data_mix(draft, [source for source, _ in sources[1:]], "dataset"):
-        draft.lose("dataset", "data.mix says how often each set is seen: write the number of passes")
+        draft.lose("dataset", "data.mix sets how often each data set is repeated: write the number of passes")
     elif len({layout for _, layout in sources}) > 1:
         del draft.config["data.format"]  # auto detects each layout
 

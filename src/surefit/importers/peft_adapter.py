@@ -49,7 +49,7 @@ def _finish(draft: ConfigDraft) -> None:
         for key in (*draft.unknown, *draft.passed_over):
             draft.places.pop(key, None)
             if key not in draft.refused:
-                draft.lose(key, "only LoRA adapters are looked into")
+                draft.lose(key, "only LoRA adapters are checked")
         draft.unknown.clear()
         draft.passed_over.clear()
 

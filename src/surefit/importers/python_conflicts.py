@@ -47,9 +47,9 @@ def _without_rows(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCa
         key = next((name for name in ("eval_strategy", "evaluation_strategy") if name in values), None)
         if key and arguments and str(values[key]) in EVALUATES:
             yield ConfigError(
-                f"{key} is {values[key]}, and {trainer.kind} is given no eval_dataset", code="E3501", path=notes.path,
+                f"{key} is {values[key]}, but {trainer.kind} has no eval_dataset", code="E3501", path=notes.path,
                 line=arguments.lines[key], field=key,
-                help=f"pass eval_dataset to {trainer.kind} (line {trainer.line}), or take {key} out",
+                help=f"pass eval_dataset to {trainer.kind} (line {trainer.line}), or remove {key}",
             )  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def _quantization(notes: ScriptNotes, call: ScriptCall) -> Iterator[ConfigError]
     """Yield errors for a BitsAndBytesConfig that transformers or bitsandbytes rejects."""
     if call.known.get("load_in_4bit") is True and call.known.get("load_in_8bit") is True:
         yield ConfigError(
-            "load_in_4bit and load_in_8bit are both true, and a model is held in one of them", code="E3502",
-            path=notes.path, line=call.lines["load_in_8bit"], field="load_in_8bit", help="take one of them out",
+            "load_in_4bit and load_in_8bit are both true, but a model is loaded in one of them", code="E3502",
+            path=notes.path, line=call.lines["load_in_8bit"], field="load_in_8bit", help="remove one of them",
         )  # fmt: skip
     kind = call.known.get("bnb_4bit_quant_type", "nf4")
     if isinstance(kind, str) and kind not in FOUR_BIT_TYPES:

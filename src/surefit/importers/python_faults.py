@@ -88,9 +88,9 @@ def _references(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -
     same_name = isinstance(model, ast.Name) and isinstance(reference, ast.Name) and model.id == reference.id
     if same_name or (model is reference and isinstance(model, ast.Call)):
         yield ConfigError(
-            f"ref_model is the model that is trained, and {trainer.kind} stops at it", code="E3953", path=notes.path,
+            f"ref_model is the trained model itself: {trainer.kind} stops", code="E3953", path=notes.path,
             line=trainer.lines["ref_model"], field="ref_model",
-            help="leave ref_model out: the trainer makes a copy, or switches the adapter off",
+            help="remove ref_model: the trainer makes a copy, or disables the adapter",
         )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _prepared_late(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptC
             creator is not None and creator.kind in ADAPTED and creator.known.get("is_trainable") is not True
         ):
             yield ConfigError(
-                f"{call.kind} freezes every weight, and the adapter is already there: nothing is left to train",
+                f"{call.kind} freezes every weight, the adapter's too: nothing is left to train",
                 code="E3954", path=notes.path, line=call.line, field=call.kind,
                 help="call it on the base model, before the adapter is added",
             )  # fmt: skip
@@ -130,9 +130,9 @@ def _adapted_twice(
     call = _made_by(source, *trainer.given["model"], trainer.line, calls)
     if call is not None and call.kind in ADAPTED:
         yield ConfigError(
-            f"the model has an adapter by {call.kind} (line {call.line}), and {trainer.kind} is given peft_config, too",
+            f"the model has an adapter by {call.kind} (line {call.line}), but {trainer.kind} also has peft_config",
             code="E3955", path=notes.path, line=trainer.lines["peft_config"], field="peft_config",
-            help="take peft_config out, or the call that adds the adapter",
+            help="remove peft_config, or the call that adds the adapter",
         )  # fmt: skip
 
 
@@ -144,8 +144,8 @@ def _two_widths(notes: ScriptNotes, calls: list[ScriptCall]) -> Iterator[ConfigE
         widths = [name for name in ("load_in_4bit", "load_in_8bit", "load_in_16bit") if call.known.get(name) is True]
         if len(widths) > 1:
             yield ConfigError(
-                f"{' and '.join(widths)} are true together, and Unsloth loads in one of them", code="E3956",
-                path=notes.path, line=call.lines[widths[1]], field=widths[1], help="take one of them out",
+                f"{' and '.join(widths)} are both true, but Unsloth loads in one of them", code="E3956",
+                path=notes.path, line=call.lines[widths[1]], field=widths[1], help="remove one of them",
             )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _collators(
         collator = read_call(source, MASKED, creator, creator_scope)
         if decodes and not collator.open and (collator.silent("mlm") or collator.known.get("mlm") is True):
             yield ConfigError(
-                f"{MASKED} masks tokens where mlm is not False, and a decoder's tokenizer has no mask token",
+                f"{MASKED} masks tokens unless mlm is False, but a decoder's tokenizer has no mask token",
                 code="E3957", path=notes.path, line=collator.lines.get("mlm", collator.line), field="mlm",
                 help="write mlm=False",
             )  # fmt: skip
@@ -180,7 +180,7 @@ def _collators(
     padding = origin.startswith("transformers.") and name in PADS_ONLY
     base_trainer = trainer.kind in ("Trainer", "Seq2SeqTrainer") and "compute_loss_func" not in trainer.given
     if base_trainer and decodes and (no_collator or padding) and _makes_no_labels(source):
-        reason = f"{name} makes none" if padding else "the Trainer's own collator makes none"
+        reason = f"{name} adds none" if padding else "the Trainer's default collator adds none"
         yield ConfigError(
             f"no labels reach the model: the rows are tokenized without them, and {reason}", code="E3958",
             path=notes.path, line=line, field="data_collator",
@@ -230,9 +230,9 @@ def _packed_collator(
     unpadded = judge.reaches("trl", OWN_COLLATOR_UNPACKED) and strategy in ("bfd", "bfd_split", "ffd")
     if name == "DataCollatorForCompletionOnlyLM" or (unpadded and not (arguments and arguments.open)):
         yield ConfigError(
-            f"{name or 'a data collator'} does not go with packing, and SFTTrainer stops at the two", code="E3959",
+            f"{name or 'a data collator'} cannot be combined with packing: SFTTrainer stops", code="E3959",
             path=notes.path, line=trainer.lines["data_collator"], field="packing",
-            help="write packing=False, or leave data_collator out",
+            help="write packing=False, or remove data_collator",
         )  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _callbacks(
     strategy = arguments.known.get("eval_strategy", arguments.known.get("evaluation_strategy", "no"))
     best = arguments.known.get("load_best_model_at_end", "load_best_model_at_end" in arguments.given)
     if strategy not in EVALUATES:
-        problem, field = "EarlyStoppingCallback needs evaluations, and eval_strategy is no", "eval_strategy"
+        problem, field = "EarlyStoppingCallback needs evaluations, but eval_strategy is no", "eval_strategy"
         help_text = 'write eval_strategy="steps" or "epoch", with an eval_dataset'
     elif not best and arguments.silent("metric_for_best_model"):
         problem = "EarlyStoppingCallback needs metric_for_best_model, which only load_best_model_at_end sets by itself"
@@ -278,7 +278,7 @@ def _metrics(
     computed = isinstance(metric, str) and not re.search(r"loss|runtime|per_second|epoch", metric)
     if used and computed:
         yield ConfigError(
-            f"metric_for_best_model is {metric}, and the Trainer is given no compute_metrics that computes it",
+            f"metric_for_best_model is {metric}, but the Trainer has no compute_metrics",
             code="E3961", path=notes.path, line=arguments.lines["metric_for_best_model"], field="metric_for_best_model",
             help='pass compute_metrics, or write metric_for_best_model="loss"',
         )  # fmt: skip
@@ -293,9 +293,9 @@ def _resumes(notes: ScriptNotes, source: ScriptSource) -> Iterator[ConfigError]:
         value = source.value(argument.value, scope) if argument else None
         if argument and isinstance(value, str) and value in NO_FOLDERS and not Path(value).is_dir():
             yield ConfigError(
-                f"resume_from_checkpoint is the text {value!r}, which the Trainer takes for a folder", code="E3962",
+                f"resume_from_checkpoint is the string {value!r}, which the Trainer reads as a folder", code="E3962",
                 path=notes.path, line=argument.lineno, field="resume_from_checkpoint",
-                help="write True without quotes, which finds the last checkpoint, or the checkpoint's folder",
+                help="write True without quotes for the last checkpoint, or the checkpoint's folder",
             )  # fmt: skip
 
 
@@ -307,7 +307,7 @@ def _columns(notes: ScriptNotes, source: ScriptSource, trainer: ScriptCall) -> I
         step = _loses(source, *trainer.given["train_dataset"], trainer.line, column)
         if step is not None:
             yield ConfigError(
-                f"{trainer.kind} reads the column {column!r}, and {step[0]} takes it away", code="E3963",
+                f"{trainer.kind} reads the column {column!r}, but {step[0]} removes it", code="E3963",
                 path=notes.path, line=step[1], field=column,
                 help=f"leave {column} as it is, or name the new column {column}",
             )  # fmt: skip
@@ -429,7 +429,7 @@ def _markers(notes: ScriptNotes, source: ScriptSource, calls: list[ScriptCall]) 
             and source.text.count(marker) <= value.count(marker)
         ):
             yield ConfigError(
-                f"{key} is {value!r}, and the chat template begins an answer with {template!r}: no label is left",
+                f"{key} is {value!r}, but the chat template begins an answer with {template!r}: no label remains",
                 code="E3965", path=notes.path, line=expression.lineno, field=key, help=f"write a {key} with {template}",
             )  # fmt: skip
 

@@ -44,12 +44,12 @@ IN_SFT_CONFIG = (
     "max_seq_length", "model_init_kwargs", "neftune_noise_alpha", "num_of_sequences", "packing",
 )  # fmt: skip
 INSTEAD = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | trl.GONE | {
-    "max_prompt_length": "take it out: leave rows whose prompt is too long out of the data set",
+    "max_prompt_length": "remove it: leave rows whose prompt is too long out of the data set",
     "max_completion_length": "write max_length",
     "max_target_length": "write max_length",
-    "generate_during_eval": "take it out: a TrainerCallback can generate",
+    "generate_during_eval": "remove it: a TrainerCallback can generate",
     "rpo_alpha": 'write loss_type=["sigmoid", "sft"] with loss_weights',
-    "reference_free": "take it out: CPOTrainer is without a reference",
+    "reference_free": "remove it: CPOTrainer does not use a reference model",
     "ref_model_init_kwargs": "load the reference model, and pass it as ref_model",
     "use_liger_loss": "write use_liger_kernel",
     "wandb_log_unique_prompts": "write log_unique_prompts",
@@ -63,7 +63,7 @@ GONE_FROM_LOADS = {
     "load_in_8bit": "write quantization_config=BitsAndBytesConfig(load_in_8bit=True)",
     "use_flash_attention_2": 'write attn_implementation="flash_attention_2"',
     "use_auth_token": "write token",
-    "resume_download": "take it out: downloads are always resumed",
+    "resume_download": "remove it: downloads are always resumed",
 }  # fmt: skip
 """Arguments of a model's `from_pretrained` in transformers 4 that 5.0.0 and 5.23.0 no longer consume before they build
 the model. A model's own code (trust_remote_code) may still accept them."""
@@ -131,7 +131,7 @@ class ScriptNotes:
         checked = call.kind not in (*TRAINERS, *OTHER_TRAINERS)
         unread = sorted(call.computed & draft.tool.known) if checked else ()
         computed_keys = [
-            UnmappedKey(key, call.lines[key], None, "it is computed while the script runs") for key in unread
+            UnmappedKey(key, call.lines[key], None, "it is computed when the script runs") for key in unread
         ]
         self.lost += [*draft.lost.values(), *computed_keys]
         if whole:
@@ -173,7 +173,7 @@ def read_loads(notes: ScriptNotes, calls: Iterable[ScriptCall], judge: TargetRel
         for name in GONE_FROM_LOADS if call.kind.endswith(PRETRAINED) and not accepts_any else ():
             if name in call.given:
                 key = f"{call.kind}.{call.line}.{name}"
-                notes.gone[key] = f"{GONE_FROM_LOADS[name]} (transformers 5.0 no longer takes it)"
+                notes.gone[key] = f"{GONE_FROM_LOADS[name]} (transformers 5.0 removed it)"
                 notes.place(key, name, call.lines[name])
                 notes.judges = True
 
@@ -202,7 +202,7 @@ def _draft(call: ScriptCall, path: Path, judge: TargetReleases) -> ConfigDraft:
         draft.problems.append(ConfigError(
             f"{NAMES[package]} {judge.release(package)} has no {call.kind}: it came with {judge.came_with(call.kind)}",
             code="E3505", path=path, line=call.line, field=call.kind,
-            help=f"ask for the later release in {judge.source.get(package, 'the requirements')}",
+            help=f"use the later release in {judge.source.get(package, 'the requirements')}",
         ))  # fmt: skip
     if _is_unsloths(call, judge):
         _accept_unsloth_names(draft)
@@ -244,11 +244,11 @@ def _too_early(call: ScriptCall, key: str, path: Path, judge: TargetReleases) ->
     name = next(class_name for class_name in _classes(call.kind) if judge.takes(class_name, key) == "not yet")
     package = release_table()["classes"][name]["package"]
     older = {"eval_strategy": "evaluation_strategy", "processing_class": "tokenizer", "max_length": "max_seq_length"}
-    help_text = f"write {older[key]}" if key in older else "take it out"
+    help_text = f"write {older[key]}" if key in older else "remove it"
     return ConfigError(
         f"{NAMES[package]} {judge.release(package)} has no {key} in {call.kind}: it came with {judge.since(name, key)}",
         code="E3500", path=path, line=call.lines.get(key, call.line), field=key,
-        help=f"{help_text}, or ask for the later release in {judge.source.get(package, 'the requirements')}",
+        help=f"{help_text}, or use the later release in {judge.source.get(package, 'the requirements')}",
     )  # fmt: skip
 
 
@@ -260,7 +260,7 @@ def _accept_unsloth_names(draft: ConfigDraft) -> None:
         draft.deprecated[key] = draft.gone.pop(key)
     for key in list(draft.gone):
         draft.gone.pop(key)
-        draft.ignored[key] = "Unsloth leaves it out, for this release of TRL has no such argument"
+        draft.ignored[key] = "Unsloth ignores it: this release of TRL has no such argument"
     if is_config:
         draft.passed_over += draft.unknown
         draft.unknown.clear()
@@ -328,12 +328,12 @@ def _replacement_text(call: ScriptCall, key: str, judge: TargetReleases) -> str:
     name = next(
         class_name for class_name in _classes(call.kind) if judge.takes(class_name, key) in ("gone", "deprecated")
     )
-    instead = INSTEAD.get(key, "take it out")
+    instead = INSTEAD.get(key, "remove it")
     if call.kind == "SFTTrainer" and key in IN_SFT_CONFIG:
         instead = f"write {'max_length' if key == 'max_seq_length' else key} in SFTConfig"
     elif key == "tokenizer":
         instead = "write processing_class"
-    return f"{instead} ({judge.since(name, key)} no longer takes it)"
+    return f"{instead} ({judge.since(name, key)} removed it)"
 
 
 def _never(key: str) -> bool:
@@ -362,12 +362,12 @@ def _finish(call: ScriptCall, draft: ConfigDraft) -> None:
     eval_key = "evaluation_strategy" if "evaluation_strategy" in call.given else "eval_strategy"
     all_known = not call.open and not call.computed & {"eval_strategy", "evaluation_strategy", "save_strategy"}
     if all_known and {draft.setup.get("eval_strategy", "no"), draft.setup.get("save_strategy", "steps")} == {"no"}:
-        reason = f"no checkpoint is saved and none is measured: save_strategy is no, and {eval_key} too"
+        reason = f"no checkpoint is saved or evaluated: save_strategy and {eval_key} are no"
         draft.without_effect([key for key in ("load_best_model_at_end",) if draft.flat.get(key) is True], reason)
     if call.open or call.computed & {"max_steps", "num_train_epochs"}:
         draft.setup.pop("epochs", None)
     elif draft.setup.get("max_steps"):
-        draft.without_effect(["num_train_epochs"], "max_steps takes its place")
+        draft.without_effect(["num_train_epochs"], "max_steps overrides it")
     if call.kind == "SFTConfig":
         _finish_sft(draft)
     generates = call.kind.startswith("Seq2Seq") and call.known.get("predict_with_generate") is True
@@ -397,5 +397,5 @@ def not_a_training_script(path: Path) -> ConfigError:
         "or prepares a data set",
         code="E3019",
         path=path,
-        help="checked are scripts that call transformers, TRL, PEFT or Unsloth; its calls may stand in another file",
+        help="SureFit checks scripts that call transformers, TRL, PEFT or Unsloth; the calls may be in another file",
     )

@@ -372,11 +372,11 @@ def _text(path: Path) -> str:
             f"cannot be read: {error.strerror}", code="E3024", path=path, help="check its path and permissions"
         ) from None
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"larger than {MAX_BYTES // MIB} MiB: this is no script", code="E3025", path=path)
+        raise ConfigError(f"larger than {MAX_BYTES // MIB} MiB: not a script", code="E3025", path=path)
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
         raise ConfigError(
-            "holds null bytes: this is no text", code="E3026", path=path, line=line, help="save the script as UTF-8"
+            "contains null bytes: not a text file", code="E3026", path=path, line=line, help="save the script as UTF-8"
         )
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)

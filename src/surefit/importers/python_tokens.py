@@ -142,7 +142,7 @@ def _classes(
     if labels and type(outputs) is int and 1 < outputs < labels[1] and not fine_tuned:
         line = load.lines.get("num_labels", load.line)
         yield ConfigError(
-            f"the model has {outputs} outputs, and the labels of {labels[0]} have {labels[1]} classes", code="E3966",
+            f"the model has {outputs} outputs, but the labels of {labels[0]} have {labels[1]} classes", code="E3966",
             path=notes.path, line=line, field="num_labels", help=f"write num_labels={labels[1]}",
         )  # fmt: skip
 

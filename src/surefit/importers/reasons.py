@@ -6,16 +6,16 @@ from surefit.config.trackers import TRACKERS
 
 REASONS: tuple[tuple[str, str], ...] = (
     (
-        "it describes a job on SageMaker, and SureFit starts none there",
+        "it describes a SageMaker job, which SureFit does not start",
         "=iam_role_name =ec2_instance_type =profile =region =py_version =pytorch_version =transformers_version "
         "=base_job_name =additional_args =image_uri =sagemaker_inputs_file =sagemaker_metrics_file",
     ),
     (
-        "SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names",
+        "SureFit writes metrics.jsonl and report.html, and reports to the trackers in its section telemetry",
         " ".join((*TRACKERS, "comet trackio swanlab otel report_to project run_name")),
     ),
     (
-        "SureFit trains on all rows of a set, or on data.limit of them, taken evenly",
+        "SureFit trains on all rows of a set, or on data.limit of them, sampled evenly",
         "max_samples shard_num shard_idx =shards interleave dataset_exact_dedup",
     ),
     ("SureFit publishes nothing", "hub push export_"),
@@ -24,30 +24,30 @@ REASONS: tuple[tuple[str, str], ...] = (
         "logging log_level log_on log_nan log_history disable_tqdm plot_loss profil include_tok include_num "
         "include_tkps include_eff debug wall_clock steps_per_print dump_state timers memory_breakdown flops",
     ),
-    ("secrets belong into the environment", "api_key auth_token hf_token secret password"),
+    ("secrets belong in the environment", "api_key auth_token hf_token secret password"),
     (
-        "SureFit quantises a frozen base to nf4, with nested scales, or to fp8 (model.quantization)",
+        "SureFit quantizes a frozen base to nf4, with nested scales, or to fp8 (model.quantization)",
         "quantiz load_in_ bnb_ gptq fp8 nf4 nvfp4 torchao qat loftq double_quant",
     ),
     ("SureFit computes in model.dtype", "bf16 fp16 tf32 float16 float32 dtype precision autocast data_types"),
     (
-        "how devices share a run is set in the section parallel, which also takes a file of Accelerate or DeepSpeed",
+        "the section parallel sets how devices share a run; it also reads a file of Accelerate or DeepSpeed",
         "deepspeed deepcompile zero fsdp ddp parallel shard world_size num_process machine gpu_ids main_process "
         "main_training rdzv same_network offload device ray_ tpu mpi cpu_affinity distributed compute_env "
         "communication allgather allreduce reduce_ dynamo megatron downcast broadcast gradient_predivide prescale dp_ "
         "elasticity pipeline nebula comms aio hybrid_engine sagemaker",
     ),
     (
-        "SureFit has attention and kernels of its own: see the section speed",
+        "SureFit has its own attention and kernels: see the section speed",
         "attention attn kernel liger unsloth cross_entropy torch_compile use_cache kv_cache tiled flash sdpa",
     ),
     (
-        "SureFit packs whole examples of one step; those over data.max_length are left out, and counted",
+        "SureFit packs whole examples of one step; it counts and leaves out examples longer than data.max_length",
         "pack pose_ use_pose pad_to_ padding_free batch_flattening group_by_length sampling_strategy length_column "
         "truncation excess_length max_samples min_sample",
     ),
     (
-        "SureFit learns from given answers, not from preferences or rewards",
+        "SureFit trains on given answers, not on preferences or rewards",
         "=rl rl_ dpo kto_ orpo simpo grpo ppo pref_ reward ref_model vllm =trl ebft cpo_ ld_alpha sglang",
     ),
     (
@@ -82,7 +82,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     ("SureFit manages memory itself", "torch gc_ memory empty_cache cache accelerator_config find_batch kt_"),
     (
-        "it changes nothing about the training",
+        "it does not affect training",
         "=do_train =do_eval =do_predict local_rank overwrite task_type peft_version auto_mapping inference_mode is_ "
         "strict plugins skip_memory",
     ),
@@ -94,9 +94,9 @@ def unmapped_reason(key: str) -> str:
     """Return the reason for which SureFit's config cannot express a key.
 
     >>> unmapped_reason("wandb_entity")
-    'SureFit writes metrics.jsonl and report.html, and reports to what its section telemetry names'
+    'SureFit writes metrics.jsonl and report.html, and reports to the trackers in its section telemetry'
     >>> unmapped_reason("packing_strategy")
-    'SureFit packs whole examples of one step; those over data.max_length are left out, and counted'
+    'SureFit packs whole examples of one step; it counts and leaves out examples longer than data.max_length'
     """
     for reason, parts in REASONS:
         if any(part[1:] == key if part.startswith("=") else part in key for part in parts.split()):

@@ -76,7 +76,7 @@ def _is_unsloth(tree: Mapping[str, Any]) -> bool:
 
 OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     (
-        "this is LLaMA-Factory's v1 schema, and SureFit reads that of `llamafactory-cli train`",
+        "this is LLaMA-Factory's v1 schema; SureFit reads the schema of `llamafactory-cli train`",
         lambda tree: (
             (
                 "model" in tree
@@ -86,7 +86,7 @@ OTHER_SCHEMAS: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
         ),
     ),
     (
-        "this is LLaMA-Factory's schema for Megatron, and SureFit reads that of `llamafactory-cli train`",
+        "this is LLaMA-Factory's schema for Megatron; SureFit reads the schema of `llamafactory-cli train`",
         lambda tree: (
             "finetuning_type" in tree
             and bool(

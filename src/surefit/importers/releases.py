@@ -218,7 +218,7 @@ class TargetReleases:
                 "Unsloth" if package in self.bounds and package not in self.asked else None
             )
             if self.is_open(package):
-                parts.append(f"{NAMES[package]} (not pinned beside older releases: any)")
+                parts.append(f"{NAMES[package]} (not pinned, next to older releases: any)")
             elif release is None:
                 parts.append(
                     f"{NAMES[package]}{self.bounds.get(package, '')} ({origin}): older than the table of releases"

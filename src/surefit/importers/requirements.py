@@ -190,7 +190,7 @@ def _parse_requirements(path: Path) -> tuple[list[PackageRequirement], list[Sure
     lost: list[UnmappedKey] = []
     for entry, line, always in lines:
         if NO_NUMBER.search(entry):
-            lost.append(UnmappedKey(truncate_text(entry), line, truncate_text(entry), "no release has such a number"))
+            lost.append(UnmappedKey(truncate_text(entry), line, truncate_text(entry), "there is no such release"))
             continue
         try:
             pins.append(_parse_requirement(entry, line, always))
@@ -201,7 +201,7 @@ def _parse_requirements(path: Path) -> tuple[list[PackageRequirement], list[Sure
                 lost.append(UnmappedKey(entry, line, entry, "it names no package and version"))
     problems += _conda_slips(text, path) if path.suffix in (".yml", ".yaml") else ()
     if not pins and not problems:
-        raise ConfigError("not a file of a tool that SureFit knows: it asks for no package", code="E3029", path=path)
+        raise ConfigError("not a file of a tool that SureFit knows: it requires no package", code="E3029", path=path)
     return pins, problems, lost
 
 
@@ -321,7 +321,7 @@ def _unreadable(path: Path, written: str, line: int, error: Exception) -> Config
     reason = str(error).partition("\n")[0]
     help_text = "write NAME==VERSION, with commas between several conditions"
     return ConfigError(
-        f"{truncate_text(repr(written))} is no requirement: {reason}",
+        f"{truncate_text(repr(written))} is not a requirement: {reason}",
         code="E3030",
         path=path,
         line=line,
@@ -506,8 +506,8 @@ def _too_old_python(path: Path, pins: list[PackageRequirement]) -> Iterator[Conf
     too_new = [(pin, least) for pin, least in needs if python and least and not compatible(python, f">={least}")]
     for pin, least in sorted(too_new, key=lambda each: Version(each[1]), reverse=True)[:1]:
         yield ConfigError(
-            f"{pin.package}{pin.versions} needs Python {least} or newer, and python{python} is asked for",
-            code="E3950", path=path, line=line, field="python", help=f"ask for Python {least} or newer",
+            f"{pin.package}{pin.versions} needs Python {least} or newer, but the file requires python{python}",
+            code="E3950", path=path, line=line, field="python", help=f"require Python {least} or newer",
         )  # fmt: skip
 
 
@@ -537,7 +537,7 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
     for key, _ in pairs:
         if key.value not in SECTIONS and key.value in ("pip", "packages", "requirements", "conda", "deps"):
             yield ConfigError(
-                f"conda knows no {key.value} at the top of an environment's file: nothing of it is installed",
+                f"conda ignores {key.value} at the top of an environment file: none of it is installed",
                 code="E3951", path=path, line=key.start_mark.line + 1, field=str(key.value),
                 help="write it as the last entry of dependencies: `- pip: [NAME==VERSION, …]`",
             )  # fmt: skip
@@ -546,7 +546,7 @@ def _conda_slips(text: str, path: Path) -> Iterator[ConfigError]:
             if key.value == "pip" and not isinstance(value, yaml.SequenceNode):
                 yield ConfigError(
                     "pip needs a list of requirements", code="E3952", path=path, line=key.start_mark.line + 1,
-                    field="pip", help="write each below it, as an entry of its own",
+                    field="pip", help="write each below it, as a separate entry",
                 )  # fmt: skip
 
 
@@ -564,6 +564,6 @@ def _contradictions(path: Path, pins: list[PackageRequirement]) -> Iterator[Conf
         if earlier is not None and not compatible(pin.versions, earlier.versions):
             conflict = f"{pin.package}{earlier.versions} on line {earlier.line}"
             yield ConfigError(
-                f"{pin.package}{pin.versions}, and {conflict}: no release is both", code="E3033", path=path,
+                f"{pin.package}{pin.versions}, but {conflict}: no release matches both", code="E3033", path=path,
                 line=pin.line, field=pin.package, help="keep one of the two",
             )  # fmt: skip

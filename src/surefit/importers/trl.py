@@ -41,7 +41,7 @@ def _truncation(value: Any) -> str:
 
 def _whole_split(value: str) -> str:
     if not is_plain_split(value):
-        raise c.Unmappable("a part of a split: all its rows would be used")
+        raise c.Unmappable("a part of a split: SureFit would use all its rows")
     return value
 
 
@@ -77,9 +77,9 @@ GONE = hf.GONE_BEFORE_5 | hf.GONE_IN_5 | {
     "torch_dtype": "write dtype",
     "use_liger": "write use_liger_kernel",
     "response_template": "write assistant_only_loss or completion_only_loss",
-    "dataset_batch_size": "take it out",
-    "num_of_sequences": "take it out",
-    "chars_per_token": "take it out",
+    "dataset_batch_size": "remove it",
+    "num_of_sequences": "remove it",
+    "chars_per_token": "remove it",
 }  # fmt: skip
 ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
     "max_seq_length": KEYS["max_length"],
@@ -88,9 +88,9 @@ ONCE = hf.ONCE_BEFORE_5 | hf.ONCE_IN_5 | {
 }  # fmt: skip
 ONCE_IN_STAGES = {
     "max_prompt_length": "write max_length, which counts prompt and answer together",
-    "generate_during_eval": "take it out: answers are no longer generated while preferences are learnt",
-    "is_encoder_decoder": "take it out: only decoders are trained",
-    "padding_value": "take it out: the tokenizer's pad token is used",
+    "generate_during_eval": "remove it: TRL no longer generates answers during preference training",
+    "is_encoder_decoder": "remove it: TRL trains decoders only",
+    "padding_value": "remove it: the tokenizer's pad token is used",
     "reward_model_path": "write reward_funcs",
 }
 """Keys that configs of TRL's other trainers accepted before 1.0 → what to write instead."""
@@ -130,10 +130,10 @@ def _stage(draft: ConfigDraft) -> None:
     if stages:
         draft.whole_run = False
         for key in stages:
-            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards, and SureFit learns from answers")
+            draft.lose(key, "it belongs to TRL's trainers for preferences or rewards; SureFit trains on answers")
     _command(draft)
     for key in filter(draft.says, sorted(TRL_LAUNCHER)):
-        draft.lose(key, "TRL hands it to `accelerate launch`; in SureFit see the sections hardware and parallel")
+        draft.lose(key, "TRL passes it to `accelerate launch`; in SureFit see the sections hardware and parallel")
     if len(draft.unknown) + len(draft.passed_over) >= SEVERAL:
         draft.passed_over += draft.unknown
         draft.unknown.clear()
@@ -169,8 +169,8 @@ def _check_releases(draft: ConfigDraft) -> None:
             package = release_table()["classes"][name]["package"]
             draft.refuse_with(
                 key,
-                f"{NAMES[package]} {judge.release(package)} does not take it: it came with {judge.since(name, key)}",
-                f"take it out, or ask for the later release in {files.get(package, 'the requirements')}",
+                f"{NAMES[package]} {judge.release(package)} does not have it: it came with {judge.since(name, key)}",
+                f"remove it, or use the later release in {files.get(package, 'the requirements')}",
             )
 
 
@@ -199,7 +199,7 @@ def describe_incomplete_group(size: int, generations: int, processes: int | None
     """Return (what is wrong, what to write) for such a batch; `given`: whether its size is written out."""
     if given or processes:
         return (
-            f"a generation batch of {size} does not divide into groups of num_generations, {generations}",
+            f"a generation batch of {size} is not divisible by num_generations, {generations}",
             f"write a num_generations that divides {size}, or a batch that {generations} divides",
         )
     multiple = generations // math.gcd(size, generations)
@@ -251,7 +251,7 @@ def _command(draft: ConfigDraft) -> None:
         draft.mapped.discard(key)
         draft.lost.pop(key, None)
         draft.judged.pop(key, None)
-        draft.gone[key] = ONCE_IN_STAGES.get(key, "take it out: no command of TRL 1.16 takes it")
+        draft.gone[key] = ONCE_IN_STAGES.get(key, "remove it: no command of TRL 1.16 has it")
         draft.places[key] = draft.place(key)
     remaining = [key for key in trl_keys if key not in unaccepted and key not in TRL_LAUNCHER]
     missing = {
@@ -263,7 +263,7 @@ def _command(draft: ConfigDraft) -> None:
             supporting = ", ".join(command for command, accepted in commands.items() if key in accepted)
             draft.refuse_with(
                 key,
-                f"no command takes this beside the other keys: `trl {name}` does not",
+                f"no command accepts this with the other keys: `trl {name}` does not",
                 f"it belongs to trl {supporting}",
             )
 
@@ -342,7 +342,7 @@ def _held_out(draft: ConfigDraft) -> None:
         draft.carry("data.eval", f"{source}@{split}", "dataset_test_split")
         draft.reach("dataset_test_split")
     else:
-        reason = "data.eval takes a file, or a split of a hub data set; it stays SureFit's default"
+        reason = "data.eval needs a file, or a split of a hub data set; it stays SureFit's default"
         draft.lose_part("dataset_test_split", "", split, reason)
 
 
@@ -366,7 +366,7 @@ def _mixture(draft: ConfigDraft, mixture: list[Any]) -> None:
                 (key == "path" or is_plain_split(value)) if key in ("path", "split") and (i == 0 or is_mixed) else False
             )
             if not is_mapped and value is not None:
-                draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix takes whole splits, by path or id")
+                draft.lose_part("datasets", f"[{i}].{key}", value, "data.mix needs whole splits, by path or id")
 
 
 def _to_mix_source(entry: dict[str, Any]) -> str | None:

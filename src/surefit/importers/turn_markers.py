@@ -1,4 +1,4 @@
-"""Texts that begin an answer in the chat templates that Unsloth names, and in those of well-known models."""
+"""Texts that begin an answer in the chat templates that Unsloth names, and in the templates of well-known models."""
 
 from __future__ import annotations
 

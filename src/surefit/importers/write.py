@@ -15,14 +15,14 @@ from surefit.importers.result import ImportedConfig, UnmappedKey
 WIDTH = 100
 """The largest number of characters of a value that a comment quotes."""
 NOTES = {
-    "data.packing": "; SureFit packs within a step: a batch still counts examples, which stay whole and apart",
-    "data.mix": "; rows are held out of data.train only",
+    "data.packing": "; SureFit packs within a step: a batch still counts whole, separate examples",
+    "data.mix": "; rows are held out from data.train only",
     "checkpoint.metric_for_best_model": "; the held-out loss is measured at every checkpoint",
 }
 """What a value means in SureFit and may not mean in the other tool."""
 
 
-UNCHANGED = "switched off, or what SureFit does by itself"
+UNCHANGED = "turned off, or SureFit's default"
 """Why a key that was read is not in the written config."""
 
 
@@ -30,8 +30,8 @@ def to_config_yaml(found: ImportedConfig) -> str:
     """Return the YAML of a runnable SureFit config. `found.loaded` must not be None."""
     assert found.loaded is not None
     head = [
-        f"# A SureFit config, made by `surefit import` of {_one_line(found.path.name)}. The comment behind a value",
-        f"# names the key it came from, or says that it is what {found.tool} does where the file says nothing.",
+        f"# A SureFit config, made by `surefit import` of {_one_line(found.path.name)}. The comment after a value",
+        f"# names its original key, or {found.tool}'s default if the file does not set it.",
         "",
     ]
     body = [*_values(found), *_comments(found)]
@@ -69,10 +69,10 @@ def _comments(found: ImportedConfig) -> list[str]:
     lines: list[str] = []
     lines += _block("Not carried over:", [*found.judged, *found.lost, *found.parts])
     gone = [
-        f"# {_one_line(key)}: {found.tool} no longer takes it: {_one_line(instead)}"
+        f"# {_one_line(key)}: {found.tool} removed it: {_one_line(instead)}"
         for key, instead in found.setup.gone.items()
     ]
-    unknown = [f"# {_one_line(key)}: {found.tool} does not know this key" for key in found.setup.unknown]
+    unknown = [f"# {_one_line(key)}: {found.tool} does not have this key" for key in found.setup.unknown]
     wrong = [f"# {_one_line(str(problem.field))}: {_one_line(problem.message)}" for problem in found.problems]
     if gone or unknown or wrong:
         lines += ["", "# Wrong in the original:", *gone, *unknown, *wrong]
@@ -87,7 +87,7 @@ def _keys_without_effect(found: ImportedConfig, body: Iterable[str]) -> list[str
         for key, value in found.values.items()
         if value is not None and key in found.mapped and not {key, key.rpartition(".")[2]} & words
     ]
-    return ["", "# Read, and nothing to write for it:", *lines] if lines else []
+    return ["", "# Read, with nothing to write:", *lines] if lines else []
 
 
 def _block(title: str, keys: Iterable[UnmappedKey]) -> list[str]:

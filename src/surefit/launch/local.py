@@ -154,7 +154,7 @@ def _verdict(
             name = signal.Signals(-code).name
             reason = ": the machine's memory may have run out" if name == "SIGKILL" else ""
             raise MachineError(
-                f"rank {rank} of {processes} was ended by {name}{reason}; the others were stopped",
+                f"rank {rank} of {processes} was killed by {name}{reason}; the others were stopped",
                 code="E5009",
                 help=help_text,
             )
@@ -173,14 +173,14 @@ def _verdict(
     if failed and ended_by_us:
         hanging = " and ".join(map(str, ended_by_us))
         raise MachineError(
-            f"rank {hanging} of {processes} did not answer, and did not end; all were stopped",
+            f"rank {hanging} of {processes} did not respond or exit; all processes were stopped",
             code="E5011",
             field="parallel.timeout_minutes",
-            help=f"where nothing hangs and it only takes longer, raise parallel.timeout_minutes; {help_text}",
+            help=f"if it is only slow, raise parallel.timeout_minutes; {help_text}",
         )
     if failed:
         raise MachineError(
-            f"the {processes} processes lost each other, and none says why", code="E5012", help=help_text
+            f"the {processes} processes lost their connection, and none reported an error", code="E5012", help=help_text
         )
     return EXIT_OK
 

@@ -115,7 +115,7 @@ def _require_time(job: BatchJob) -> None:
     minutes = minutes_of(limit)
     if minutes is None and limit.upper() not in ("UNLIMITED", "INFINITE"):
         raise ConfigError(
-            f"sbatch reads no time limit in {limit!r}",
+            f"{limit!r} is not a time limit for sbatch",
             code="E5014",
             path=job.config_file,
             field="slurm.time",
@@ -123,7 +123,7 @@ def _require_time(job: BatchJob) -> None:
         )
     if minutes and minutes * 60 <= notice:
         raise ConfigError(
-            f"a job of {limit} ({duration_text(minutes * 60)}) is told to save {notice} s before its end: at once",
+            f"a job of {limit} ({duration_text(minutes * 60)}) would have to save at once, {notice} s before its end",
             code="E5015",
             path=job.config_file,
             field="slurm.signal_seconds",
@@ -163,7 +163,7 @@ def render_array(job: BatchJob, tasks: int, at_once: int | None = None, after: s
         "dependency": f"afterany:{after}" if after else None,
         "output": _in_run(job, ARRAY_LOG),
     }
-    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they share out the checkpoints.", options)
+    head = _head(job, f"{plural(tasks, 'task')}, each of {job.world}; they divide the checkpoints among them.", options)
     return _join_script(
         job, [head, _environment(job), _rendezvous(job), _evaluate(job, ["--all-checkpoints"], _SHARED_OUT)]
     )
@@ -179,14 +179,14 @@ def render_merge(job: BatchJob) -> str:
         ConfigError: as for `render_array`.
     """
     _require_time(job)
-    head = _head(job, f"{job.world}, which merges what was trained.", {"job-name": f"{job.run.name}-merge"})
+    head = _head(job, f"{job.world}, which merges the trained adapter.", {"job-name": f"{job.run.name}-merge"})
     command = _command(job, [], ["merge", str(job.config_file)])
     merge = f"""
-# Half a merge is none: the job does not go back into the queue near the end of its time.
-told=0
-trap 'told=1; echo "job $SLURM_JOB_ID: its time is nearly over; if it does not suffice, raise slurm.time" >&2' USR1
+# A merge cannot be continued: the job does not go back into the queue near the end of its time.
+signals=0
+trap 'signals=1; echo "job $SLURM_JOB_ID: its time is nearly over; if it is not enough, raise slurm.time" >&2' USR1
 
-# Merge: all of it again, where SLURM starts this job again.
+# Merge: from the beginning, if SLURM starts this job again.
 {command} &
 {_WAIT}"""
     return _join_script(job, [head, _environment(job), merge])
@@ -200,7 +200,7 @@ def render_evaluate(job: BatchJob) -> str:
     """
     _require_time(job)
     head = _head(job, f"{job.world}; each answers a part of the rows.", {"job-name": f"{job.run.name}-evaluate"})
-    about = "Score: base, adapter and merged model. Exit code 1: the gate fails; 5: the rows are too few to tell."
+    about = "Score: base, adapter and merged model. Exit code 1: the gate fails; 5: there are too few rows to decide."
     return _join_script(job, [head, _environment(job), _rendezvous(job), _evaluate(job, [], about)])
 
 
@@ -227,7 +227,7 @@ def render_prepare(job: BatchJob, tasks: int, at_once: int | None = None) -> str
     command = _command(job, [], ["prepare", str(job.config_file), "--workers", workers])
     command += f' \\\n    --shard "$((SLURM_ARRAY_TASK_ID + 1))/{tasks}"'
     listing = f"ls {shlex.quote(str(job.directory / str(job.config.data.tokenized)))}"
-    about = "Tokenise: the shards of this task that are not there yet."
+    about = "Tokenize: the shards of this task that do not exist yet."
     return _join_script(job, [head, _environment(job), _resumable_command(command, listing, "shards", about)])
 
 
@@ -235,10 +235,10 @@ def _join_script(job: BatchJob, parts: Sequence[str]) -> str:
     script = "\n".join(part.strip("\n") + "\n" for part in parts if part)
     if redact(script) != script:
         raise ConfigError(
-            "a token or password would stand in the batch script, where everyone can read it",
+            "a token or password would be in the batch script, where everyone can read it",
             code="E5016",
             path=job.config_file,
-            help="put it into the environment or a .env file; SLURM hands the environment on",
+            help="put it into the environment or a .env file; SLURM passes the environment on",
         )
     return script
 
@@ -290,13 +290,13 @@ def _environment(job: BatchJob) -> str:
     lines.append(_python(job))
     lines.append(f"export OMP_NUM_THREADS={slurm.cpus_per_gpu}")
     lines.append("export PYTHONSAFEPATH=1 # modules come from the environment, not from the directory of the config")
-    offline = "Compute nodes often have no way out: download model and data first, and take the # away."
+    offline = "Compute nodes often have no network: download model and data first, and remove the #."
     lines += [f"# {offline}", "# export HF_HUB_OFFLINE=1"]
     if job.interface:
         names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         lines += [f"export {name}={shlex.quote(job.interface)}" for name in names]
     if job.on_gpus and job.processes > 1:
-        lines.append("# Where NCCL fails it says why only when it is asked; this is silent while all goes well.")
+        lines.append("# NCCL reports the cause of a failure only at this level; without failures it prints nothing.")
         lines.append('export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"')
     return "\n".join(lines)
 
@@ -309,7 +309,7 @@ def _python(job: BatchJob) -> str:
         return f"source {shlex.quote(f'{home}/bin/activate')}"
     if not (home / "bin" / "python").exists() and venv:
         raise ConfigError(
-            f"{home} is no environment: it has neither bin/activate nor bin/python",
+            f"{home} is not a virtual environment: it has neither bin/activate nor bin/python",
             code="E5017",
             path=job.config_file,
             field="slurm.venv",
@@ -322,7 +322,7 @@ def _rendezvous(job: BatchJob) -> str:
     if job.processes == 1:
         return ""
     return """
-# Where the processes meet: the first node of the job, and a port that no other job on it has.
+# The rendezvous address: the first node of the job, and a port that no other job on it uses.
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))
 export MASTER_ADDR MASTER_PORT
@@ -336,16 +336,16 @@ def _start(job: BatchJob) -> str:
     launcher_text = launcher_text if job.on_gpus else launcher_text.replace(" per GPU", " per worker")
     events = shlex.quote(str(job.run / "events.jsonl"))
     return f"""
-# How often this run was interrupted with its work saved: it says so itself.
+# How often this run was interrupted with its work saved, from its event log.
 interruptions() {{ grep -sc '"stage": "train", "event": "interrupted"' {events} || true; }}
 before=$(interruptions)
 
 # Near the end of its time this script gets SIGUSR1; srun hands it to every process of the run.
-told=0 step=
-trap 'told=$((told + 1)); [[ -z $step ]] || kill -USR1 "$step" || true' USR1
+signals=0 step=
+trap 'signals=$((signals + 1)); [[ -z $step ]] || kill -USR1 "$step" || true' USR1
 
 # Train: {launcher_text}. The first time it starts, then it resumes.
-# SIGUSR1 is for the training processes, which listen to it themselves; all else that is started there ignores it.
+# SIGUSR1 is for the training processes, which listen to it themselves; every other process there ignores it.
 ignoring='trap "" USR1; exec "$@"'
 {command} &
 step=$!
@@ -363,24 +363,24 @@ def _resumable_command(command: str, listing: str, what: str, about: str) -> str
     `listing` is a shell command that lists the results.
     """
     return f"""
-# Near the end of its time the job goes back into the queue, and later goes on where it was: its {what} are kept as
-# they come. Not where nothing has come since it began: so it would never get further.
+# Near the end of its time the job goes back into the queue and later continues: its {what} are kept as
+# they come. Not if it has produced nothing since it began: it would never finish.
 kept() {{ {{ {listing} || true; }} 2>&1 | cksum; }}
-before=$(kept) told=0
-trap 'told=1; [[ $(kept) == "$before" ]] || scontrol requeue "$SLURM_JOB_ID"' USR1
+before=$(kept) signals=0
+trap 'signals=1; [[ $(kept) == "$before" ]] || scontrol requeue "$SLURM_JOB_ID"' USR1
 
 # {about}
 {command} &
 {_WAIT}"""
 
 
-_SHARED_OUT = """Score: the next checkpoint that nobody has scored or is scoring, until there is none. Whoever ends last
+_SHARED_OUT = """Score: the next checkpoint that is neither scored nor being scored, until none is left. The last task
 # writes the summary of all."""
 
 
 _WAIT = """step=$! code=0
 wait "$step" || code=$?
-if [[ $told == 1 ]]; then
+if [[ $signals == 1 ]]; then
     code=0
     wait "$step" || code=$?
 fi
@@ -404,13 +404,13 @@ def _command(job: BatchJob, wrapper: Sequence[str], verb: Sequence[str]) -> str:
 _END = """
 # A signal ends the waiting early, and the step goes on: wait again.
 while true; do
-    told_before=$told code=0
+    signals_before=$signals code=0
     wait "$step" || code=$?
-    [[ $told != "$told_before" ]] || break
+    [[ $signals != "$signals_before" ]] || break
 done
 
 # Saved and not finished: back into the queue. Finished, failed, cancelled: the end.
-if [[ $told -gt 0 && $(interruptions) -gt $before ]]; then
+if [[ $signals -gt 0 && $(interruptions) -gt $before ]]; then
     echo "job $SLURM_JOB_ID: saved, and back into the queue"
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
@@ -424,7 +424,7 @@ def _option(value: object) -> str:
     text = _one_line(value)
     if '"' in text:
         raise ConfigError(
-            f"sbatch cannot read {text}: there is a quote in it", code="E5018", help="choose a name without quotes"
+            f"sbatch cannot read {text}: it contains a quote", code="E5018", help="choose a name without quotes"
         )
     return text if _PLAIN.fullmatch(text) or not re.search(r"[\s#]", text) else f'"{text}"'
 
@@ -432,7 +432,7 @@ def _option(value: object) -> str:
 def _one_line(value: object) -> str:
     text = str(value)
     if "\n" in text or "\r" in text:
-        raise ConfigError(f"{text!r} has a line break in it", code="E5019", help="choose a name without line breaks")
+        raise ConfigError(f"{text!r} contains a line break", code="E5019", help="choose a name without line breaks")
     return text.rstrip()
 
 
@@ -460,10 +460,10 @@ def submit(script: Path, after: str | None = None) -> str:
         )
     if answer.returncode:
         raise MachineError(
-            f"sbatch refuses: {redact(answer.stderr.strip()) or 'it says nothing'}",
+            f"sbatch rejected the job: {redact(answer.stderr.strip()) or 'without a message'}",
             code="E5021",
             path=script,
-            help="nothing was submitted; section slurm of the config says what is asked for",
+            help="nothing was submitted; the config's section slurm sets the resources",
         )
     return answer.stdout.strip().partition(";")[0]  # NUMBER, or NUMBER;CLUSTER
 

@@ -151,7 +151,9 @@ def _token_rows(directory: Path, config: Mapping[str, Any], rest: Mapping[str, t
             [],
         )
         if not ids:
-            raise build_incomplete_error(directory, f"nothing says which tokens the trained rows of {module} belong to")
+            raise build_incomplete_error(
+                directory, f"the adapter does not record which tokens the trained rows of {module} belong to"
+            )
         rows[f"{module}.weight"] = ids, tensor
     return rows
 
@@ -196,7 +198,7 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             if missing:
                 raise ValueError(f"{CONFIG} has no {missing[0]}")
         if not stat.S_ISREG((directory / WEIGHTS).stat().st_mode):
-            raise ValueError(f"{WEIGHTS} is no regular file")
+            raise ValueError(f"{WEIGHTS} is not a regular file")
         read_header(directory / WEIGHTS)
         tensors = load_file(directory / WEIGHTS)
     return config, tensors
@@ -224,7 +226,7 @@ def _update(directory: Path, config: Mapping[str, Any], module: str, parts: Mapp
     rank, scaling = rank_and_scaling(config, module)
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1] or len(a) != rank:
         raise build_incomplete_error(
-            directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)} where the rank is {rank}"
+            directory, f"{module} has factors {tuple(a.shape)} and {tuple(b.shape)}, but the rank is {rank}"
         )
     magnitude = parts.get("magnitude_vector", parts.get("magnitude_vector.weight"))
     if (magnitude is not None) != bool(config.get("use_dora")):
@@ -242,7 +244,7 @@ def _require_targeted(directory: Path, config: Mapping[str, Any], module: str) -
     targets = config.get("target_modules")
     if targets and isinstance(targets, list) and not any(ends_with(module, target) for target in targets):
         raise GateError(
-            f"the adapter's file has factors of {module}, which its target_modules do not name: PEFT leaves them out",
+            f"the adapter's file has factors of {module}, which its target_modules do not name: PEFT ignores them",
             code="E6750",
             path=directory / CONFIG,
             field="target_modules",
@@ -252,9 +254,7 @@ def _require_targeted(directory: Path, config: Mapping[str, Any], module: str) -
 
 def _pair(directory: Path, module: str, parts: Mapping[str, torch.Tensor]) -> Factors:
     if not {"A.weight", "B.weight"} <= parts.keys():
-        raise build_incomplete_error(
-            directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} and nothing else"
-        )
+        raise build_incomplete_error(directory, f"{module} has {', '.join(f'lora_{part}' for part in parts)} only")
     return parts["A.weight"], parts["B.weight"]
 
 
@@ -284,5 +284,5 @@ def build_incomplete_error(directory: Path, problem: str) -> GateError:
         f"the adapter is not complete: {problem}",
         code="E6003",
         path=directory / WEIGHTS,
-        help="copy it again from where it was trained, or save it there again with PeftModel.save_pretrained",
+        help="copy it again from the training machine, or save it there again with PeftModel.save_pretrained",
     )

@@ -19,7 +19,7 @@ and an answer may change where the two best tokens are about as close as the err
 
 No formula limits the error of single positions, because the least rounding decides at a position where attention is
 about equally strong to two tokens. It is measured: with every weight of the merged model nudged by about as much as
-rounding changes it, the errors of the positions may be four times those of the nudged model.
+rounding changes it, the errors of the positions may be four times the errors of the nudged model.
 
 These limits are wide for a coarse format, so three checks do not depend on them: every merged weight is the rounding of
 its exact value, every weight on disk is bit for bit the computed one, and the merged model is closer to the adapter
@@ -224,9 +224,7 @@ def check_agreement(
     trim_heap()
     diff = compare_logits(reference, other)
     if diff.infinite:
-        return [
-            MergeCheck(f"{label}_logits_not_finite", diff.infinite, 0, "==", "a logit that is no number is no answer")
-        ]
+        return [MergeCheck(f"{label}_logits_not_finite", diff.infinite, 0, "==", "every logit must be a finite number")]
     noise = logit_noise(dtype, size) * diff.deviation
     vocabulary = reference[0].shape[-1]
     worst = _worst_position(reference, other, nudged)
@@ -240,8 +238,8 @@ def check_agreement(
         ),
         MergeCheck(
             f"{label}_logit_error_worst", worst, SAFETY, "<=",
-            f"the errors of the positions, of which the largest is {diff.largest:.3g}, as a multiple of what rounding "
-            f"does: how far logits move when each weight does by {_rounding(dtype, size):.1g} of itself",
+            f"the errors of the positions, of which the largest is {diff.largest:.3g}, divided by rounding's: "
+            f"how far logits move when each weight moves by {_rounding(dtype, size):.1g} of itself",
         ),
         MergeCheck(
             f"{label}_kl_mean", diff.divergence / diff.positions, noise**2 * math.log(vocabulary), "<=",
@@ -251,7 +249,7 @@ def check_agreement(
             f"{label}_top1_agreement", diff.agreeing / diff.positions,
             1 - (flips + 3 * math.sqrt(flips)) / diff.positions, ">=",
             f"the two best tokens are so close that such errors change {flips:.3g} of {diff.positions:,} answers; "
-            "three standard errors more are allowed",
+            "three more standard errors are allowed",
         ),
     ]  # fmt: skip
 

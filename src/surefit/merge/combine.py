@@ -130,7 +130,7 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
     obstacle = next(((key, reason) for key, reason in not_summed.items() if not is_off(config.get(key))), None)
     full_tensors = [*adapter.replaced, *_changed_in_base(adapter, base), *adapter.rows, *adapter.added]
     if obstacle is None and full_tensors:
-        obstacle = ("", f"it holds {full_tensors[0]} as a whole, beside its factors, and it is not the base's")
+        obstacle = ("", f"it has {full_tensors[0]} as a full tensor that differs from the base's")
     if obstacle is not None:
         key, reason = obstacle
         raise GateError(
@@ -142,7 +142,7 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
         )
     if adapter.wrapped:
         raise GateError(
-            "it has factors for experts, which are not combined",
+            "it has factors for experts, which cannot be combined",
             code="E6004",
             path=path,
             field="target_parameters",
@@ -153,7 +153,7 @@ def _read_summable(path: Path, base: LayerwiseModel) -> AdapterFile:
             f"the adapter does not fit the base: {problems[0]}",
             code="E6005",
             path=path,
-            help="combine adapters of one base",
+            help="combine adapters of the same base",
         )
     return adapter
 
@@ -202,10 +202,10 @@ def _factors(way: str, parts: Sequence[tuple[Update, float]]) -> tuple[torch.Ten
     if len({len(a) for a, _, _ in scaled}) > 1:
         ranks = " and ".join(str(len(a)) for a, _, _ in scaled)
         raise ConfigError(
-            f"adapters of the ranks {ranks} cannot be combined by {way}",
+            f"adapters with ranks {ranks} cannot be combined by {way}",
             code="E6006",
             field="--combine",
-            help="adapters of different ranks can be summed by cat",
+            help="cat can sum adapters of different ranks",
         )
     # Each factor gets the square root of |weight · scaling|; only one of them gets the sign, or it would cancel.
     roots = torch.tensor([math.sqrt(abs(s)) for _, _, s in scaled])

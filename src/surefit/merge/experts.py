@@ -39,9 +39,7 @@ def add_expert_updates(adapter: AdapterFile, model: PreTrainedModel) -> AdapterF
     updates = {}
     for module, (a, b) in adapter.wrapped.items():
         if module not in stack_by_module:
-            raise build_incomplete_error(
-                adapter.directory, f"{module} has factors, and no stack of experts that they are for"
-            )
+            raise build_incomplete_error(adapter.directory, f"{module} has factors, but no matching stack of experts")
         name = stack_by_module[module]
         experts, outputs, inputs = targeted[name]
         rank, scaling = rank_and_scaling(adapter.config, name)
@@ -49,7 +47,7 @@ def add_expert_updates(adapter: AdapterFile, model: PreTrainedModel) -> AdapterF
             raise build_incomplete_error(
                 adapter.directory,
                 f"{name} has factors {tuple(a.shape)} and {tuple(b.shape)} where {experts} experts of {outputs} × "
-                f"{inputs} have {(experts * rank, inputs)} and {(outputs, rank * experts)}",
+                f"{inputs} need {(experts * rank, inputs)} and {(outputs, rank * experts)}",
             )
         if name in routers:
             updates[module] = Update(a, b, scaling)

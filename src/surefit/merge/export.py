@@ -88,7 +88,7 @@ def load_certified_model(run: RunDir) -> CertifiedModel:
     directory = run.merged if run.merged.is_dir() else run.model
     if not directory.is_dir() or base_identity(directory) != certificate.get("merged_sha256"):
         raise GateError(
-            f"{directory.name}/ is not the model that its certificate was given for",
+            f"{directory.name}/ does not match its certificate",
             code="E6008",
             path=run.certificate,
             help="`surefit merge` makes and certifies it again",
@@ -203,7 +203,7 @@ def _require_certified_adapter(source: CertifiedModel) -> None:
     values = {check["name"]: check["value"] for check in source.certificate["checks"]}
     if named_tensors_sha256(read_adapter(source.run.adapter).tensors) != values.get("adapter_as_trained"):
         raise GateError(
-            "adapter/ is not the adapter that was merged and certified",
+            "adapter/ does not match the merged, certified adapter",
             code="E6010",
             path=source.run.adapter,
             help="`surefit merge` makes and certifies the model again",
@@ -245,7 +245,7 @@ def export_quantized(
             )
         certificate = {
             "passed": True,
-            "reason": "it is whole, and differs from the merged model by no more than its format explains",
+            "reason": "it is complete, and differs from the merged model by no more than its format explains",
             "against": "merged",
             "format": conversion.format,
             "how": conversion.how,
@@ -317,7 +317,7 @@ def read_export(directory: Path) -> dict[str, Any]:
     """
     if not (directory / MANIFEST).is_file():
         raise ModelError(
-            f"no export is here: there is no {MANIFEST}", code="E6014", path=directory, help="`surefit export RUN`"
+            f"this is not an export: there is no {MANIFEST}", code="E6014", path=directory, help="`surefit export RUN`"
         )
     manifest: dict[str, Any] = read_json(directory / MANIFEST)
     for name, entry in manifest["files"].items():
@@ -325,8 +325,13 @@ def read_export(directory: Path) -> dict[str, Any]:
         inside = not Path(name).is_absolute() and file.resolve() == directory.resolve() / name  # no link, no ".."
         if not inside or not file.is_file():
             raise ModelError(
-                f"{name} is in {MANIFEST} and not a file here", code="E6015", path=directory, help="export it again"
+                f"{name} is listed in {MANIFEST} but is not a file here",
+                code="E6015",
+                path=directory,
+                help="export it again",
             )
         if file.stat().st_size != entry["bytes"] or file_sha256(file) != entry["sha256"]:
-            raise ModelError(f"{name} is not what was exported", code="E6016", path=directory, help="export it again")
+            raise ModelError(
+                f"{name} has changed since the export", code="E6016", path=directory, help="export it again"
+            )
     return manifest

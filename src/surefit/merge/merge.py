@@ -65,7 +65,7 @@ PROMPTS = 32
 FAILED_CERTIFICATE = "certificate.failed.json"
 """Holds what a failed merge measured where certificate.json belongs to a certified model of another adapter."""
 OTHER_BASE = (
-    "name the base that it was trained beside with --base; where that is this one, save the adapter again with "
+    "name the base it was trained with: --base; if it is this one, save the adapter again with "
     "PeftModel.save_pretrained"
 )
 UNTRAINED = "name the adapter as it was saved after training"
@@ -316,7 +316,7 @@ class _CertificateBuilder:
             self.require(
                 MergeCheck(
                     "adapter_as_trained", named_tensors_sha256(adapter.tensors), record["weights_sha256"], "==",
-                    "the hash that training took of the factors in memory",
+                    "the hash that training recorded for the factors in memory",
                 )
             )  # fmt: skip
         return adapter, streamed
@@ -330,7 +330,7 @@ class _CertificateBuilder:
         try:
             return add_expert_updates(read_adapter(directory), model)
         except GateError as error:
-            self.checks.append(MergeCheck("adapter_complete", error.message, "complete", "==", "readable and whole"))
+            self.checks.append(MergeCheck("adapter_complete", error.message, "complete", "==", "readable and complete"))
             raise
 
     def merging(self, job: MergeJob, adapter: AdapterFile, streamed: LayerwiseModel) -> StreamedMerge:
@@ -362,7 +362,7 @@ class _CertificateBuilder:
         base, tuned = self._read_adapted(job, adapter)
         self.positions = sum(len(rows) for rows in tuned)
         advice = (
-            "the adapter was trained on quantised weights: merge it into those, with --into dequantized"
+            "the adapter was trained on quantized weights: merge it into these, with --into dequantized"
             if self.base.quantization != "none" and not job.dequantized
             else None
         )
@@ -374,17 +374,17 @@ class _CertificateBuilder:
             result = merging.check(WeightFiles(directory), written, lambda done, files: None)
         except ModelError as error:
             self.require(
-                MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+                MergeCheck("loads_from_disk", error.message, "loads", "==", "the written files must load completely")
             )
             raise
         rounding, worst = result.rounding
         self.require(
-            _check_none("weights_off_disk", result.off_disk, "on disk bit for bit what was computed"),
-            _check_none("weights_off_base", result.off_base, "what has no factors is the base's"),
+            _check_none("weights_off_disk", result.off_disk, "the file has the computed values bit for bit"),
+            _check_none("weights_off_base", result.off_base, "tensors without factors equal the base's"),
             _check_none("weights_not_finite", result.not_finite, "tensors with NaN or infinity"),
             MergeCheck(
                 "merge_rounding", rounding, 1.0, "<=",
-                "largest error of a weight W + scaling·BA; 1 is the bound on computing it in float32 and rounding it "
+                "largest error of a weight W + scaling·BA; 1 is the bound for computing in float32 and rounding "
                 f"once to {self.base.dtype}{f': {worst}' if rounding > 1 else ''}",
             ),
         )  # fmt: skip
@@ -409,7 +409,7 @@ class _CertificateBuilder:
                 return logits, certify.read_logits(model, self.sequences, self.hardware.kind), size
         except ModelError as error:
             self.require(
-                MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+                MergeCheck("loads_from_disk", error.message, "loads", "==", "the written files must load completely")
             )
             raise
 
@@ -466,7 +466,7 @@ def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
         model: Any = load_saved(certifying.base, run.model, certifying.hardware)
     except ModelError as error:
         certifying.require(
-            MergeCheck("loads_from_disk", error.message, "loads", "==", "what was written must load whole")
+            MergeCheck("loads_from_disk", error.message, "loads", "==", "the written files must load completely")
         )
         raise
     state = model.state_dict()
@@ -474,14 +474,14 @@ def _certify_model(certifying: _CertificateBuilder, run: RunDir) -> None:
     certifying.require(
         MergeCheck(
             "weights_as_trained", named_tensors_sha256(state), record["weights_sha256"], "==",
-            "the hash that training took of the weights in memory",
+            "the hash that training recorded for the weights in memory",
         ),
         _check_none("weights_not_finite", infinite, "tensors with NaN or infinity"),
     )  # fmt: skip
     config = multimodal_config(model.config, certifying.directory)
     if config is not None:
         changed_tensors = MultimodalWrapper(model, config, certifying.directory).changed_in(run.model)
-        certifying.require(_check_none("weights_off_base", changed_tensors, "what was not trained is the base's"))
+        certifying.require(_check_none("weights_off_base", changed_tensors, "untrained tensors equal the base's"))
     logits = certify.read_logits(model, certifying.sequences)
     del model, state
     base = certify.read_logits(load_model(certifying.base, certifying.hardware), certifying.sequences)

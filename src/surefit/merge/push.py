@@ -46,7 +46,7 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
 
     Raises:
         ConfigError: the hub does not allow this name.
-        GateError: the export has no certificate that passed, or a file holds a secret.
+        GateError: the export has no passing certificate, or a file holds a secret.
         ModelError: the directory is no export, or was changed since.
     """
     try:
@@ -55,7 +55,7 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
             raise hub.HFValidationError("it has no owner")
     except hub.HFValidationError as error:
         raise ConfigError(
-            f"{repo_id!r} is no name on the hub: {first_line(error)}", code="E6020", help="write OWNER/NAME"
+            f"{repo_id!r} is not a valid hub name: {first_line(error)}", code="E6020", help="write OWNER/NAME"
         ) from None
     manifest = read_export(directory)
     _require_certified(directory, manifest)
@@ -65,7 +65,7 @@ def prepare_push(directory: Path, repo_id: str, private: bool = True) -> Push:
             text = (directory / name).read_text(encoding="utf-8", errors="replace")
             if redact(text) != text:
                 raise GateError(
-                    "it holds what looks like a secret",
+                    "it contains something that looks like a secret",
                     code="E6021",
                     path=directory / name,
                     help="remove it, and export again",
@@ -79,7 +79,7 @@ def _require_certified(directory: Path, manifest: Mapping[str, Any]) -> None:
     certificate = read_json(directory / CERTIFICATE) if CERTIFICATE in manifest["files"] else {}
     if not certificate.get("passed") or certificate.get("merged_sha256") != manifest["merged_sha256"]:
         raise GateError(
-            "the export has no certificate that passed",
+            "the export has no passing certificate",
             code="E6022",
             path=directory,
             help="`surefit export` writes one",
@@ -103,7 +103,7 @@ def push_to_hub(prepared: Push, on_progress: OnProgress = ignore_progress) -> st
         raise ConfigError(
             "there is no token for the hub",
             code="E6024",
-            help="set HF_TOKEN in the environment or in .env, with the right to write",
+            help="set HF_TOKEN in the environment or in .env, with write permission",
         )
     api = HfApi(token=token, library_name="surefit")
     try:
@@ -129,8 +129,10 @@ def _explained(error: Exception, repo_id: str) -> ConfigError | MachineError:
         return ConfigError(
             f"the hub does not let this token write to {repo_id} ({status}): {reason}",
             code="E6025",
-            help="use a token with the right to write, and a name of your own or of your organisation",
+            help="use a token with write permission, and your own or your organization's name",
         )
     return MachineError(
-        f"the hub did not take {repo_id}: {reason}", code="E6026", help="push again: what has arrived is not sent again"
+        f"the hub did not accept {repo_id}: {reason}",
+        code="E6026",
+        help="push again: uploaded files are not sent again",
     )

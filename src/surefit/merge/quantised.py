@@ -82,11 +82,11 @@ class Conversion:
     def how(self) -> str:
         """Description of the tool and settings of the conversion."""
         return {
-            "nf4": "bitsandbytes, NF4 with double quantisation; embeddings and head as they were",
-            "int8": "torchao, int8 weights with a scale per row; embeddings and head as they were",
-            "fp8": "torchao, float8 (e4m3) weights with a scale per row; embeddings and head as they were",
+            "nf4": "bitsandbytes, NF4 with double quantization; embeddings and head unchanged",
+            "int8": "torchao, int8 weights with a scale per row; embeddings and head unchanged",
+            "fp8": "torchao, float8 (e4m3) weights with a scale per row; embeddings and head unchanged",
             "gguf": f"llama.cpp's {CONVERTER}, "
-            + (f"f16, and its quantiser, {self.outtype}" if self.outtype in LLAMA_FTYPES else self.outtype),
+            + (f"f16, and its quantizer, {self.outtype}" if self.outtype in LLAMA_FTYPES else self.outtype),
         }[self.format]
 
 
@@ -99,7 +99,7 @@ def require_convertible(conversion: Conversion) -> None:
     missing = [name for name in _PACKAGES[conversion.format] if find_spec(name) is None]
     if missing:
         raise MachineError(
-            f"{conversion.format} is made by {missing[0]}, which is not installed",
+            f"{conversion.format} needs {missing[0]}, which is not installed",
             code="E6027",
             help=f"pip install {missing[0]}",
         )
@@ -107,7 +107,7 @@ def require_convertible(conversion: Conversion) -> None:
         find_converter(conversion.llama_cpp)
         if conversion.outtype in LLAMA_FTYPES and find_spec("llama_cpp") is None:
             raise MachineError(
-                f"{conversion.outtype} is made by llama.cpp's library, which is not installed",
+                f"{conversion.outtype} needs llama.cpp's library, which is not installed",
                 code="E6028",
                 help="pip install llama-cpp-python, which compiles it; or --outtype q8_0, which needs no library",
             )
@@ -125,9 +125,7 @@ def find_converter(named: Path | None) -> Path:
         "llama-cpp-python`, which has it in vendor/llama.cpp; then --llama-cpp DIR or LLAMA_CPP=DIR"
     )
     if directory is None:
-        raise MachineError(
-            "GGUF is made by llama.cpp's own converter, and nothing says where it is", code="E6029", help=clone
-        )
+        raise MachineError("GGUF needs llama.cpp's converter, which was not found", code="E6029", help=clone)
     converter = directory.expanduser() / CONVERTER
     if not converter.is_file():
         raise MachineError(f"there is no {CONVERTER} there", code="E6030", path=directory, help=clone)
@@ -180,12 +178,12 @@ def _convert(conversion: Conversion, directory: Path) -> None:
     output, outtype = (out, conversion.outtype) if ftype is None else (directory / f"f16-{GGUF_FILE}", "f16")
     _run(
         CONVERTER, [str(converter), str(conversion.source), "--outfile", str(output), "--outtype", outtype], output,
-        "it needs the packages of its requirements.txt, and knows not every architecture",
+        "it needs the packages of its requirements.txt, and does not support every architecture",
     )  # fmt: skip
     if ftype is not None:
         # In a separate process: the library writes to stdout, and exits the process if it does not support a model.
         advice = "use --outtype q8_0, which the converter writes by itself"
-        _run("llama.cpp's quantiser", ["-P", "-c", _QUANTISE, str(output), str(out), str(ftype)], out, advice)
+        _run("llama.cpp's quantizer", ["-P", "-c", _QUANTISE, str(output), str(out), str(ftype)], out, advice)
         output.unlink()
 
 
@@ -225,7 +223,7 @@ def _run(name: str, arguments: Sequence[str], out: Path, advice: str) -> None:
                 help=f"pip install {missing_module[1]}",
             )
         message = truncate_text(output[-400:], 400) or "nothing"
-        raise MachineError(f"{name} ended with {process.returncode} and said: {message}", code="E6033", help=advice)
+        raise MachineError(f"{name} exited with status {process.returncode}: {message}", code="E6033", help=advice)
 
 
 def measure_conversion(
@@ -245,7 +243,7 @@ def measure_conversion(
     del model
     merged, nudged = _merged_logits(conversion, sequences)
     errors, allowed = certify.compare_logits(merged, converted), certify.compare_logits(merged, nudged)
-    checks.append(MergeCheck("logits_not_finite", errors.infinite, 0, "==", "a logit that is no number is no answer"))
+    checks.append(MergeCheck("logits_not_finite", errors.infinite, 0, "==", "every logit must be a finite number"))
     if errors.infinite:
         return checks, {}
     measurements = {
@@ -256,7 +254,7 @@ def measure_conversion(
         "kl_mean": errors.divergence / errors.positions,
         "top1_agreement": errors.agreeing / errors.positions,
     }
-    why = f"what moving every weight of the merged model by {conversion.share:.2g} of itself does to it"
+    why = f"the effect of moving every weight of the merged model by {conversion.share:.2g} of itself"
     share = allowed.agreeing / allowed.positions
     slack = 3 * math.sqrt(share * (1 - share) / allowed.positions)
     return [
@@ -295,7 +293,7 @@ def reload_converted(conversion: Conversion, directory: Path) -> tuple[Any, list
             f"the {conversion.format} files cannot be loaded again: {env.first_line(error)}",
             code="E6034",
             path=directory,
-            help="without loading them nobody knows what they are: use another format, or another transformers",
+            help="files that cannot be loaded cannot be certified: use another format, or another transformers",
         ) from error
     model, report = model_and_report
     finish_loading(model, conversion.format if conversion.format == "nf4" else "none")

@@ -67,9 +67,7 @@ def build_serving_commands(target: Path) -> ServingCommands:
     notes = _notes(directory, facts, quantised)
     if quantised is None:
         commands["Ollama"] = _ollama(directory, length, [name for name, _ in _stops(directory, config) if name])
-        notes.append(
-            "Ollama does not run Jinja: where it does not know the chat template, add TEMPLATE to the Modelfile"
-        )
+        notes.append("Ollama does not run Jinja: if it does not know the chat template, add TEMPLATE to the Modelfile")
     if run is not None and run.adapter.is_dir() and not target.joinpath(MANIFEST).exists():
         adapter_lines, adapter_notes = adapter_commands(_of_run(run, directory, config, facts))
         commands, notes = commands | adapter_lines, notes + adapter_notes
@@ -91,10 +89,13 @@ def _place(target: Path) -> tuple[Path, RunDir | None]:
         return target, owner if owner.exports == target.absolute().parent and owner.resolved.exists() else None
     if (target / "adapter_config.json").is_file():
         raise ConfigError(
-            "an adapter is here, without its base", code="E6036", path=target, help="name the run that it was made of"
+            "this is an adapter, without its base",
+            code="E6036",
+            path=target,
+            help="name the run that it was exported from",
         )
     raise ConfigError(
-        "neither a run, nor an export, nor a model is here", code="E6037", path=target, help="name one of these"
+        "this is neither a run, nor an export, nor a model", code="E6037", path=target, help="name one of these"
     )
 
 
@@ -133,17 +134,17 @@ def _ollama(place: Path, length: str | None, stops: list[str]) -> list[str]:
 
 
 def _notes(directory: Path, facts: Mapping[str, str], quantised: str | None) -> list[str]:
-    notes = ["--generation-config vllm: without it vLLM samples as generation_config.json says, and not as the run's "
-             "scores were made"]  # fmt: skip
+    notes = ["--generation-config vllm: without it vLLM samples by generation_config.json, unlike the run's "
+             "scoring"]  # fmt: skip
     if facts["chat template"] == "none":
-        notes.append("no chat template: ask /v1/completions, or give the server one with --chat-template FILE")
+        notes.append("no chat template: use /v1/completions, or give the server one with --chat-template FILE")
     notes += _named_template_notes(directory)
     if facts["stop tokens"] == "none":
-        notes.append("no stop token is known: answers run to the limit")
+        notes.append("there is no stop token: answers run to the limit")
     if quantised:
-        notes.append(f"the weights are quantised ({quantised}), which config.json tells the server; Ollama takes GGUF")
+        notes.append(f"the weights are quantized ({quantised}), as config.json says; Ollama needs GGUF")
     if facts["dtype"] == "float32":
-        notes.append("the weights are stored in float32: a server may be told bfloat16, with other answers than here")
+        notes.append("the weights are stored in float32: a server that runs them in bfloat16 gives other answers")
     return notes
 
 
@@ -153,8 +154,8 @@ def _named_template_notes(directory: Path) -> list[str]:
     if TOOL_USE not in templates_in(directory):
         return []
     return [
-        f"requests with tools have a chat template of their own, {TOOL_USE}: vLLM takes it for them, SGLang takes one "
-        f"template for every request; add --hf-chat-template-name {TOOL_USE} where every request has tools"
+        f"requests with tools have their own chat template, {TOOL_USE}: vLLM uses it for them, SGLang uses one "
+        f"template for every request; add --hf-chat-template-name {TOOL_USE} if every request has tools"
     ]
 
 
@@ -171,7 +172,7 @@ def model_commands(place: str, facts: Mapping[str, str]) -> dict[str, list[str]]
 def _vllm(
     place: str, facts: Mapping[str, str], adapter: Sequence[str] = (), generation: Sequence[str] = ("vllm",)
 ) -> str:
-    """Return vLLM's command; `adapter` holds its arguments for an adapter, `generation` those of
+    """Return vLLM's command; `adapter` holds its arguments for an adapter, `generation` the arguments of
     --generation-config."""
     limit = _unless_auto("--max-model-len", facts)
     return shlex.join(
@@ -241,15 +242,15 @@ def adapter_commands(beside: ServedAdapter) -> tuple[dict[str, list[str]], list[
         reasons = _not_served(server, beside)
         if reasons:
             why = "; ".join(reasons)
-            notes.append(f"{server} does not serve this adapter beside its base: {why}. Serve the merged model")
+            notes.append(f"{server} does not serve this adapter with its base: {why}. Serve the merged model")
         else:
-            commands[f"{server}, the base with the adapter beside it (rank {beside.rank})"] = [build_command(beside)]
+            commands[f"{server}, the base with the adapter (rank {beside.rank})"] = [build_command(beside)]
     if beside.settings.get("target_parameters") and commands:
-        notes.append("factors beside experts: whether a server has them depends on its version and the model; ask it "
+        notes.append("factors of experts: whether a server supports them depends on its version and the model; check "
                      "with --url")  # fmt: skip
     if beside.template and beside.tool_template and commands:
         notes.append(f"--chat-template is one template for every request, and requests with tools have another: give "
-                     f"the server {shlex.quote(beside.tool_template)} where every request has tools, or serve the "
+                     f"the server {shlex.quote(beside.tool_template)} if every request has tools, or serve the "
                      "merged model with vLLM, which chooses by the request")  # fmt: skip
     return commands, notes
 
@@ -258,16 +259,14 @@ def _not_served(server: str, beside: ServedAdapter) -> list[str]:
     """Return the reasons why a server does not serve an adapter, or would compute with other weights."""
     settings, reasons = beside.settings, []
     if settings.get("use_dora"):
-        reasons.append("it has no DoRA")
+        reasons.append("it does not support DoRA")
     if not is_off(settings.get("trainable_token_indices")):
-        reasons.append(
-            "it reads factors only, and no rows of tokens; the base's vocabulary lacks those that were added"
-        )
+        reasons.append("it reads factors only, not token rows; the base's vocabulary lacks the added tokens")
     if server == "vLLM" and beside.rank > RANKS[-1]:
-        reasons.append(f"its largest rank is {RANKS[-1]}, and this one's is {beside.rank}")
+        reasons.append(f"its largest rank is {RANKS[-1]}, but this one's is {beside.rank}")
     if server == "SGLang" and settings.get("use_rslora"):
         weak = math.sqrt(settings["r"])
-        reasons.append(f"it leaves out use_rslora (sgl-project/sglang#40835): the update would be {weak:.3g} times too "
+        reasons.append(f"it ignores use_rslora (sgl-project/sglang#40835): the update would be {weak:.3g} times too "
                        "weak")  # fmt: skip
     return reasons
 

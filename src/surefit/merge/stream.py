@@ -289,22 +289,22 @@ def find_misfits(
     swapped = transposed(model, adapter)
     problems = [f"{name} has no factors" for name in sorted((expected or set()) - adapter.updates.keys())]
     if expected is not None:
-        problems += [f"{name} has factors and should have none" for name in sorted(adapter.updates.keys() - expected)]
+        problems += [f"{name} has factors but should have none" for name in sorted(adapter.updates.keys() - expected)]
     for name, update in adapter.updates.items():
         parameter = parameter_of(name, update)
         weight = parameters.get(parameter)
         shape = (*update.b.shape[:-1], update.a.shape[-1])
         if weight is None:
-            problems.append(f"{name} is no layer of the model")
+            problems.append(f"{name} is not a layer of the model")
         elif tuple(weight.mT.shape if parameter in swapped else weight.shape) != shape:
-            problems.append(f"{name} has factors for shape {shape}, the layer has {tuple(weight.shape)}")
+            problems.append(f"{name} has factors for shape {shape}, but the layer has {tuple(weight.shape)}")
     untrained = find_untrained_layers(adapter)
     if expected is not None:
-        problems += [f"{name}: lora_B is all zero, this layer was not trained" for name in untrained]
+        problems += [f"{name}: lora_B is all zeros: this layer was not trained" for name in untrained]
     elif untrained and len(untrained) == len(adapter.changed):
         problems.append(f"{CHANGES_NOTHING}: B·A is zero in each of its {len(untrained)} layers")
     problems += [
-        f"{name}: lora_A and lora_B are all zero, their values are lost"
+        f"{name}: lora_A and lora_B are all zeros: their values are lost"
         for name in untrained
         if not (adapter.updates[name].a.any() or adapter.updates[name].b.any())
     ]
@@ -314,20 +314,20 @@ def find_misfits(
             problems.append(f"{name} belongs to no layer of the model")
     for name in adapter.added:
         if name not in parameters:
-            problems.append(f"{name} is trained beside the factors (lora_bias), and the layer has no bias to add it to")
+            problems.append(f"{name} is a trained bias (lora_bias), but the layer has no bias to add it to")
     for name, tensor in (*adapter.replaced.items(), *adapter.base.items(), *adapter.added.items()):
         if name in parameters and parameters[name].shape != tensor.shape:
             model_shape = tuple(parameters[name].shape)
-            problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, and {model_shape} in the model")
+            problems.append(f"{name} has shape {tuple(tensor.shape)} in the adapter, but {model_shape} in the model")
     problems += _find_unsaved_weights(adapter, model)
     for name, (ids, tensor) in adapter.rows.items():
         if name in parameters and (len(ids), parameters[name].shape[1]) != tuple(tensor.shape):
             problems.append(f"{name} has rows of shape {tuple(tensor.shape)} for {len(ids)} tokens")
         elif name in parameters and max(ids) >= len(parameters[name]):
-            problems.append(f"{name} has a row for token {max(ids)}, the model has {len(parameters[name])} tokens")
+            problems.append(f"{name} has a row for token {max(ids)}, but the model has {len(parameters[name])} tokens")
     for module, ids in (rows or {}).items():
         if adapter.rows.get(f"{module}.weight", ([],))[0] != ids:
-            problems.append(f"{module} has not the rows of all {len(ids)} new tokens")
+            problems.append(f"{module} does not have the rows of all {len(ids)} new tokens")
     return problems
 
 
@@ -350,7 +350,7 @@ def _find_unsaved_weights(adapter: AdapterFile, model: PreTrainedModel) -> list[
     problems = []
     if missing:
         others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        problems.append(f"bias is {kind}, and the file does not have {missing[0]}{others}")
+        problems.append(f"bias is {kind}, but the file does not have {missing[0]}{others}")
     ends = (copied,) if isinstance(copied, str) else tuple(copied)
     saved_modules = [name for name, _ in model.named_modules() if ends and name.endswith(ends)]
     lost_weights = [
@@ -358,7 +358,7 @@ def _find_unsaved_weights(adapter: AdapterFile, model: PreTrainedModel) -> list[
         for name in parameters
         if name not in adapter.replaced and any(name.startswith(f"{module}.") for module in saved_modules)
     ]
-    return problems + [f"modules_to_save names {name}, and the file does not have it" for name in lost_weights[:1]]
+    return problems + [f"modules_to_save names {name}, but the file does not have it" for name in lost_weights[:1]]
 
 
 def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int = 0) -> Resized | None:
@@ -396,13 +396,13 @@ def resized_vocabulary(adapter: AdapterFile, model: PreTrainedModel, tokens: int
     if affected is None:
         return Resized(size)
     raise GateError(
-        f"the adapter was made for a vocabulary of {size:,} tokens, and the base has {rows:,}; the rows of {affected} "
+        f"the adapter was made for a vocabulary of {size:,} tokens, but the base has {rows:,}; the rows of {affected} "
         "for the others are not in the adapter",
         code="E6401",
         path=adapter.directory,
-        help="name the base as it was trained beside, with its new rows, with --base: where it was trained, "
-        "model.save_pretrained of the resized base writes it. If these tokens never had rows, take the tokenizer out "
-        "of the adapter's folder",
+        help="name the base from training, with its new rows: --base. On the training machine, "
+        "model.save_pretrained of the resized base writes it. If these tokens never had rows, remove the tokenizer "
+        "from the adapter's folder",
     )
 
 
@@ -416,9 +416,9 @@ def require_in_files(merge: StreamedMerge) -> None:
     missing = sorted(merge.adapter.changed - stored_parameters)
     if missing:
         raise GateError(
-            f"{missing[0]} is in the base's files in another form than in the model, and cannot be merged there",
+            f"{missing[0]} is stored in another form than in the model, so the adapter cannot be merged into it",
             code="E6038",
             path=merge.weights.directory,
-            help="serve the adapter beside its base model, or convert the base with save_pretrained of this version of "
+            help="serve the adapter with its base model, or convert the base with save_pretrained of this version of "
             "transformers first",
         )

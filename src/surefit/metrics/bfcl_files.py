@@ -31,7 +31,7 @@ def read_category(folder: Path, category: str) -> dict[str, dict[str, Any]]:
     questions, answers = (path / f"BFCL_v4_{category}.json" for path in (folder, folder / "possible_answer"))
     if not questions.is_file():
         raise DataError(
-            f"{questions} is not there", code="E7077", path=folder, help="name the directory that has BFCL_v4_*.json"
+            f"{questions} does not exist", code="E7077", path=folder, help="name the directory that has BFCL_v4_*.json"
         )
     gold = {row["id"]: row for row in read_jsonl(answers)} if answers.is_file() else {}
     return {row["id"]: {**row, **gold.get(row["id"], {})} for row in read_jsonl(questions)}

@@ -90,12 +90,12 @@ class RepairedGraph(NamedTuple):
 
 KINDS = {
     "around": "text before or after the graph was cut off",
-    "parentheses": "parentheses were closed, or those too many taken away",
-    "spacing": "what was glued together was set apart",
+    "parentheses": "parentheses were closed, or extra ones removed",
+    "spacing": "joined tokens were separated",
     "words": "words of one concept were joined",
-    "quotes": "a text was put in quotation marks, or its last mark added",
+    "quotes": "a string was quoted, or its closing quotation mark added",
     "variables": "a node got a variable, or another one because two nodes had the same",
-    "dangling": "a role without a value, or a node that was only begun, was dropped",
+    "dangling": "a role without a value, or an unfinished node, was dropped",
 }
 """Kinds of repair in `repair_graph`."""
 

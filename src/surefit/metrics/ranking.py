@@ -25,7 +25,7 @@ def ranking_scores(rank: int | None, cutoffs: tuple[int, ...] = CUTOFFS) -> dict
     {'recall@1': 0.0, 'mrr@1': 0.0, 'ndcg@1': 0.0, 'recall@5': 1.0, 'mrr@5': 0.5, 'ndcg@5': 0.6309297535714575}
     """
     if rank is not None and rank < 1:
-        raise ValueError(f"ranks begin at 1, and this is {rank}")
+        raise ValueError(f"ranks begin at 1, got {rank}")
     scores = {}
     for k in cutoffs:
         hit = rank is not None and rank <= k

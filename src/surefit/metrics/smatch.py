@@ -1,6 +1,6 @@
 """Smatch (Cai & Knight 2013): the number of matching triples of two graphs, exact where the official tool hill-climbs.
 
-The triples are those of smatch 1.0.4, because its reader makes them: one instance per node, attributes, relations with
+The triples are the ones of smatch 1.0.4, as its reader makes them: one instance per node, attributes, relations with
 "-of" inverted (except consist-of), mod inverted as domain, and one TOP attribute for the root. Names and values are
 compared in lower case and without quotation marks, and a graph that its reader rejects is rejected.
 """

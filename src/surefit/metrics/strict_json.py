@@ -33,7 +33,7 @@ def strict_json(text: str) -> Any:
     {'a': [1, 2.5, None]}
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"{len(text):,} characters, more than the {MAX_CHARACTERS:,} that are read")
+        raise ValueError(f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read")
     try:
         value = json.loads(
             text,
@@ -74,7 +74,7 @@ def _integer(digits: str) -> int:
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"the number {digits[:40]} is beyond what a float can hold")
+        raise ValueError(f"the number {digits[:40]} is out of a float's range")
     return value
 
 

@@ -74,10 +74,10 @@ def add_adapter(
     rows = token_rows(model, new_tokens) if new_tokens else {}
     if conflicting := sorted(rows.keys() & targets.keys()):
         raise ConfigError(
-            f"of {conflicting[0]} the new tokens' rows are trained, so it can have no factors",
+            f"{conflicting[0]} cannot have factors: the new tokens' rows in it are trained",
             code="E5022",
             field=FIELD,
-            help="leave it out: all-linear does",
+            help="remove it, or write all-linear",
         )
     config = LoraConfig(
         r=section.r,
@@ -98,7 +98,7 @@ def add_adapter(
     assert isinstance(adapted, PeftModel)
     factors_in_compute_dtype(adapted)
     compute_rows_apart(adapted)
-    assert lora_modules(adapted) == targets | stacks, "PEFT adapted other layers than we announce"
+    assert lora_modules(adapted) == targets | stacks, "PEFT adapted other layers than SureFit planned"
     # PEFT keeps sets, whose order changes from process to process; the saved config should not.
     config.target_modules = sorted(config.target_modules or ())
     config.target_parameters = sorted(config.target_parameters or ()) or None
@@ -114,7 +114,7 @@ def _for_peft(model: PreTrainedModel, asked: str | list[str], targets: Mapping[s
 
 
 def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) -> list[str]:
-    """Replace the fresh factors by those of a trained adapter, in place.
+    """Replace the fresh factors by a trained adapter's, in place.
 
     Args:
         model: from `add_adapter`.
@@ -134,16 +134,16 @@ def load_initial_adapter(model: PeftModel, directory: Path, base: ModelSection) 
         for name, tensor in tensors.items():
             model.get_parameter(f"{name.removesuffix('.weight')}.{model.active_adapter}.weight").copy_(tensor)
     if not (directory / RECORD).exists():
-        note = f"nothing says which base model {directory} was trained on; this is right only if it was this one"
+        note = f"{directory} does not record its base model; this is right only if it was this one"
         return [note, *_tokens_left_out(model, directory, base)]
     trained_on = read_record(directory)["base"]
     if trained_on["sha256"] != base_identity(base_directory(base)):
         raise ConfigError(
-            f"it was trained on {describe_base(trained_on)}, whose files are not those of {base.name_or_path}",
+            f"it was trained on {describe_base(trained_on)}, whose files differ from {base.name_or_path}",
             code="E5023",
             path=directory,
             field=START,
-            help="name the model that the adapter was trained on, or start from fresh factors",
+            help="name the model that the adapter was trained on, or start a new adapter",
         )
     return []
 
@@ -157,8 +157,8 @@ def _tokens_left_out(model: Any, directory: Path, base: ModelSection) -> list[st
     if tokens <= rows:
         return []
     return [
-        f"the tokenizer in {directory} has {tokens:,} tokens, and {base.name_or_path} has rows for {rows:,}: the "
-        "factors are trained on without the other tokens"
+        f"the tokenizer in {directory} has {tokens:,} tokens, but {base.name_or_path} has rows for {rows:,}: the "
+        "training continues without the other tokens"
     ]
 
 
@@ -168,7 +168,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         saved = require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"no adapter can be read there: {error}",
+            f"the adapter cannot be read: {error}",
             code="E5024", path=directory, field=START, help="name a directory that has "
             f"{CONFIG} and {WEIGHTS} in it",
         ) from error  # fmt: skip
@@ -176,7 +176,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     for key, name in (("r", "lora.r"), ("lora_alpha", "lora.lora_alpha")):
         if saved.get(key) != fresh[key]:
             raise ConfigError(
-                f"the adapter has {name} {saved.get(key)}, and the config {fresh[key]:g}",
+                f"the adapter has {name} {saved.get(key)}, but the config has {fresh[key]:g}",
                 code="E5025",
                 path=directory,
                 field=name,
@@ -186,7 +186,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         saved_value, fresh_value = (str(read_setting(values)).lower() for values in (saved, fresh))
         if saved_value != fresh_value:
             raise ConfigError(
-                f"the adapter has {setting} {saved_value}, and the config {fresh_value}",
+                f"the adapter has {setting} {saved_value}, but the config has {fresh_value}",
                 code="E5026",
                 path=directory,
                 field=f"lora.{setting}",
@@ -194,11 +194,11 @@ def _require_like(model: PeftModel, directory: Path) -> None:
             )
     if (problem := find_non_lora_setting(saved)) is not None:
         raise ConfigError(
-            f"training cannot go on from the adapter: {problem.reason}",
+            f"training cannot continue from the adapter: {problem.reason}",
             code="E5400",
             path=directory / CONFIG,
             field=START,
-            help=f"{problem.help}; or start from fresh factors",
+            help=f"{problem.help}; or start a new adapter",
         )
     if unsupported := find_setting_blocking_training(saved):
         raise ConfigError(
@@ -210,7 +210,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
         )
     if saved.get("trainable_token_indices"):
         raise ConfigError(
-            "the adapter has rows of new tokens, and only factors are trained on",
+            "the adapter has rows of new tokens, but only factors can be trained further",
             code="E5028",
             path=directory,
             field=START,
@@ -220,7 +220,7 @@ def _require_like(model: PeftModel, directory: Path) -> None:
     require_readable_names(tensors, directory)
     if other_tensors := [name.removeprefix(PREFIX) for name in tensors if ".lora_" not in name]:
         raise ConfigError(
-            f"the adapter has {other_tensors[0]} as a whole beside its factors, and only factors are trained on",
+            f"the adapter has {other_tensors[0]} as a full tensor, but only factors can be trained further",
             code="E5750",
             path=directory,
             field=START,
@@ -253,7 +253,7 @@ def _way_on(model: PeftModel, had: set[str], layers: Mapping[str, tuple[int, ...
     endings = matching_exactly(had_linear, linear) if had_linear and had_linear <= linear else None
     if endings and not any(closed_to_lora(model.config.model_type, name) for name in had_linear):
         return f"set {FIELD}: [{', '.join(endings)}]"
-    return f"it has factors that no {FIELD} means: {MERGE_IT}"
+    return f"no {FIELD} selects all of its factors: {MERGE_IT}"
 
 
 def require_weights_file(directory: Path) -> None:
@@ -265,7 +265,7 @@ def require_weights_file(directory: Path) -> None:
     if (directory / WEIGHTS).exists() or not (directory / PICKLED).is_file():
         return
     raise GateError(
-        f"there is no {WEIGHTS}, only {PICKLED}, a pickle, which can run code when it is read and is not read here",
+        f"there is no {WEIGHTS}, only {PICKLED}, a pickle, which SureFit does not read because it can run code",
         code="E5401",
         path=directory / PICKLED,
         help=f"convert it once, weights only: {_convert(directory, 'k', PICKLED)}",
@@ -276,14 +276,14 @@ def require_readable_names(names: Iterable[str], directory: Path) -> None:
     """Require tensor names that PEFT finds in its model.
 
     Raises:
-        GateError: others, such as those of a compiled or wrapped model, with the command that renames them.
+        GateError: other names, such as a compiled or wrapped model's, with the command that renames them.
     """
     if (fault := rename_problem(names)) is None:
         return
     problem, expression = fault
     command = f", or rename them in place: {_convert(directory, expression, WEIGHTS)}" if expression else ""
     raise GateError(
-        f"the adapter's tensors do not have the names that PEFT gives them: {problem}, so it would answer as the base",
+        f"the adapter's tensors do not have PEFT's names: {problem}, so PEFT would load only the base",
         code="E5402",
         path=directory / WEIGHTS,
         help=f"save it again with PeftModel.save_pretrained of the unwrapped model{command}",
@@ -313,12 +313,12 @@ def require_values(tensors: Mapping[str, torch.Tensor], directory: Path) -> None
     if empty:
         shape = tuple(tensors[empty[0]].shape)
         raise GateError(
-            f"the adapter is not complete: {empty[0]} has shape {shape} and no values, as {len(empty)} of "
-            f"{len(tensors)} tensors: it was saved while DeepSpeed ZeRO-3 or FSDP held its parts in several processes",
+            f"the adapter is not complete: {empty[0]} has shape {shape} and no values, like {len(empty)} of "
+            f"{len(tensors)} tensors: it was saved while DeepSpeed ZeRO-3 or FSDP sharded it",
             code="E5403",
             path=directory / WEIGHTS,
             help="save it again with its parameters gathered (stage3_gather_16bit_weights_on_model_save: true, or "
-            "trainer.save_model), or take the weights of a checkpoint with its zero_to_fp32.py; these files hold none",
+            "trainer.save_model), or take the weights of a checkpoint with its zero_to_fp32.py; these files have none",
         )
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -377,10 +377,10 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
     for ending in target_modules:
         if closed_to_lora(kind, ending):
             raise ConfigError(
-                f"{ending!r} of a {kind} can have no factors of its own",
+                f"{ending!r} of a {kind} cannot have factors",
                 code="E5031",
                 field=FIELD,
-                help="leave it out; `surefit explain ADP008` says why",
+                help="remove it; `surefit explain ADP008` says why",
             )
     for ending in target_modules:
         if not any(ends_with(name, ending) for name in layers):
@@ -398,7 +398,7 @@ def adapted_modules(model: PreTrainedModel, target_modules: str | list[str]) -> 
             f"the output head {', '.join(sorted(heads))} shares its weight with the input embedding",
             code="E5033",
             field=FIELD,
-            help="leave it out: merged into the shared weight, the adapter would change the embedding as well",
+            help="remove it: merged into the shared weight, the adapter would also change the embedding",
         )
     return chosen
 
@@ -412,7 +412,7 @@ def adapted_stacks(model: PreTrainedModel, section: LoraSection) -> Stacks:
     stacks = expert_stacks(model) if section.experts else {}
     if section.experts and not stacks:
         raise ConfigError(
-            f"a {model.config.model_type} has no experts that can get factors",
+            f"a {model.config.model_type} has no experts that can have factors",
             code="E5034",
             field="lora.experts",
             help="set lora.experts: false",
@@ -420,7 +420,7 @@ def adapted_stacks(model: PreTrainedModel, section: LoraSection) -> Stacks:
     routers = router_stacks(model) if section.experts == "with_router" else {}
     if section.experts == "with_router" and not routers:
         raise ConfigError(
-            f"a {model.config.model_type} has no routers that can get factors",
+            f"a {model.config.model_type} has no routers that can have factors",
             code="E5035",
             field="lora.experts",
             help="set lora.experts: true, which leaves routers as they are",
@@ -444,7 +444,7 @@ def lora_modules(model: PeftModel) -> dict[str, tuple[int, ...]]:
 @contextmanager
 def adapter_errors(directory: Path) -> Iterator[None]:
     """Raise PEFT's error with the adapter's directory, after its settings passed `facts/validate_model_files.py`."""
-    advice = "it belongs to another base, or is damaged: name the base that it was trained beside, or copy it again"
+    advice = "it belongs to another base, or is damaged: name the base it was trained with, or copy it again"
     with library_errors(directory, GateError, "the adapter cannot be loaded", advice):
         require_sound_adapter(read_json_file(directory / CONFIG), directory / CONFIG)
         try:
@@ -527,11 +527,11 @@ def _fault(name: str, tensor: torch.Tensor | None, shape: tuple[int, ...] | None
     if shape is None:
         return f"{name} belongs to no layer of the model"
     if tuple(tensor.shape) != shape:
-        return f"{name} has shape {tuple(tensor.shape)} where {shape} fits"
+        return f"{name} has shape {tuple(tensor.shape)}, expected {shape}"
     if not bool(torch.isfinite(tensor).all()):
         return f"{name} has values that are not finite"
     if ".lora_B." in name and not bool(tensor.any()):
-        return f"{name} is all zero: this layer was not trained"
+        return f"{name} is all zeros: this layer was not trained"
     return None
 
 

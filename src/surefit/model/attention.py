@@ -80,13 +80,13 @@ def resolve_attention(
             raise ModelError(
                 "the model has attention sinks", code="E5039", field="speed.attention", help="leave it at auto"
             )
-        return Attention(requested, "asked for, and installed")
+        return Attention(requested, "set in the config, and installed")
     if requested == NAME and not packed:
         raise ModelError(
-            f"{NAME} reads packed batches only", code="E5040", field="speed.attention", help="leave it at auto"
+            f"{NAME} supports packed batches only", code="E5040", field="speed.attention", help="leave it at auto"
         )
     if requested not in ("auto", NAME):
-        return Attention(requested, "asked for" + (": a dense mask keeps documents apart" if packed else ""))
+        return Attention(requested, "set in the config" + (": a dense mask keeps documents apart" if packed else ""))
     if not packed:
         formula = needs.softcap or needs.sinks
         return Attention("eager", "softcap or sinks") if formula else Attention("sdpa", "torch's own")
@@ -122,7 +122,8 @@ def use_varlen(model: PreTrainedModel | PeftModel) -> None:
     if any(part.config._attn_implementation != NAME for part in parts):
         kind = base.config.model_type
         raise ModelError(
-            packing_obstacle(base.config.to_dict()) or f"{kind} has attention code of its own, which takes no borders",
+            packing_obstacle(base.config.to_dict())
+            or f"{kind} has its own attention code, which does not support document boundaries",
             code="E5042",
             field=FIELD,
             help=UNPACKED,
@@ -155,7 +156,7 @@ def require_packable(model: PreTrainedModel | PeftModel) -> None:
                 raise
             require_computing(model)
             raise ModelError(
-                f"{kind} cannot be packed: its code does not take documents in a row ({error})",
+                f"{kind} cannot be packed: its code does not accept packed documents ({error})",
                 code="E5043",
                 field=FIELD,
                 help=UNPACKED,
@@ -186,7 +187,7 @@ def require_computing(model: PreTrainedModel | PeftModel) -> None:
             f"the forward pass of this {base.config.model_type} fails: {reason_of(error)}",
             code="E5351",
             field="model.name_or_path",
-            help="the model cannot be run as it is: compare its config.json with that of its source",
+            help="compare its config.json with the original",
         ) from error
     finally:
         base.set_attn_implementation(implementation)
@@ -225,17 +226,17 @@ def packing_disagreement(model: PreTrainedModel | PeftModel) -> str | None:
         finally:
             base.set_attn_implementation(implementation)
     if implementation == NAME and calls.total != layers:
-        return f"{calls.total} of its {plural(layers, 'attention layer')} can be told where documents end"
+        return f"{calls.total} of its {plural(layers, 'attention layer')} receive document boundaries"
     # Some models make masks for windows that none of their layers has.
     windowed = "sliding_attention" in (config.get("layer_types") or ("sliding_attention",))
     if implementation == NAME and calls.windows != (calls.masks if windowed else set()):
-        return f"its masks have the windows {sorted(calls.masks)}, its layers ask for {sorted(calls.windows)}"
+        return f"its masks have the windows {sorted(calls.masks)}, its layers use {sorted(calls.windows)}"
     packed, separate = (logits - logits.mean(-1, keepdim=True) for logits in (packed, separate))
     error = float((packed - separate).norm() / separate.norm())
     allowed = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
     if error <= allowed:
         return None
-    return f"the logits of two packed documents are off by {error:.2g} of their size, {allowed:.2g} is rounding"
+    return f"the logits of two packed documents are off by {error:.2g} of their size; rounding explains {allowed:.2g}"
 
 
 @contextmanager

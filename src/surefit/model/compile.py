@@ -34,7 +34,7 @@ def compile_layers(model: PreTrainedModel | PeftModel) -> int:
     layers = decoder_layers(model)
     if not layers:
         raise ConfigError(
-            f"{type(model).__name__} has no decoder layers that SureFit knows how to compile",
+            f"{type(model).__name__} has no decoder layers that SureFit can compile",
             code="E5045",
             field=FIELD,
             help="set speed.compile: false",
@@ -60,7 +60,7 @@ def _require_compiler(device: str) -> None:
         lacking = None if _cpp() else "a C++ compiler"
     if lacking:
         raise MachineError(
-            f"torch.compile needs {lacking} here, and there is none",
+            f"torch.compile needs {lacking}, which is not installed",
             code="E5046",
             field=FIELD,
             help="set speed.compile: false, or install it (triton: pip install triton; compilers: apt install g++)",

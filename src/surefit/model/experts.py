@@ -79,7 +79,7 @@ def find_expert_problems(factors: Mapping[str, tuple[torch.Tensor, torch.Tensor]
         # A LongCat's stacks have different numbers of experts: its zero-computation experts have no down_proj.
         used_anywhere = pad_sequence(list(stacks.values()), batch_first=True).any(0)
         problems += [
-            f"expert {n} of {name} has a lora_B of zeros, and was trained"
+            f"expert {n} of {name} has a lora_B of zeros, although it was trained"
             for name, used_experts in stacks.items()
             for n in (used_anywhere[: len(used_experts)] & ~used_experts).nonzero().flatten().tolist()
         ]

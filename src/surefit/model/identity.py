@@ -57,10 +57,10 @@ def base_identity(directory: Path) -> str:
     try:
         config = read_json_file(directory / "config.json")
         if not isinstance(config, dict):
-            raise ValueError("it holds no object")
+            raise ValueError("it is not an object")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"no readable config.json: {error}", code="E5052", path=directory, help="fetch the model again"
+            f"no readable config.json: {error}", code="E5052", path=directory, help="download the model again"
         ) from error
     for written_by in ("transformers_version", "_name_or_path"):
         config.pop(written_by, None)
@@ -148,8 +148,8 @@ def read_record(directory: Path) -> dict[str, Any]:
         return {"base": base, "weights_sha256": record["weights_sha256"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GateError(
-            f"nothing says which base model this was trained from ({type(error).__name__}: {error})",
+            f"the base model it was trained from is not recorded ({type(error).__name__}: {error})",
             code="E5054",
             path=directory / RECORD,
-            help="train again: only what `surefit train` saved can be certified",
+            help="train again: only models saved by `surefit train` can be certified",
         ) from error

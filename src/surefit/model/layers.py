@@ -66,5 +66,5 @@ def split_by_layers(model: PreTrainedModel, free: Sequence[int]) -> dict[str, in
         f"the weights take {bytes_text(needed)}, and {len(free)} GPUs have {bytes_text(sum(room.values()))} for them",
         code="E5056",
         field=FIELD,
-        help="answer on more or larger GPUs, or name a smaller model",
+        help="use more or larger GPUs, or a smaller model",
     )

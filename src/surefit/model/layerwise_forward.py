@@ -52,10 +52,10 @@ class WeightFiles:
         for name, file_name in read_weight_index(directory).items():
             if file_name != getattr(self._place.get(name), "name", None):
                 raise ModelError(
-                    f"{name} is not in {file_name}, where the index says it is",
+                    f"{name} is not in {file_name}, contrary to the index",
                     code="E5066",
                     path=directory / INDEX,
-                    help="files were exchanged or cut short: fetch or write the model again",
+                    help="files were exchanged or truncated: download or save the model again",
                 )
 
     def __contains__(self, name: str) -> bool:
@@ -83,13 +83,13 @@ def empty_model(section: ModelSection, directory: Path, new: NewTokens | Resized
     mode.
 
     Args:
-        new: tokens with rows beyond those of config.json.
+        new: tokens with rows beyond config.json's vocabulary.
 
     Raises:
         ModelError: transformers builds no causal language model from it.
     """
-    problem = "transformers builds no model from its config.json"
-    with library_errors(directory, ModelError, problem, "it takes a causal language model"):
+    problem = "transformers cannot build a model from its config.json"
+    with library_errors(directory, ModelError, problem, "choose a causal language model"):
         read_model_config(directory)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=section.trust_remote_code)
         if hasattr(config, "quantization_config"):
@@ -174,7 +174,7 @@ class LayerwiseModel:
     def why_not(self) -> str | None:
         """Return why this model cannot run from its files; None where it can."""
         missing = [name for name, _ in self.model.named_parameters() if name not in self.names]
-        return f"{len(missing)} weights, {missing[0]} among them, are in its files in another form" if missing else None
+        return f"{len(missing)} weights, {missing[0]} among them, are stored in another form" if missing else None
 
     def with_adapter(self, directory: Path, whole: Collection[str] = (), name: str = "default") -> PeftModel:
         """Return the model with a saved adapter beside its weights, in evaluation mode; the factors in the base's

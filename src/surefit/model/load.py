@@ -76,7 +76,7 @@ def load_model(
             "this build of torch finds no GPU",
             code="E5057",
             field="hardware.gpu",
-            help="set hardware.gpu: cpu, or ask `surefit doctor`",
+            help="set hardware.gpu: cpu, or run `surefit doctor`",
         )
     if hardware.kind == "cuda":
         start_cuda()
@@ -124,8 +124,8 @@ def build_meta_model(section: ModelSection) -> PreTrainedModel:
     """Return the model without its weights, on the meta device."""
     path = model_path(section.name_or_path, section.revision)
     remote = section.trust_remote_code
-    problem = "transformers builds no model from its config.json"
-    with library_errors(path, ModelError, problem, "it takes a causal language model"):
+    problem = "transformers cannot build a model from its config.json"
+    with library_errors(path, ModelError, problem, "choose a causal language model"):
         config = AutoConfig.from_pretrained(path, revision=section.revision, trust_remote_code=remote)
     with torch.device("meta"):
         model = auto_class(config).from_config(config, dtype=getattr(torch, section.dtype), trust_remote_code=remote)
@@ -157,15 +157,15 @@ def _require_files(directory: Path) -> None:
     """Raise where a local model lacks files, before transformers raises its own error."""
     pickled = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
     if not (directory / "config.json").is_file():
-        problem, advice = "has no config.json", "name the directory of a model as `save_pretrained` writes it"
+        problem, advice = "has no config.json", "name a model directory written by `save_pretrained`"
     elif any(directory.glob("*.safetensors")):
         return
     elif pickled:
         problem = f"the weights are pickled ({pickled[0]}), a format that can run code when it is read"
-        advice = "convert them to safetensors, or take a revision of the model that has them"
+        advice = "convert them to safetensors, or use a revision of the model that has them"
     else:
         problem = "has no weights (no .safetensors file)"
-        advice = "copy the weights there; a clone without git-lfs leaves them behind"
+        advice = "copy the weights there; a clone without git-lfs does not download them"
     raise ModelError(problem, code="E5059", path=directory, field=FIELD, help=advice)
 
 
@@ -177,18 +177,18 @@ def _require_complete(section: ModelSection, report: dict[str, Any]) -> None:
             code="E5060",
             path=section.name_or_path,
             field=FIELD,
-            help="a shard is missing or config.json belongs to another model; fetch the model again",
+            help="a shard is missing or config.json belongs to another model; download the model again",
         )
     if mismatched := sorted(report["mismatched_keys"]):
         shapes = [
             f"{name} is {tuple(file)} in the file, {tuple(config)} by config.json" for name, file, config in mismatched
         ]
         raise ModelError(
-            f"{len(mismatched)} weights have another shape than the config says: {_some(shapes)}",
+            f"{len(mismatched)} weights have another shape than in the config: {_some(shapes)}",
             code="E5061",
             path=section.name_or_path,
             field=FIELD,
-            help="config.json belongs to another model, or was edited; fetch the model again",
+            help="config.json belongs to another model, or was edited; download the model again",
         )
 
 

@@ -28,7 +28,7 @@ from surefit.facts.model import read_model_config
 from surefit.facts.safetensors import INDEX, TensorHeader, read_header, read_weights, weight_files
 
 FIELD = "model.name_or_path"
-ROOM = "set SUREFIT_CACHE to a directory that you may write to, with room for the dequantised model"
+ROOM = "set SUREFIT_CACHE to a directory that you may write to, with space for the dequantized model"
 FILE_BYTES = 4 * 2**30
 """Most bytes of one written file, and so of the memory for writing it."""
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -89,18 +89,18 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
     tensors = {name: tensor for file_tensors in headers.values() for name, tensor in file_tensors.items()}
     if problem := low_bits.dequantization_obstacle(config, tensors):
         raise ModelError(
-            f"its {stored.method} weights cannot be dequantised: {problem}", code="E5062",
-            path=directory, field=FIELD, help="take a copy of the model in bfloat16",
+            f"its {stored.method} weights cannot be dequantized: {problem}", code="E5062",
+            path=directory, field=FIELD, help="use a bfloat16 copy of the model",
         )  # fmt: skip
     plain = low_bits.dequantized_headers(stored, tensors)
     needed, free = sum(tensor.bytes for tensor in plain.values()), shutil.disk_usage(target.parent).free
     if free < needed:
         raise MachineError(
-            f"the dequantised model takes {bytes_text(needed)}, and {bytes_text(free)} are free", code="E5063",
+            f"the dequantized model needs {bytes_text(needed)}, but only {bytes_text(free)} are free", code="E5063",
             path=target.parent,
         )  # fmt: skip
     emit_progress_line(
-        f"dequantising {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result"
+        f"dequantizing {directory.name} ({stored.method}) to {bytes_text(needed)}, once; later runs use the result"
     )
     started = time.monotonic()
     reading = _Reading(headers, stored)
@@ -119,7 +119,7 @@ def _convert(directory: Path, files: list[Path], config: dict[str, Any], stored:
             )
             written |= dict.fromkeys(names, name)
         write_json(temporary / INDEX, {"metadata": {"total_size": needed}, "weight_map": written})
-    emit_progress_line(f"dequantised in {duration_text(time.monotonic() - started)}; kept in {target}")
+    emit_progress_line(f"dequantized in {duration_text(time.monotonic() - started)}; kept in {target}")
 
 
 def _groups(tensors: Mapping[str, TensorHeader]) -> list[list[str]]:

@@ -93,7 +93,9 @@ class MultimodalWrapper:
     """
 
     def __init__(self, part: PreTrainedModel, config: PreTrainedConfig, base: Path) -> None:
-        with library_errors(base, ModelError, "transformers builds no model from its config.json", "take another"):
+        with library_errors(
+            base, ModelError, "transformers cannot build a model from its config.json", "choose another model"
+        ):
             with init_empty_weights():
                 self.model: PreTrainedModel = WITH_IMAGES.from_config(config, dtype=part.dtype)
             self.model.tie_weights()
@@ -109,7 +111,7 @@ class MultimodalWrapper:
                 f"the untrained part cannot be saved unchanged: {missing[0]} is not in the checkpoint's files",
                 code="E5078",
                 path=base,
-                help="train an adapter, or save the base anew with save_pretrained of this version of transformers",
+                help="train an adapter, or save the base again with save_pretrained of this version of transformers",
             )
         skipped = getattr(self.model, "_keys_to_ignore_on_load_unexpected", None) or ()
         self._rest |= {

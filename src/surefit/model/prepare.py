@@ -102,7 +102,7 @@ def _fuse(model: PeftModel) -> list[str]:
 
 def _use_kernels(model: torch.nn.Module, hardware: HardwareLike) -> list[str]:
     if hardware.kind != "cuda":
-        return ["fused kernels are a GPU's: on a CPU the model computes as without them"]
+        return ["fused kernels need a GPU: the model runs without them on a CPU"]
     require_kernels()
     counts = use_kernels(model)
     return [f"fused kernels for {plural(counts.norms, 'norm')}, {plural(counts.mlps, 'MLP')} and the rope of "

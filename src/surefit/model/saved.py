@@ -37,11 +37,11 @@ def load_run_tokenizer(
         if to_template_dict(tokenizer.chat_template) != trained:
             kept = directory if len(trained) > 1 else directory / TEMPLATE_FILE
             raise ModelError(
-                "the chat template is not the one that was trained with: it has changed since",
+                "the chat template has changed since training",
                 code="E5065",
                 path=section.chat_template or section.name_or_path,
                 field="model.chat_template",
-                help=f"go on with the one that was trained with, --set model.chat_template={kept}, or train again",
+                help=f"use the template from training, --set model.chat_template={kept}, or train again",
             )
     return tokenizer if asked in (None, section) else load_tokenizer(asked)
 

@@ -94,7 +94,7 @@ def against_reference(found: Any, query: Any, key: Any, value: Any) -> str:
     expected = scores.masked_fill(future, float("-inf")).softmax(-1) @ value.float()
     error = (found.float() - expected).abs().max().item()
     if not error < TOLERANCE:
-        raise ValueError(f"runs, and its result is off by {error:.2g}")
+        raise ValueError(f"runs, but its result is off by {error:.2g}")
     return "runs"
 
 

@@ -89,7 +89,7 @@ def _obstacle(mlp: torch.nn.Module) -> str | None:
         if not _treats_tokens_alone(module):
             return f"has a part, {name} ({type(module).__name__}), that may see more than one token"
     matrices = [name for name, parameter in mlp.named_parameters(recurse=False) if parameter.ndim > 1]
-    return f"has weights of its own ({matrices[0]})" if matrices else None
+    return f"has its own weights ({matrices[0]})" if matrices else None
 
 
 def _treats_tokens_alone(module: torch.nn.Module) -> bool:

@@ -239,10 +239,10 @@ def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) 
     ids: list[int] = tokenizer.convert_tokens_to_ids(new)  # type: ignore[assignment]
     if ids != list(range(ids[0], ids[0] + len(new))) or ids[0] <= max(vocabulary.values()):
         raise ConfigError(
-            "this tokenizer does not put new tokens behind all others",
+            "this tokenizer does not append new tokens at the end",
             code="E5071",
             field=ADDED,
-            help="take another base model",
+            help="choose another base model",
         )
     return NewTokens(ids[0], tuple(map(tuple, pieces)))
 
@@ -269,23 +269,26 @@ def _explain(error: Exception, section: ModelSection, what: str) -> tuple[str, s
         if any(isinstance(cause, kind) for cause in causes):
             if kind is hub.HTTPError and (status := _hub_denied_status(causes)):  # type: ignore[attr-defined]
                 problem, advice = (
-                    f"is refused by the hub ({status}): it is private, or the token is not accepted",
+                    f"is private, or the hub rejected the token ({status})",
                     _TOKEN,
                 )
             return problem.format(revision=section.revision), advice.format(name=section.name_or_path)
     if isinstance(error, SafetensorError):
-        return f"the weights are damaged: {error}", "fetch the model again: the file was cut short or is something else"
+        return (
+            f"the weights are damaged: {error}",
+            "download the model again: the file is truncated or has another format",
+        )
     text = " ".join(reason_of(error).split())
     if "trust_remote_code" in str(error):
         return "comes with Python code of its own", "read that code, then set model.trust_remote_code: true"
     return (
         f"the {what} cannot be loaded: {text[:400]}",
-        "it takes a causal language model's config.json, tokenizer and .safetensors files",
+        "SureFit needs a causal language model's config.json, tokenizer and .safetensors files",
     )
 
 
 _TOKEN = (
-    "set HF_TOKEN in the environment or in .env to a token that may read it; a licence is accepted at "
+    "set HF_TOKEN in the environment or in .env to a token with read access; accept its license at "
     "https://huggingface.co/{name}"
 )
 
@@ -299,7 +302,7 @@ def _hub_denied_status(causes: Sequence[BaseException]) -> int | None:
 _HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
     (
         hub.GatedRepoError,
-        "is gated: its owner asks you to accept a licence first",
+        "is gated: its owner requires you to accept a license first",
         "accept it at https://huggingface.co/{name}, then set HF_TOKEN in the environment or in .env",
     ),
     (hub.RevisionNotFoundError, "has no revision {revision!r} on the hub", "correct model.revision"),
@@ -320,7 +323,7 @@ _HUB_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str
     ),
     (
         hub.HTTPError,  # type: ignore[attr-defined]  # httpx's or httpx2's, see facts/hub.py
-        "cannot be fetched: the hub does not answer as it should",
+        "cannot be fetched: the hub returned an unexpected response",
         "check the network and try again, or name a local directory",
     ),
 )

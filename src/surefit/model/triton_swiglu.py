@@ -1,7 +1,7 @@
 """silu(g + s A_g B_g) · (u + s A_u B_u), in one pass over g and u: Triton's source, and its launcher.
 
 LoRA's part is never written: a block of the output reads its rows of `low` (the A x) and its columns of B, a few
-numbers beside those of g and u. The backward pass recomputes g and u from the saved products, so that nothing else is
+numbers in addition to g and u. The backward pass recomputes g and u from the saved products, so that nothing else is
 kept.
 
 Only imported where Triton is installed; `kernel_ops` has the operators, and the same arithmetic in PyTorch.

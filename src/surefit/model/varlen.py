@@ -49,7 +49,7 @@ class Formula(NamedTuple):
         scale: factor of the logits; None is 1 / √width.
         window: number of tokens back that a token attends to, itself included; None: all of its document.
         softcap: cap of the logits; None: they are as they are.
-        sinks: (heads,) a logit beside those of the keys, without a value.
+        sinks: (heads,) a logit in addition to the keys', without a value.
         dropout: the share of the attention weights that is dropped.
     """
 
@@ -107,7 +107,7 @@ class ContextShard:
         queries: this process's pieces of documents, one after the other.
         keys: the keys of each piece: its document, from the first token to the piece's last.
         order: int64 on the tensors' device: position of each token of `keys` in the result of `gather`.
-        gather: keys or values (length, heads, width) of this process → those of all, one process after the other.
+        gather: keys or values (length, heads, width) of this process → of all, one process after the other.
     """
 
     queries: PackedDocuments
@@ -116,8 +116,8 @@ class ContextShard:
     gather: Callable[[torch.Tensor], torch.Tensor]
 
     def read(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather keys or values (1, heads, length, width) of this process's tokens into those of `keys`, in the same
-        layout."""
+        """Gather keys or values (1, heads, length, width) of this process's tokens, in the order and the
+        layout of `keys`."""
         return self.gather(tensor[0].transpose(0, 1)).index_select(0, self.order).transpose(0, 1)[None]
 
 
@@ -175,7 +175,7 @@ def varlen_attention(
         query: (batch, heads, length, width); key and value may have fewer heads.
         attention_mask: must be None, the result of `varlen_mask`.
         sliding_window: number of tokens back that a token attends to, itself included.
-        s_aux: (heads,) attention sinks: a logit beside those of the keys, without a value.
+        s_aux: (heads,) attention sinks: a logit in addition to the keys', without a value.
         position_ids: without `cu_seq_lens_q` in the batch, a document starts where these do not increase by one.
             Without either, each row is a document.
         cu_seq_lens_q, max_length_q: transformers' names for the boundaries of packed documents.
@@ -190,9 +190,9 @@ def varlen_attention(
     """
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if attention_mask is not None or not causal or others.get("position_bias") is not None:
-        feature = "a mask of its own" if attention_mask is not None else "a bias" if causal else "both directions"
+        feature = "its own mask" if attention_mask is not None else "a bias" if causal else "both directions"
         raise ModelError(
-            f"{type(module).__name__} attends with {feature}, which {NAME} does not do", code="E5073", help=UNPACKED
+            f"{type(module).__name__} uses {feature}, which {NAME} does not support", code="E5073", help=UNPACKED
         )
     formula = Formula(scaling, sliding_window or None, softcap or None, s_aux, dropout)
     kernel = _kernel_takes(query, key, value, formula)
@@ -229,13 +229,13 @@ def varlen_mask(
     """
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ModelError(
-            f"a padded batch came to {NAME}, which knows of no padding",
+            f"{NAME} received a padded batch, but does not support padding",
             code="E5074",
             field="data.packing",
             help="pass packed batches, or use sdpa for padded ones; if SureFit made the batch, please report it",
         )
     if use_vmap or q_offset + q_length != kv_offset + kv_length:
-        raise ModelError(f"the model needs a mask of its own, which {NAME} does not read", code="E5075", help=UNPACKED)
+        raise ModelError(f"the model needs its own mask, which {NAME} does not support", code="E5075", help=UNPACKED)
     if _calls is not None and local_size:
         _calls.masks.add(local_size)
 
@@ -372,7 +372,7 @@ def _varlen(
 
 
 class _WithSinks(torch.autograd.Function):
-    """`varlen_attn` with a logit beside those of the keys: (q, k, v, sinks, boundaries …) → (tokens, heads, width).
+    """`varlen_attn` with a logit in addition to the keys': (q, k, v, sinks, boundaries …) → (tokens, heads, width).
 
     FlashAttention 2 does not support sinks (github.com/Dao-AILab/flash-attention/issues/1797), but returns l, the
     logarithm of the sum of each row's exponentials. With a sink s it is l' = log(exp l + exp s), and the result is
@@ -449,7 +449,7 @@ def _exact_per_document(
     lengths, lengths_read = (list(spans.lengths or _lengths(spans.starts)) for spans in (documents, read))
     if sum(lengths) != batch * length:
         raise ModelError(
-            f"the documents of a batch have {sum(lengths)} tokens, the batch has {batch * length}", code="E5076"
+            f"the documents of a batch have {sum(lengths)} tokens, but the batch has {batch * length}", code="E5076"
         )
     flat = [tensor.transpose(0, 1).flatten(1, 2)[None] if batch > 1 else tensor for tensor in (query, key, value)]
     sizes = (lengths, lengths_read, lengths_read)

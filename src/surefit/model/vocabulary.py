@@ -45,10 +45,10 @@ def token_rows(model: PreTrainedModel, ids: Sequence[int]) -> dict[str, list[int
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if getattr(head, "bias", None) is not None:
         raise ConfigError(
-            f"the output head of a {model.config.model_type} adds a bias, which rows of PEFT's leave out",
+            f"the output head of a {model.config.model_type} adds a bias, which PEFT's trainable tokens ignore",
             code="E5077",
             field=ADDED,
-            help="set train.method: full, which trains whole matrices, or take the tokens away",
+            help="set train.method: full, which trains whole matrices, or remove the tokens",
         )
     return {
         name: list(ids)

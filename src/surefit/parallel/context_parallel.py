@@ -57,7 +57,7 @@ class SharedTokens(Engine):
     def __init__(self, world: World, size: int, *others: Any) -> None:
         if size < 2 or world.size % size:
             raise ConfigError(
-                f"{world.size} processes cannot share their tokens in groups of {size}",
+                f"{world.size} processes cannot be divided into groups of {size}",
                 code="E5079",
                 field=FIELD,
                 help="set parallel.cp to the number of processes, or to a divisor of it above 1",
@@ -142,11 +142,11 @@ class SharedTokens(Engine):
         tolerance = max(1e-3, 4 * math.sqrt(layers) * torch.finfo(base.dtype).eps)
         if all_reduce_any(not error <= tolerance, self.world):
             raise ModelError(
-                f"{base.config.model_type} cannot share the tokens of an example between processes: the logits are "
-                f"off by {error:.2g} of their size, {tolerance:.2g} is rounding",
+                f"{base.config.model_type} cannot be trained with context parallelism: the logits are "
+                f"off by {error:.2g} of their size, but rounding explains only {tolerance:.2g}",
                 code="E5080",
                 field=FIELD,
-                help="share the model instead: parallel.mode fsdp, pp or tp",
+                help="shard the model instead: parallel.mode fsdp, pp or tp",
             )
 
 

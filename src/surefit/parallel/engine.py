@@ -128,7 +128,7 @@ class Engine:
         return dict(tensors)
 
     def held(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, FlatRange] | None:
-        """Return the ranges that this process writes into a checkpoint: those of all processes together cover each
+        """Return the ranges that this process writes into a checkpoint: the ranges of all processes together cover each
         tensor exactly once. None where the first process writes whole tensors.
         """
         return None
@@ -162,7 +162,7 @@ ENGINES: dict[str, tuple[str, Callable[[ParallelSection], tuple[Any, ...]]]] = {
 def build_engine(section: ParallelSection, world: World) -> Engine:
     """Make the engine for a resolved `parallel.mode`; the process group must be initialized.
 
-    A single process has nobody to share with: only ZeRO is an engine of its own there, for `parallel.offload`.
+    A single process does not share: only ZeRO has its own engine there, for `parallel.offload`.
     """
     if section.mode == "single" or (world.size == 1 and not MODES[section.mode].deepspeed):
         return Engine(world)

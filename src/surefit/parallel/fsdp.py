@@ -65,7 +65,7 @@ class FullySharded(Engine):
         layers = decoder_layers(model)
         if not layers:
             raise ModelError(
-                f"{type(model).__name__} has no decoder layers that could be sharded one by one",
+                f"{type(model).__name__} has no decoder layers to shard one by one",
                 code="E5081",
                 field="parallel.mode",
                 help="set parallel.mode: ddp",

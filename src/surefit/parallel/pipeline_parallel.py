@@ -56,7 +56,7 @@ class Pipeline(Engine):
         super().__init__(world)
         if world.size % stages:
             raise ConfigError(
-                f"{world.size} processes cannot be pipelines of {stages} stages",
+                f"{world.size} processes cannot form pipelines of {stages} stages",
                 code="E5083",
                 field=FIELD,
                 help=f"set parallel.pp to {world.size}, or to a divisor of it",
@@ -316,7 +316,7 @@ class _Parts:
                 f"transformers has no pipeline plan for {kind}",
                 code="E5084",
                 field=FIELD,
-                help="set parallel.mode: fsdp, or ddp where the model fits one device",
+                help="set parallel.mode: fsdp, or ddp if the model fits one device",
             )
         self.layers: torch.nn.ModuleList = self.decoder.layers
         self.embeddings: Any = self.causal_lm.get_input_embeddings()
@@ -393,7 +393,7 @@ class _Parts:
         self.model.train(was_training)
         if not exact:
             raise ModelError(
-                f"{type(self.causal_lm).__name__} computes something between its layers that a cut would change",
+                f"{type(self.causal_lm).__name__} gives another result when it is split into stages",
                 code="E5085",
                 field=FIELD,
                 help="set parallel.mode: fsdp",

@@ -123,7 +123,7 @@ def _translate_lost_process_errors(timeout_minutes: float) -> Iterator[None]:
             _what_is_lost(env.first_line(error)),
             code="E5082",
             field="parallel.timeout_minutes",
-            help="the process that failed first says why; if none did, one took longer than "
+            help="see the first process that failed; if none did, one took longer than "
             f"{timeout_minutes:g} minutes. --resume continues from the last checkpoint",
         ) from error
 
@@ -131,7 +131,7 @@ def _translate_lost_process_errors(timeout_minutes: float) -> Iterator[None]:
 def _what_is_lost(said: str) -> str:
     missing = MISSING.search(said)
     if missing:
-        return f"rank {missing[1].replace(', ', ' and ')} has not come to where all processes meet"
+        return f"rank {missing[1].replace(', ', ' and ')} has not reached the barrier"
     return f"the connection to the other processes is lost: {PLACE.sub('', said)}"
 
 

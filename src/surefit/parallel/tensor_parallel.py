@@ -75,7 +75,7 @@ class TensorParallel(Engine):
         super().__init__(world)
         if world.size % size:
             raise ConfigError(
-                f"{world.size} processes cannot share matrices in groups of {size}",
+                f"{world.size} processes cannot be divided into groups of {size}",
                 code="E5086",
                 field=FIELD,
                 help=f"set parallel.tp to {world.size}, or to a divisor of it",
@@ -131,9 +131,7 @@ class TensorParallel(Engine):
             if not any(p.requires_grad for p in plain):
                 continue
             if any(True for _ in module.children()):
-                raise ModelError(
-                    f"{name} has parameters beside its parts'", code="E5087", field=FIELD, help=OTHER_MODES
-                )
+                raise ModelError(f"{name} has parameters of its own", code="E5087", field=FIELD, help=OTHER_MODES)
             # A process's own heads count as its own rows: the gradients of all of them are summed.
             _share(module, self.mesh, Shard(0) if id(module) in on_slices else Replicate())
             if tied and module is embeddings:
@@ -266,7 +264,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
         return _Part(name, style, module, [], [])
     if style not in CUT:
         raise ModelError(
-            f"transformers' plan for {name} is {style}, which SureFit does not train with",
+            f"transformers' plan for {name} is {style}, which SureFit does not support",
             code="E5089",
             field=FIELD,
             help=OTHER_MODES,
@@ -274,7 +272,7 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     base: Any = module.base_layer if isinstance(module, LoraLayer) else module
     if type(base) is not torch.nn.Linear:
         raise ModelError(
-            f"{name} is a {type(base).__name__}: the blocks of quantised weights cross the edges of slices",
+            f"{name} is a {type(base).__name__}: the blocks of quantized weights cross the edges of slices",
             code="E5090",
             field="model.quantization",
             help="set model.quantization: none, or parallel.mode: ddp or pp",
@@ -282,8 +280,8 @@ def _part(name: str, style: str, module: torch.nn.Module, size: int) -> _Part:
     width = base.out_features if style.startswith("colwise") else base.in_features
     if width % size:
         raise ModelError(
-            f"{name} has {width} {'outputs' if style.startswith('colwise') else 'inputs'}, which {size} processes "
-            "cannot share evenly",
+            f"{name} has {width} {'outputs' if style.startswith('colwise') else 'inputs'}, not divisible by "
+            f"{size} processes",
             code="E5091",
             field=FIELD,
             help="choose a number of processes that divides them",
@@ -303,7 +301,7 @@ def _require_whole_heads(causal_lm: Any, plan: Mapping[str, str], size: int) -> 
     for kind, count in (("attention heads", heads), ("key heads", getattr(config, "num_key_value_heads", heads))):
         if count is not None and count % size:
             raise ModelError(
-                f"the model has {count} {kind}, which {size} processes cannot share evenly",
+                f"the model has {count} {kind}, not divisible by {size} processes",
                 code="E5092",
                 field=FIELD,
                 help=f"choose a number of processes that divides {count}, or {OTHER_MODES.removeprefix('set ')}",
@@ -368,7 +366,7 @@ def _require_same(causal_lm: Any, whole: torch.Tensor, cut: torch.Tensor) -> Non
     difference = float((cut.to(whole.device) - whole).norm() / whole.norm())
     if not difference < tolerance:
         raise ModelError(
-            f"{type(causal_lm).__name__} computes something else with its matrices cut by transformers' plan: its "
+            f"{type(causal_lm).__name__} gives another result under transformers' tensor-parallel plan: its "
             f"hidden states differ by {difference:.2g} of their size",
             code="E5093",
             field=FIELD,

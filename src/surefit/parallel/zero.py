@@ -382,10 +382,10 @@ def import_deepspeed(world: World) -> Any:
         deepspeed = importlib.import_module("deepspeed")
     except (ImportError, RuntimeError) as error:
         raise MachineError(
-            f"parallel.mode {' or '.join(ZERO)} takes DeepSpeed, which cannot be imported: {env.first_line(error)}",
+            f"parallel.mode {' or '.join(ZERO)} needs DeepSpeed, which cannot be imported: {env.first_line(error)}",
             code="E5094",
             field="parallel.mode",
-            help=f"{install_extra('deepspeed')}; or set parallel.mode: fsdp, which needs nothing else",
+            help=f"{install_extra('deepspeed')}; or set parallel.mode: fsdp, which needs no other package",
         ) from error
     importlib.import_module("deepspeed.ops").__dict__["__compatible_ops__"] = defaultdict(bool)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

@@ -82,7 +82,7 @@ def _load(point: EntryPoint) -> TaskRecipe:
         recipe = point.load()
     except Exception as error:  # a stranger's module may raise anything while it is imported
         raise ConfigError(
-            f"the recipe {point.name!r} of {owner} does not load: {type(error).__name__}: {error}",
+            f"the recipe {point.name!r} of {owner} cannot be loaded: {type(error).__name__}: {error}",
             code="E7084",
             field="recipe",
             help=f"its entry point is {point.value}; reinstall or repair that package",
@@ -92,6 +92,6 @@ def _load(point: EntryPoint) -> TaskRecipe:
             f"the recipe {point.name!r} of {owner} is of type {type(recipe).__name__}, not TaskRecipe",
             code="E7085",
             field="recipe",
-            help=f"let its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
+            help=f"make its entry point {point.value} name an object made with surefit.task.TaskRecipe(…)",
         )
     return judge_final_answers(wrap_recipe_errors(recipe, ours=False))

@@ -27,7 +27,7 @@ from surefit.task import Example, Grammar, Message, Prediction, Row, Scores, Tas
 
 _COLUMNS_HELP = (
     "a row has the columns sentence and graph (PENMAN), and may have language (vi or en); "
-    "a row that is only to be predicted has no column graph at all"
+    "a row for prediction only has no column graph"
 )
 _VIETNAMESE = re.compile("[ăâđêôơưĂÂĐÊÔƠƯ\u1ea0-\u1ef9]")
 _HARMFUL = {"around", "parentheses", "variables", "dangling"}
@@ -129,7 +129,7 @@ def _words(row: Row) -> _Words:
             f"language is {truncate_text(repr(language))}, not vi or en",
             code="E7087",
             field="language",
-            help="leave the column out: Vietnamese is known by its letters",
+            help="remove the column: SureFit detects Vietnamese by its letters",
         )
     return _WORDS[language]
 
@@ -143,7 +143,7 @@ def _refuse_misspelt_graph(row: Row) -> None:
             f"the row has a column {candidates[0]!r} but no column 'graph'",
             code="E7088",
             field="graph",
-            help=f"rename {candidates[0]!r} to 'graph'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'graph'; a row for prediction only has neither",
         )
 
 
@@ -173,7 +173,7 @@ def _not_penman(text: str) -> DataError:
         f"the graph is not PENMAN: {truncate_text(one_line(text))}",
         code="E7090",
         field="graph",
-        help=f"if it means this, write it so: {repaired.text}" if repaired else "correct it, or drop the row",
+        help=f"if this is the intended graph, write {repaired.text}" if repaired else "correct it, or drop the row",
     )
 
 

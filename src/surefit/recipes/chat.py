@@ -16,7 +16,7 @@ from surefit.task import Example, Prediction, Row, Scores, TaskRecipe
 _ROLES = ("system", "user", "assistant", "tool")
 _HELP = (
     'a row is {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}, with "tools" '
-    'beside it where there are some, or {"text": "…"}'
+    'next to it if the row has tools, or {"text": "…"}'
 )
 
 
@@ -60,7 +60,7 @@ def _messages(value: Any) -> tuple[dict[str, Any], ...]:
             problem = f"the role is {turn.get('role')!r}, not one of {', '.join(_ROLES)}"
             raise DataError(problem, code="E7137", field=f"{where}.role", help=_HELP)
         if not isinstance(turn.get("content"), str) and not turn.get("tool_calls"):
-            problem = f"the content is {json_kind(turn.get('content'))}, not text"
+            problem = f"the content is {json_kind(turn.get('content'))}, not a string"
             raise DataError(problem, code="E7138", field=f"{where}.content", help=_HELP)
     return tuple(dict(turn) for turn in value)
 

@@ -182,7 +182,7 @@ def _lines(row: Row, column: str, needed: bool = True) -> list[str]:
     if column not in row:
         _text(row, column)
     if not isinstance(value, list) or not all(isinstance(line, str) for line in value) or (needed and not value):
-        problem = f"{column} is {'empty' if value == [] else json_kind(value)}, not a list of texts"
+        problem = f"{column} is {'empty' if value == [] else json_kind(value)}, not a list of strings"
         raise DataError(problem, code="E7093", field=column, help=_HELP)
     return value
 

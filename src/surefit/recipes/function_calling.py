@@ -26,7 +26,7 @@ _INSTRUCTION = (
 )
 _COLUMNS_HELP = (
     "a row has the columns query (text), tools and answers (lists, or the same as JSON text); "
-    "a row that is only to be predicted has no column answers at all"
+    "a row for prediction only has no column answers"
 )
 _CALL_HELP = 'write each call as {"name": "…", "arguments": {…}}, and [] where no tool fits'
 
@@ -89,7 +89,7 @@ def _refuse_misspelt_answers(row: Row) -> None:
             f"the row has a column {candidates[0]!r} but no column 'answers'",
             code="E7100",
             field="answers",
-            help=f"rename {candidates[0]!r} to 'answers'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'answers'; a row for prediction only has neither",
         )
 
 
@@ -109,7 +109,7 @@ def _check_answers(answers: Sequence[Any], functions: Sequence[Mapping[str, Any]
         if not is_call(answer):
             extra = ", ".join(repr(key) for key in answer if key not in ("name", "arguments"))
             raise DataError(
-                f"the call has {extra} beside name and arguments", code="E7104", field=where, help=_CALL_HELP
+                f"the call has {extra} in addition to name and arguments", code="E7104", field=where, help=_CALL_HELP
             )
         if answer["name"] not in parameters:
             raise DataError(
@@ -117,7 +117,7 @@ def _check_answers(answers: Sequence[Any], functions: Sequence[Mapping[str, Any]
                 f"{did_you_mean(answer['name'], parameters)}",
                 code="E7105",
                 field=f"{where}.name",
-                help="a model cannot know a tool that it is not shown: add it to tools, or drop the row",
+                help="the prompt does not show this tool to the model: add it to tools, or drop the row",
             )
         _refuse_merged_arguments(answer, parameters[answer["name"]], f"{where}.arguments")
 
@@ -126,7 +126,7 @@ def _refuse_merged_arguments(call: ToolCall, parameters: Mapping[str, Any], wher
     for name, value in call["arguments"].items():
         if value is None and name not in parameters:
             raise DataError(
-                f"the argument {name!r} of {call['name']!r} is null, and the tool has no such parameter",
+                f"the argument {name!r} of {call['name']!r} is null, but the tool has no such parameter",
                 code="E7106",
                 field=f"{where}.{name}",
                 help="a table schema has merged the arguments of different tools: store answers as JSON text",

@@ -92,8 +92,8 @@ def _error(problem: str, arguments: Sequence[Any], ours: bool) -> RecipeError:
         field="recipe",
         help="this is a bug in SureFit, please report it with the row"
         if ours
-        else "fix the recipe, or the row if that is wrong: to_example refuses a row with DataError, parse returns "
-        "None for what is no answer, and score gives that zeros",
+        else "fix the recipe, or the row if it is wrong: to_example raises DataError for a bad row, parse returns "
+        "None for text without an answer, and score gives None zeros",
     )
     if ours:
         error.exit_code = EXIT_BUG

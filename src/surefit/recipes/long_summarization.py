@@ -33,7 +33,7 @@ _OTHER_LETTERS = 0.02
 _GRAMS = {"novel_unigrams": 1, "novel_bigrams": 2, "novel_trigrams": 3}
 _COLUMNS_HELP = (
     f"a row has the columns document (or {', '.join(_DOCUMENT)}) and summary (or {', '.join(_SUMMARY)}), and may have "
-    "instruction and language; a row that is only to be predicted has no column with a summary at all"
+    "instruction and language; a row for prediction only has no summary column"
 )
 
 
@@ -105,7 +105,7 @@ def _text(row: Row, column: str) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
-        problem = f"{column} is {'null' if value is None else truncate_text(repr(value))}, not one text"
+        problem = f"{column} is {'null' if value is None else truncate_text(repr(value))}, not a string"
         raise DataError(problem, code="E7110", field=column, help=_COLUMNS_HELP)
     if not value.strip():
         raise DataError(f"{column} is empty", code="E7111", field=column, help="fill it in, or drop the row")
@@ -131,7 +131,7 @@ def _refuse_misspelt_summary(row: Row) -> None:
             f"the row has a column {candidates[0]!r} but no column 'summary'",
             code="E7112",
             field="summary",
-            help=f"rename {candidates[0]!r} to 'summary'; a row that is only to be predicted has neither",
+            help=f"rename {candidates[0]!r} to 'summary'; a row for prediction only has neither",
         )
 
 

@@ -106,14 +106,14 @@ def _require_mixable(recipes: Sequence[TaskRecipe], parts: Mapping[str, TaskReci
                 f"{recipe.name} ranks labels in one forward pass and cannot be mixed with recipes that generate text",
                 code="E7123",
                 field=FIELD,
-                help="give it a run of its own; `model.name_or_path` and `lora.start_from` chain runs",
+                help="give it its own run; `model.name_or_path` and `lora.start_from` chain runs",
             )
         if recipe.stop != recipes[0].stop:
             raise ConfigError(
-                f"answers of {recipe.name} end at other texts than those of {recipes[0].name}",
+                f"{recipe.name} and {recipes[0].name} have different stop strings",
                 code="E7124",
                 field=FIELD,
-                help="give each a run of its own",
+                help="give each its own run",
             )
 
 

@@ -21,7 +21,7 @@ _INSTRUCTION = (
 )
 _COLUMNS_HELP = (
     "a row has the columns history and candidates (lists of titles) and answer (the right candidate's letter); "
-    "`surefit retrieve` writes such rows. A row that is only to be predicted has no column answer at all"
+    "`surefit retrieve` writes such rows. A row for prediction only has no column answer"
 )
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:\s*[\s,>;]\s*\(?[A-Z]\)?)*")
 _MOST = len(string.ascii_uppercase)
@@ -56,7 +56,7 @@ def to_example(row: Row) -> Example:
     """
     history, candidates = _titles("history", row), _titles("candidates", row)
     if not 2 <= len(candidates) <= _MOST:
-        problem = f"{plural(len(candidates), 'candidate')}, and there must be 2 to {_MOST}: one for each letter"
+        problem = f"{plural(len(candidates), 'candidate')}; there must be 2 to {_MOST}, one per letter"
         raise DataError(problem, code="E7125", field="candidates", help=_COLUMNS_HELP)
     letters = string.ascii_uppercase[: len(candidates)]
     history_text = " \n ".join(f"({number}) {title}" for number, title in enumerate(history, start=1))
@@ -78,7 +78,7 @@ def to_gold(row: Row) -> Example:
     candidates = row.get("candidates")
     count = len(candidates) if isinstance(candidates, list) else 20
     if not 2 <= count <= _MOST:
-        problem = f"{plural(count, 'candidate')}, and there must be 2 to {_MOST}"
+        problem = f"{plural(count, 'candidate')}; there must be 2 to {_MOST}"
         raise DataError(problem, code="E7126", field="candidates", help=_COLUMNS_HELP)
     return Example(reference=_gold(row, string.ascii_uppercase[:count]))
 
@@ -86,7 +86,7 @@ def to_gold(row: Row) -> Example:
 def _titles(column: str, row: Row) -> list[str]:
     value = row.get(column)
     if value is None:
-        state = "null" if column in row else f"not there; the row has {', '.join(map(repr, row)) or 'nothing'}"
+        state = "null" if column in row else f"missing; the row has {', '.join(map(repr, row)) or 'nothing'}"
         raise DataError(
             f"{column} is {state}{did_you_mean(column, row)}", code="E7127", field=column, help=_COLUMNS_HELP
         )
@@ -99,7 +99,7 @@ def _titles(column: str, row: Row) -> list[str]:
         )
     for position, title in enumerate(value):
         if not isinstance(title, str) or not title.strip():
-            problem = f"a title is {truncate_text(repr(title))}, not a text"
+            problem = f"a title is {truncate_text(repr(title))}, not a string"
             raise DataError(problem, code="E7129", field=f"{column}[{position}]", help=_COLUMNS_HELP)
     return value
 
@@ -114,9 +114,9 @@ def _gold(row: Row, letters: str) -> GoldRanking:
     if answer:
         return GoldRanking(letters, answer)
     if isinstance(rank, bool) or not isinstance(rank, int) or rank <= len(letters):
-        value = "null or not there" if rank is None else truncate_text(repr(rank))
+        value = "null or missing" if rank is None else truncate_text(repr(rank))
         raise DataError(
-            f"the right item is not among the candidates (answer is ''), and rank is {value}",
+            f"the right item is not among the candidates (answer is ''), but rank is {value}",
             code="E7131",
             field="rank",
             help=f"rank is its place in the retriever's ranking of all items: {len(letters) + 1} or more",

@@ -182,7 +182,7 @@ class _Run:
         value = loss.item()
         if value != value:
             raise ModelError(
-                f"the loss is not a number after {self.step} steps",
+                f"the loss is NaN after {self.step} steps",
                 code="E7141",
                 help="lower the learning rate, or try another seed",
             )

@@ -102,7 +102,7 @@ def build_interactions(events: Events, core: int = 5, numbering: Numbering = "so
     """
     if core < 3:
         raise DataError(
-            f"a history needs three events (to learn, to select, to test), and {core} are asked for",
+            f"a history needs three events (to train, validate and test), not {core}",
             code="E7143",
             field="core",
             help="use 3 or more",
@@ -118,7 +118,7 @@ def build_interactions(events: Events, core: int = 5, numbering: Numbering = "so
         raise DataError(
             f"no user and no item of {events.name} has {core} events: {len(users):,} were read",
             code="E7144",
-            help="was only a part of the data set given? a lower --core keeps more",
+            help="give the whole data set, or a lower --core",
         )
     users, items, times = users[keep], items[keep], times[keep]
     kept_items = _order([item_keys[n] for n in _distinct(items)], numbering)

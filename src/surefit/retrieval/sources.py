@@ -22,7 +22,7 @@ from surefit.data.audit.detectors.vintage import MovieLens
 from surefit.retrieval.interactions import Events, Key
 
 _WANTED = (
-    "name MovieLens (ratings.csv, ratings.dat or u.data; its titles are found beside it), a file of reviews "
+    "name MovieLens (ratings.csv, ratings.dat or u.data; its titles are found next to it), a file of reviews "
     "(.json, .jsonl, also .gz), or the directory that holds one of them"
 )
 _REVIEW_FILE = re.compile(r"\.(json|jsonl)(\.gz)?$", re.IGNORECASE)
@@ -50,12 +50,12 @@ def read_events(data: Path) -> Events:
     events = reader(path) if reader else _reviews(path)
     if not events.users:
         raise DataError(
-            "there are no events in this file", code="E7145", path=path, help="was it downloaded completely?"
+            "there are no events in this file", code="E7145", path=path, help="check that the download is complete"
         )
     repeated = len(events.users) - len(set(zip(events.users, events.items, strict=True)))
     notes = [*_vintage_notes(path)] if reader else []
     if repeated:
-        notes.append(f"{plural(repeated, 'event')} repeat an item that their user took before: never a right answer")
+        notes.append(f"{plural(repeated, 'event')} repeat an earlier item of the same user: never a right answer")
     return Events(events.name, events.users, events.items, events.times, events.titles, events.files, tuple(notes))
 
 
@@ -82,9 +82,7 @@ def _events_file(data: Path) -> Path:
         names = ", ".join(entry.name for entry in files[:5]) or "nothing"
         raise DataError(f"no ratings or reviews in this directory, but {names}", code="E7147", path=data, help=_WANTED)
     names = ", ".join(entry.name for entry in candidates[:5])
-    raise DataError(
-        f"several data sets in one directory: {names}", code="E7148", path=data, help="name the file that is meant"
-    )
+    raise DataError(f"several data sets in one directory: {names}", code="E7148", path=data, help="name one file")
 
 
 def _is_meta(path: Path) -> bool:
@@ -165,7 +163,7 @@ def _titled(rows: Iterator[tuple[int, list[str]]], path: Path) -> dict[Key, str]
     titles: dict[Key, str] = {}
     for line, row in rows:
         if len(row) < 2 or not row[0].isdigit():
-            raise _bad_row("a film's number and its title are expected", row, path, line)
+            raise _bad_row("expected a film's number and its title", row, path, line)
         titles[int(row[0])] = readable_title(row[1])
     return titles
 
@@ -175,7 +173,7 @@ def _movielens(
 ) -> Events:
     if not titles:
         raise DataError(
-            f"there are ratings but no titles: {titles_at.name} is not beside them",
+            f"there are ratings but no titles: {titles_at.name} is not in the same folder",
             code="E7149",
             path=path,
             help=f"copy {titles_at.name} of the same release there: a language model ranks titles, not numbers",
@@ -210,7 +208,7 @@ _MOVIELENS: dict[str, Callable[[Path], Events]] = {
 
 def _reviews(path: Path) -> Events:
     if not _REVIEW_FILE.search(path.name):
-        raise DataError(f"{path.name} is no layout that is known", code="E7150", path=path, help=_WANTED)
+        raise DataError(f"{path.name} has an unknown layout", code="E7150", path=path, help=_WANTED)
     users: list[Key] = []
     items: list[Key] = []
     times: list[int] = []
@@ -219,7 +217,7 @@ def _reviews(path: Path) -> Events:
         columns = columns or _columns(row, path, line)
         user, item, time = (row.get(name) for name in columns)
         if not isinstance(user, str) or not isinstance(item, str) or not user or not item:
-            raise _bad_row(f"{columns[0]} and {columns[1]} must be texts", row, path, line)
+            raise _bad_row(f"{columns[0]} and {columns[1]} must be strings", row, path, line)
         if isinstance(time, bool) or not isinstance(time, int) or time < 0:
             raise _bad_row(f"{columns[2]} must be a whole number, the time of the review", row, path, line)
         users.append(user)
@@ -271,7 +269,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 row = json.loads(text)
             except (ValueError, RecursionError):
                 is_python = text.startswith("{'")
-                problem = "a Python dict, not JSON" if is_python else "not a JSON object on a line of its own"
+                problem = "a Python dict, not JSON" if is_python else "not a JSON object on one line"
                 raise _bad_row(problem, text, path, line) from None
             if not isinstance(row, dict):
                 raise _bad_row("not a JSON object", text, path, line)
@@ -287,7 +285,7 @@ def _opened(path: Path, encoding: str = "utf-8-sig") -> Iterator[TextIO]:
             yield file
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"cannot be read: {error}", code="E7152", path=path, help="was it downloaded completely?"
+            f"cannot be read: {error}", code="E7152", path=path, help="check that the download is complete"
         ) from None
 
 
@@ -296,7 +294,7 @@ def _require_header(header: list[str], wanted: list[str], path: Path) -> None:
     if names[: len(wanted)] != wanted:
         raise DataError(
             f"the first line is {truncate_text(','.join(header))!r}", code="E7153", path=path, line=1,
-            help=f"MovieLens' own first line begins with {','.join(wanted)}: was it cut off?",
+            help=f"MovieLens' own first line begins with {','.join(wanted)}: check that the download is complete",
         )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ class RetrievalOptions:
                 help=f"there are {', '.join(NAMES)}",
             )
         if not 2 <= self.candidates <= 26:
-            problem = f"{self.candidates} candidates: every one needs a letter of its own"
+            problem = f"{self.candidates} candidates: each needs its own letter"
             raise ConfigError(problem, code="E7156", field="candidates", help="use 2 to 26")
 
 

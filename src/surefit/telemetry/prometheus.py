@@ -20,9 +20,9 @@ STEP = {
     "grad_norm": ("gradient_norm", "Norm of the gradient of the newest step, before clipping"),
     "learning_rate": ("learning_rate", "Learning rate of the newest step"),
     "tokens_per_second": ("tokens_per_second", "Tokens of the newest step over its seconds"),
-    "mfu": ("mfu_ratio", "Model FLOPs utilisation of the newest step"),
+    "mfu": ("mfu_ratio", "Model FLOPs utilization of the newest step"),
     "epoch": ("epoch", "Passes over the training rows"),
-    "memory_bytes": ("memory_peak_bytes", "The fullest moment of the GPU's memory, in tensors of this process"),
+    "memory_bytes": ("memory_peak_bytes", "Peak GPU memory allocated to tensors of this process"),
     "step": ("step", "Optimizer steps done"),
     "time": ("last_step_timestamp_seconds", "When the newest step ended; before the first, when training began"),
 }
@@ -34,9 +34,9 @@ HELD_OUT = {
 """Key of a held-out line → name and help text of its gauge."""
 REST = {
     "planned_steps": "Optimizer steps of the whole run",
-    "eta_seconds": "Seconds to the end of training, from what the steps of this process took with their pauses",
+    "eta_seconds": "Seconds to the end of training, estimated from the steps of this process, pauses included",
     "restarts": "How often the run was resumed",
-    "disk_free_bytes": "Room on the disk of the run directory",
+    "disk_free_bytes": "Free space on the disk of the run directory",
 }
 
 

@@ -52,9 +52,9 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
     except Exception as error:  # protobuf and similar packages raise other errors
         problem = f"{tracker.module} cannot be imported: {type(error).__name__}: {env.first_line(error)}"
         if isinstance(error, ImportError):
-            problem = f"needs a package that is not installed or does not fit: {env.first_line(error)}"
+            problem = f"needs a package that is not installed or has the wrong version: {env.first_line(error)}"
             upgrade = False
-        advice = f"{install_extra(extra, upgrade=upgrade)}; or take {field} out"
+        advice = f"{install_extra(extra, upgrade=upgrade)}; or remove {field}"
         yield MachineError(problem, code="E5095", field=field, help=advice)
     if extra == "mlflow" and config.mlflow_address is None:
         yield MachineError(
@@ -65,7 +65,7 @@ def _problems(extra: str, config: TelemetrySection) -> Iterator[MachineError]:
         )
     if tracker.asks(config) and not tracker.is_set_up:
         yield MachineError(
-            f"online, and nobody is logged in to {tracker.title} on this machine: it would ask",
+            f"this machine is not logged in to {tracker.title}, which would prompt for a key",
             code="E5097",
             field=field,
             help=f"run `{tracker.login}`, set {tracker.variables[0]}, or write {field}: offline",

@@ -59,7 +59,7 @@ def test_it_pauses_says_what_is_needed_and_goes_on() -> None:
     assert paused.startswith("PAUSED: step-4 needs 11.0 MiB in /runs/a, and 5.0 MiB are free.")
     assert "Delete something" in paused
     assert paused.endswith("step-2 is complete")
-    assert went_on == "there is room again after 6.0 s: step-4 is written"
+    assert went_on == "space is available again after 6.0 s: writing step-4"
     assert disk.guard.paused_seconds == 3 * LOOK_SECONDS
 
 
@@ -75,7 +75,7 @@ def test_a_write_that_meets_a_full_disk_all_the_same_is_tried_again() -> None:
     disk.guard.write("step-4", MIB, write)
     assert tries == [0, LOOK_SECONDS, 2 * LOOK_SECONDS], "it must wait between two tries"
     assert len(disk.notes) == 2
-    assert "the system refused it with 90.0 MiB free (a quota?)" in disk.notes[0]
+    assert "the system denied it with 90.0 MiB free (a quota?)" in disk.notes[0]
 
 
 def test_another_error_is_not_waited_out() -> None:
@@ -100,7 +100,7 @@ def test_the_ledger_before_the_run() -> None:
     short = Disk(30 * MIB)
     short.guard.require(4 * MIB, 10 * MIB, 3, 5 * MIB)
     assert "3 checkpoints of 10.0 MiB at a time and a result of 5.0 MiB: 30.0 MiB are free" in short.notes[0]
-    with pytest.raises(MachineError, match=r"and 9\.0 MiB are free") as caught:
+    with pytest.raises(MachineError, match=r"only 9\.0 MiB are free") as caught:
         Disk(9 * MIB).guard.require(4 * MIB, 10 * MIB, 3, 5 * MIB)
     assert caught.value.field == "output_dir"
 

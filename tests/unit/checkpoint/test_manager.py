@@ -102,12 +102,12 @@ def emptied(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (cut_short, "bytes where the manifest says"),
-        (one_bit_flipped, "not what was written"),
+        (cut_short, "bytes, but the manifest says"),
+        (one_bit_flipped, "has changed since it was written"),
         (a_file_lost, "trainer.json is missing"),
         (manifest_lost, "manifest.json is missing"),
         (manifest_broken, "manifest.json is missing or unreadable"),
-        (of_another_program, "not one of this version"),
+        (of_another_program, "not written by this version"),
         (emptied, "manifest.json is missing"),
     ],
 )

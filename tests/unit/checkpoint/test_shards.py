@@ -141,9 +141,9 @@ def not_listed(path: Path) -> None:
     ("harm", "fault"),
     [
         (lost, "weights-00002-of-00003.safetensors is missing"),
-        (short, "optimizer-00003-of-00003.safetensors has 40 bytes where the manifest says"),
-        (flipped, "the content of weights-00002-of-00003.safetensors is not what was written"),
-        (not_listed, "manifest.json is not one of this version of SureFit"),
+        (short, "optimizer-00003-of-00003.safetensors has 40 bytes, but the manifest says"),
+        (flipped, "the content of weights-00002-of-00003.safetensors has changed since it was written"),
+        (not_listed, "manifest.json was not written by this version of SureFit"),
     ],
 )
 def test_a_damaged_part_is_named_and_the_checkpoint_passed_over(tmp_path: Path, harm: Any, fault: str) -> None:
@@ -238,7 +238,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
             manager.write_part(place, state(1))
     assert list(place.iterdir()) == []
     place.rmdir()
-    with pytest.raises(MachineError, match="this one does not see it"):
+    with pytest.raises(MachineError, match="this process does not see it"):
         manager.write_part(place, state(1))
 
 

@@ -45,7 +45,7 @@ def test_every_conflict_is_said_at_once() -> None:
         "model.quantization", "train.optim", "speed.fused_lora", "speed.compile",
     ]  # fmt: skip
     assert said[0].message == (
-        "parallel.mode zero3 and model.quantization nf4 cannot be combined: quantised weights lose their scales when "
+        "parallel.mode zero3 and model.quantization nf4 cannot be combined: quantized weights lose their scales when "
         "they are cut up"
     )
     assert said[0].help == "set model.quantization: none; or parallel.mode: zero2 or ddp"

@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(MachineError, match="cannot write") as caught:
         write_edited(path, "other")
-    assert "it is as it was" in (caught.value.help or "")
+    assert "nothing was changed" in (caught.value.help or "")
     assert path.read_text() == TEXT
 
 

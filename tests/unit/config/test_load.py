@@ -59,8 +59,8 @@ def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None
     text = MINIMAL + "train:\n  learnig_rate: 1.0\n  num_train_epochs: many\n  method: lra\n"
     found = {problem.field: (problem.line, problem.message) for problem in failing(tmp_path, text)}
     assert found["train.learnig_rate"] == (5, "unknown key; did you mean 'learning_rate'?")
-    assert found["train.num_train_epochs"] == (6, "expected a number (above 0, at most 1,000,000), got the text 'many'")
-    assert found["train.method"] == (7, "expected 'lora' or 'full', got the text 'lra'")
+    assert found["train.num_train_epochs"] == (6, "expected a number (above 0, at most 1,000,000), got the string 'many'")
+    assert found["train.method"] == (7, "expected 'lora' or 'full', got the string 'lra'")
 
 
 def test_a_key_in_the_wrong_section_is_pointed_to_the_right_one(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_tuple_of_the_long_context_system(tmp_path: Path) -> None:
     assert listed.field == "data.max_length"
     assert listed.help == "write 262144 without the brackets"
     (comma,) = failing(tmp_path, MINIMAL + "train:\n  global_batch_size: 64,\n")
-    assert (comma.line, comma.help) == (5, "remove the comma at the end: in YAML it makes the number a text")
+    assert (comma.line, comma.help) == (5, "remove the comma at the end: it turns the number into a string")
 
 
 def test_missing_sections_and_names_that_cannot_be_folders(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_path_that_no_file_system_takes_is_refused_here(tmp_path: Path, field:
     ("text", "needle", "line"),
     [
         ("", "is empty", None),
-        ("- a\n- b\n", "holds a list", None),
+        ("- a\n- b\n", "is a list", None),
         ("model: {name_or_path: x\n", "not valid YAML", None),
         ("model:\n\tname_or_path: x\n", "not valid YAML", 2),
         ("output_dir: a\noutput_dir: b\n", "set twice; the first time on line 1", 2),
@@ -154,7 +154,7 @@ def test_bad_overrides_name_themselves(tmp_path: Path, text: str) -> None:
 
 def test_expected_text() -> None:
     assert expected_text("train.warmup_steps") == "a number (at least 0, at most 1,000,000,000)"
-    assert expected_text("lora.target_modules") == "'all-linear' or a list of texts"
+    assert expected_text("lora.target_modules") == "'all-linear' or a list of strings"
     assert expected_text("data.eval") == "a number (at least 0, below 1) or text"
 
 
@@ -188,4 +188,4 @@ def test_a_suppression_needs_a_reason(tmp_path: Path, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert (caught.value.line, caught.value.field) == (5, "lint.ignore")
-    assert "SCH001 is ignored without a reason" in caught.value.message
+    assert "ignoring SCH001 needs a reason" in caught.value.message

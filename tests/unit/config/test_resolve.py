@@ -213,14 +213,14 @@ def test_where_nothing_fits_it_is_the_fastest_of_those_that_take_least(tmp_path:
     train = resolved.config.train
     assert (train.gradient_checkpointing, train.per_device_train_batch_size) == ("selective", 4)
     assert resolved.config.speed.tiled_mlp is False
-    assert "the least of all ways, and still up to 27.00 GiB of 24.00 GiB" in str(resolved.provenance[MICRO])
+    assert "the smallest option, but still up to 27.00 GiB of 24.00 GiB" in str(resolved.provenance[MICRO])
 
 
 def test_the_reason_names_what_did_not_fit(tmp_path: Path) -> None:
     needed = _grows(16, {False: 20, "selective": 7, True: 3})
     resolved = resolve_config(loaded(tmp_path), Model(), Hardware(memory_bytes=20 * GIB), 3000, 0, needed)
     reason = str(resolved.provenance[CHECKPOINTING])
-    assert "nothing recomputed would take 36.00 GiB; all but attention recomputed would take 23.00 GiB" in reason
+    assert "nothing recomputed would need 36.00 GiB; all but attention recomputed would need 23.00 GiB" in reason
 
 
 def test_where_nobody_knows_rules_of_thumb_decide(tmp_path: Path) -> None:

@@ -33,19 +33,19 @@ def config(count: int, **sections: Any) -> Config:
 @pytest.mark.parametrize(
     ("count", "sections", "problem"),
     [
-        (2, {"parallel": {"mode": "single"}}, "2 processes, and parallel.mode is single"),
+        (2, {"parallel": {"mode": "single"}}, "parallel.mode is single, but there are 2 processes"),
         (4, {"parallel": {"mode": "ddp", "cp": 2}}, "parallel.mode is ddp, with cp: 2"),
         (4, {"parallel": {"mode": "fsdp", "tp": 2}}, "parallel.mode is fsdp, with tp: 2"),
         (4, {"parallel": {"mode": "fsdp", "cp": 2, "pp": 2}}, "parallel.mode is fsdp, with pp: 2, cp: 2"),
         (4, {"parallel": {"mode": "zero3", "cp": 2}}, "parallel.mode is zero3, with cp: 2"),
-        (4, {"parallel": {"mode": "cp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),
-        (4, {"parallel": {"mode": "fsdp", "cp": 3}}, "cannot be divided into groups by parallel.cp: 3"),
-        (4, {"parallel": {"mode": "tp", "tp": 3}}, "cannot be divided into groups by parallel.tp: 3"),
-        (2, {"parallel": {"mode": "pp"}}, "parallel.mode is pp, and parallel.pp is 1"),
-        (1, {"parallel": {"mode": "cp"}}, "parallel.mode is cp, and parallel.cp is 1"),
-        (2, {"parallel": {"mode": "ddp", "dp_replicate": 2}}, "parallel.mode ddp has no use for it"),
-        (2, {"parallel": {"mode": "ddp", "offload": True}}, "parallel.mode ddp with 2 processes keeps nothing"),
-        (1, {"parallel": {"mode": "fsdp", "offload": True}}, "parallel.mode fsdp with 1 process keeps nothing"),
+        (4, {"parallel": {"mode": "cp", "cp": 3}}, "cannot be divided into groups of 3 (parallel.cp)"),
+        (4, {"parallel": {"mode": "fsdp", "cp": 3}}, "cannot be divided into groups of 3 (parallel.cp)"),
+        (4, {"parallel": {"mode": "tp", "tp": 3}}, "cannot be divided into groups of 3 (parallel.tp)"),
+        (2, {"parallel": {"mode": "pp"}}, "parallel.mode is pp, but parallel.pp is 1"),
+        (1, {"parallel": {"mode": "cp"}}, "parallel.mode is cp, but parallel.cp is 1"),
+        (2, {"parallel": {"mode": "ddp", "dp_replicate": 2}}, "parallel.mode ddp does not use it"),
+        (2, {"parallel": {"mode": "ddp", "offload": True}}, "parallel.mode ddp with 2 processes offloads nothing"),
+        (1, {"parallel": {"mode": "fsdp", "offload": True}}, "parallel.mode fsdp with 1 process offloads nothing"),
     ],
 )
 def test_impossible_ways_of_sharing(count: int, sections: dict[str, Any], problem: str) -> None:
@@ -93,7 +93,7 @@ def needed(model: int, tokens: int) -> Any:
         (800, 0, {"mode": "fsdp"}, "a share of it: up to 100 B of 100 B; a whole model"),
         (40, 200, {"mode": "cp", "cp": 4}, "a share of each example's tokens: up to 90 B"),
         (400, 200, {"mode": "fsdp", "cp": 4}, "a share of the model and a share of each example's tokens: up to 100 B"),
-        (8000, 800, {"mode": "fsdp", "cp": 8}, "a share of each example's tokens: nothing fits; the least is up to"),
+        (8000, 800, {"mode": "fsdp", "cp": 8}, "a share of each example's tokens: nothing fits; the smallest option needs up to"),
     ],
 )
 def test_auto_shares_as_little_as_fits(model: int, tokens: int, way: dict[str, Any], reason: str) -> None:

@@ -68,7 +68,7 @@ def test_a_lock_that_is_shared_names_nobody_who_held_it_before(tmp_path: Path) -
         pass
     with open(tmp_path / ".lock", "r+") as file:
         lock._take(file.fileno(), tmp_path / ".lock", "prepare", print, fcntl.LOCK_SH)
-        with pytest.raises(MachineError, match="has not said who it is"), lock.hold_lock(tmp_path / ".lock", "prepare"):
+        with pytest.raises(MachineError, match="in use by another process"), lock.hold_lock(tmp_path / ".lock", "prepare"):
             pytest.fail("a shared lock was held alone")
 
 
@@ -82,13 +82,13 @@ def test_a_file_system_without_locks_is_noted_and_the_work_goes_on(
     notes: list[str] = []
     with RunDir(tmp_path).locked("train", notes.append):
         pass
-    assert "has no locks (No locks available): start no second process on it" in notes[0]
+    assert "does not support file locks (No locks available): do not start a second process on it" in notes[0]
 
 
 def test_a_lock_file_that_says_nothing_and_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(MachineError, match="which has not said who it is"), RunDir(tmp_path).locked("train"):
+        with pytest.raises(MachineError, match="in use by another process"), RunDir(tmp_path).locked("train"):
             pass
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="cannot write"), RunDir(tmp_path / "file").locked("train"):

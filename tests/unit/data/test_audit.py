@@ -173,7 +173,7 @@ def test_a_tokenizer_that_loses_text_is_seen(made: Callable[..., Rows]) -> None:
     found = audit_rows(made(rows), replace(QUESTION, tokenizer=lambda: lossy))
     trip = found.facts.observations["template_round_trip"]
     assert (trip.rows, trip.of) == (6, 7)
-    assert "'\\n    return 0<|end|>' is read back as" in trip.examples[0]
+    assert "'\\n    return 0<|end|>' is decoded as" in trip.examples[0]
 
 
 def test_rows_of_no_known_layout_are_looked_at_as_they_are(made: Callable[..., Rows]) -> None:
@@ -187,7 +187,7 @@ def test_rows_of_no_known_layout_are_looked_at_as_they_are(made: Callable[..., R
 
 
 def test_columns_that_do_not_fit_the_recipe_are_refused(made: Callable[..., Rows]) -> None:
-    with pytest.raises(DataError, match="columns that fit no format: movie"):
+    with pytest.raises(DataError, match="no format has the columns movie"):
         audit_rows(made([{"movie": 1}]), QUESTION)
 
 
@@ -212,7 +212,7 @@ def test_a_conversation_that_the_template_refuses_is_unusable(made: Callable[...
     found = audit_rows(rows, replace(QUESTION, tokenizer=Refusing))
     unusable = found.facts.observations["unusable_row"]
     assert unusable.rows == 1
-    assert "train.jsonl:2: the model's chat template refuses" in unusable.examples[0]
+    assert "train.jsonl:2: the model's chat template does not accept" in unusable.examples[0]
     assert len(found.given) == 2
 
 

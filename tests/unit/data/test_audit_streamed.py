@@ -125,7 +125,7 @@ def test_a_full_temporary_directory_is_said(files: Path, monkeypatch: pytest.Mon
 
     rows = StreamedRows(str(files))
     monkeypatch.setattr(disk_columns.Column, "append", full)
-    with pytest.raises(MachineError, match="no room for the temporary files") as caught:
+    with pytest.raises(MachineError, match="no disk space for the temporary files") as caught:
         audit_rows(rows, QUESTION)
     assert "surefit-audit-" in str(caught.value.path)
     assert "TMPDIR" in str(caught.value.help)

@@ -197,7 +197,7 @@ def test_an_example_with_nothing_to_learn_is_not_trained_on(build):
     ("examples", "message"),
     [
         (EXAMPLES, "of 11, 11 are longer than max_length 8"),
-        (as_examples(Example(({"role": "user", "content": "a"},))), "1 have no token to learn"),
+        (as_examples(Example(({"role": "user", "content": "a"},))), "1 have no token to train on"),
     ],
 )
 def test_a_data_set_that_ends_empty_is_an_error(build, tmp_path, examples, message):

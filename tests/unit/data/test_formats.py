@@ -178,7 +178,7 @@ BAD = [
     ({"input_ids": [5, True]}, "input_ids[1]", "expected an integer"),
     ({"input_ids": [5, -1]}, "input_ids[1]", "token ids start at 0, got -1"),
     ({"input_ids": [5, 6], "labels": [5]}, "labels", "1 values for 2 input_ids"),
-    ({"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, "labels[0]", "is the token itself or -100, not 6 where"),
+    ({"input_ids": [5, 6, 7], "labels": [6, 7, -100]}, "labels[0]", "must be the token itself or -100, not 6 where"),
     ({"input_ids": [5, 6], "completion_mask": [0, 2]}, "completion_mask[1]", "expected 0 or 1, not 2"),
     ({"input_ids": [5, 6], "loss_mask": [1]}, "loss_mask", "1 values for 2 input_ids"),
     ({"input_ids": [5, 6], "attention_mask": [0, 0]}, "attention_mask", "no tokens"),
@@ -190,7 +190,7 @@ BAD = [
     ({"text": "\n"}, "text", "empty"),
     ({"text": ["a"]}, "text", "expected text, got a list"),
     ({"conversations": [{"from": "humn", "value": "x"}]}, "conversations[0].from", "did you mean 'human'"),
-    ({"conversations": [{"role": "user", "content": "x"}]}, "conversations[0].from", "who it is from"),
+    ({"conversations": [{"role": "user", "content": "x"}]}, "conversations[0].from", "no from"),
     ({"conversations": [{"from": "human"}]}, "conversations[0].value", "missing"),
     (
         {"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": "add(1)"}]},
@@ -270,7 +270,7 @@ def test_the_format_is_found_by_the_columns():
         beside = ["input_ids"] if name in ("text", "tokens") else ["text", "input_ids"]
         assert detect_format([*layout.columns, "id", *beside], SFT) == name
     assert detect_format(["tools", "query", "answers", "id"], CALLING) == "recipe"
-    with pytest.raises(DataError, match="fit no format: question, answer") as caught:
+    with pytest.raises(DataError, match="no format has the columns question, answer") as caught:
         detect_format(["question", "answer"], SFT)
     assert "prompt_completion: prompt, completion" in caught.value.help
 
@@ -285,7 +285,7 @@ def test_misspelt_columns_are_not_read_as_missing_answers(examples):
 @pytest.mark.parametrize(
     ("recipe", "fmt", "message"),
     [
-        (SFT, "recipe", "no columns of its own"),
+        (SFT, "recipe", "does not define columns"),
         (CALLING, "messages", "reads its own columns"),
         (SFT, "alpaca", "needs the columns 'instruction' and 'output'"),
     ],

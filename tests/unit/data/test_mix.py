@@ -90,7 +90,7 @@ def test_what_leaves_nothing_to_train_on_is_refused(write, split):
     assert refused.value.field == f"data.mix.{held}"
     with pytest.raises(DataError, match="every prompt of its 3 examples is held out"):
         split({str(write("copy.jsonl", rows("h", 3))): 1}, eval=held)
-    with pytest.raises(DataError, match=r"0\.001 of 2 examples takes none") as refused:
+    with pytest.raises(DataError, match=r"0\.001 of 2 examples selects none") as refused:
         split({str(write("two.jsonl", rows("two", 2))): 0.001})
     enough = float(refused.value.help.split()[1])
     assert any(prompt.startswith("two") for prompt in split({str(write("two.jsonl", rows("two", 2))): enough})[0])

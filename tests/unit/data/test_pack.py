@@ -75,7 +75,7 @@ def test_the_same_lengths_give_the_same_bins_the_fullest_first(lengths: list[int
 
 
 def test_an_example_longer_than_a_row_is_refused_with_both_numbers() -> None:
-    with pytest.raises(DataError, match=r"2,049 tokens does not fit a packed row of 2,048"):
+    with pytest.raises(DataError, match=r"2,049 tokens does not fit into a packed row of 2,048"):
         best_fit_decreasing([5, 2049], 2048)
 
 

@@ -50,7 +50,7 @@ def test_parts_that_are_not_text_are_named(shared):
         to_examples(load_rows(str(path)), SFT)
     assert caught.value.also[0].line == 2  # the first has text and reasoning alone
     assert caught.value.also[0].field == "messages[2].content[1]"
-    assert caught.value.also[0].help == "write calls as tool_calls of the message"
+    assert caught.value.also[0].help == "write calls in tool_calls of the message"
 
 
 def test_nasty_rows(shared, write, tokenizer):

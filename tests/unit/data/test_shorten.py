@@ -78,7 +78,7 @@ def test_the_parts_that_are_kept():
 
 
 def test_the_rest_alone_is_too_long(tokenizer):
-    with pytest.raises(DataError, match=r"without a word of the document, over the limit of 20") as found:
+    with pytest.raises(DataError, match=r"even without the document, over the limit of 20") as found:
         shorten_document(RECIPE.to_example(LONG), tokenizer, 20, "truncate")
     assert found.value.field == "data.max_length"
 
@@ -103,7 +103,7 @@ def test_a_data_set_counts_what_was_cut(tokenizer, tmp_path):
 def test_a_recipe_without_documents_cannot_be_cut(tokenizer, tmp_path):
     turns = ({"role": "user", "content": LONG["document"]}, {"role": "assistant", "content": "Yes."})
     examples = Examples([Example(turns, completion="Yes.")], ["rows.jsonl:7"], [])
-    with pytest.raises(DataError, match="no part of the prompt that may be cut") as found:
+    with pytest.raises(DataError, match="which part of the prompt may be cut") as found:
         build_dataset(examples, tokenizer, max_length=LIMIT, too_long="truncate", cache=tmp_path)
     assert (found.value.field, found.value.path) == ("data.too_long", "rows.jsonl:7")
     assert list(find_missing_documents(config().data, examples))

@@ -311,7 +311,7 @@ def test_other_file_systems(monkeypatch):
     assert [row["text"] for row in rows_of("memory://d")] == ["1", "2"]
     assert rows_of("memory://d/b.jsonl") == [{"text": "2"}]
     assert "no such file" in refused("memory://d/c.jsonl").message
-    assert "no file system is known for nowhere://" in refused("nowhere://a/b.jsonl").message
+    assert "nowhere:// is not supported" in refused("nowhere://a/b.jsonl").message
     monkeypatch.setitem(sys.modules, "s3fs", None)
     error = refused("s3://bucket/a.jsonl", MachineError)
     assert (error.path, error.help) == ("s3://bucket/a.jsonl", "pip install s3fs")

@@ -170,15 +170,15 @@ FORCED_THINKING = (
 
 
 def test_a_generation_prompt_that_the_answer_lacks_is_refused(make_tokenizer):
-    with pytest.raises(DataError, match=r"asks for the answer of turn 1 \(assistant\) with '<think>\\n'") as caught:
+    with pytest.raises(DataError, match=r"generation prompt for turn 1 \(assistant\) ends with '<think>\\n'") as caught:
         tokenize_example(chat("a", "b"), make_tokenizer(FORCED_THINKING))
     assert caught.value.field == "messages[1]"
-    assert "add some to the rows" in caught.value.help
+    assert "add reasoning to the rows" in caught.value.help
 
 
 def test_a_template_that_refuses_the_conversation(make_tokenizer):
     template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="refuses this conversation: roles must alternate"):
+    with pytest.raises(DataError, match="does not accept this conversation: roles must alternate"):
         tokenize_example(chat("a", "b"), make_tokenizer(template))
 
 

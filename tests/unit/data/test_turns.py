@@ -145,7 +145,7 @@ def test_a_thought_that_the_prompt_opens_is_gone_on_with():
 def test_a_prompt_shows_earlier_turns_that_could_not_be_trained():
     tokenizer = tokenizer_with(PUBLISHED["deepseek_r1_distill"])
     turns = (ask(1), say(1), ask(2))
-    with pytest.raises(DataError, match="asks for the answer of turn 1"):
+    with pytest.raises(DataError, match="generation prompt for turn 1"):
         encode_turns(tokenizer, [Example((*turns, say(2)))])
     given = tokenizer.decode(tokenize_prompt(Example((*turns, say(2))), tokenizer))
     assert given == rendered(tokenizer, Example(turns), 3, True)
@@ -163,7 +163,7 @@ def test_an_empty_thought_in_the_prompt_is_given():
 
 def test_a_thought_behind_an_empty_one_is_refused():
     turns = (ask(1), {"role": "assistant", "content": "<think>\nt1\n</think>\n\na1"})
-    with pytest.raises(DataError, match="asks for the answer of turn 1") as caught:
+    with pytest.raises(DataError, match="generation prompt for turn 1") as caught:
         parts(Example(turns), CLOSED)
     assert "data.thinking: drop" in caught.value.help
 

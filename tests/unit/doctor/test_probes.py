@@ -107,7 +107,7 @@ def test_trackers_are_said_to_be_set_up_and_no_more(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
-    assert "would ask for a key" in named(probes.tracker_probes(), "tracker wandb").fact
+    assert "would prompt for a key" in named(probes.tracker_probes(), "tracker wandb").fact
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password 0123456789\n")
     assert named(probes.tracker_probes(), "tracker wandb").fact == "0.28.0, set up"
     assert named(probes.tracker_probes(), "tracker mlflow").fact == "not installed"

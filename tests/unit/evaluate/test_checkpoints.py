@@ -126,7 +126,7 @@ def test_a_damaged_one_is_named_and_left_where_it_is(three):
     path = three.run.checkpoints / "step-20" / manager.WEIGHTS
     path.write_bytes(path.read_bytes()[:-1] + b"\x07")
     found = scored(three)
-    assert found["passed_over"] == [f"step-20: the content of {manager.WEIGHTS} is not what was written"]
+    assert found["passed_over"] == [f"step-20: the content of {manager.WEIGHTS} has changed since it was written"]
     assert path.exists()
 
 

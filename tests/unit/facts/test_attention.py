@@ -14,8 +14,8 @@ from surefit.facts.attention import AttentionNeeds, attention_layers, attention_
     [
         ({"model_type": "qwen3_next"}, "recurrent layers"),
         ({"model_type": "bloom"}, "ALiBi"),
-        ({"model_type": "xglm"}, "code of its own"),
-        ({"model_type": "gpt_neox_japanese"}, "code of its own"),
+        ({"model_type": "xglm"}, "its own attention code"),
+        ({"model_type": "gpt_neox_japanese"}, "its own attention code"),
         ({"model_type": "llama4_text"}, "chunks"),
         ({"model_type": "new", "alibi": True}, "ALiBi"),
         ({"model_type": "new", "attention_chunk_size": 8192}, "chunks"),

@@ -33,7 +33,7 @@ def test_what_sbatch_takes(line: str) -> None:
         ("#SBATCH --time=24h", "a time is minutes"),
         ("#SBATCH --time=1:30:75", "go up to 59"),
         ("#SBATCH --time= 24:00:00", "has no value"),
-        ("#SBATCH --mem=64 GB", "stands behind the value"),
+        ("#SBATCH --mem=64 GB", "follows the value"),
         ("#SBATCH --mem=lots", "memory is a number"),
         ("#SBATCH --nodes=two", "a number of nodes"),
         ("#SBATCH --nodes=0", "a number of nodes"),

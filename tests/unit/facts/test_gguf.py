@@ -87,17 +87,17 @@ def test_a_header_is_cut_short_wherever_it_is_cut(file, damaged):
     for at in range(4, header, header // 60):
         with pytest.raises(ModelError, match="ends within its header"):
             read_gguf(damaged(at, None))
-    with pytest.raises(ModelError, match="bytes, its header describes") as caught:
+    with pytest.raises(ModelError, match="bytes, but its header describes") as caught:
         read_gguf(damaged(file.stat().st_size - 1, None))
-    assert "fetch the file again" in str(caught.value.help)
+    assert "download the file again" in str(caught.value.help)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no GGUF file: it has 0 B"),
-        (b"GG", "no GGUF file"),
-        (b"PK\x03\x04 and more", "no GGUF file"),
+        (b"", "not a GGUF file: it has 0 B"),
+        (b"GG", "not a GGUF file"),
+        (b"PK\x03\x04 and more", "not a GGUF file"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
         (b"GGUF" + struct.pack(">IQQ", 3, 1, 1), "big-endian"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "GGUF version 1; SureFit reads 2 and 3"),
@@ -128,10 +128,10 @@ def test_damage_to_the_list_of_tensors(file, damaged):
         (at + 4, struct.pack("<Q", 2**62), "its header describes"),
         (at + 4, struct.pack("<Q", 161), "cannot be Q4_1"),
         (at + 4, struct.pack("<Q", 0), "cannot be Q4_1"),
-        (at + 20, struct.pack("<I", 99), "is of ggml's type 99, which cannot be dequantised"),
+        (at + 20, struct.pack("<I", 99), "is of ggml's type 99, which cannot be dequantized"),
         (at + 24, struct.pack("<Q", 2**63), "its header describes|does not start where it must"),
         (at + 24, struct.pack("<Q", 7), "does not start where it must"),
-        (at - 8, b"k", "is there twice"),
+        (at - 8, b"k", "occurs twice"),
     ):
         with pytest.raises(ModelError, match=message):
             config_of(read_gguf(damaged(where, new)))
@@ -154,13 +154,13 @@ def test_a_changed_byte_is_read_or_refused_and_nothing_else(file, tmp_path_facto
 def test_an_architecture_or_a_tokenizer_that_is_not_converted(tmp_path):
     path = tmp_path / "tiny.gguf"
     for options, message in (
-        ({"architecture": "mamba"}, "architecture 'mamba', which SureFit does not convert"),
+        ({"architecture": "mamba"}, "does not convert the architecture 'mamba'"),
         ({"tokenizer": False}, "has no tokenizer"),
-        ({"pre": "whoever"}, "its tokenizer is gpt2 / whoever, which SureFit cannot build again exactly"),
-        ({"pre": None}, "its tokenizer is gpt2 / None"),
+        ({"pre": "whoever"}, r"cannot rebuild its tokenizer \(gpt2 / whoever\)"),
+        ({"pre": None}, r"its tokenizer \(gpt2 / None\)"),
         ({"also": lambda writer: writer.add_uint16("split.count", 3)}, "one part of 3 of a split model"),
         ({"also": lambda writer: writer.add_string("llama.rope.scaling.type", "yarn")}, "positions are scaled .yarn"),
-        ({"without": ("token_embd.weight",)}, "1,536 tokens, its embedding 0 rows"),
+        ({"without": ("token_embd.weight",)}, "1,536 tokens, but its embedding has 0 rows"),
     ):
         path.unlink(missing_ok=True)
         write_gguf(path, **options)

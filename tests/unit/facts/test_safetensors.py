@@ -46,7 +46,7 @@ def test_a_file_that_ends_within_its_header(weights: Path, keep: int) -> None:
 def test_a_file_that_ends_within_its_data(weights: Path) -> None:
     size = weights.stat().st_size
     weights.write_bytes(weights.read_bytes()[:-1])
-    with pytest.raises(ModelError, match=f"has {size - 1:,} bytes, its header describes {size:,}"):
+    with pytest.raises(ModelError, match=f"has {size - 1:,} bytes, but its header describes {size:,}"):
         read_header(weights)
 
 
@@ -95,7 +95,7 @@ def test_shards_are_added_up_and_a_missing_one_is_named(tmp_path: Path) -> None:
     assert found is not None
     assert sum(t.elements for t in found.values()) == 10
     (tmp_path / names[1]).unlink()
-    with pytest.raises(ModelError, match=f"1 of 2 weight files are not there: {names[1]}"):
+    with pytest.raises(ModelError, match=f"1 of 2 weight files are missing: {names[1]}"):
         read_weights(tmp_path)
 
 
@@ -108,7 +108,7 @@ def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
 
 def test_an_index_may_name_what_no_file_can_be_called(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "x" * 100_000}}))
-    with pytest.raises(ModelError, match="1 of 1 weight files are not there: xxx") as caught:
+    with pytest.raises(ModelError, match="1 of 1 weight files are missing: xxx") as caught:
         read_weights(tmp_path)
     assert len(caught.value.message) < 200
 

@@ -59,7 +59,7 @@ def test_a_model_with_such_a_template_is_refused_by_name(tmp_path: Path) -> None
     settings = json.loads(config.read_text())
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     config.write_text(json.dumps(settings | {"chat_template": WITHOUT_END["loops in loops"]}))
-    with pytest.raises(ModelError, match="the chat template cannot be used: its loops take more than 500,000 turns"):
+    with pytest.raises(ModelError, match="the chat template cannot be used: its loops run more than 500,000 turns"):
         tokenizer_facts(tmp_path / "model")
 
 

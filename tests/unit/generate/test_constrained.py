@@ -171,8 +171,8 @@ def test_masks_in_every_dtype_of_logits(model, tiny_tokenizer, dtype):
         (Grammar("ebnf", 'root ::= "a" | unknown'), "the ebnf grammar cannot be compiled"),
         (Grammar("regex", "[a"), "the regex grammar cannot be compiled"),
         (Grammar("json_schema", "{"), "the json_schema grammar cannot be compiled"),
-        (Grammar("choices", ()), "an empty choice, or none"),
-        (Grammar("choices", ("a", "")), "an empty choice, or none"),
+        (Grammar("choices", ()), "no choices, or an empty one"),
+        (Grammar("choices", ("a", "")), "no choices, or an empty one"),
     ],
 )
 def test_grammars_that_are_none(model, tiny_tokenizer, grammar, problem):

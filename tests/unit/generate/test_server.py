@@ -129,7 +129,7 @@ def test_switches_of_the_chat_template_are_handed_on_or_refused(server):
     ServedModel(server.url, switches=off, waits=(0.01,) * 5).answer([QUESTION], GREEDY)
     assert server.seen[-1]["chat_template_kwargs"] == {"date_string": TEMPLATE_DATE, **off}
     server.models = [{"id": "other", "owned_by": "llamacpp"}]
-    with pytest.raises(ConfigError, match="hand enable_thinking to the chat template") as caught:
+    with pytest.raises(ConfigError, match="pass enable_thinking to the chat template") as caught:
         ServedModel(server.url, switches=off, waits=(0.01,) * 5).answer([QUESTION], GREEDY)
     assert caught.value.field == "evaluate.chat_template_kwargs"
 
@@ -164,7 +164,7 @@ def test_grammars_are_asked_for_in_the_servers_own_words(server, owner, grammar,
 
 def test_a_grammar_that_this_server_has_no_word_for(server):
     server.models = [{"id": "tuned", "owned_by": "someone"}]
-    with pytest.raises(ConfigError, match="take a grammar of kind ebnf"):
+    with pytest.raises(ConfigError, match="support a grammar of kind ebnf"):
         client(server).answer([QUESTION], GREEDY, [Grammar("ebnf", 'root ::= "a"')])
     assert server.seen == []
 
@@ -214,7 +214,7 @@ def test_a_failure_that_passes_is_asked_again(server, failure):
         ((429, {"error": {"message": "busy"}}), "429: busy"),
         ((502, b""), "502: Bad Gateway"),
         ((200, b"<html>"), "not JSON: <html>"),
-        ((200, {"no": "choices"}), "no completion"),
+        ((200, {"no": "choices"}), "not a completion"),
         (hang_up, "cannot be reached"),
     ],
 )
@@ -259,7 +259,7 @@ def test_what_is_wrong_is_said_where_the_url_was_named(server, field):
     assert unreachable.value.field == field
 
 
-@pytest.mark.parametrize(("status", "problem"), [(400, "maximum context length"), (422, "refuses a request")])
+@pytest.mark.parametrize(("status", "problem"), [(400, "maximum context length"), (422, "rejected a request")])
 def test_a_refused_request_is_not_repeated(server, status, problem):
     server.script = [(status, {"error": {"message": "the maximum context length is 10"}})]
     with pytest.raises(ConfigError, match=problem):
@@ -273,7 +273,7 @@ def test_the_key_is_sent_and_never_shown(server, monkeypatch):
         client(server).answer([QUESTION], GREEDY)
     monkeypatch.setenv("SUREFIT_API_KEY", "a-very-secret-word")
     server.script = [(403, {"error": {"message": "no: a-very-secret-word"}})]
-    with pytest.raises(ConfigError, match="refuses the key") as caught:
+    with pytest.raises(ConfigError, match="rejected the key") as caught:
         client(server).answer([QUESTION], GREEDY)
     assert "secret" not in str(caught.value)
     assert server.keys == [None, "Bearer a-very-secret-word"]

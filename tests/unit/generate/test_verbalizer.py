@@ -114,8 +114,8 @@ def test_an_adapter_in_training_mode_and_half_precision(model, tiny_tokenizer, p
         ([], ["A"], "prompt 0 has no tokens"),
         ([5], [], "row 0 has no labels"),
         ([5], ["A", ""], "an empty label"),
-        ([5], ["A", "A"], "'A' of row 0 is there twice"),
-        ([5] * 256, ["12"], "257 tokens with its longest label, and the model reads 256"),
+        ([5], ["A", "A"], "'A' of row 0 occurs twice"),
+        ([5] * 256, ["12"], "257 tokens with its longest label; the model's context is 256"),
     ],
 )
 def test_unusable_rows(model, tiny_tokenizer, prompt, labels, problem):

@@ -152,7 +152,7 @@ def test_a_prompt_that_is_read_in_parts_gets_the_same_answer(speaker, tiny_token
 
 
 def test_what_excludes_each_other():
-    with pytest.raises(ConfigError, match=r"4 beams and a temperature of 0\.7"):
+    with pytest.raises(ConfigError, match=r"4 beams cannot be combined with a temperature of 0\.7"):
         DecodingConfig(8, 1, num_beams=4, temperature=0.7)
     with pytest.raises(ConfigError, match="stop string is empty"):
         DecodingConfig(8, 1, stop=("\n", ""))

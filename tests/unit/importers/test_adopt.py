@@ -77,7 +77,7 @@ def test_a_deepspeed_file_fills_what_is_open_and_says_so(zero) -> None:
         lines
     )
     assert "train.max_grad_norm: 0.3, from ds.json:5 gradient_clipping (was 1.0)" in lines
-    assert lines[-1] == "ds.json: 2 keys without a place in SureFit, not used: optimizer.type, wall_clock_breakdown"
+    assert lines[-1] == "ds.json: 2 keys without an equivalent in SureFit, ignored: optimizer.type, wall_clock_breakdown"
 
 
 def test_tuning_reaches_deepspeed(zero) -> None:
@@ -93,15 +93,15 @@ def test_the_section_parallel_gives_way_and_the_command_line_does_not(zero) -> N
     found = zero("train: {global_batch_size: 8}", parallel=", mode: fsdp")
     assert found.loaded.config.parallel.mode == "zero2"
     assert any("was fsdp" in line for line in found.lines())
-    with pytest.raises(ConfigError, match=r"fsdp on the command line, and zero2 in ds.json:18"):
+    with pytest.raises(ConfigError, match=r"fsdp on the command line, but zero2 in ds.json:18"):
         zero("train: {global_batch_size: 8}", "parallel.mode=fsdp")
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("train: {global_batch_size: 8, per_device_train_batch_size: 4}", r": 4 here, and 2 in ds.json:3 train_micro"),
-        ("train: {global_batch_size: 8, learning_rate: 0.1}", r"0\.1 here, and 0\.0001 in ds.json:12"),
+        ("train: {global_batch_size: 8, per_device_train_batch_size: 4}", r": 4 here, but 2 in ds.json:3 train_micro"),
+        ("train: {global_batch_size: 8, learning_rate: 0.1}", r"0\.1 here, but 0\.0001 in ds.json:12"),
         ("train: {global_batch_size: 64}", r"4 micro batches × 2 examples .*global_batch_size is 64, on 1 device"),
         ("hardware: {count: 3}\ntrain: {global_batch_size: 8}", r"global_batch_size is 8, on 3 devices"),
     ],
@@ -125,7 +125,7 @@ def test_the_micro_batch_follows_from_the_accumulation(zero) -> None:
     [
         ({"zero_optimisation": {"stage": 2}}, r"zero_optimisation: deepspeed has no such key"),
         ({"zero_optimization": {"stage": 7}}, r"expected a whole number from 0 to 3, got 7"),
-        ({"optimizer": {"params": {"lr": 20}}}, r"SureFit cannot take 20.0 of ds.json:\d+ optimizer.params.lr"),
+        ({"optimizer": {"params": {"lr": 20}}}, r"SureFit cannot use 20.0 of ds.json:\d+ optimizer.params.lr"),
     ],
 )
 def test_what_the_file_gets_wrong_is_an_error(zero, changes, message: str) -> None:
@@ -195,13 +195,13 @@ def test_two_files_that_differ_are_an_error(tmp_path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     (tmp_path / "acc.yaml").write_text(ACCELERATE)
     both = f"parallel: {{accelerate_config: {tmp_path}/acc.yaml, deepspeed_config: {tmp_path}/ds.json}}"
-    with pytest.raises(ConfigError, match=r"parallel.mode is zero3 in acc.yaml:8 .* and zero2 in ds.json:1"):
+    with pytest.raises(ConfigError, match=r"parallel.mode is zero3 in acc.yaml:8 .* but zero2 in ds.json:1"):
         apply_launcher_files(load(tmp_path, both))
 
 
 def test_processes_that_machines_cannot_share(tmp_path) -> None:
     (tmp_path / "acc.yaml").write_text(ACCELERATE.replace("num_processes: 8", "num_processes: 7"))
-    with pytest.raises(ConfigError, match="7 processes cannot be shared by 2 machines"):
+    with pytest.raises(ConfigError, match="7 processes cannot be divided evenly among 2 machines"):
         apply_launcher_files(load(tmp_path, f"parallel: {{accelerate_config: {tmp_path}/acc.yaml}}"))
 
 

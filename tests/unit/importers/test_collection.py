@@ -97,7 +97,7 @@ LEFT_OUT = {
     ),
     "a column of messages": (
         "base_model: a\ndatasets: [{path: b, type: chat_template, field_messages: turns}]\n",
-        ["# datasets[0].field_messages: turns: SureFit goes by the columns' own names"],
+        ["# datasets[0].field_messages: turns: SureFit reads the columns by name"],
     ),
     "a pattern": (
         "base_model: a\nadapter: lora\ndatasets: [{path: b, type: alpaca}]\nlora_target_modules: 'model.*.q_proj'\n",
@@ -105,15 +105,15 @@ LEFT_OUT = {
     ),
     "a switch that is off": (
         "base_model: a\ndatasets: [{path: b, type: alpaca}]\nload_in_8bit: false\nbf16: auto\n",
-        ["# load_in_8bit: false: switched off", "# bf16: auto: switched off, or what SureFit does by itself"],
+        ["# load_in_8bit: false: turned off", "# bf16: auto: turned off, or SureFit's default"],
     ),
     "rows of another name": (
         "model_name_or_path: a\nstage: sft\ndataset: identity,alpaca\nmax_samples: 10\noutput_dir: o\n",
-        ["# dataset[1]: alpaca: its entry in data/dataset_info", "# max_samples: 10: SureFit trains on all rows"],
+        ["# dataset[1]: alpaca: data/dataset_info", "# max_samples: 10: SureFit trains on all rows"],
     ),
     "a launcher": (
         "model_name_or_path: a\ndataset_name: b\noutput_dir: o\nnum_processes: 4\n",
-        ["# num_processes: 4: TRL hands it to `accelerate launch`"],
+        ["# num_processes: 4: TRL passes it to `accelerate launch`"],
     ),
 }  # fmt: skip
 
@@ -249,7 +249,7 @@ def test_stacks_of_experts_are_all_carried_over_or_named_as_lost(
         assert found.loaded.config.lora.experts == carried
         lost = {one.key: one.why for one in found.lost}
         assert ("lora_target_parameters" in lost) is not bool(carried)
-        assert carried or "beside all stacks" in lost["lora_target_parameters"]
+        assert carried or "all experts of every layer" in lost["lora_target_parameters"]
     adapter = {"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"], "target_parameters": yaml.safe_load(names)}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     assert (
@@ -308,8 +308,8 @@ def test_what_is_said_of_a_key(
 @pytest.mark.parametrize(
     ("text", "line", "problem"),
     [
-        ('{\n "zero_optimization": {\n  "stage": 2,\n }\n}', 3, "a comma behind the last entry"),
-        ('{\n "train_batch_size": 8\n "bf16": {"enabled": true}\n}', 2, "expecting ',' delimiter behind this line"),
+        ('{\n "zero_optimization": {\n  "stage": 2,\n }\n}', 3, "a comma after the last entry"),
+        ('{\n "train_batch_size": 8\n "bf16": {"enabled": true}\n}', 2, "expecting ',' delimiter after this line"),
         ('{\n "train_batch_size": 8,\n "bf16": {"enabled": True}\n}', 3, "Expecting value"),
     ],
 )

@@ -52,7 +52,7 @@ def test_four_bit_weights_in_bytes_under_fsdp() -> None:
     assert found_in(text + "uint8\n")["PAR001"] == "bnb_4bit_quant_storage"
     assert "PAR001" not in found_in(text + "bfloat16\n")
     (problem,) = reading(text + "int4\n").problems
-    assert problem.message == "expected one of bfloat16, float16, float32, float64, int8, uint8, got the text 'int4'"
+    assert problem.message == "expected one of bfloat16, float16, float32, float64, int8, uint8, got the string 'int4'"
 
 
 @pytest.mark.parametrize(

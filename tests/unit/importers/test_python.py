@@ -90,7 +90,7 @@ def test_what_is_computed_is_never_an_error(tmp_path: Path, chosen: dict[int, st
 
 def test_everything_computed(tmp_path: Path) -> None:
     found = read_tool_config(written(tmp_path, computed(dict.fromkeys(range(len(SLOTS)), "args.value"))))
-    assert {one.why for one in found.lost} == {"it is computed while the script runs"}
+    assert {one.why for one in found.lost} == {"it is computed when the script runs"}
     said = {name for name, value in vars(found.setup).items() if value not in (None, (), {})}
     assert said == {"tool"}
 

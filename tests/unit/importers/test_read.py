@@ -224,7 +224,7 @@ def require_each_key_once(tool: str, tree: dict[str, Any]) -> None:
     ("text", "key", "line", "message", "help_text"),
     [
         ("base_model: a\nsequence_len: [262144]\n", "sequence_len", 2, "got [262144]", "without the brackets"),
-        ("base_model: a\nsequence_len: 262144,\n", "sequence_len", 2, "the text '262144,'", "comma"),
+        ("base_model: a\nsequence_len: 262144,\n", "sequence_len", 2, "the string '262144,'", "comma"),
         ("base_model: a\nmicro_batch_size: two\n", "micro_batch_size", 2, "a whole number", "without quotes"),
         ("base_model: a\nlora_r: 8.5\n", "lora_r", 2, "a whole number, got 8.5", "write"),
         ("base_model: a\nbf16: maybe\n", "bf16", 2, "true or false", "write"),
@@ -523,10 +523,10 @@ ROWS = "base_model: a\ndatasets:\n  - path: b\n    type: chat_template\n    "
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("split_thinking: true", "SureFit takes <think>…</think> out of the content"),
+        ("split_thinking: true", "SureFit moves <think>…</think> out of the content"),
         ("template_thinking_key: reasoning_content", "under the name that the template reads"),
         ("field_thinking: reasoning", "SureFit reads reasoning under any of these names"),
-        ("field_thinking: thoughts", "SureFit goes by the columns' own names"),
+        ("field_thinking: thoughts", "SureFit reads the columns by name"),
     ],
 )
 def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str) -> None:
@@ -538,8 +538,8 @@ def test_what_axolotl_makes_of_reasoning(tmp_path: Path, line: str, words: str) 
 
 
 def test_what_packing_means_is_said_beside_it(tmp_path: Path) -> None:
-    assert "a batch still counts examples" in to_config_yaml(read_text(tmp_path, TRL + "packing: true\n"))
-    assert "a batch still counts examples" not in to_config_yaml(read_text(tmp_path, TRL + "packing: false\n"))
+    assert "a batch still counts whole, separate examples" in to_config_yaml(read_text(tmp_path, TRL + "packing: true\n"))
+    assert "a batch still counts whole, separate examples" not in to_config_yaml(read_text(tmp_path, TRL + "packing: false\n"))
 
 
 def test_the_stage_of_a_deepspeed_file_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

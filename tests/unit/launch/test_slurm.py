@@ -198,14 +198,14 @@ def test_a_merge_near_the_end_of_its_time_says_so_and_goes_on(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"parallel": {"mode": "single"}}, "8 processes, and parallel.mode is single"),
-        ({"parallel": {"mode": "cp", "cp": 3}}, "8 processes cannot be divided into groups by parallel.cp: 3"),
+        ({"parallel": {"mode": "single"}}, "parallel.mode is single, but there are 8 processes"),
+        ({"parallel": {"mode": "cp", "cp": 3}}, "8 processes cannot be divided into groups of 3 (parallel.cp)"),
         ({"train": {"global_batch_size": 12}}, "cannot be cut into 8 equal parts (2 nodes × 4 = 8 processes)"),
         ({"nodes": 3, "train": {"global_batch_size": 64}}, "such as 72"),
-        ({"slurm": {"time": "tomorrow"}}, "slurm.time: sbatch reads no time limit in 'tomorrow'"),
-        ({"slurm": {"time": "2:00"}}, "a job of 2:00 (2 min 00 s) is told to save 120 s before its end: at once"),
+        ({"slurm": {"time": "tomorrow"}}, "slurm.time: 'tomorrow' is not a time limit for sbatch"),
+        ({"slurm": {"time": "2:00"}}, "a job of 2:00 (2 min 00 s) would have to save at once, 120 s before its end"),
         ({"slurm": {"venv": "/nowhere/at/all"}}, "neither bin/activate nor bin/python"),
-        ({"run": Path('/data/a "run"')}, "there is a quote in it"),
+        ({"run": Path('/data/a "run"')}, "it contains a quote"),
         ({"run": Path("/data/a\nrun")}, "line break"),
         ({"overrides": [f"telemetry.mlflow_uri=https://hf_{'x' * 30}@host"]}, "a token or password"),
     ],
@@ -238,7 +238,7 @@ def test_no_field_of_the_section_can_begin_a_line_of_the_script(name: str) -> No
     ("option", "told"),
     [
         ("touch /tmp/injected", "not an sbatch option"),
-        ("--export=ALL,WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY and its value would stand in"),
+        ("--export=ALL,WANDB_API_KEY=0123456789abcdef", "WANDB_API_KEY and its value would be in"),
         ("--export=aws_secret_access_key=x1", "everyone can read it"),
     ],
 )
@@ -253,7 +253,7 @@ def test_an_option_is_one_and_holds_no_secret(option: str, told: str) -> None:
 @pytest.mark.parametrize("limit", ["90", "2:01", "8:00:00", "2-12", "1-00:00", "UNLIMITED", "0"])
 def test_every_time_limit_of_sbatch_is_taken(limit: str) -> None:
     assert f"#SBATCH --time={limit}\n" in render_train(job(slurm={"time": limit}))
-    with pytest.raises(ConfigError, match="told to save"):
+    with pytest.raises(ConfigError, match="would have to save at once"):
         render_array(job(slurm={"time": "1:00"}), 2)
 
 

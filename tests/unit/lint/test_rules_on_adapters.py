@@ -76,4 +76,4 @@ def test_fused_lora_is_off_with_its_reason() -> None:
     loaded = LoadedConfig(Config.model_validate(tree), Path("run.yaml"), {}, frozenset())
     resolved = resolve_config(loaded, model_facts("surefit/nano"), hardware_facts("h100"), None)
     assert resolved.config.speed.fused_lora is False
-    assert resolved.provenance["speed.fused_lora"].detail == "it computes plain LoRA, and has no magnitudes"
+    assert resolved.provenance["speed.fused_lora"].detail == "it computes plain LoRA, without DoRA's magnitudes"

@@ -285,8 +285,8 @@ def test_no_rule_raises_on_odd_values(values: dict[str, Any], tool: str) -> None
     [
         ("fsdp", "no process has the whole model"),
         ("tp", "no process has the whole model"),
-        ("cp", "none can answer alone"),
-        ("zero2", "has not been built"),
+        ("cp", "no process can generate alone"),
+        ("zero2", "is implemented for parallel.mode ddp"),
     ],
 )
 def test_why_a_shared_model_is_not_scored_in_training(mode, reason):

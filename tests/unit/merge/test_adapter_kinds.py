@@ -211,7 +211,7 @@ def test_adapters_of_experts_are_not_combined(tmp_path, tiny_tokenizer):
 
 def test_a_parameter_that_is_no_stack_of_experts_is_refused(tmp_path, tiny_tokenizer, rows):
     folder = make(tmp_path, tiny_tokenizer, target_modules=["q_proj"], target_parameters=["mlp.up_proj.weight"])
-    with pytest.raises(GateError, match="no stack of experts that they are for"):
+    with pytest.raises(GateError, match="no matching stack of experts"):
         merge_adapter_job(job(folder), Cpu(), rows)
 
 
@@ -234,10 +234,10 @@ def test_an_adapter_on_a_tied_model_leaves_it_tied(tmp_path, tiny_tokenizer, row
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"peft_type": "LOHA"}, "of the kind LOHA"),
-        ({"init_lora_weights": "pissa"}, "initialised by pissa"),
+        ({"peft_type": "LOHA"}, "its type is LOHA"),
+        ({"init_lora_weights": "pissa"}, "initialized by pissa"),
         ({"layer_replication": [[0, 1]]}, "repeats layers"),
-        ({"r": 8}, "where the rank is 8"),
+        ({"r": 8}, "but the rank is 8"),
         ({"use_dora": True}, "no DoRA magnitude"),
     ],
 )
@@ -255,7 +255,7 @@ def test_half_of_a_pair_of_factors_is_refused(tmp_path, tiny_tokenizer):
     tensors = load_file(file)
     tensors.pop(next(name for name in tensors if "lora_B" in name))
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(GateError, match=r"lora_A\.weight and nothing else"):
+    with pytest.raises(GateError, match=r"lora_A\.weight only"):
         read_adapter(folder / "adapter")
 
 

@@ -84,7 +84,7 @@ def test_another_adapter_than_the_certified_one_is_refused(ready, tmp_path):
     tensors = load_file(file)
     next(iter(tensors.values())).view(-1)[0] += 1
     save_file(tensors, file)
-    with pytest.raises(GateError, match="not the adapter that was merged"):
+    with pytest.raises(GateError, match="does not match the merged, certified adapter"):
         export_adapter(load_certified_model(ready.run), "someone/base", tmp_path / "out", card)
     assert not (tmp_path / "out").exists()
 
@@ -111,7 +111,7 @@ def test_another_model_than_the_certified_one_is_refused(ready):
     tensors = load_file(file)
     next(iter(tensors.values())).view(-1)[0] += 1
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(GateError, match="not the model that its certificate was given for"):
+    with pytest.raises(GateError, match="does not match its certificate"):
         load_certified_model(ready.run)
 
 
@@ -130,12 +130,12 @@ def test_a_changed_or_missing_file_is_noticed(ready, tmp_path):
     out = tmp_path / "out"
     export_hub(load_certified_model(ready.run), out, card)
     (out / "README.md").write_text((out / "README.md").read_text().replace("True", "true"))
-    with pytest.raises(ModelError, match=r"README\.md is not what was exported"):
+    with pytest.raises(ModelError, match=r"README\.md has changed since the export"):
         read_export(out)
     (out / "README.md").unlink()
-    with pytest.raises(ModelError, match=r"README\.md is in export\.json"):
+    with pytest.raises(ModelError, match=r"README\.md is listed in export\.json"):
         read_export(out)
-    with pytest.raises(ModelError, match="no export is here"):
+    with pytest.raises(ModelError, match="this is not an export"):
         read_export(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_missing_package_is_named_before_anything_is_read(conversion, monkeypa
 
 def test_llama_cpp_is_found_or_not(monkeypatch, tmp_path):
     monkeypatch.delenv("LLAMA_CPP", raising=False)
-    with pytest.raises(MachineError, match="nothing says where it is"):
+    with pytest.raises(MachineError, match="which was not found"):
         find_converter(None)
     with pytest.raises(MachineError, match=r"there is no convert_hf_to_gguf\.py"):
         find_converter(tmp_path)

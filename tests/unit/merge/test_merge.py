@@ -200,7 +200,7 @@ def test_another_vocabulary_under_the_same_weights(trained, merged):
 def test_an_adapter_of_unknown_origin(trained, merged):
     run = trained()
     (run.run.adapter / "surefit.json").unlink()
-    certificate = refused(merged, run, "nothing says which base model")
+    certificate = refused(merged, run, "the base model it was trained from is not recorded")
     assert certificate["checks"] == []
 
 

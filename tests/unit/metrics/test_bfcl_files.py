@@ -64,5 +64,5 @@ def test_reading_a_category(tmp_path: Path) -> None:
     assert read_category(tmp_path, "live_simple") == {QUESTION["id"]: QUESTION}
     (tmp_path / "possible_answer" / name).write_text(json.dumps({"id": QUESTION["id"], **GOLD}) + "\n")
     assert read_category(tmp_path, "live_simple") == {QUESTION["id"]: QUESTION | GOLD}
-    with pytest.raises(DataError, match=r"BFCL_v4_multiple.json is not there"):
+    with pytest.raises(DataError, match=r"BFCL_v4_multiple.json does not exist"):
         read_category(tmp_path, "multiple")

@@ -18,7 +18,7 @@ from surefit.metrics.strict_json import MAX_CHARACTERS, MAX_DEPTH, MAX_DIGITS, s
         ("\ufeff[]", "BOM"),
         ("NaN", "NaN is not JSON"),
         ("[-Infinity]", "-Infinity is not JSON"),
-        ("[1e999]", "beyond what a float can hold"),
+        ("[1e999]", "out of a float's range"),
         ('{"a": 1, "b": 2, "a": 3}', "'a' occurs twice"),
         ('["\\ud800"]', "surrogate"),
         ("['a']", "Expecting value"),

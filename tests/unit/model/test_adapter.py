@@ -125,7 +125,7 @@ B = A.replace("lora_A", "lora_B")
     [
         ({A: None}, "up_proj.lora_A.weight is missing"),
         ({"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight": torch.ones(4, 32)}, "belongs to no layer"),
-        ({A: torch.ones(8, 32)}, r"has shape \(8, 32\) where \(4, 32\) fits"),
+        ({A: torch.ones(8, 32)}, r"has shape \(8, 32\), expected \(4, 32\)"),
         ({A: torch.full((4, 32), torch.nan)}, "not finite"),
         ({B: torch.zeros(48, 4)}, "up_proj.lora_B.weight is all zero"),
     ],
@@ -146,7 +146,7 @@ MAGNITUDE = A.replace("lora_A.weight", "lora_magnitude_vector")
     [
         ({}, None),
         ({MAGNITUDE: None}, "up_proj.lora_magnitude_vector is missing"),
-        ({MAGNITUDE: torch.ones(32)}, r"has shape \(32,\) where \(48,\) fits"),
+        ({MAGNITUDE: torch.ones(32)}, r"has shape \(32,\), expected \(48,\)"),
         ({MAGNITUDE: torch.full((48,), torch.inf)}, "not finite"),
     ],
 )
@@ -178,5 +178,5 @@ def test_an_unreadable_adapter_is_stopped(saved: tuple[Path, PeftModel]) -> None
 def test_an_untrained_adapter_is_stopped(tmp_path: Path) -> None:
     model = adapt()
     model.save_pretrained(str(tmp_path), save_embedding_layers=False)
-    with pytest.raises(GateError, match=r"is all zero: this layer was not trained; .* and 11 more"):
+    with pytest.raises(GateError, match=r"is all zeros: this layer was not trained; .* and 11 more"):
         require_complete_adapter(tmp_path, lora_modules(model))

@@ -187,10 +187,10 @@ def test_what_is_said_of_it_to_others(file):
 
 def test_a_part_that_the_model_does_not_know_is_not_lost_in_silence(tmp_path):
     extra = write_gguf(tmp_path / "more.gguf", also=lambda w: w.add_tensor("blk.0.strange", np.ones(8, np.float32)))
-    with pytest.raises(ModelError, match="the file holds 1,414,568 numbers, the model 1,414,560"):
+    with pytest.raises(ModelError, match="the file holds 1,414,568 numbers, but the model has 1,414,560"):
         model_path(str(extra))
     lacking = write_gguf(tmp_path / "less.gguf", without=("blk.1.ffn_up.weight",))
-    with pytest.raises(ModelError, match=r"1 weights are not in the file .* model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(ModelError, match=r"1 weights are missing from the file .* model.layers.1.mlp.up_proj.weight"):
         model_path(str(lacking))
 
 
@@ -227,7 +227,7 @@ def test_a_cache_that_cannot_be_written(file, tmp_path, monkeypatch):
 def test_a_full_cache_is_said_before_and_in_the_middle(file, small_disk, monkeypatch):
     monkeypatch.setenv("SUREFIT_CACHE", str(small_disk))
     room(small_disk, 3 * 2**20)
-    with pytest.raises(MachineError, match=r"the converted model takes 69.4 MiB, and 3.0 MiB are free") as caught:
+    with pytest.raises(MachineError, match=r"the converted model needs 69.4 MiB, but only 3.0 MiB are free") as caught:
         model_path(str(file))
     assert "set SUREFIT_CACHE" in caught.value.help
     monkeypatch.setattr(converter, "_require_room", lambda *_: None)

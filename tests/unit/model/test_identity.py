@@ -115,7 +115,7 @@ def test_a_record_names_the_base_and_what_was_trained(tmp_path, base):
 def test_a_record_that_is_missing_or_damaged_is_a_gate(tmp_path, content):
     if content is not None:
         (tmp_path / "surefit.json").write_text(content)
-    with pytest.raises(GateError, match="nothing says which base model"):
+    with pytest.raises(GateError, match="the base model it was trained from is not recorded"):
         read_record(tmp_path)
 
 

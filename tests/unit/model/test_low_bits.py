@@ -126,7 +126,7 @@ def test_what_cannot_be_dequantised_is_refused_with_the_reason(breaks, words: st
     write_fp8(base)
     breaks(base)
     assert words in str(model_facts(str(base)).unreadable)
-    with pytest.raises(ModelError, match="cannot be dequantised") as caught:
+    with pytest.raises(ModelError, match="cannot be dequantized") as caught:
         model_path(str(base))
     assert words in caught.value.message
 

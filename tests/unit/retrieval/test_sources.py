@@ -52,7 +52,7 @@ def test_movielens_1m_and_100k_are_latin_1(tmp_path):
     (old / "u.item").write_bytes("242|Kolya (1996)|24-Jan-1997||\n302|L.A. Confidential (1997)|é\n".encode("latin-1"))
     assert read_events(old / "u.data").titles == {242: "Kolya (1996)", 302: "L.A. Confidential (1997)"}
     (old / "u.item").unlink()
-    with pytest.raises(DataError, match=r"u\.item is not beside them"):
+    with pytest.raises(DataError, match=r"u\.item is not in the same folder"):
         read_events(old)
 
 
@@ -72,7 +72,7 @@ def test_reviews_old_and_new_compressed_or_not(tmp_path, review, user, item, end
     events = read_events(tmp_path)
     assert (events.users, events.items) == ([user, user], [item, item])
     assert events.titles == {item: "A crème"}
-    assert "repeat an item" in events.notes[0]
+    assert "repeat an earlier item" in events.notes[0]
     assert detect_movielens_release(tmp_path) is None
 
 
@@ -106,13 +106,13 @@ def test_a_damaged_row_is_named(movielens, line, message):
         ("a.json", '{"reviewerID": "A1"\n', "not a JSON object"),
         ("a.json", "[1]\n", "not a JSON object"),
         ("a.json", '{"reviewer": 1}\n', "a review has the columns 'reviewer'"),
-        ("a.json", json.dumps(REVIEW | {"asin": None}), "must be texts"),
+        ("a.json", json.dumps(REVIEW | {"asin": None}), "must be strings"),
         ("a.json", json.dumps(REVIEW | {"unixReviewTime": "09 13, 2009"}), "must be a whole number"),
         ("a.json", "", "no events"),
         ("a.json.gz", "not compressed", "cannot be read"),
-        ("a.txt", "1 2 3", "no layout that is known"),
+        ("a.txt", "1 2 3", "an unknown layout"),
         ("ratings.csv", "1,1,4.0,964982703\n", "the first line is '1,1,4.0,964982703'"),
-        ("ratings.csv", RATINGS, "movies.csv is not beside them"),
+        ("ratings.csv", RATINGS, "movies.csv is not in the same folder"),
     ],
 )
 def test_other_files_say_what_is_wrong(tmp_path, name, content, message):
@@ -177,4 +177,4 @@ def test_rows_that_somebody_appended_are_noted(tmp_path):
     (tmp_path / "movies.csv").write_bytes((SHARED / "ml-latest-small/movies.csv").read_bytes())
     note = read_events(tmp_path).notes[0]
     assert "13 more rows" in note
-    assert "users it does not have" in note
+    assert "new users" in note

@@ -150,7 +150,7 @@ def test_a_stop_signal_on_a_full_disk_says_which_checkpoint_there_is(base: Path,
     training = run(tiny_run.config(base, tmp_path, every=4), on_progress=fill)
     with pytest.raises(
         Interrupted,
-        match=r"stopped by SIGUSR1 while waiting for room to write step-6; .* complete checkpoint is step-4",
+        match=r"stopped by SIGUSR1 while waiting for space to write step-6; .* complete checkpoint is step-4",
     ):
         training.fit()
     assert run(tiny_run.config(base, tmp_path, every=4)).fit(resume=True).resumed_from == 4

@@ -236,9 +236,9 @@ class ChunkAuditor:
         if limit is not None and total > limit:
             tally.add("over_max_length", index, f"{total:,} tokens, {total - limit:,} over max_length {limit:,}")
         if self.tokenizer is not None and learnt == 0:
-            tally.add("no_supervised_token", index, f"none of {total:,} tokens are learnt")
+            tally.add("no_supervised_token", index, f"none of {total:,} tokens are trained on")
         elif self.tokenizer is not None and learnt == 1:
-            tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is learnt")
+            tally.add("few_supervised_tokens", index, f"1 of {total:,} tokens is trained on")
 
     def _counted(
         self, first: int, usable: list[int], examples: list[Example | None], tally: DetectorTally
@@ -308,7 +308,7 @@ def _round_trip(index: int, example: Example, tokenizer: PreTrainedTokenizerBase
             tally.add(
                 "template_round_trip",
                 index,
-                f"{rendered_text[place : place + 24]!r} is read back as {decoded_text[place : place + 24]!r}",
+                f"{rendered_text[place : place + 24]!r} is decoded as {decoded_text[place : place + 24]!r}",
             )
             return
         if (decoded_start := _learnt_from(decoded)) < (rendered_start := _learnt_from(rendered)) - (

@@ -93,7 +93,7 @@ def clean_path(source: RowSource, out: Path | None) -> Path:
         out = (Path() if source.kind == "sample" else source.path.parent) / f"{name}.clean.jsonl"
     if out is None:
         raise DataError(
-            "the copy has no default place", code="E4001", path=source.name, help="name one: --clean-copy FILE.jsonl"
+            "the copy has no default path", code="E4001", path=source.name, help="name a path: --clean-copy FILE.jsonl"
         )
     if out.suffix != ".jsonl":
         raise DataError(
@@ -101,7 +101,7 @@ def clean_path(source: RowSource, out: Path | None) -> Path:
         )
     if source.kind == "directory" and source.path is not None and out.resolve().parent == source.path.resolve():
         raise DataError(
-            "the copy would be read as part of its own source", code="E4003", path=out, help="name another directory"
+            "the copy would be read as part of its own source", code="E4003", path=out, help="choose another directory"
         )
     return out
 
@@ -124,7 +124,7 @@ def write_clean(rows: AuditableRows, removals: Removals, out: Path) -> None:
                 "the copy would replace its own source",
                 code="E4004",
                 path=path,
-                help="name another file: --clean-copy FILE",
+                help="choose another file: --clean-copy FILE",
             )
     with ExitStack() as stack:
         kept_file, removed_file = (stack.enter_context(file_atomic(path)) for path in (out, removed_path(out)))

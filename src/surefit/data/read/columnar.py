@@ -61,7 +61,7 @@ def read_arrow(name: str) -> Iterator[RowWithPlace]:
                     number += 1
 
 
-_HELP = "was it downloaded completely?"
+_HELP = "check that the download is complete"
 
 
 def _to_row_with_place(row: dict[str, Any], place: str, number: int, documents: dict[str, Any]) -> RowWithPlace:
@@ -129,7 +129,7 @@ def _rows(batch: Any, place: str) -> Iterator[dict[str, Any]]:
         yield from _rows(batch.slice(0, half), place)
         yield from _rows(batch.slice(half), place)
     else:
-        problem = f"a row that takes {bytes_text(needed)} of memory once decoded"
+        problem = f"one row needs {bytes_text(needed)} of memory once decoded"
         raise DataError(problem, code="E4006", path=place, help="split it into several rows, or remove it")
 
 
@@ -212,7 +212,7 @@ def require_no_bomb(name: str, size: int) -> int:
     return needed
 
 
-_BOMB = "it repeats one value out of all proportion: write the rows again, or remove the file"
+_BOMB = "one value is repeated millions of times: write the rows again, or remove the file"
 
 
 def _measure_arrow_bytes(name: str, size: int, limit: int) -> int:
@@ -230,7 +230,7 @@ def _measure_arrow_bytes(name: str, size: int, limit: int) -> int:
         if not (error.ended or small):
             return 0
         problem = (
-            f"reading its {size:,} bytes ends the process: {error}"
+            f"reading its {size:,} bytes crashes the process: {error}"
             if error.ended
             else f"reading its {size:,} bytes {error}"
         )
@@ -315,8 +315,8 @@ def without_filled_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of an Arrow table without the keys that Arrow added.
 
     All structs of an Arrow column share one list of keys. So where two tools have different arguments, each tool comes
-    back with the other's, set to null, and a model would learn to write them. Absent and null cannot be told apart any
-    more; nearly always the key was absent. Only values inside a column are cleaned: the columns themselves, and the
+    back with the other's, set to null, and a model would learn to write them. Absent and null look the same and
+    nearly always the key was absent. Only values inside a column are cleaned: the columns themselves, and the
     items of lists, stay.
     """
     return {name: _pruned(value) for name, value in row.items()}

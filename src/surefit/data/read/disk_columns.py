@@ -255,7 +255,7 @@ def open_spool() -> Iterator[Spool]:
                 raise
             help_text = "free some space, or point TMPDIR at another disk"
             raise MachineError(
-                "no room for the temporary files that compare rows", code="E4126", path=directory, help=help_text
+                "no disk space for the temporary files that compare rows", code="E4126", path=directory, help=help_text
             ) from error
         finally:
             spool.close()

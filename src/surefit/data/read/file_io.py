@@ -176,7 +176,7 @@ class _Unpacked(io.RawIOBase):
                 f"{self.packed.position:,} bytes of compressed data ({reason_of(error)})",
                 code="E4074",
                 path=display_name(self.packed.name),
-                help="was it downloaded completely? test it with gzip -t or zstd -t, and fetch it again",
+                help="test it with gzip -t or zstd -t, and download it again",
             ) from None
         buffer[: len(data)] = data
         self.position += len(data)
@@ -214,7 +214,7 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
         )
     if isinstance(error, PermissionError) or status in (401, 403):
         status_text = f" ({status})" if status else ""
-        help_text = "check this machine's credentials for it, and that they allow reading it"
+        help_text = "check this machine's credentials for it, and that they allow you to read it"
         return DataError(f"access denied{status_text}", code="E4076", path=path, help=help_text)
     if isinstance(error, ImportError):
         package = _PACKAGES.get(scheme, "")
@@ -224,7 +224,7 @@ def _failure(url: str, position: int | None, error: Exception) -> SureFitError:
         )
     if isinstance(error, ValueError) and "Protocol not known" in str(error):
         return DataError(
-            f"no file system is known for {scheme}://", code="E4078", path=path, help="https, s3, gs and hf are known"
+            f"{scheme}:// is not supported", code="E4078", path=path, help="supported: https, s3, gs and hf"
         )
     if isinstance(error, TimeoutError):
         return MachineError(

@@ -30,7 +30,11 @@ def hub_rows(source: str) -> Iterator[RowWithPlace]:
         table = datasets.load_dataset(name, config or None, split=split, token=env.hub_token())
         if not len(table):
             raise DataError(
-                f"the split {split!r} holds no rows", code="E4038", path=source, field="data.split", help="name another"
+                f"the split {split!r} has no rows",
+                code="E4038",
+                path=source,
+                field="data.split",
+                help="choose another split",
             )
         for number, row in enumerate(table, start=1):
             yield RowWithPlace(without_filled_nulls(row), f"{source} row {number}", None)
@@ -57,7 +61,11 @@ def _hub_errors(source: str, split: str) -> Iterator[None]:
             ) from None
         if isinstance(error, ValueError) and "split" in reason.lower():
             raise DataError(
-                reason, code="E4041", path=source, field="data.split", help=f"{split!r} is not one of them"
+                reason,
+                code="E4041",
+                path=source,
+                field="data.split",
+                help=f"choose one of these splits; {split!r} is not among them",
             ) from None
         if isinstance(error, ValueError) and "onfig" in reason:
             help_text = "name one as owner/name:config"

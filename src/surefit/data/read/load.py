@@ -155,7 +155,7 @@ def _kept(parts: Sequence[RowRange]) -> list[RowWithPlace]:
             used += ROW_COST + VALUE_COST * len(placed_row.row) + count_characters(placed_row.row)
             if used > limit:
                 raise DataError(
-                    f"its first {len(placed):,} rows take {bytes_text(used)} of memory, all that there is room for",
+                    f"its first {len(placed):,} rows take {bytes_text(used)} of memory, and no more is available",
                     code="E4048",
                     path=placed_row.path,
                     line=placed_row.line,

@@ -243,7 +243,10 @@ def _rows(source: str, sizes: dict[str, int], seen: dict[tuple[str, str], _Sampl
     placed = [placed_row for kind in seen.values() for placed_row in kind.placed]
     if not placed:
         raise DataError(
-            "no rows at the places that were read", code="E4037", path=source, help="was it written completely?"
+            "no rows in the parts that were read",
+            code="E4037",
+            path=source,
+            help="check that it was written completely",
         )
     total, error = 0.0, 0.0
     for kind, sample in seen.items():

@@ -99,7 +99,7 @@ def require_size(size: int, place: object, line: int | None = None) -> None:
             code="E4086",
             path=str(place),
             line=line,
-            help="split the text into several rows, or remove the row: it has more tokens than any model reads",
+            help="split the text into several rows, or remove the row: it is longer than any model's context",
         )
 
 
@@ -113,7 +113,7 @@ def _line_row(text: str, path: str, line: int) -> dict[str, Any]:
             code="E4087",
             path=path,
             line=line,
-            help=_ARRAY_HELP if array else "every line of a JSON Lines file is one whole JSON object",
+            help=_ARRAY_HELP if array else "every line of a JSON Lines file must be one complete JSON object",
         ) from None
     if not isinstance(row, dict):
         raise DataError(
@@ -141,7 +141,7 @@ def read_json_rows(file: BufferedReader, name: str) -> Iterator[RowWithPlace]:
     except json.JSONDecodeError as error:
         message = f"{_problem(error)} (column {error.colno})"
         raise DataError(
-            message, code="E4089", path=name, line=error.lineno, help="a JSON file is an array of objects"
+            message, code="E4089", path=name, line=error.lineno, help="a JSON file must be an array of objects"
         ) from None
     return _numbered(value if isinstance(value, list) else [value], name)
 
@@ -226,8 +226,8 @@ def _undecodable(error: Exception, path: str, line: int | None) -> DataError:
         )
     if isinstance(error, _RepeatedKey):
         return DataError(
-            f"the key {truncate_text(repr(str(error)))} stands twice in one object",
-            code="E4140", path=path, line=line, help="keep one of the two: only one value can be read",
+            f"the key {truncate_text(repr(str(error)))} occurs twice in one object",
+            code="E4140", path=path, line=line, help="keep one of the two",
         )  # fmt: skip
     if "digits" in str(error):
         return DataError(
@@ -291,7 +291,7 @@ def _csv_header(cells: list[str], path: str, line: int) -> list[str]:
     repeated = [cell for cell, count in Counter(cells).items() if count > 1]
     if repeated:
         problem = f"the header names the column {repeated[0]!r} twice"
-        raise DataError(problem, code="E4098", path=path, line=line, help="give every column a name of its own")
+        raise DataError(problem, code="E4098", path=path, line=line, help="give every column its own name")
     return cells
 
 
@@ -330,15 +330,15 @@ def available_row_bytes() -> int:
     return min(limits)
 
 
-TOO_MANY = "tokenise them with surefit prepare, which does not hold all of them, or use fewer rows or more memory"
+TOO_MANY = "tokenize them with surefit prepare, which streams them, or use fewer rows or more memory"
 
 
 def require_row_memory(needed: int, place: str, rows: int) -> None:
     """Raise if the rows need more memory than there is."""
     if needed > (limit := available_row_bytes()):
         raise DataError(
-            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and there is room "
-            f"for {bytes_text(limit)}",
+            f"its {rows:,} rows take at least {bytes_text(needed)} of memory once decoded, and only "
+            f"{bytes_text(limit)} are available",
             code="E4100",
             path=place,
             help=TOO_MANY,
@@ -495,5 +495,5 @@ def _utf8(data: bytes, path: str, line: int | None) -> str:
             code="E4106",
             path=path,
             line=line or before.count(b"\n") + 1,
-            help="the file ends inside a character: was it cut off?" if cut else "save the file as UTF-8",
+            help="the file ends inside a character: check that it is complete" if cut else "save the file as UTF-8",
         ) from None

@@ -109,9 +109,7 @@ def _missing(text: str, path: Path) -> DataError:
     if not text.strip():
         return DataError("no data is named", code="E4117", help=f"name a file ({KINDS}) or a directory; {hub}")
     if path.is_symlink():
-        return DataError(
-            f"a link that leads nowhere: to {os.readlink(path)}", code="E4700", path=path, help="name the file itself"
-        )
+        return DataError(f"a broken link to {os.readlink(path)}", code="E4700", path=path, help="name the file itself")
     help_text = f"relative paths start at the current directory; {hub}"
     if not os.path.isdir(path.parent):
         return DataError(f"no such file: there is no directory {path.parent}", code="E4118", path=path, help=help_text)
@@ -188,10 +186,10 @@ def list_data_files(directory: Path, split: str = "train") -> list[Path]:
     texts = [name for name in names if file_extensions(name)[0] in NAMED_ONLY]
     if not files and texts:
         raise DataError(
-            f"no data file in this directory but text: {', '.join(texts[:5])}",
+            f"no data file in this directory, only text files: {', '.join(texts[:5])}",
             code="E4350",
             path=directory,
-            help="text files are read by a pattern, for a directory often has notes among them: "
+            help="name text files by a pattern, since a directory may also hold notes: "
             f"write {directory}/*{''.join(PurePath(texts[0]).suffixes[-1:])}",
         )
     if not files:
@@ -303,10 +301,10 @@ def _refuse_mixed_splits(place: str | Path, names: Iterable[str]) -> None:
         splits.setdefault((split if counts else None) or "train", name)
     if len(splits) > 1:
         raise DataError(
-            f"{'these files are of' if isinstance(place, str) else 'this directory holds'} different splits: "
+            f"{'these files belong to' if isinstance(place, str) else 'this directory holds'} different splits: "
             f"{', '.join(splits.values())}",
             code="E4125",
             path=place,
-            help="name the file to train on in data.train and the one to score on in data.eval; where all are to be "
-            "trained on, name one in data.train and the others in data.mix",
+            help="name the file to train on in data.train and the one to score on in data.eval; to train on all, "
+            "name one in data.train and the others in data.mix",
         )

@@ -85,7 +85,10 @@ def read_range(one: RowRange) -> Iterator[RowWithPlace]:
             yield from rows
         elif one.start == 0 and one.stop is None:
             raise DataError(
-                "the file holds no rows", code="E4127", path=display_place(one.file), help="was it written completely?"
+                "the file holds no rows",
+                code="E4127",
+                path=display_place(one.file),
+                help="check that it was written completely",
             )
 
 
@@ -134,13 +137,13 @@ def _cut(file: str, range_bytes: int) -> list[RowRange]:
         raise DataError(f"a data file with {extension} cannot be read", code="E4128", path=file, help=f"{KINDS} can")
     if ending in COLUMNAR and compression:
         raise DataError(
-            "Parquet and Arrow files are compressed internally, and this one is once more",
+            "Parquet and Arrow files are compressed internally, and this one is compressed again",
             code="E4129",
             path=display_name(file),
             help="decompress the file",
         )
     if not is_url(file) and os.path.getsize(file) == 0:
-        raise DataError("the file is empty", code="E4130", path=file, help="was it written completely?")
+        raise DataError("the file is empty", code="E4130", path=file, help="check that it was written completely")
     if ending == ".parquet":
         return _cut_groups(file, range_bytes)
     if ending in LINE_READERS and not compression and not is_url(file) and os.path.getsize(file) > range_bytes:
@@ -194,7 +197,7 @@ def require_same_columns(files: list[str]) -> None:
         if names:
             column_type, first_type = (types.get(names[0], "missing") for types in (columns, first_columns))
             raise DataError(
-                f"its columns are not those of {display_name(tables[0])}: "
+                f"its columns differ from {display_name(tables[0])}: "
                 f"{names[0]!r} is {column_type} here and {first_type} there",
                 code="E4131",
                 path=display_name(file),

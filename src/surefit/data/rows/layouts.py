@@ -206,7 +206,7 @@ def detect_format(columns: Sequence[str], recipe: TaskRecipe) -> str:
     formats = "; ".join(f"{name}: {', '.join(layout.columns)}" for name, layout in LAYOUTS.items())
     advice = suggest_layout(columns)
     raise DataError(
-        f"columns that fit no format: {_listed(columns)}",
+        f"no format has the columns {_listed(columns)}",
         code="E4015",
         field="data.format",
         help=f"{advice}; known formats: {formats}" if advice else f"known formats: {formats}",
@@ -276,7 +276,7 @@ def _recipe_converter(columns: Sequence[str], recipe: TaskRecipe, fmt: str) -> C
     if not recipe.columns:
         help_text = f"choose one of {', '.join(LAYOUTS)}, or auto"
         raise DataError(
-            f"the recipe {recipe.name} has no columns of its own", code="E4017", field="data.format", help=help_text
+            f"the recipe {recipe.name} does not define columns", code="E4017", field="data.format", help=help_text
         )
     if fmt != "recipe":
         raise DataError(
@@ -311,10 +311,10 @@ def _refuse_bad_answer(row: Row) -> None:
         if preference_from_label(name, value) is False:
             raise DataError(
                 f"{name} is {value}, which by KTO's layout (prompt, completion, label: true or false) says that the "
-                "answer is a bad one, and every answer is learnt",
+                "answer is a bad one, and SureFit trains on every answer",
                 code="E4326",
                 field=name,
-                help=f"leave such rows out: SureFit learns from good answers alone; where {name} is a class and says "
+                help=f"remove these rows: SureFit trains on good answers only; if {name} is a class and says "
                 "nothing about the answer, rename or delete the column",
             )
 
@@ -528,7 +528,7 @@ def load_mixed(source: str, section: DataSection) -> Rows:
     """
     try:
         if source == section.eval:
-            raise DataError("the same rows as data.eval", code="E4023", path=source, help="leave it out of data.mix")
+            raise DataError("the same rows as data.eval", code="E4023", path=source, help="remove it from data.mix")
         return load_rows(source, split=section.split)
     except SureFitError as error:
         error.about(f"data.mix.{source}")
@@ -551,7 +551,7 @@ def add_mixed_source(
     held_out_prompts = {prompt_position(example, seed) for example in held_out}
     usable = [i for i, example in enumerate(more) if prompt_position(example, seed) not in held_out_prompts]
     if not usable:
-        help_text = "leave it out of data.mix: its rows are what the model is scored on"
+        help_text = "remove it from data.mix: its rows are what the model is scored on"
         raise DataError(
             f"every prompt of its {len(more)} examples is held out",
             code="E4024",
@@ -565,7 +565,7 @@ def add_mixed_source(
     if not chosen:
         enough = (math.floor(min(places.values()) * 1000) + 1) / 1000
         raise DataError(
-            f"{passes:g} of {len(usable)} examples takes none",
+            f"{passes:g} of {len(usable)} examples selects none",
             code="E4025",
             path=source,
             field=key,
@@ -602,15 +602,15 @@ def split_eval(examples: Examples, share: float, seed: int) -> tuple[Examples, E
     """
     positions = [prompt_position(example, seed) for example in examples]
     if len(set(positions)) == 1:
-        problem = f"all {len(examples):,} examples have the same prompt, and equal prompts stay together"
+        problem = f"all {len(examples):,} examples have the same prompt, and examples with equal prompts stay together"
         if len(examples) == 1:
-            problem = "there is one example"
-        problem += ": no share can be held out"
+            problem = "there is only one example"
+        problem += ": none can be held out"
         raise DataError(
             problem,
             code="E4351",
             field="data.eval",
-            help="put some of the rows into a file of their own, and name it in data.eval",
+            help="move some of the rows to a separate file, and name it in data.eval",
         )
     train = examples.subset([i for i, position in enumerate(positions) if position >= share])
     held_out = examples.subset([i for i, position in enumerate(positions) if position < share])

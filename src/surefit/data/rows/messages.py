@@ -20,7 +20,7 @@ THOUGHTS = ("thinking", "reasoning")
 _TEXTS = ("text",)
 PYTHON_TEXT = 100_000
 """The most characters of an invalid JSON text for which Python's notation is tried."""
-TEXT_ALONE = "use rows with text only: images, audio and video are not trained on"
+TEXT_ALONE = "use rows with text only: SureFit does not train on images, audio or video"
 MARKS = ("weight", "loss", "train", "training", "trainable", "loss_weight")
 """Keys of a turn that mark whether it is trained on: OpenAI's, ms-swift's, Axolotl's, and other tools'."""
 PARTIAL_MARKS = ("train_detail", "training_detail")
@@ -150,19 +150,19 @@ def _with_weight(item: Mapping[str, Any], role: Any, field: str) -> Mapping[str,
     for name, mark in marks.items():
         if name in PARTIAL_MARKS:
             raise DataError(
-                f"{name} marks parts of a turn, and a turn is learnt as a whole or not at all",
+                f"{name} marks parts of a turn, but SureFit trains on a turn as a whole or not at all",
                 code="E4320",
                 field=f"{field}.{name}",
-                help='leave it out, or set "weight": 0 on turns that must not be learnt',
+                help='leave it out, or set "weight": 0 on turns that must not be trained on',
             )
         if not isinstance(mark, (bool, int, float)) or mark not in (0, 1):
             raise DataError(f"{name} must be 0 or 1, not {mark!r}", code="E4056", field=f"{field}.{name}")
         if mark and role != "assistant" and name in ("train", "training", "trainable"):
             raise DataError(
-                f"{name} asks for a {role} turn to be learnt, and only assistant turns are",
+                f"{name} marks a {role} turn for training, but SureFit trains on assistant turns only",
                 code="E4321",
                 field=f"{field}.{name}",
-                help="leave the mark out on turns that are no answers",
+                help="remove the mark from turns that are not answers",
             )
     unmarked = {key: value for key, value in item.items() if key not in MARKS}
     return unmarked | {"weight": min(int(mark) for mark in marks.values())} if role == "assistant" else unmarked
@@ -257,7 +257,7 @@ def _part_text(part: Any, field: str, kinds: Sequence[str]) -> str:
 
 def _part_help(kind: Any) -> str | None:
     if kind in ("tool_call", "tool_use"):
-        return "write calls as tool_calls of the message"
+        return "write calls in tool_calls of the message"
     return TEXT_ALONE if kind not in (*_TEXTS, *THOUGHTS) else None
 
 
@@ -303,7 +303,7 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     filled = [(field, name, value) for (field, name), value in values.items() if value != {}]
     if len(filled) > 1:
         (_, first, _), (field, second, _), *_ = filled
-        both = f"{first} and {second}" if first != second else f"{first} in the function and beside it"
+        both = f"{first} and {second}" if first != second else f"{first} both inside the function and next to it"
         help_text = f"keep {ARGUMENTS[0]} in the function"
         raise DataError(f"the call has both {both}", code="E4323", field=f"{field}.{second}", help=help_text)
     innermost = next(iter(places))
@@ -312,7 +312,7 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         raise DataError(f"{name} must be an object, not {json_kind(value)}", code="E4063", field=f"{field}.{name}")
     if name == "parameters" and value.get("type") == "object" and isinstance(value.get("properties"), Mapping):
         raise DataError(
-            "the parameters of the call are a schema, not the arguments that the tool is called with",
+            "the call has a schema of the parameters in place of the arguments",
             code="E4325",
             field=f"{field}.parameters",
             help='write "arguments": {…} with their values; schemas belong in the column tools',
@@ -329,7 +329,7 @@ def _arguments(places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             f"the call has no arguments, but {', '.join(repr(key) for _, key in unknown)}",
             code="E4324",
             field=".".join(unknown[0]),
-            help='write "arguments": {…}; of a call without any, "arguments": {}',
+            help='write "arguments": {…}; for a call without arguments, "arguments": {}',
         )
     return dict(value)
 
@@ -397,7 +397,7 @@ def _sharegpt_turn(turn: Any, field: str) -> Message:
     speaker = turn.get("from")
     if speaker is None:
         help_text = "turns written as role and content belong in a column named messages" if "role" in turn else None
-        raise DataError("the turn does not say who it is from", code="E4067", field=f"{field}.from", help=help_text)
+        raise DataError("the turn has no from", code="E4067", field=f"{field}.from", help=help_text)
     if speaker not in SHAREGPT_ROLES:
         hint = did_you_mean(str(speaker), SHAREGPT_ROLES)
         help_text = f"known speakers: {', '.join(SHAREGPT_ROLES)}"
@@ -450,7 +450,7 @@ def _json_help(value: str) -> str | None:
         ast.literal_eval(value.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    return "this is Python's notation, as str() writes it: write the column with json.dumps()"
+    return "this is Python notation, as str() writes it: write the column with json.dumps()"
 
 
 def parse_json_list(value: Any, field: str) -> Sequence[Any]:
@@ -458,7 +458,7 @@ def parse_json_list(value: Any, field: str) -> Sequence[Any]:
     if value is None:
         raise DataError("missing", code="E4072", field=field)
     if isinstance(value, bytes):
-        problem = "the column holds bytes that are not marked as text"
+        problem = "the column has bytes, not text"
         raise DataError(
             problem, code="E4600", field=field, help="write it as strings: pyarrow's type string, not binary"
         )

@@ -51,6 +51,6 @@ def _preference_advice(lower: dict[str, str], better: str) -> str:
     prompt = f" and {prompt} to prompt" if prompt not in (None, "prompt") else ""
     target = f"completion{prompt}" if any(name in lower for name in QUESTIONS) else "messages"
     return (
-        "these are preference pairs, and SureFit learns from answers, not from pairs: to learn the preferred answers, "
+        "these are preference pairs, and SureFit does not train on pairs: to train on the preferred answers, "
         f"rename {better} to {target}"
     )

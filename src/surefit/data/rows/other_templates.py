@@ -48,7 +48,7 @@ def find_foreign_templates(example: Example, own: Collection[str]) -> Iterator[t
     ]
     place, text = answers[-1] if answers else ("text", example.text if example.tokens is None else None)
     if isinstance(text, str) and (token := _end_of(text, own)):
-        yield END, f"{place} ends with {token}, which this tokenizer does not have as a special token"
+        yield END, f"{place} ends with {token}, which is not a special token of this tokenizer"
 
 
 def _is_whole_prompt(turn: dict[str, object]) -> bool:

@@ -26,7 +26,7 @@ TWICE = "written_twice"
 LOST = ("turn_left_out", "part_left_out", "tools_left_out", "reasoning_left_out", "indentation_lost", TWICE)
 """Observations of `TemplateLossFinder`."""
 UNCLOSED = "unclosed_thought"
-BEFORE = "what stands before the thought"
+BEFORE = "what comes before the thought"
 SHAPES = 256
 """Shapes of conversations whose second rendering is kept."""
 _TAG = re.compile(r"</?(?:think|thinking|thought|reasoning|seed:think|mm:think)>|\[/?THINK\]")
@@ -293,9 +293,9 @@ def _thinking(turn: int, content: str, write: Write, learnt: bool) -> str:
     for number, tag in enumerate([*tags, None]):
         text = content[end : tag.start()] if tag else content[end:]
         if text.strip() and (learnt or tag is None):
-            name, description = "part_left_out", "what stands between two thoughts"
+            name, description = "part_left_out", "what comes between two thoughts"
             if tag is None:
-                name, description = "turn_left_out", "the answer behind the thought"
+                name, description = "turn_left_out", "the answer after the thought"
             elif inside and number <= 1:
                 name, description = "reasoning_left_out", "the thought"
             elif inside:

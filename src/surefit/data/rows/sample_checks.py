@@ -127,7 +127,7 @@ def find_missing_documents(section: DataSection, examples: Examples) -> Iterator
     """Yield an error if documents are to be cut and the recipe's examples have none."""
     if section.cuts and all(example.document is None for example in examples):
         yield DataError(
-            f"{section.too_long} cuts documents, and the recipe names no part of its prompts that may be cut",
+            f"{section.too_long} cuts documents, but the recipe does not say which part of a prompt may be cut",
             code="E4107",
             field="data.too_long",
             help="write too_long: drop, or choose a recipe with documents (long_summarization)",
@@ -166,12 +166,11 @@ def find_missing_template(
     count = sum(example.text is None for example in examples)
     if count:
         yield DataError(
-            f"{count:,} of {len(examples):,} rows that were looked at are conversations, and the model has no chat "
-            "template",
+            f"{count:,} of {len(examples):,} sampled rows are conversations, and the model has no chat template",
             code="E4352",
             path=source,
             field=key,
-            help="set model.chat_template: plain (roles in words), take the instruct variant, or name plain text",
+            help="set model.chat_template: plain (roles in words), use the instruct variant, or name plain text",
         )
 
 

@@ -35,7 +35,7 @@ def shorten_document(example: Example, tokenizer: PreTrainedTokenizerBase, limit
     document = example.document
     if document is None:
         raise DataError(
-            "the row is too long, and its recipe names no part of the prompt that may be cut",
+            "the row is too long, and its recipe does not say which part of the prompt may be cut",
             code="E4113",
             field="data.too_long",
             help="write too_long: drop, or raise data.max_length",
@@ -53,7 +53,7 @@ def shorten_document(example: Example, tokenizer: PreTrainedTokenizerBase, limit
         return example
     if low_tokens > limit:
         raise DataError(
-            f"{low_tokens:,} tokens without a word of the document, over the limit of {limit:,}",
+            f"{low_tokens:,} tokens even without the document, over the limit of {limit:,}",
             code="E4114",
             field="data.max_length",
             help="raise data.max_length, shorten the instruction or the answer, or lower evaluate.max_new_tokens",
@@ -110,7 +110,7 @@ def build_prompt_cutter(config: Config, tokenizer: PreTrainedTokenizerBase) -> C
     """Return the function example → its prompt for generation: cut where training would cut it, leaving
     `evaluate.max_new_tokens` for the answer. Prompts without a document stay as they are.
 
-    The function raises DataError where even a prompt without a word of its document is too long.
+    The function raises DataError where even a prompt without its document is too long.
     """
     limit = prompt_limit(config)
 

@@ -105,11 +105,11 @@ class SpecialTokens:
     def _rendered(self, text: str, learnt: bool) -> str | None:
         """Return how the text of a turn shows that it was already rendered; None if it does not."""
         if self.bos and self.begins and text.lstrip().startswith(self.bos):
-            return f"begins with {self.bos}, which is written before every conversation"
+            return f"begins with {self.bos}, which the chat template writes before every conversation"
         stripped = text.rstrip()
         end = next((end for end in self.ends if stripped.endswith(end)), None)
         if learnt and end:
-            return f"ends with {end}, which is written behind every answer"
+            return f"ends with {end}, which the chat template writes after every answer"
         return self._turn_in(text, learnt, self._asks_in(text))
 
     def _turn_in(self, text: str, learnt: bool, asks: str | None) -> str | None:
@@ -123,13 +123,13 @@ class SpecialTokens:
             is_own = asks is not None or any(token in self.all for token in _LIKE_TOKENS.findall(turn[0]))
             begins_prompt = number == 0 and not learnt and not _LIKE_TOKENS.sub("", text[: turn.start()]).strip()
             if is_own or begins_prompt:
-                return f"holds a turn that is rendered already ({turn[0].strip()[:40]!r})"
+                return f"contains a turn that is already rendered ({turn[0].strip()[:40]!r})"
         return None
 
     def _asks_in(self, text: str) -> str | None:
         """Return a description of the chat template's own generation prompt, or Alpaca's, in a text."""
         if self.asks and self.asks in text:
-            return f"holds {self.asks!r}, with which the chat template asks for an answer"
+            return f"contains {self.asks!r}, the chat template's generation prompt"
         match = _PROMPT_IN_TEXT.search(text) or (_IN_ONE_LINE.search(text) if "USER: " in text else None)
         return f"holds {match[0].strip()!r}" if match else None
 

@@ -213,6 +213,6 @@ def store_dataset(
         if (existing := open_cached(key, cache)) is not None:  # another process stored it in the meantime
             return existing
         reason = error.message if isinstance(error, MachineError) else f"cannot write: {error.strerror}"
-        help_text = "set SUREFIT_CACHE to a directory you may write to, with room for the tokenised data"
+        help_text = "set SUREFIT_CACHE to a directory you may write to, with space for the tokenized data"
         raise MachineError(reason, code="E4005", path=path, help=help_text) from error
     return TokenDataset(path, stats, refused)

@@ -232,7 +232,7 @@ def _select(
     if not kept:
         raise DataError(
             f"no example is left: of {len(overlong) + unsupervised:,}, {len(overlong):,} are longer than max_length "
-            f"{max_length:,} tokens (the longest has {longest:,}) and {unsupervised:,} have no token to learn",
+            f"{max_length:,} tokens (the longest has {longest:,}) and {unsupervised:,} have no token to train on",
             code="E4008",
             field="data.max_length",
             help=f"set data.max_length to {longest} or more, as far as the model's context allows",

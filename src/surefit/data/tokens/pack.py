@@ -28,7 +28,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]
     order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
     if order and lengths[order[0]] > capacity:
         raise DataError(
-            f"an example of {lengths[order[0]]:,} tokens does not fit a packed row of {capacity:,}",
+            f"an example of {lengths[order[0]]:,} tokens does not fit into a packed row of {capacity:,}",
             code="E4081",
             field="data.max_length",
             help="examples must be cut or dropped to data.max_length before they are packed",

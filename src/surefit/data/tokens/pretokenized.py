@@ -50,7 +50,7 @@ def require_known_tokens(ids: Sequence[int], known: int) -> None:
             "with another tokenizer",
             code="E4032",
             field="input_ids",
-            help="tokenise them with this model's tokenizer, or train on their text",
+            help="tokenize them with this model's tokenizer, or train on their text",
         )
 
 
@@ -67,7 +67,7 @@ def _mask_from_labels(value: Any, ids: list[int]) -> list[bool]:
     for n, (label, token) in enumerate(zip(labels, ids, strict=True)):
         if label not in (token, _IGNORED):
             raise DataError(
-                f"a label is the token itself or {_IGNORED}, not {label} where input_ids has {token}",
+                f"a label must be the token itself or {_IGNORED}, not {label} where input_ids has {token}",
                 code="E4033",
                 field=f"labels[{n}]",
                 help="labels are not shifted: the model does that",

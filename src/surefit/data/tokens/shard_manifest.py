@@ -28,7 +28,7 @@ from surefit.data.tokens.shards import DTYPES, shard_path, shard_sha256
 MANIFEST = "manifest.json"
 MAX_OPEN_SHARDS = 128
 """Shards that are mapped at once: three files each, and Linux usually allows 1,024 open files."""
-MEND = "make it with `surefit prepare CONFIG`, which keeps complete shards"
+MEND = "write it with `surefit prepare CONFIG`, which keeps complete shards"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _is_count(value: Any, least: int = 0) -> bool:
 def _manifest_problem(values: Any) -> str | None:
     """Return the first invalid entry of a manifest; None if all are valid."""
     if not isinstance(values, dict) or not isinstance(values.get("stats"), dict):
-        return "it is no object with stats"
+        return "it is not an object with stats"
     shards = values.get("shards")
     if not isinstance(shards, list) or not shards:
         return "it names no shards"
@@ -106,7 +106,7 @@ def _manifest_problem(values: Any) -> str | None:
             key for key, least in COUNTS.items() if not isinstance(shard, dict) or not _is_count(shard.get(key), least)
         ]
         if wrong or type(shard.get("sha256")) is not str:
-            return f"{[*wrong, 'sha256'][0]} of shard {number} is no such number or text"
+            return f"{[*wrong, 'sha256'][0]} of shard {number} has the wrong type"
     rows = sum(shard["rows"] * shard["repeat"] for shard in shards)
     wrong = [f"stats.{key}" for key, value in values["stats"].items() if not _is_count(value)]
     lengths = values.get("lengths")
@@ -119,7 +119,7 @@ def _manifest_problem(values: Any) -> str | None:
     if not _is_count(values.get("held_out")):
         wrong.append("held_out")
     if wrong:
-        return f"{wrong[0]} cannot be what it says"
+        return f"{wrong[0]} is not a possible value"
     if rows != values["stats"].get("kept"):
         return f"its shards have {rows:,} rows, and stats.kept is {values['stats'].get('kept'):,}"
     return None
@@ -228,7 +228,7 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
             ) from None
         for array, size, dtype in zip(arrays, sizes, DTYPES, strict=True):
             if array.shape != (size,) or array.dtype != dtype:
-                problem = "this shard is not the one that the manifest names"
+                problem = "this shard does not match the manifest"
                 raise DataError(problem, code="E4111", path=path, field="data.tokenized", help=MEND)
         if not self._as_written(number):
             raise DataError(
@@ -269,10 +269,10 @@ class ShardedTokens(Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
                 self.shard(number)
             return None
         if self.bytes <= HASHED:
-            return "the hashes of the shards are compared as they are opened"
+            return "each shard's hash is checked when it is opened"
         return (
-            f"the hashes of the first {bytes_text(HASHED)} of shards are compared as they are opened, not of all "
-            f"{bytes_text(self.bytes)}: surefit prepare CONFIG --verify does that"
+            f"only the hashes of the first {bytes_text(HASHED)} of shards are checked when they are opened, of "
+            f"{bytes_text(self.bytes)}: surefit prepare CONFIG --verify checks all"
         )
 
     @property

@@ -118,7 +118,7 @@ def refuse_limit(config: Config) -> None:
         ConfigError: `data.limit` is set."""
     if config.data.limit is not None:
         raise ConfigError(
-            "data.limit takes rows spread evenly over all of them, which prepared data cannot do",
+            "data.limit samples rows evenly, which prepared data does not support",
             code="E4085",
             field="data.limit",
             help="leave data.tokenized out for a first try; train.max_steps ends a run early",

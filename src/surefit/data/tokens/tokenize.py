@@ -197,10 +197,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example]) -> l
     encoded = encode_turns(tokenizer, examples)
     if any(len(token_examples) != 1 for token_examples in encoded):
         raise DataError(
-            "the chat template rewrites earlier turns of a conversation, which therefore makes several token examples",
+            "the chat template rewrites earlier turns of a conversation, which then needs several token examples",
             code="E4137",
             field="messages",
-            help="ask for all of them (encode_turns), or set data.thinking: only_last",
+            help="call encode_turns, which returns all of them, or set data.thinking: only_last",
         )
     return [token_examples[0] for token_examples in encoded]
 

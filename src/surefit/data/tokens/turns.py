@@ -34,7 +34,7 @@ _THOUGHT = re.compile(
 def build_template_refusal(reason: object) -> DataError:
     """Return the error about a conversation that the chat template cannot render, with the template's own reason."""
     return DataError(
-        f"the model's chat template refuses this conversation: {' '.join(str(reason).split())}",
+        f"the model's chat template does not accept this conversation: {' '.join(str(reason).split())}",
         code="E4136",
         field="messages",
         help="change the order or the roles of the messages to what the template accepts",
@@ -159,17 +159,17 @@ def _not_answering(turn: int, message: Message, prompt: str, upto: str) -> DataE
     )
     thought = _THOUGHT.search(prompt)
     if reasoning_of_message(message):
-        help_text = "set data.thinking: drop, or the switch with which the template asks for reasoning"
+        help_text = "set data.thinking: drop, or turn reasoning on with model.chat_template_kwargs"
     elif thought and not thought["closed"]:
         help_text = (
-            "this template asks for reasoning: add some to the rows (reasoning_content), or set the switch with which "
-            "it asks for none (model.chat_template_kwargs)"
+            "this template's prompt begins a reasoning block: add reasoning to the rows (reasoning_content), or turn "
+            "it off with the template's switch (model.chat_template_kwargs)"
         )
     else:
         help_text = 'set "weight": 0 on this turn, or choose a chat template whose answers follow its generation prompt'
     return DataError(
-        f"the model's chat template asks for the answer of turn {turn} (assistant) with {prompt[common:][-40:]!r}, but "
-        "writes the answer without it; training on this turn would teach text that the model never has to write",
+        f"the chat template's generation prompt for turn {turn} (assistant) ends with {prompt[common:][-40:]!r}, but "
+        "it writes the answer without that text: training on this turn would teach text that no answer needs",
         code="E4139",
         field=f"messages[{turn}]",
         help=help_text,

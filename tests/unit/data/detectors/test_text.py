@@ -88,7 +88,7 @@ def test_texts_are_found_however_deep_they_are() -> None:
 def test_windows_line_ends_of_the_answer_only() -> None:
     row = {"prompt": "a\r\nb", "completion": "x\r\ny\nz"}
     (sighting,) = CarriageReturns().look(3, row)
-    assert (sighting.index, sighting.what) == (3, "1 carriage returns beside 1 bare line feeds in the answer")
+    assert (sighting.index, sighting.what) == (3, "1 carriage returns next to 1 bare line feeds in the answer")
     assert not list(CarriageReturns().look(3, row | {"completion": "x\ny"}))
 
 

@@ -61,7 +61,7 @@ def test_a_release_under_its_own_name(tmp_path: Path) -> None:
         ("data", ratings(1000), "movielens_shifted_users", "is 1, here 1001"),
         ("data", ratings().replace("2,7,3.5", "2,7,35"), "movielens_corrupt_rows", "ratings.csv:5: 2,7,35,900000007"),
         ("ml-latest-small", HEADER + "1,7,3.5,900000007\n", "movielens_other_vintage", "a part of it"),
-        ("ml-1m", HEADER + "1,2,3.5,700000007\n", "movielens_other_vintage", "which no release of that name has"),
+        ("ml-1m", HEADER + "1,2,3.5,700000007\n", "movielens_other_vintage", "no release of that name has this number"),
     ],
 )
 def test_what_was_done_to_a_release(tmp_path: Path, folder: str, text: str, name: str, says: str) -> None:

@@ -92,16 +92,16 @@ def graph_problem(tokens: list[str]) -> str:
         elif token == ")":
             depth -= 1
             if depth < 0:
-                return "one closing parenthesis too many"
+                return "an extra closing parenthesis"
             if depth == 0 and following:
                 return f"text after the graph: {truncate_text(following, 20)}"
         elif token == '"':
-            return "a quotation mark that is not closed"
+            return "an unclosed quotation mark"
         elif token == "/" and (following in ("", "(", ")", "/") or following[0] == ":"):
             return "a node without a concept"
         elif token[0] == ":" and (following in ("", ")", "/") or following[0] == ":"):
             return f"the role {token} without a value"
-    return f"{depth} parentheses that are not closed" if depth else ""
+    return f"{depth} unclosed parentheses" if depth else ""
 
 
 class FinalAnswers:

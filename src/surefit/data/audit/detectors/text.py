@@ -123,7 +123,7 @@ class CarriageReturns:
         text = next(iterate_texts(find_answer(row)[1]), "")
         if "\r" in text:
             returns, lines = text.count("\r"), text.count("\n")
-            beside = "" if returns >= lines else f" beside {lines - returns} bare line feeds"
+            beside = "" if returns >= lines else f" next to {lines - returns} bare line feeds"
             yield DetectorMatch("carriage_returns", index, f"{returns} carriage returns{beside} in the answer")
 
 

@@ -150,7 +150,7 @@ def _check_release(survey: _Survey, path: Path) -> Iterator[tuple[str, Observati
         return
     if rows > vintage.ratings and survey.users_at.get(vintage.ratings) == vintage.users:
         added, strangers = rows - vintage.ratings, users - vintage.users
-        description = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} users it does not have"
+        description = f"{vintage.title} is followed by {added:,} more rows, with {strangers:,} new users"
         yield "movielens_appended", Observation(added, rows, (), description)
     if vintage.first and survey.first and survey.first[0] != vintage.first[0]:
         description = f"the first user of {vintage.title} is {vintage.first[0]}, here {survey.first[0]}"
@@ -162,7 +162,7 @@ def _other_vintage(vintage: MovieLensRelease | None, rows: int, path: Path) -> s
     match = _NAMED.search("/".join(path.absolute().parts[-3:]))
     name = f"ml-{match[1].lower().replace('_', '-')}" if match else ""
     if vintage is None:
-        return f"named {name}, with {rows:,} ratings, which no release of that name has" if name else ""
+        return f"named {name}, with {rows:,} ratings: no release of that name has this number" if name else ""
     if name and name != vintage.name:
         return f"named {name}, but it is {vintage.title}"
     if vintage.name == CURRENT.name and vintage is not CURRENT:
