@@ -95,7 +95,7 @@ class MemoryEstimate:
         """Method of the estimate and its relative error, in words."""
         if self.above == self.margin:
             return f"{self.how} ± {self.margin:.0%}"
-        return f"{self.how} - {self.margin:.0%} + {self.above:.0%}for memory fragmentation"
+        return f"{self.how} - {self.margin:.0%} + {self.above:.0%} for memory fragmentation"
 
 
 def build_memory_estimate(

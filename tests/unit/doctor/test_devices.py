@@ -137,6 +137,6 @@ def test_gpus_are_listed_with_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_
     assert works.fact == "True"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     *_, hidden, works = devices.gpu_probes()  # no policy: no GPU that is used
-    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES leaves 0 of 2 to use", "False")
+    assert (hidden.fact, works.fact) == ("CUDA_VISIBLE_DEVICES allows 0 of 2", "False")
     smi.write_text("#!/bin/sh\nexit 9\n")
     assert devices.free_memory() == []

@@ -100,7 +100,7 @@ def test_each_attempt_has_an_outcome() -> None:
         ("train", "started"), ("train", "resumed"), ("train", "finished"),
         ("merge", "started"), ("merge", "failed"), ("evaluate", "started"),
     ) == [
-        ("train", "stopped without a word", None), ("train", "interrupted", 100), ("train", "finished", 100),
+        ("train", "ended without a record", None), ("train", "interrupted", 100), ("train", "finished", 100),
         ("merge", "failed", None), ("evaluate", "no end recorded", None),
     ]  # fmt: skip
 
