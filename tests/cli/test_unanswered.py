@@ -67,9 +67,7 @@ def test_rows_that_end_with_a_bare_call_are_left_out_of_the_scores(
     said = [{"role": "user", "content": "Say a number."}, {"role": "assistant", "content": "4"}]
     write(tmp_path / "train.jsonl", [{"messages": [{"role": "user", "content": "Say one."}, said[1]]}] * 9)
     write(tmp_path / "eval.jsonl", [{"messages": turns}, {"messages": said}, {"messages": turns}, {"messages": said}])
-    assert found(surefit, config) == [
-        ("EVL010", "2 of 4 sampled rows have no gold answer and are not scored")
-    ]
+    assert found(surefit, config) == [("EVL010", "2 of 4 sampled rows have no gold answer and are not scored")]
     config.write_text(RUN + "evaluate: {max_new_tokens: 4}\n")
     assert surefit("train", config).code == 0
     answer = surefit("evaluate", config, "--variant", "base", "--variant", "adapter")

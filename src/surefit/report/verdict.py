@@ -165,7 +165,7 @@ def _what(found: Artefacts) -> str | None:
     text = "all weights" if kind == "full" else kind
     if kind == "lora":
         kind = "DoRA" if found.is_on("lora.use_dora") else "LoRA"
-        kind += ", rank-stabilised" if found.is_on("lora.use_rslora") else ""
+        kind += ", rank-stabilized" if found.is_on("lora.use_rslora") else ""
         text = f"{kind}, r {value('lora.r')}, alpha {value('lora.lora_alpha')}, on {value('lora.target_modules')}"
     model = found.plan.model if found.plan else None
     if text and model and model.trainable and model.parameters:

@@ -177,7 +177,7 @@ def _tokenize_all_rows(watcher: ProgressListener, run: CheckedRun) -> TrainingDa
     config = run.resolved.config
     tokenizer = load_tokenizer(config.model)
     shards = _open_token_shards(run, tokenizer)
-    with watcher.progress("tokenising") as on_progress:
+    with watcher.progress("tokenizing") as on_progress:
         build = partial(
             build_dataset,
             tokenizer=tokenizer,

@@ -28,7 +28,9 @@ def page_of(folder: Path, **changes: Any) -> str:
 def test_it_is_drawn_and_said(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     assert "<h3>Checkpoints</h3>" in page
-    assert "step-30 has the best score of 3, but no clear lead over step-20 (2 comparisons, intervals of 97.5 %)." in page
+    assert (
+        "step-30 has the best score of 3, but no clear lead over step-20 (2 comparisons, intervals of 97.5 %)." in page
+    )
     assert page.count("<title>step-") == 3
     assert "its lead may be due to chance" in page
 

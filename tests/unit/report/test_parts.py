@@ -267,8 +267,8 @@ def test_the_vendored_files_are_those_of_the_pinned_package() -> None:
     [
         ({}, "LoRA, r 16"),
         ({"use_dora": True}, "DoRA, r 16"),
-        ({"use_rslora": True}, "LoRA, rank-stabilised, r 16"),
-        ({"use_dora": True, "use_rslora": True}, "DoRA, rank-stabilised, r 16"),
+        ({"use_rslora": True}, "LoRA, rank-stabilized, r 16"),
+        ({"use_dora": True, "use_rslora": True}, "DoRA, rank-stabilized, r 16"),
     ],
 )
 def test_what_is_trained_is_read_from_the_switches_as_they_are_written(

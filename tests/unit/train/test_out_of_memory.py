@@ -106,7 +106,10 @@ def test_the_largest_term_is_named_in_the_users_numbers() -> None:
         "the GPU's memory ran out in step 3, with micro batches of 12 rows of up to 2,048 tokens; the largest part is "
     )
     assert "GiB" in found.message
-    assert "try --set train.per_device_train_batch_size=6 (same training result; --adapt does it automatically)" in found.help
+    assert (
+        "try --set train.per_device_train_batch_size=6 (same training result; --adapt does it automatically)"
+        in found.help
+    )
     assert "--set data.max_length=1024, --set model.quantization=nf4 also save memory" in found.help
 
 

@@ -129,7 +129,7 @@ def _has_embedding(names: Sequence[str]) -> bool:
     return any(("embed" in name or name == "wte") and name not in OUTPUT_HEADS for name in names)
 
 
-@rule("ADP003", "quantised-and-full", severity="error")
+@rule("ADP003", "quantized-and-full", severity="error")
 def quantised_and_full(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The config trains all weights, but they are stored in 4 or 8 bits.
 

@@ -86,7 +86,7 @@ def invisible_characters(audit: AuditFacts) -> Iterator[Finding]:
     )
 
 
-@rule("AUD022", "mixed-normalisation", severity="warning")
+@rule("AUD022", "mixed-normalization", severity="warning")
 def mixed_normalisation(audit: AuditFacts) -> Iterator[Finding]:
     """Some rows encode an accented letter as one character, others as letter plus accent.
 

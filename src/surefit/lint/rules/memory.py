@@ -350,7 +350,7 @@ def cache_with_checkpointing(setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("MEM008", "small-moments-quantised", severity="info")
+@rule("MEM008", "small-moments-quantized", severity="info")
 def small_moments_quantised(setup: Setup, model: ModelFacts) -> Iterator[Finding]:
     """An 8-bit or paged optimizer saves next to no memory here.
 

@@ -17,7 +17,7 @@ ABSOLUTE = re.compile(r"[/~\\]|\.{1,2}[/\\]|[A-Za-z]:[/\\]")
 """Beginnings of paths that cannot be hub ids: /, ~, ./, ../, and C:\\ on Windows."""
 
 
-@rule("MRG001", "merge-into-quantised", severity="error")
+@rule("MRG001", "merge-into-quantized", severity="error")
 def merge_into_quantised(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The adapter will be merged into 4-bit or 8-bit weights.
 
@@ -98,7 +98,7 @@ def merge_into_another_base(context: LintContext, setup: Setup) -> Iterator[Find
         )
 
 
-@rule("MRG005", "adapter-of-quantised-files", severity="warning")
+@rule("MRG005", "adapter-of-quantized-files", severity="warning")
 def adapter_of_quantised_files(context: LintContext, setup: Setup) -> Iterator[Finding]:
     """The adapter's base model has quantized files.
 

@@ -533,7 +533,7 @@ def weights_do_not_match_config(model: ModelFacts) -> Iterator[Finding]:
         )
 
 
-@rule("MOD012", "base-stored-quantised", severity="error", suppressible=False)
+@rule("MOD012", "base-stored-quantized", severity="error", suppressible=False)
 def base_stored_quantised(config: Config, model: ModelFacts, setup: Setup) -> Iterator[Finding]:
     """The base model's files are already quantized.
 

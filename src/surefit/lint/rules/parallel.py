@@ -299,7 +299,7 @@ def unused_parameters_with_checkpointing(setup: Setup) -> Iterator[Finding]:
         )
 
 
-@rule("PAR009", "quantised-weights-in-shards", severity="error", suppressible=False)
+@rule("PAR009", "quantized-weights-in-shards", severity="error", suppressible=False)
 def quantised_weights_in_shards(context: LintContext, config: Config) -> Iterator[Finding]:
     """Quantized weights cannot be sharded, because their scales are stored separately.
 

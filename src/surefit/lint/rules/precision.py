@@ -330,7 +330,7 @@ def fp8_without_fp8_arithmetic(config: Config, hardware: HardwareFacts) -> Itera
     )
 
 
-@rule("PRC010", "nothing-to-quantise", severity="error")
+@rule("PRC010", "nothing-to-quantize", severity="error")
 def nothing_to_quantise(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The base has no linear layers to quantize.
 

@@ -57,7 +57,7 @@ def stored_form_not_read(config: Config, model: ModelFacts, setup: Setup) -> Ite
     yield Finding(field=NAME, message=f"{model.name} {problem}", help=advice)
 
 
-@rule("MOD016", "base-dequantised-first", severity="info")
+@rule("MOD016", "base-dequantized-first", severity="info")
 def base_dequantised_first(config: Config, model: ModelFacts) -> Iterator[Finding]:
     """The base model is stored in FP8 or MXFP4, and is dequantized before loading.
 
