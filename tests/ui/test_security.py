@@ -175,7 +175,7 @@ def test_a_config_that_names_what_is_outside_is_not_looked_at(server: Any, named
             one.symlink_to(server.workspace.parent / "outside.jsonl")
     answer = server.post("/api/check", {"name": "x.yaml", "text": CONFIG.format(train=named)})
     assert [finding["field"] for finding in answer.json["findings"]] == ["data.train"]
-    assert "not inside the workspace" in answer.json["findings"][0]["message"]
+    assert "outside the workspace" in answer.json["findings"][0]["message"]
     assert answer.json["findings"][0]["line"] == 5
     assert "secret-words" not in answer.text
 

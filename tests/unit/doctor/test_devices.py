@@ -37,9 +37,9 @@ def torch_of(cuda: str | None = None, available: bool = False) -> str:
     ("script", "gpu", "verdict", "fact"),
     [
         (torch_of(), False, "ok", "built for the CPU"),
-        (torch_of(), True, "warn", "cannot use the GPU"),
+        (torch_of(), True, "warn", "cannot use the installed GPU"),
         (torch_of("13.0", True), True, "ok", "built for CUDA 13.0, sees 1 GPU"),
-        (torch_of("13.0"), True, "warn", "cannot use the GPU"),
+        (torch_of("13.0"), True, "warn", "cannot use the installed GPU"),
         (says("torch", "ImportError: libcudart.so.13", False), True, "fail", "libcudart"),
         ("echo 'SyntaxError: in sitecustomize' >&2; exit 1", True, "fail", "sitecustomize"),
         ("exit 139", False, "fail", "exit code 139"),

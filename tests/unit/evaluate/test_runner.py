@@ -187,7 +187,7 @@ def test_one_variant_can_be_scored_again(letters):
     [
         ({"max_new_tokens": 11}, "generated with max_new_tokens 12"),
         ({"max_examples": 4}, "answered other rows"),
-        ({"recipe": replace(RECIPE, version=2)}, "judged by letters version 1"),
+        ({"recipe": replace(RECIPE, version=2)}, "scored by letters version 1"),
         ({"sets": {"eval": examples_of("ABCDEFGX")}}, "answered other rows"),
     ],
 )
@@ -364,7 +364,7 @@ def test_scores_of_another_recipe_are_kept_and_out_of_the_way(letters):
         "merged.json", "merged.predictions.jsonl",
     ]  # fmt: skip
     assert summary["left_out"] == []
-    assert f"eval/base, judged by letters version 1: eval/earlier/{home.name}" in summary["set_aside"]
+    assert f"eval/base, scored by letters version 1: eval/earlier/{home.name}" in summary["set_aside"]
 
 
 def test_scores_with_other_settings_are_kept_when_new_ones_are_written(letters):

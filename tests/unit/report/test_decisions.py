@@ -44,7 +44,7 @@ def test_damage_elsewhere_is_a_note_that_someone_must_accept(run: RunDir) -> Non
     ship = page_of(run).ship
     assert (ship.tone, ship.answer) == ("warning", "Yes, if the notes are acceptable")
     notes = [condition.text for condition in ship.conditions if condition.state == "note"]
-    assert notes == ["Damage elsewhere: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."]
+    assert notes == ["Regression on another task: ast accuracy on old_tools fell from 93.5\N{NO-BREAK SPACE}% to 87.5\xa0%."]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_checks_are_asked_as_questions_those_that_failed_first() -> None:
     assert [asked.where for asked in found[ANSWERS].asked] == ["read back from disk", "before it was written"]
     assert describe_certificate(certificate)[0] == (
         "The certificate failed. Does every target layer have finite, trained factors? No: q_proj of layer 3 has no "
-        "factors; Does it choose the same next token? No: too far."
+        "factors; Does it predict the same next token? No: too far."
     )
 
 
 def test_a_quantised_or_unrecorded_base_is_said() -> None:
     certificate = CertificateRecord(passed=True, quantization="nf4", into="dequantized", base_recorded=False)
     said = " ".join(describe_certificate(certificate))
-    assert "trained on a base in nf4, and merged into the dequantized weights" in said
+    assert "trained on a base in nf4 and merged into the dequantized weights" in said
     assert "that this is the right base is an assumption" in said
 
 

@@ -139,7 +139,7 @@ def test_what_the_base_could_do_and_lost_is_part_of_the_verdict(page: Page) -> N
 
 def test_the_passport_shows_lengths_observations_and_findings(page: Page) -> None:
     text = page["passport"]
-    assert "3,200 rows of surefit/function-calling-train were looked at; 3,198 can be used" in text
+    assert "3,200 rows of surefit/function-calling-train were audited; 3,198 are usable" in text
     assert "near duplicate 194 3,200 train.jsonl:234: 96% the same as train.jsonl:21" in text
     assert "Observations in the rows, good or bad, of 2 kinds" in text
     assert "12.0 % of the tokens are learnt" in text
@@ -263,7 +263,7 @@ def test_environment_and_command(page: Page) -> None:
 
 
 def test_a_rejected_step_a_kill_a_resume_and_a_failure_are_visible(page: Page, html: str) -> None:
-    assert "update rejected, weights left as they were: step 173" in page["curves-section"]
+    assert "update rejected, weights unchanged: step 173" in page["curves-section"]
     assert "resumed from a checkpoint after step 200" in page["curves-section"]
     marks = chart_data(html)["marks"]
     assert marks == [{"step": 173, "kind": "rejected"}, {"step": 200, "kind": "resumed"}]
@@ -378,7 +378,7 @@ def test_an_empty_run_names_every_stage_that_has_not_run(tmp_path: Path) -> None
     assert "There is no resolved.yaml" in page["configuration"]
     assert "There is no environment.json" in page["environment"]
     assert "No stage has logged an event" in page["timeline"]
-    assert "no command" in page["reproduce"]
+    assert "cannot be repeated" in page["reproduce"]
     assert not [tag for tag, _ in page.tags if tag == "script"]
     assert "Ready to ship? Not yet" in page["verdict"]
 
@@ -418,7 +418,7 @@ def test_a_run_that_is_trained_but_not_scored_claims_nothing(run: RunDir) -> Non
 @pytest.mark.parametrize(
     ("events", "headline", "absent"),
     [
-        ([("started", {})], "Training has not finished", "no end is recorded"),
+        ([("started", {})], "Training has not finished", "has no recorded end"),
         ([("started", {}), ("interrupted", {"seconds": 3})], "Training has not finished", "was interrupted"),
         ([("started", {}), ("failed", {"seconds": 3, "error": "no memory left"})], "Training failed",
          "The train stage failed: no memory left."),
@@ -451,7 +451,7 @@ def test_scores_without_a_summary_are_shown_but_not_judged(run: RunDir) -> None:
 
 def test_scores_that_the_summary_left_out_are_not_shown_as_current(run: RunDir) -> None:
     def leave_out(summary: Any) -> None:
-        summary["left_out"] = ["eval/merged: judged by function_calling version 0"]
+        summary["left_out"] = ["eval/merged: scored by function_calling version 0"]
         scores = summary["sets"]["eval"]
         del scores["variants"]["merged"]
         scores["comparisons"] = [c for c in scores["comparisons"] if "merged" not in (c["a"], c["b"])]
@@ -459,7 +459,7 @@ def test_scores_that_the_summary_left_out_are_not_shown_as_current(run: RunDir) 
 
     change(run.eval_summary, leave_out)
     page = page_of(run)
-    assert "Scores on disk that are left out eval/merged: judged by function_calling version 0" in page["scores"]
+    assert "Scores on disk that are not shown eval/merged: scored by function_calling version 0" in page["scores"]
     assert "adapter − base, points" in page["scores"]
     assert "old_tools" not in page["scores"]
     assert "Tuned (adapter)" in page["examples"]
@@ -521,13 +521,13 @@ def test_a_plan_that_does_not_fit_says_so(run: RunDir) -> None:
         ("environment.json", b"[]", "not of the expected shape"),
         ("eval/summary.json", b'{"primary_metric": "x", "sets": {"eval": {"variants": 1}}}', "sets.eval.variants"),
         ("eval/eval/base.json", b"null", "not of the expected shape"),
-        ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is left out"),
+        ("eval/eval/base.predictions.jsonl", b'{"index": "a"}\n{"text"\n', "line 1 is skipped"),
         ("resolved.yaml", b"model: [1,\n", "not valid YAML: line 2"),
-        ("resolved.yaml", b"- a\n", "holds no settings"),
+        ("resolved.yaml", b"- a\n", "contains no settings"),
         ("resolved.yaml", b"many: [" + b"1, " * 60_000 + b"]\n", "more than 5,000 keys and values"),
         ("resolved.yaml", b"a: &a\n  b: *a\n", "nested too deeply"),
-        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is left out"),
-        ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is left out, not of the expected shape: stage"),
+        ("metrics.jsonl", b'{"step": 1, "loss": 2.0}\nnonsense\n{"step": 3, "loss": 1.0}\n', "line 2 is skipped"),
+        ("events.jsonl", b'{"time": 1}\n[]\n', "line 1 is skipped, not of the expected shape: stage"),
     ],
 )
 def test_a_damaged_file_is_named_and_the_page_still_built(run: RunDir, name: str, content: bytes, problem: str) -> None:
