@@ -142,7 +142,7 @@ def test_the_passport_shows_lengths_observations_and_findings(page: Page) -> Non
     assert "3,200 rows of surefit/function-calling-train were audited; 3,198 are usable" in text
     assert "near duplicate 194 3,200 train.jsonl:234: 96% the same as train.jsonl:21" in text
     assert "Observations in the rows, good or bad, of 2 kinds" in text
-    assert "12.0 % of the tokens are learnt" in text
+    assert "12.0 % of the tokens are supervised" in text
     assert "AUD007 the prompts of 2 of 200 scored rows" in text
     bars = [attrs for tag, attrs in page.tags if tag == "rect"]
     assert [float(bar["height"] or 0) for bar in bars[2:5]] == pytest.approx([58 * 40 / 1500, 58 * 0.6, 58], abs=0.01)
